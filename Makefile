@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-# Builds, runs and tests redis-lock. `make` alone lists what there is.
+# Builds, runs and tests redis-lock. `make` without a target lists the targets.
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -9,32 +9,32 @@ MAKEFLAGS += --no-print-directory
 # The port of `make run`.
 PORT := 6379
 
-# redis.conf and the tests look for the module there, whatever the user's own settings are.
+# redis.conf and the tests expect the module there, so the user's own setting must not apply.
 export CARGO_TARGET_DIR := $(CURDIR)/target
 
-# What `make bench` runs, each also alone: cargo bench --bench NAME.
+# The benchmarks of `make bench`. To run one of them: cargo bench --bench NAME.
 BENCHES := instructions throughput handover sleeping contention latency replicas stalls cost memory scale
 
-# Where `make install` puts things: below DESTDIR/PREFIX. Debian's redis-server may execute only what lies below /usr/lib.
+# `make install` writes below DESTDIR/PREFIX. Debian's redis-server may execute only files below /usr/lib.
 PREFIX := /usr
 DESTDIR :=
 at = $(DESTDIR)$(PREFIX:/=)
 modules = $(at)/lib/redis/modules
 
-# The packages in `clients/` with a script in `tests/`, those first that take long. That for Rust is a part of this workspace.
+# The packages in `clients/` with a script in `tests/`, the slowest first. The Rust package belongs to this workspace.
 CLIENTS := java go node python
 
-# What is built already, as for the tests: the module, and the folder of lockrun and locktop.
+# Paths of a module and of a folder with lockrun and locktop. If set, these are installed without a build.
 MODULE :=
 TOOLS :=
 
-.PHONY: help run setup servers clients ready test test-long test-all test-clients test-matrix sanitize fuzz mutants porcupine soak \
-	evidence bench guard guard-record lint install install-module install-tools uninstall dist tools clean
+.PHONY: help run setup servers clients ready test test-long test-all test-clients test-matrix sanitize fuzz mutants porcupine \
+	soak evidence bench guard guard-record lint install install-module install-tools uninstall dist tools clean
 
-help: ## This list
+help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s  %s\n", $$1, $$2 }' Makefile
 
-run: ## A server with locks on port 6379, or as in `make run PORT=6380`; installs what is missing
+run: ## Starts a server with locks on port 6379, or PORT=6380; installs missing programs
 	@$(refuse_used_port)
 	$(call install,rust cc libclang redis)
 	cargo build --release
@@ -43,22 +43,22 @@ run: ## A server with locks on port 6379, or as in `make run PORT=6380`; install
 	cli="redis-cli$(if $(own_data), -p $(PORT))"
 	printf "%s\n" "" \
 		"A server with locks starts on port $(PORT). In another terminal, try:" "" \
-		"  $$cli LOCK.ACQUIRE order:42 alice EX 60   # alice has the lock, for a minute at most" \
-		"  $$cli LOCK.INFO order:42                  # who has it, and for how long" \
+		"  $$cli LOCK.ACQUIRE order:42 alice EX 60   # alice holds the lock, for a minute at most" \
+		"  $$cli LOCK.INFO order:42                  # shows the holder and its lease" \
 		"  $$cli LOCK.ACQUIRE order:42 bob BLOCK 0   # bob waits for it" \
-		"  $$cli LOCK.RELEASE order:42 alice         # in a third terminal: now bob has it" \
+		"  $$cli LOCK.RELEASE order:42 alice         # in a third terminal: bob gets the lock" \
 		"  $$cli LOCK.HELP" "" \
-		"Ctrl-C ends the server. What it knows is in ./data." ""
+		"Ctrl-C ends the server. Its data is in ./data." ""
 	exec redis-server ./redis.conf $(own_data)
 
-setup: ## Installs what the tests need
+setup: ## Installs the programs that the tests need
 	@$(call install,rust cc libclang redis python tmux openssl network)
 
-servers: setup ## Puts more servers into target/servers
+servers: setup ## Downloads more servers into target/servers
 	@sh tests/setup-servers.sh
 	sh tests/setup-monitoring.sh
 
-clients: ## Builds the clients in other languages that the tests start: Redisson, and the examples
+clients: ## Builds the clients in other languages for the tests: Redisson, and the examples
 	@for what in venv java node go; do
 		case $$what in
 		venv) ($(call install,venv)) ;;
@@ -73,7 +73,7 @@ clients: ## Builds the clients in other languages that the tests start: Redisson
 		sh tests/client-$$client.sh build
 	done
 
-ready: setup # Downloads servers and clients, while cargo builds.
+ready: setup # Downloads servers and clients during the cargo build.
 	@log=$$(mktemp)
 	trap 'rm -f "$$log"' EXIT
 	$(MAKE) servers clients >"$$log" 2>&1 &
@@ -83,23 +83,23 @@ ready: setup # Downloads servers and clients, while cargo builds.
 	cat "$$log"
 	[ $${#failed[@]} = 0 ] || { echo "FAILED: $${failed[*]}" >&2; exit 1; }
 
-test: ready ## The tests on one Redis, a part of them on one Valkey, and clients in each language
+test: ready ## Runs all tests on one Redis, some on one Valkey, and a client in each language
 	@python3 tests/run.py short
 
-test-long: ready ## The other tests that belong to every change
+test-long: ready ## Runs the other tests for every change
 	@python3 tests/run.py long
 
-test-all: ready ## All tests on three servers, a part of them on the newest ones, and all clients
+test-all: ready ## Runs all tests on three servers, some on the newest servers, and all clients
 	@failed=()
 	python3 tests/run.py all || failed+=("the tests")
 	cargo clippy --manifest-path clients/rust/bench/Cargo.toml -- -D warnings || failed+=("the lints of a benchmark")
 	$(MAKE) test-clients || failed+=("the clients' own tests")
 	[ $${#failed[@]} = 0 ] || { echo "FAILED: $${failed[*]}" >&2; exit 1; }
 
-test-clients: ## What the packages in `clients/` have of lints, types, tests, and tests that others wrote
+test-clients: ## Runs lints, type checks, tests, and other projects' tests of the packages in `clients/`
 	@failed=()
 	cargo build --release
-	# Several at a time, as they wait most of the time; each prints its output in one piece.
+	# They are idle most of the time, so three run at once. Each one's output stays in one piece.
 	$(MAKE) --jobs 3 --output-sync --keep-going $(CLIENTS:%=test-client-%) || failed+=("one of $(CLIENTS)")
 	cargo test --doc --package redis-lock-client || failed+=(rust)
 	[ $${#failed[@]} = 0 ] || { echo "FAILED: $${failed[*]}" >&2; exit 1; }
@@ -108,35 +108,35 @@ test-client-%:
 	@echo "== clients/$*"
 	sh tests/client-$*.sh || { echo "FAILED: clients/$*" >&2; exit 1; }
 
-test-matrix: ready ## All tests on every server that Debian has; with REST=1 only what `make test-all` leaves out
+test-matrix: ready ## Runs all tests on every server of Debian; with REST=1 only those not in `make test-all`
 	@python3 tests/run.py $(if $(REST),rest,every)
 
-sanitize: servers clients ## All tests on the installed Redis, with AddressSanitizer and LeakSanitizer in module and server
+sanitize: servers clients ## Runs all tests on the installed Redis with AddressSanitizer and LeakSanitizer
 	@$(call install,tls)
 	python3 tests/sanitize.py
 
-fuzz: ## Fuzzes by coverage what knows no server, for SECONDS=60 each
+fuzz: ## Fuzzes the parts of the module that need no server, for SECONDS=60 each
 	@$(call install,rust cc c++)
 	SECONDS_EACH=$(or $(SECONDS),60) sh tests/fuzz.sh
 
-mutants: ## Do the tests find the bugs of tests/mutants? With WORDS=token only those that have the word in their names
+mutants: ## Checks that the tests find the bugs of tests/mutants; WORDS=token selects some by name
 	@$(call install,rust cc libclang redis)
 	python3 tests/mutants/run.py $(WORDS)
 
-porcupine: ## Histories of plain locks, judged by Porcupine, too: a checker for linearizability that others wrote
+porcupine: ## Checks histories of plain locks also with Porcupine, an independent linearizability checker
 	@$(call install,rust cc libclang redis)
 	($(call install,go)) || true
 	python3 tests/porcupine.py
 
-soak: setup servers ## A quarter of an hour of everything on one server: nothing may grow; or as long as in `make soak SECONDS=60`
+soak: setup servers ## Uses every feature on one server for SECONDS=900, and checks that nothing grows
 	SOAK_SECONDS=$(or $(SECONDS),900) python3 tests/run.py all soak::nothing_grows::redis_7
 
-evidence: ready ## What docs/evidence.md tells of, all of it; with WORDS=soak only the steps with that word in their names
+evidence: ready ## Runs all checks of docs/evidence.md; WORDS=soak selects some by name
 	@($(call install,go)) || true
 	$(call install,c++ tls)
 	python3 tests/evidence.py $(WORDS)
 
-bench: ## All benchmarks, and one table; with QUICK=1 in few minutes, to try them
+bench: ## Runs all benchmarks, and prints one table; QUICK=1 gives rough results in a few minutes
 	@$(call install,rust cc libclang redis valgrind)
 	for what in java postgres strace; do
 		case $$what in
@@ -154,19 +154,20 @@ bench: ## All benchmarks, and one table; with QUICK=1 in few minutes, to try the
 	cargo bench --bench report
 	[ $${#failed[@]} = 0 ] || { echo "FAILED: $${failed[*]}" >&2; exit 1; }
 
-guard: ## Has any path regressed? Counts instructions, and compares them with benches/instructions.txt
+guard: ## Counts instructions, and fails if a path exceeds its count in benches/instructions.txt
 	@$(call install,rust cc libclang redis valgrind)
 	$(guard)
 
-guard-record: ## Records the present counts for `make guard`
+guard-record: ## Records the current counts for `make guard`
 	@$(call install,rust cc libclang redis valgrind)
 	$(guard) -- --record
 
-# Only the servers are counted, so the program that drives them is built as the tests are: nothing is built twice.
+# Only the servers are measured, so the driving program uses the profile of the tests, and is not built twice.
 guard = cargo bench --profile dev --workspace --bench guard
 
-lint: ## Format, clippy, documentation, English, licenses, no circles among files; warnings are errors
-	@unlicensed=$$(git ls-files -co --exclude-standard '*.rs' '*.py' '*.sh' '*.java' '*.go' '*.mjs' '*.ts' '*.c' '*.lua' 2>/dev/null |
+lint: ## Checks format, clippy, documentation, English, licenses, cyclic dependencies; warnings are errors
+	@sources=('*.rs' '*.py' '*.sh' '*.java' '*.go' '*.mjs' '*.ts' '*.c' '*.lua')
+	unlicensed=$$(git ls-files -co --exclude-standard "$${sources[@]}" 2>/dev/null |
 		while read -r file; do head -n 2 "$$file" | grep -q 'SPDX-License-Identifier: MIT' || echo "$$file"; done)
 	[ -z "$$unlicensed" ] || { printf '%s\n' "Files without 'SPDX-License-Identifier: MIT':" "$$unlicensed" >&2; exit 1; }
 	$(call install,rust cc libclang python)
@@ -175,7 +176,7 @@ lint: ## Format, clippy, documentation, English, licenses, no circles among file
 	python3 tests/mutants/run.py --check
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
-	# Nothing of a module is public, so links to what is private are the point.
+	# A module has no public items, so its documentation links to private ones.
 	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" cargo doc --workspace --no-deps --document-private-items
 
 tools: ## Builds lockrun and locktop
@@ -184,14 +185,14 @@ tools: ## Builds lockrun and locktop
 		cargo build --profile tools --package redis-lock-tools
 	fi
 
-install: install-module install-tools ## Installs module and tools in /usr; DESTDIR=… and PREFIX=… choose another place
+install: install-module install-tools ## Installs the module and the tools in /usr, or in DESTDIR=… and PREFIX=…
 
 install-module:
 	@if [ -z "$(MODULE)" ]; then
 		$(call install,rust cc libclang)
 		cargo build --release --package redis-lock
 	fi
-	# Servers load only what has the permission to be executed.
+	# Servers load only executable modules.
 	install -D -m 755 "$(or $(MODULE),target/release/libredis_lock.so)" "$(modules)/redis-lock.so"
 	install -d "$(at)/share/redis-lock"
 	sed 's|@MODULES@|$(PREFIX:/=)/lib/redis/modules|' tools/packaging/redis-lock.conf >"$(at)/share/redis-lock/redis-lock.conf"
@@ -208,34 +209,34 @@ install-tools: tools
 		$$built --text zsh >"$(at)/share/zsh/vendor-completions/_$$tool"
 	done
 
-uninstall: ## Removes what `make install` with the same DESTDIR and PREFIX has put there
+uninstall: ## Removes the files of `make install` with the same DESTDIR and PREFIX
 	rm -f "$(modules)/redis-lock.so" "$(at)"/bin/lock{run,top} "$(at)"/share/man/man1/lock{run,top}.1 \
 		"$(at)"/share/bash-completion/completions/lock{run,top} "$(at)"/share/fish/vendor_completions.d/lock{run,top}.fish \
 		"$(at)"/share/zsh/vendor-completions/_lock{run,top}
 	rm -rf "$(at)/share/redis-lock"
 
-dist: ## An archive and Debian packages in target/dist, with checksums
+dist: ## Builds an archive and Debian packages in target/dist, with checksums
 	@$(call install,rust cc libclang)
 	sh tools/packaging/dist.sh
 
-clean: ## Removes all that was built or downloaded; ./data stays
+clean: ## Removes builds and downloads, but not ./data
 	@cargo clean
 
-# Asked at once, and again after a build that may take minutes.
+# Runs before and after the build, which can take minutes.
 define refuse_used_port
 for address in 127.0.0.1 ::1; do
     if (: <"/dev/tcp/$$address/$(PORT)") 2>/dev/null; then
-        echo "Port $(PORT) is in use by another program. Take another: make run PORT=$$(($(PORT) + 1))" >&2
+        echo "Port $(PORT) is in use by another program. Use another port: make run PORT=$$(($(PORT) + 1))" >&2
         exit 1
     fi
 done
 endef
 
-# A server on another port has files of its own: two must not write the same ones.
+# A server on another port uses its own files, so two servers do not write the same ones.
 own_data = $(if $(filter-out 6379,$(PORT)), \
 	--port $(PORT) --appenddirname aof-$(PORT) --dbfilename dump-$(PORT).rdb)
 
-# Installs what a check finds missing. If nothing is, this needs no root and no network.
+# Installs missing programs. Needs root and a network only if one is missing.
 define install
 missing=()
 for need in $(1); do
@@ -245,7 +246,7 @@ for need in $(1); do
             echo "Cargo is missing: install Rust with rustup, and open a new terminal." >&2
             exit 1
         fi
-        # Without them cargo trusts no registry.
+        # Without certificates, cargo trusts no registry.
         compgen -G "/etc/ssl/certs/*" >/dev/null || missing+=(ca-certificates)
         ;;
     cc)
@@ -255,7 +256,7 @@ for need in $(1); do
         echo "#include <vector>" | c++ -x c++ -E - &>/dev/null || missing+=(g++)
         ;;
     libclang)
-        # Where bindgen looks. It has no use for libclang-cpp.
+        # The search path of bindgen, which cannot use libclang-cpp.
         found=$$(shopt -s nullglob; echo /usr/{,local/}lib*/{,*/,*/*/}libclang{,-[0-9]*}.so)
         [ -n "$${LIBCLANG_PATH:-}$$found" ] || missing+=(libclang-dev)
         ;;
@@ -267,7 +268,7 @@ for need in $(1); do
             missing+=(python3 python3-redis)
         ;;
     venv)
-        # Debian has the part of Python that puts pip into it in a package of its own.
+        # Debian has ensurepip in a separate package.
         python3 -c "import ensurepip" &>/dev/null || missing+=(python3-venv)
         ;;
     valgrind)
@@ -277,11 +278,11 @@ for need in $(1); do
         command -v tmux >/dev/null || missing+=(tmux)
         ;;
     network)
-        # Of use to root only.
+        # Only root can use it.
         [ "$$(id -u)" != 0 ] || command -v ip >/dev/null || missing+=(iproute2)
         ;;
     tls)
-        # The server is built from its sources.
+        # The build of the server needs it.
         [ -e /usr/include/openssl/ssl.h ] || missing+=(libssl-dev)
         ;;
     openssl)
@@ -309,23 +310,22 @@ done
 if [ $${#missing[@]} != 0 ]; then
     echo "Missing: $${missing[*]}"
     if ! command -v apt-get >/dev/null; then
-        echo "This is no Debian: install what these packages are called here, and try again." >&2
+        echo "This system is not Debian: install the equivalent packages, and try again." >&2
         exit 1
     elif [ "$$(id -u)" = 0 ]; then
         as_root=()
     elif command -v sudo >/dev/null; then
         as_root=(sudo)
     else
-        echo "Neither root nor sudo: have somebody run 'apt-get install $${missing[*]}', and try again." >&2
+        echo "Neither root nor sudo is available: as root, run 'apt-get install $${missing[*]}', and try again." >&2
         exit 1
     fi
     "$${as_root[@]}" sh -euc '$(apt_install)' sh "$${missing[@]}"
 fi
 endef
 
-# Debian starts a server on port 6379 when it installs redis-server, and at each boot. Nobody asked for that
-# here, and it would be in the way: neither the package nor the boot gets permission to start it. The same goes for
-# postgresql, of which only the programs are wanted.
+# Debian starts a server on port 6379 when it installs redis-server, and at each boot. That server would block the port of
+# `make run`, so it is disabled. Only the programs of postgresql are needed, so its server is disabled, too.
 define apt_install
 export DEBIAN_FRONTEND=noninteractive
 policy=/usr/sbin/policy-rc.d
@@ -335,11 +335,11 @@ if [ ! -e $$policy ]; then
     printf "%s\n" "#!/bin/sh" "case \"\$$*\" in *redis-server* | *postgresql*) exit 101 ;; esac" >$$policy
     chmod 755 $$policy
 fi
-apt-get update || echo "apt-get update failed; trying with what apt knows already" >&2
+apt-get update || echo "apt-get update failed; continuing with the old package lists" >&2
 apt-get install --yes --no-install-recommends -o DPkg::Lock::Timeout=300 "$$@"
 case " $$* " in *" redis-server "*)
     update-rc.d redis-server disable
-    # A policy that was there before may have let it start.
+    # An existing policy may have allowed the start.
     service redis-server stop || true
 esac
 case " $$* " in *" postgresql "*)

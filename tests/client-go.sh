@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# Lints and tests clients/go with the module in target/release. What it needs comes from wherever this machine's go gets its
-# modules. With `build` as its argument it only builds the driver and the example: target/client-go/driver, target/client-go/counter.
+# Lints and tests clients/go with the module in target/release. Dependencies come from the Go proxy of this machine. With the
+# argument `build`, it only builds the driver target/client-go/driver and the example target/client-go/counter.
 
 set -eu
 cd "$(dirname -- "$0")/.."
@@ -9,23 +9,23 @@ missing() {
     echo "SKIPPED: clients/go: $1: $(tail -n 1 "$out/why")" >&2
     [ "${REQUIRE_ALL_SERVERS:-}" != 1 ] || exit 1
 }
-out=$PWD/target/client-go once_more=$PWD/tests/once_more.sh
+out=$PWD/target/client-go
 mkdir -p "$out"
-command -v go >"$out/why" || { missing "there is no go"; exit; }
+command -v go >"$out/why" || { missing "go is missing"; exit; }
 export GOTOOLCHAIN=local
 cd clients/go
 export GOFLAGS="${GOFLAGS:-} -mod=readonly -buildvcs=false"
-# What go-redis needs; or a Go that is too old.
-go mod download 2>"$out/why" || { missing "its modules cannot be had"; exit; }
+# Fails also if this Go is too old for go-redis.
+go mod download 2>"$out/why" || { missing "its modules cannot be downloaded"; exit; }
 go build -o "$out/driver" ./driver
 (cd ../../examples/go && go build -o "$out/counter" .)
 [ "${1:-}" != build ] || exit 0
 
 bad=$(gofmt -l . ../../examples/go)
 [ -z "$bad" ] || { echo "gofmt: $bad" >&2; exit 1; }
-# Installs a program of a version. Without it the rest is done all the same.
+# Installs a version of a program. The script continues without it.
 get() {
-    [ -x "$1" ] || GOBIN=${1%/*} GOFLAGS=-mod=mod go install "$2" 2>"$out/why" || missing "$2 cannot be had"
+    [ -x "$1" ] || GOBIN=${1%/*} GOFLAGS=-mod=mod go install "$2" 2>"$out/why" || missing "$2 cannot be installed"
 }
 staticcheck=$out/staticcheck-v0.8.2/staticcheck gotestsum=$out/gotestsum-v1.13.0/gotestsum
 get "$staticcheck" honnef.co/go/tools/cmd/staticcheck@v0.8.2
@@ -35,16 +35,15 @@ for module in . gocron bench ../../examples/go; do
     if go mod download 2>"$out/why"; then
         go vet ./...
         ! [ -x "$staticcheck" ] || "$staticcheck" ./...
-        # A test that hangs must not keep the others waiting for ever. What fails on a busy machine is tried again.
         if [ -x "$gotestsum" ]; then
-            set -- "$gotestsum" --format=pkgname --rerun-fails=2 --packages=./... --
+            set -- "$gotestsum" --format=pkgname --
         else
             set -- go test
         fi
-        # Once more all, as after a panic nobody knows which have not run.
-        sh "$once_more" timeout --kill-after=5 900 "$@" -race -timeout 400s ./...
+        # The time limit ends a test that hangs.
+        timeout --kill-after=5 900 "$@" -race -timeout 400s ./...
     else
-        missing "what $module needs cannot be had"
+        missing "the modules of $module cannot be downloaded"
     fi
     cd "$OLDPWD"
 done

@@ -1,12 +1,12 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# Builds, lints and tests clients/node, with the module in target/release, in a copy in target/client-node. What it needs comes
-# from wherever this machine's npm gets its packages; where that cannot be had, it says so. With `build` it only makes what the
-# driver needs: target/client-node/driver.mjs, and the examples beside it.
+# Builds, lints and tests clients/node with the module in target/release, in a copy in target/client-node. Dependencies come
+# from the npm registry of this machine; if they cannot be downloaded, it prints SKIPPED. With the argument `build`, it only
+# builds the driver target/client-node/driver.mjs and the examples beside it.
 
 set -eu
 cd "$(dirname -- "$0")/.."
-out=$PWD/target/client-node once_more=$PWD/tests/once_more.sh
+out=$PWD/target/client-node retry_listed=$PWD/tests/retry_listed.sh
 export REDIS_LOCK_MODULE="${REDIS_LOCK_MODULE:-$PWD/target/release/libredis_lock.so}"
 mkdir -p "$out"
 
@@ -17,12 +17,12 @@ skip() {
 }
 
 for program in node npm; do
-    command -v $program >/dev/null || skip "there is no $program"
+    command -v $program >/dev/null || skip "$program is missing"
 done
 major=$(node -p 'process.versions.node.split(".")[0]')
-[ "$major" -ge 20 ] || skip "it needs Node 20, and this is $major"
+[ "$major" -ge 20 ] || skip "Node $major is too old, Node 20 is required"
 
-# Two that run at once must not do the same work in the same place.
+# Two runs at the same time must not build in the same place.
 exec 9>"$out/.lock"
 flock 9
 
@@ -31,7 +31,7 @@ for source in $sources; do
     rm -rf "${out:?}/$source"
     cp -R "clients/node/$source" "$out"
 done
-# There the examples on top of the package find it, and what they need.
+# In this folder, the examples find the package and its dependencies.
 mkdir -p "$out/examples"
 for example in examples/*.mjs; do
     [ ! -f "$example" ] || cp "$example" "$out/examples"
@@ -39,19 +39,20 @@ done
 cd "$out"
 now="$(cat package-lock.json) $(node --version)"
 if [ "$now" != "$(cat .installed 2>/dev/null)" ]; then
-    npm ci --no-audit --no-fund --ignore-scripts --loglevel error >why 2>&1 || skip "its packages cannot be had: $(tail -n 1 why)"
+    npm ci --no-audit --no-fund --ignore-scripts --loglevel error >why 2>&1 ||
+        skip "its packages cannot be downloaded: $(tail -n 1 why)"
     echo "$now" >.installed
 fi
 rm -rf dist
 npm run --silent build
 [ "${1:-}" != build ] || exit 0
 
-command -v redis-server >/dev/null || skip "there is no redis-server"
-[ -f "$REDIS_LOCK_MODULE" ] || skip "there is no $REDIS_LOCK_MODULE"
-# What hangs must not keep the others waiting for ever.
+command -v redis-server >/dev/null || skip "redis-server is missing"
+[ -f "$REDIS_LOCK_MODULE" ] || skip "$REDIS_LOCK_MODULE is missing"
+# The time limits end a test that hangs.
 timeout --kill-after=5 600 npm run --silent lint
 timeout --kill-after=5 600 sh test/types/check.sh
 timeout --kill-after=5 1200 npm run --silent test
 for library in ioredis node-redis; do
-    LIBRARY=$library sh "$once_more" timeout --kill-after=5 300 node test/verrou/run.mjs
+    LIBRARY=$library sh "$retry_listed" clients/node/verrou timeout --kill-after=5 300 node test/verrou/run.mjs
 done

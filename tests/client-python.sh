@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# Lints and tests clients/python with the module in target/release. What it needs comes from wherever this machine's pip gets
-# its packages, into target/python-client. Where that cannot be had, it says so. With `build` it only makes what
-# clients/python/driver.py needs.
+# Lints and tests clients/python with the module in target/release. Dependencies come from the package index of this machine,
+# and are installed in target/python-client. If they cannot be installed, it prints SKIPPED. With the argument `build`, it only
+# installs the dependencies of clients/python/driver.py.
 
 set -eu
 cd "$(dirname -- "$0")/.."
@@ -15,21 +15,23 @@ skip() {
     exit 0
 }
 
-{ [ -x "$venv/bin/python3" ] || python3 -m venv "$venv"; } >/dev/null 2>&1 && $pip redis==8.1.0 || skip "redis-py cannot be installed"
+{ [ -x "$venv/bin/python3" ] || python3 -m venv "$venv"; } >/dev/null 2>&1 && $pip redis==8.1.0 ||
+    skip "redis-py cannot be installed"
 [ "${1:-}" != build ] || exit 0
-# The tests of tooz import all its drivers, and these what they need.
-$pip pytest==9.2.0 pytest-asyncio==1.5.0 pytest-timeout==2.4.0 pytest-rerunfailures==16.7 pytest-xdist==3.8.0 mypy==2.4.1 ruff==0.17.6 dogpile.cache==1.5.0 tooz==9.1.0 \
+# The tests of tooz import all its drivers, which need their own dependencies.
+$pip pytest==9.2.0 pytest-asyncio==1.5.0 pytest-timeout==2.4.0 pytest-rerunfailures==16.7 pytest-xdist==3.8.0 \
+    mypy==2.4.1 ruff==0.17.6 dogpile.cache==1.5.0 tooz==9.1.0 \
     testtools==2.9.1 fixtures==4.3.2 etcd3gw==2.7.0 sysv_ipc==1.2.0 pymemcache==4.0.0 django-redis==7.0.0 Django==5.2.19 ||
     skip "its packages cannot be installed"
 
-# As users install it: so backends are found by their names. A copy, as the build writes beside its sources.
+# Users install it the same way, and backends are found by their names. The build writes beside its sources, so they are copied.
 copy=$venv/copy
 if ! diff -rq --exclude=__pycache__ clients/python/src "$copy/src" >/dev/null 2>&1 ||
     ! diff -q clients/python/pyproject.toml "$copy/pyproject.toml" >/dev/null 2>&1; then
     rm -rf "$copy" && mkdir -p "$copy"
     cp -R clients/python/pyproject.toml clients/python/README.md clients/python/src "$copy"
     rm -rf "$copy/src/"*.egg-info
-    $pip --no-deps --force-reinstall "./$copy" || { rm -rf "$copy"; skip "it cannot be built"; }
+    $pip --no-deps --force-reinstall "./$copy" || { rm -rf "$copy"; skip "the package cannot be built"; }
 fi
 
 python=$PWD/$venv/bin/python3 up=$PWD/$venv/up
@@ -38,7 +40,7 @@ cd clients/python
 export PYTHONDONTWRITEBYTECODE=1
 "$python" -m ruff check --no-cache .
 "$python" -m mypy --cache-dir="$up/mypy" src
-# What hangs must not keep the others waiting for ever, and what fails on a busy machine is tried again.
+# The time limits end a test that hangs.
 PYTHONPATH=src timeout --kill-after=10 1200 "$python" -m pytest -q -p no:cacheprovider -p no:asyncio \
-    --timeout=100 --reruns=2 -rR --numprocesses=4 tests
+    --timeout=100 --numprocesses=4 tests
 exec timeout --kill-after=10 900 "$python" acceptance/run.py "$up"

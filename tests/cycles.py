@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Fails if the source files of the module depend on each other in a circle, or if a file adds inherent methods to another
-file's type, by which a type's secrets would leave its file.
+"""Fails if source files of the module have cyclic dependencies, or if a file adds inherent methods to a type of another file.
+Such methods could use the type's private parts outside its file.
 
-A file depends on the files in which the things are defined that it names, through re-exports. Modules are found by their
-paths, so that what a `use` or a path in the code leads to is enough; tests do not count.
+A file depends on each file that defines an item it names. Re-exports are resolved. A `use` or a path in the code determines the
+module. Tests do not count.
 """
 
 import re
@@ -22,14 +22,14 @@ IMPL = re.compile(r"^impl(?:<[^{]*?>)?\s+([\w:]+)(?:<[^{]*>)?\s*(?:where[^{]*)?\
 
 
 def strip(text):
-    """Without comments, strings, and the tests at the end."""
+    """Removes comments, strings, and the tests at the end."""
     text = re.sub(r"^\s*//.*$", "", text, flags=re.M)
     text = re.sub(r'\bc?"(?:\\.|[^"\\])*"', '""', text)
     return re.split(r"^#\[cfg\(test\)\]\nmod tests", text, flags=re.M)[0]
 
 
 def expand(tree, prefix=()):
-    """The paths of a `use` with the names that they get."""
+    """The paths of a `use` and their local names."""
     tree = tree.strip()
     depth, parts, part = 0, [], ""
     for char in tree:
@@ -86,7 +86,7 @@ def absolute(file, path):
 
 
 def resolve(files, path, seen=()):
-    """The module in whose file the thing at this path is defined."""
+    """The module whose file defines the item at this path."""
     for cut in range(len(path), -1, -1):
         module = path[:cut]
         if module not in files:
@@ -114,15 +114,15 @@ def dependencies(files):
             if full is None and module + path[:1] in files:
                 full = module + path
             target = resolve(files, full) if full is not None else None
-            # A directory's own file says which files there are, and what they share.
+            # A directory's mod.rs lists its files, which may use its items.
             if target is not None and target != module:
                 found.add(target)
         graph[module] = found
     return graph
 
 
-def circles(graph):
-    """The strongly connected parts with more than one file (Tarjan)."""
+def cycles(graph):
+    """The strongly connected components with more than one file (Tarjan)."""
     index, low, stack, found = {}, {}, [], []
     sys.setrecursionlimit(10_000)
 
@@ -152,15 +152,15 @@ def main():
     files = load()
     graph = dependencies(files)
     wrong = []
-    for part in circles(graph):
-        wrong.append("These files depend on each other in a circle:")
+    for part in cycles(graph):
+        wrong.append("These files have cyclic dependencies:")
         for module in part:
             inside = ", ".join("/".join(other) or "lib" for other in sorted(graph[module]) if other in part)
             wrong.append(f"  {files[module].path.relative_to(SRC)} needs {inside}")
     for file in files.values():
         for name in IMPL.findall(file.text):
             if name.split("::")[-1] not in file.items:
-                wrong.append(f"{file.path.relative_to(SRC)} adds methods to {name}, which is another file's type")
+                wrong.append(f"{file.path.relative_to(SRC)} adds methods to {name}, a type of another file")
     print("\n".join(wrong), end="\n" if wrong else "")
     return bool(wrong)
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Runs what docs/evidence.md tells of, in three lanes beside one another: much of it waits most of the time.
+"""Runs the checks that docs/evidence.md describes, in three parallel lanes: many checks are idle most of the time.
 
-    tests/evidence.py                  all of it
-    tests/evidence.py soak mutants     the steps that have one of the words in their names
+    tests/evidence.py                  all steps
+    tests/evidence.py soak mutants     the steps with one of these words in their names
 
-What each step prints is in target/evidence/. The last lines say how each went, and how long it took.
+The output of each step is in target/evidence/. The last lines show the result and the duration of each step.
 """
 
 import os
@@ -25,7 +25,7 @@ class Step(NamedTuple):
     command: str
 
 
-# What uses the same sources or the same build is in one lane.
+# Steps that use the same sources or the same build share a lane.
 LANES = (
     (
         Step("mutants", "python3 tests/mutants/run.py"),
@@ -37,11 +37,14 @@ LANES = (
         Step("fuzz", "make fuzz SECONDS=120"),
     ),
     (
-        Step("histories", "HISTORY_SECONDS=60 python3 tests/run.py all histories:: migrations:: partitions::"),
-        Step("failovers", "HISTORY_SECONDS=20 cargo test --test server how_often_two_hold::redis_7 -- --ignored --nocapture"),
+        Step("histories", "HISTORY_SECONDS=60 python3 tests/run.py all histories:: migration_histories:: partitions::"),
+        Step(
+            "failovers",
+            "HISTORY_SECONDS=20 cargo test --test server table_of_overlapping_holds::redis_7 -- --ignored --nocapture",
+        ),
         Step("porcupine", "python3 tests/porcupine.py"),
         Step("soak", "make soak"),
-        Step("words", "WORDS_SECONDS=300 python3 tests/run.py all words::+redis_7"),
+        Step("random-calls", "WORDS_SECONDS=300 python3 tests/run.py all random_calls::+redis_7"),
     ),
 )
 
@@ -56,24 +59,25 @@ class Result(NamedTuple):
 
 
 def run(step):
-    began = time.monotonic()
+    started = time.monotonic()
     with open(LOGS / f"{step.name}.log", "w") as log:
-        # So that what is there can be read meanwhile.
+        # Makes the log readable during the step.
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
         command = ["bash", "-c", step.command]
-        ended = subprocess.run(command, cwd=tests.ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False)
-    return Result(step, ended.returncode == 0, (time.monotonic() - began) / 60)
+        files = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+        ended = subprocess.run(command, cwd=tests.ROOT, env=environment, check=False, **files)
+    return Result(step, ended.returncode == 0, (time.monotonic() - started) / 60)
 
 
 def main(*words):
     chosen = [[step for step in lane if not words or any(word in step.name for word in words)] for lane in LANES]
     if not any(chosen):
-        print("no such step", file=sys.stderr)
+        print("no step matches", file=sys.stderr)
         return False
     LOGS.mkdir(parents=True, exist_ok=True)
-    # So that no lane waits for another's build.
+    # Building first keeps the lanes from waiting for each other's builds.
     tests.build()
-    began = time.monotonic()
+    started = time.monotonic()
     results = []
 
     def go(lane):
@@ -88,7 +92,7 @@ def main(*words):
     for lane in lanes:
         lane.join()
     failed = [result for result in results if not result.passed]
-    print(f"{len(results) - len(failed)} steps passed, {len(failed)} failed, in {(time.monotonic() - began) / 60:.1f} min")
+    print(f"{len(results) - len(failed)} steps passed, {len(failed)} failed, in {(time.monotonic() - started) / 60:.1f} min")
     for result in failed:
         print(f"--- {LOGS / result.step.name}.log ends with")
         print("\n".join((LOGS / f"{result.step.name}.log").read_text(errors="replace").splitlines()[-20:]))

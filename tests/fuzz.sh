@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# Fuzzes what knows no server, for SECONDS (60) each: by the coverage of the compiler that the module is built with, and libFuzzer.
-# What was of use is kept in target/fuzz/corpus, and an input that fails beside it.
+# Runs the fuzzers of tests/fuzz for SECONDS_EACH (60) each, with libFuzzer and the coverage of the module's compiler. Useful
+# inputs are saved in target/fuzz/corpus, failing inputs in target/fuzz.
 
 set -eu
 cd "$(dirname "$0")/.."

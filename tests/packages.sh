@@ -1,37 +1,38 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# Installs the packages of `make dist` in a copy of this system that is thrown away, and starts Debian's redis-server there, with the
-# module, under the restrictions of its own unit as far as that can be done without systemd: the user, no privileges, a read-only
-# system, and programs nowhere but where the unit allows them.
+# Installs the packages of `make dist` in a temporary copy of this system, and starts Debian's redis-server there with the module.
+# The restrictions of its systemd unit apply as far as possible without systemd. The server has the unit's user, no privileges and
+# a read-only system. It executes programs only in the folders that the unit allows.
 #
-# Needs root and mount namespaces. Without, it is skipped with a loud word; with REQUIRE_ALL_SERVERS=1 that is a failure.
+# Needs root and mount namespaces. Without them it prints SKIPPED; with REQUIRE_ALL_SERVERS=1 it fails.
 
 set -eu
 cd "$(dirname -- "$0")/.."
 
 skip() {
-    echo "SKIPPED: the packages are not tried: $1" >&2
+    echo "SKIPPED: the packages are not tested: $1" >&2
     [ "${REQUIRE_ALL_SERVERS:-}" != 1 ] || exit 1
     exit 0
 }
 
 if [ "${1:-}" != inside ]; then
-    [ "$(id -u)" = 0 ] || skip "that needs root"
-    unshare --mount true 2>/dev/null || skip "there are no mount namespaces"
-    [ -e /lib/systemd/system/redis-server.service ] || skip "there is no Debian's redis-server"
+    [ "$(id -u)" = 0 ] || skip "the test needs root"
+    unshare --mount true 2>/dev/null || skip "mount namespaces are unavailable"
+    [ -e /lib/systemd/system/redis-server.service ] || skip "Debian's redis-server is missing"
     make dist TOOLS="${REDIS_LOCK_TOOLS:-}" MODULE="${REDIS_LOCK_MODULE:-}"
     (cd target/dist && sha256sum --check --quiet SHA256SUMS)
     exec unshare --mount --propagation private sh "$0" inside
 fi
 
-# A copy of the system. What is written there goes into memory, and is gone with this namespace.
+# The copy of the system. Its changed files are in memory, and disappear with this namespace.
 work=$(mktemp -d)
 server=
 trap 'kill $server 2>/dev/null || true; wait; umount -R "$work" 2>/dev/null; rmdir "$work"' EXIT
 trap 'exit 1' HUP INT TERM
 mount -t tmpfs tmpfs "$work"
 mkdir "$work/upper" "$work/work" "$work/root"
-mount -t overlay overlay -o "lowerdir=/,upperdir=$work/upper,workdir=$work/work" "$work/root" || skip "no overlay file system"
+mount -t overlay overlay -o "lowerdir=/,upperdir=$work/upper,workdir=$work/work" "$work/root" ||
+    skip "overlay file systems are unavailable"
 root=$work/root
 for what in dev proc sys; do
     mount --rbind "/$what" "$root/$what"
@@ -44,7 +45,7 @@ in_copy() {
 }
 in_copy sh -c 'DEBIAN_FRONTEND=noninteractive dpkg --install /tmp/*.deb'
 
-# What the operator does: the line in the configuration.
+# The line that an operator adds to the configuration.
 port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
 in_copy sh -euc "cat /usr/share/redis-lock/redis-lock.conf >>/etc/redis/redis.conf
     sed -i 's/^port .*/port $port/; s/^daemonize .*/daemonize no/; s/^bind .*/bind 127.0.0.1/' /etc/redis/redis.conf
@@ -55,7 +56,7 @@ unit() {
     sed -n "s/^$1=//p" "$root/lib/systemd/system/redis-server.service"
 }
 
-# In a namespace of its own, as the unit is; the rest of this script keeps what it may execute.
+# Starts the server in its own namespace, as systemd does. The rest of this script may execute other programs.
 start() {
     unshare --mount --propagation private sh -euc '
         root=$1
@@ -108,34 +109,36 @@ stop() {
 }
 
 exec=$(unit ExecPaths)
-# Without links, which lead out of the copy.
+# Links are resolved, because they would lead out of the copy.
 write="$(unit 'ReadWrite[A-Za-z]*' | sed 's/^-//' | in_copy xargs readlink -m | tr '\n' ' ') /tmp"
 export exec write
 start
 expect 1 in_copy redis-cli -p "$port" LOCK.ACQUIRE order alice
 expect "inside order:2" in_copy lockrun -u "redis://127.0.0.1:$port" -c 'echo inside $LOCK_KEY' order:2
-in_copy locktop -u "redis://127.0.0.1:$port" --batch | grep -q 'No lock has waiters' || { echo "locktop sees nothing" >&2; exit 1; }
-# A server whose configuration was rewritten starts again. So it would not if the line were in a file that is included.
+in_copy locktop -u "redis://127.0.0.1:$port" --batch | grep -q 'No lock has waiters' ||
+    { echo "the output of locktop is wrong" >&2; exit 1; }
+# The server starts again after CONFIG REWRITE, which would drop the line if it were in an included file.
 expect OK in_copy redis-cli -p "$port" CONFIG REWRITE
 stop
 expect 1 in_copy grep -c ^loadmodule /etc/redis/redis.conf
 start
 expect 1 in_copy redis-cli -p "$port" LOCK.ACQUIRE order alice
 stop
-# The same module where the unit does not allow it is refused: the restrictions are there.
+# The module is refused in another folder, so the restrictions of the unit apply.
 in_copy sh -c 'cp /usr/lib/redis/modules/redis-lock.so /var/lib/redis/ && chmod 755 /var/lib/redis/redis-lock.so'
 in_copy sed -i 's|^loadmodule .*|loadmodule /var/lib/redis/redis-lock.so|' /etc/redis/redis.conf
 if start 2>/dev/null; then
-    echo "a module was loaded that the unit does not allow" >&2
+    echo "the server loaded a module from a folder that the unit does not allow" >&2
     exit 1
 fi
 in_copy bash -c 'for tool in lockrun locktop; do source /usr/share/bash-completion/completions/$tool && complete -p $tool; done' |
-    grep -q locktop || { echo "no completion in bash" >&2; exit 1; }
+    grep -q locktop || { echo "bash completion is missing" >&2; exit 1; }
 for tool in lockrun locktop; do
-    gzip -dc "$root/usr/share/man/man1/$tool.1.gz" | grep -q '^\.SH' || { echo "no manual page of $tool" >&2; exit 1; }
+    gzip -dc "$root/usr/share/man/man1/$tool.1.gz" | grep -q '^\.SH' ||
+        { echo "the manual page of $tool is missing" >&2; exit 1; }
 done
 in_copy dpkg --purge redis-lock redis-lock-tools
 for left in /usr/lib/redis/modules/redis-lock.so /usr/share/redis-lock /usr/bin/lockrun /usr/share/man/man1/lockrun.1.gz; do
-    [ ! -e "$root$left" ] || { echo "$left is left behind" >&2; exit 1; }
+    [ ! -e "$root$left" ] || { echo "purging the packages left $left" >&2; exit 1; }
 done
 echo "the packages were installed, and the server ran with them"

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Runs loads of exclusive locks, and of these and shared ones, on the installed redis-server, and has two checkers judge what the
-clients saw: the one of tests/history, and Porcupine, which others have written.
+"""Runs loads of exclusive and shared locks on the installed redis-server. Two checkers judge the clients' observations: the one
+of tests/history, and Porcupine, a linearizability checker by other authors.
 
     tests/porcupine.py        four loads of 15 s
-    tests/porcupine.py 8 30   eight of 30 s
+    tests/porcupine.py 8 30   eight loads of 30 s
 
-In every second load all clients are stopped again and again, by SIGSTOP, for up to half as long again as the longest lease. So
-they are in one load more, of everything that there is, which only the checker of tests/history can judge.
+In every second load, SIGSTOP repeatedly suspends all clients, for up to 1.5 times the longest lease. One additional load uses
+every feature, also with suspended clients; only the checker of tests/history can judge it.
 
-A load that either of them refuses is a failure, and so is one that cannot be decided, or in which little happened.
+A load fails if a checker refuses it or cannot decide, or if it has too few grants.
 """
 
 import contextlib
@@ -33,18 +33,18 @@ CARGO = os.environ.get("CARGO", "cargo")
 HISTORY = TARGET / "release/history"
 PORCUPINE = TARGET / "porcupine/porcupine"
 
-# In seconds, beyond what a load is to take: for the last waits, and for the checkers.
-PATIENCE = 120
+# In seconds, beyond the length of a load: for the last waits, and for the checkers.
+TIMEOUT = 120
 
-# What one load grants at least, in a second.
-FEW = 5
+# Minimum number of grants per second in a load.
+MIN_GRANTS = 5
 
-# For so many seconds clients are stopped at most. The longest lease of a load is one second.
+# Maximum time in seconds that clients are suspended. The longest lease of a load is one second.
 LONGEST_STOP = 1.5
 
 
 class Verdict(NamedTuple):
-    """What a checker says of a history."""
+    """A checker's judgment of a history."""
 
     passed: bool
     output: str
@@ -54,18 +54,18 @@ class Verdict(NamedTuple):
 
 
 def build():
-    """The load and both checkers, as far as they can be had."""
+    """Builds the load and both checkers; without Go, only one of them."""
     command = [CARGO, "build", "--release", "--package", "redis-lock-history", "--bin", "history"]
     subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, "CARGO_TARGET_DIR": str(TARGET)})
     if shutil.which("go") is None:
-        print("SKIPPED: Porcupine, as there is no Go", flush=True)
+        print("SKIPPED: Porcupine needs Go, which is not installed", flush=True)
         return
     subprocess.run(["go", "build", "-o", str(PORCUPINE), "."], cwd=ROOT / "tests/history/porcupine", check=True)
 
 
 @contextlib.contextmanager
 def server(module):
-    """The port of an empty server with this module."""
+    """Starts an empty server with this module. Gives its port."""
     with tempfile.TemporaryDirectory() as folder, socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -73,10 +73,10 @@ def server(module):
         command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--loadmodule", str(module)]
         with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
             try:
-                # It says so itself: another program that took the port meanwhile is not mistaken for it.
+                # Reading the log, not connecting, excludes another program that took the port meanwhile.
                 if not any("Ready to accept connections" in line for line in process.stdout):
                     raise RuntimeError(f"the server does not start with {module}")
-                # Nobody reads on. A pipe that is full would stop the server.
+                # A full pipe without a reader would block the server.
                 process.stdout.close()
                 yield port
             finally:
@@ -84,16 +84,16 @@ def server(module):
 
 
 def load(port, seed, seconds, history, *options, late=10_000, stops=None):
-    """What the checker of tests/history says of a new load, which is written down for other checkers, if the server may be late
-    for so many milliseconds. With `stops`, a source of random numbers, its clients are stopped meanwhile."""
+    """Runs a load, saves its history, and gives the verdict of the checker of tests/history. The server may be `late` by this
+    many milliseconds. With `stops`, a source of random numbers, the clients are suspended repeatedly."""
     command = [HISTORY, "run", "--server", f"127.0.0.1:{port}", "--seed", str(seed), "--seconds", str(seconds)]
     command += ["--calls", "1000000", "--late", str(late), "--out", history, *options]
-    return judge(command, seconds + PATIENCE, stops)
+    return judge(command, seconds + TIMEOUT, stops)
 
 
 @contextlib.contextmanager
 def stopping(process, stops):
-    """Stops a process, and lets it go on, again and again."""
+    """Suspends and resumes a process repeatedly."""
     done = threading.Event()
 
     def stop():
@@ -112,22 +112,22 @@ def stopping(process, stops):
 
 
 def porcupine(history):
-    """What Porcupine says of a history of plain locks; nothing if there is no Porcupine."""
+    """Porcupine's verdict on a history of plain locks, or None without Go."""
     if shutil.which("go") is None:
         return None
     return judge([PORCUPINE, "-timeout", "20s", history], None)
 
 
-def judge(command, patience, stops=None):
+def judge(command, timeout, stops=None):
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
             with stopping(process, stops) if stops else contextlib.nullcontext():
-                said, _ = process.communicate(timeout=patience)
+                output, _ = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
             process.kill()
-            said, _ = process.communicate()
-            return Verdict(False, f"{said}\nno end after {patience} s")
-    return Verdict(process.returncode == 0, said)
+            output, _ = process.communicate()
+            return Verdict(False, f"{output}\nno end after {timeout} s")
+    return Verdict(process.returncode == 0, output)
 
 
 def main(loads=4, seconds=15):
@@ -138,7 +138,7 @@ def main(loads=4, seconds=15):
     first = int(os.environ.get("HISTORY_SEED", time.time()))
     for number in range(loads + 1):
         seed = first + number
-        # The last is of everything.
+        # The last load uses every feature.
         is_plain = number < loads
         stops = None if is_plain and number % 2 == 0 else random.Random(seed)
         with tempfile.TemporaryDirectory() as folder:
@@ -152,11 +152,11 @@ def main(loads=4, seconds=15):
         verdicts = [verdict for verdict in verdicts if verdict]
         grants = re.search(r", (\d+) grants, ", verdicts[0].last_line())
         passed = all(verdict.passed for verdict in verdicts)
-        passed = passed and grants is not None and int(grants[1]) > FEW * seconds
+        passed = passed and grants is not None and int(grants[1]) > MIN_GRANTS * seconds
         failed += not passed
         for verdict in verdicts:
             print(f"seed {seed}: {verdict.last_line() if passed else verdict.output}", flush=True)
-    print(f"{loads + 1 - failed} loads right, {failed} wrong or undecided")
+    print(f"{loads + 1 - failed} loads are right, {failed} are wrong or undecided")
     return not failed
 
 

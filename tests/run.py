@@ -1,17 +1,21 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Builds the tests and runs them, each in a process of its own, so that it is known what each costs.
+"""Builds the tests and runs each in its own process, which shows what each one costs: tests/run.py RUN [WORD...]
 
-    tests/run.py build        builds only
-    tests/run.py short        what `make test` runs: one Redis, what servers do differently on one Valkey, and each client's language
-    tests/run.py long         what else belongs to every change
-    tests/run.py weekly       what else `make test-all` runs
-    tests/run.py all          the three of them
-    tests/run.py rest         all other tests on all other servers
-    tests/run.py every        everything
-    tests/run.py all fencing  those of them that have the word in their names; fencing+redis_8: both words
+RUN is one of these:
 
-Which run a test belongs to follows from its name, see run_of(). The last line says how many passed and failed.
+* build: builds only
+* short: `make test`: all tests on one Redis, server differences on one Valkey, a client per language
+* long: the other tests for every change
+* weekly: the other tests of `make test-all`
+* all: short, long and weekly
+* rest: all other tests on all other servers
+* every: all tests
+
+WORD selects the tests with this word in their names; fencing+redis_8 requires both words.
+
+The name of a test determines its run, see run_of(). Tests of tests/retried.txt may fail once; every other failure counts. The
+last line has the numbers of passed and failed tests.
 """
 
 import concurrent.futures
@@ -32,14 +36,14 @@ ROOT = Path(__file__).resolve().parent.parent
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
 CARGO = os.environ.get("CARGO", "cargo")
 
-# Most tests wait for something most of the time: five at a time leave half of two cores idle.
-AT_A_TIME = 4 * (os.cpu_count() or 1)
+# Most tests are idle most of the time: five concurrent tests use half of two cores.
+CONCURRENT = 4 * (os.cpu_count() or 1)
 
-# As many tests as this may fail on a busy machine and pass when nothing else runs. They are named at the end.
-SECOND_CHANCES = 3
+# Names of tests that may fail once, each with a reason.
+RETRIED = ROOT / "tests/retried.txt"
 
-# In seconds. No test is as slow as this, not on a busy machine either, but for one that is told how long to go on.
-PATIENCE = 900 + int(os.environ.get("SOAK_SECONDS", "0"))
+# In seconds. The slowest test takes less, even on a busy machine, except for the soak test with its own duration.
+TIMEOUT = 900 + int(os.environ.get("SOAK_SECONDS", "0"))
 
 
 class Test(NamedTuple):
@@ -59,14 +63,14 @@ class Result(NamedTuple):
 
 
 def servers(run):
-    """The names of the lines of servers.rs that belong to a run, in their order."""
+    """The names of the servers in servers.rs that belong to a run, in their order."""
     lines = (ROOT / "tests/server/support/servers.rs").read_text().splitlines()
     found = [line.split() for line in lines if re.match(r" *\{ [a-z0-9_]+ .*\}$", line)]
     assert found, "no servers in the list"
     return [words[1] for words in found if words[-2] == run]
 
 
-# For each run of a server in servers.rs: the runs of the tests in SMOKE files, of other tests, and of tests that start clients.
+# Maps a server's run in servers.rs to the runs of SMOKE files, of other tests, and of tests that start clients.
 RUNS_OF_SERVERS = {
     "short": ("short", "short", "short"),
     "second": ("short", "long", "weekly"),
@@ -76,26 +80,26 @@ RUNS_OF_SERVERS = {
 }
 SERVERS = {name: run for run in RUNS_OF_SERVERS for name in servers(run)}
 
-# Files whose tests start clients in other languages, or many of them.
+# Files whose tests start many clients, or clients in other languages.
 WITH_CLIENTS = ("clients", "examples", "histories", "package_examples", "redisson", "redlock")
 
-# Files whose tests belong to every change on more than one server: those on what differs most between servers. Every bug of
-# tests/mutants that a test on a server finds is found on the first server.
+# Files with tests of the largest differences between servers: every change runs them on more than one server. The first
+# server finds every bug of tests/mutants that a server test finds.
 SMOKE = (
-    "basics", "becoming_free", "cluster", "connections", "describe", "effects", "fields", "guarded_scripts", "loading", "moving",
-    "notify", "pauses", "replicas", "several", "waiting",
+    "basics", "cluster", "command_docs", "connections", "effects", "foreign_fields", "guarded_scripts", "handover", "loading",
+    "multiple_locks", "notify", "pauses", "replicas", "slot_migrations", "waiting",
 )  # fmt: skip
 
 # The variant of the programs of docs/clients that belongs to every change. The packages have tests of their own.
 RAW_CLIENTS = ("python",)
 
-# Tests that belong to the weekly run although their server does not: an old client, and the second library of a package.
+# Tests of the weekly run whose server belongs to an earlier run: an old client, and the second library of a package.
 WEEKLY = ("redisson_3_17_7", "long_node_redis", "long_java_jedis")
 
-# Files with the slowest tests. These begin first, so that none of them is left alone at the end.
+# Files with the slowest tests. They start first: a slow test that started last would run alone at the end.
 SLOW = ("core", "failovers", "clients", "examples", "histories", "soak", "outages", "packages", "redlock")
 
-# What each run consists of, by its name.
+# The parts of each run.
 RUNS = {
     "short": ("short",),
     "long": ("long",),
@@ -107,7 +111,7 @@ RUNS = {
 
 
 def run_of(name):
-    """The run that a test belongs to: that of its server, unless the name says that it takes long."""
+    """The run of a test: its server's, unless the name marks a long or weekly test."""
     file, *modules = name.split("::")
     last = modules[-1] if modules else file
     is_raw_client = file == "clients" and last in SERVERS
@@ -125,8 +129,8 @@ def run_of_server(file, server):
 
 
 def build():
-    """The executables with tests in them. The examples and the tools are built along."""
-    # Most of its time is that of a linker with one thread.
+    """Builds the tests, the examples and the tools. Returns the executables with tests."""
+    # A linker with one thread takes most of this time, so other builds run beside it.
     with subprocess.Popen([CARGO, "build", "--release", "--quiet"], cwd=ROOT) as module:
         executables = build_tests()
     if module.returncode:
@@ -135,7 +139,7 @@ def build():
 
 
 def build_tests():
-    # With the examples along the same features are chosen as for the tests, so nothing is built twice.
+    # Building the examples, too, selects the features of the tests, so nothing is built twice.
     subprocess.run([CARGO, "build", "--workspace", "--bins", "--examples"], cwd=ROOT, check=True)
     command = [CARGO, "test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"]
     output = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout
@@ -151,7 +155,7 @@ def listed(binary, *which):
 
 
 def tests_in(binary):
-    # What is ignored makes a table, and is run by hand.
+    # Ignored tests print tables, and run by hand.
     ignored = set(listed(binary, "--ignored"))
     return [Test(binary, name) for name in listed(binary) if name not in ignored]
 
@@ -163,7 +167,7 @@ def kill_group(pid):
 
 class Runner:
     def __init__(self):
-        # What each test would otherwise look after by itself.
+        # Without these, each test would build the programs itself.
         self.environment = {
             "REDIS_LOCK_MODULE": str(TARGET / "release/libredis_lock.so"),
             "REDIS_LOCK_EXAMPLES": str(TARGET / "debug"),
@@ -190,7 +194,7 @@ class Runner:
                     start_new_session=True,
                 )
                 self.running.add(process.pid)
-            killer = threading.Timer(PATIENCE, kill_group, [process.pid])
+            killer = threading.Timer(TIMEOUT, kill_group, [process.pid])
             killer.start()
             _, status, usage = os.wait4(process.pid, 0)
             seconds = time.monotonic() - started
@@ -199,11 +203,11 @@ class Runner:
             with self.lock:
                 self.running.discard(process.pid)
             if process.returncode:
-                # It may have left servers behind.
+                # A failed test can leave servers running.
                 kill_group(process.pid)
             output.seek(0)
             text = output.read().decode(errors="replace")
-        # Not one test, if it is called by a name that is not there.
+        # An unknown test name runs zero tests, which also exits with status 0.
         passed = status == 0 and "test result: ok. 1 passed;" in text
         result = Result(test, passed, seconds, usage.ru_utime + usage.ru_stime, text)
         print("ok    " if passed else "FAILED", result.line(), flush=True)
@@ -218,7 +222,7 @@ class Runner:
 
 def run_all(tests):
     runner = Runner()
-    with concurrent.futures.ThreadPoolExecutor(AT_A_TIME) as pool:
+    with concurrent.futures.ThreadPoolExecutor(CONCURRENT) as pool:
         try:
             return list(pool.map(runner.run, tests))
         except KeyboardInterrupt:
@@ -226,40 +230,47 @@ def run_all(tests):
             raise
 
 
-def again_alone(results):
-    """Runs the few tests that failed once more, one after the other: what is broken is broken then, too."""
-    failed = [result for result in results if not result.passed]
-    if not 0 < len(failed) <= SECOND_CHANCES:
-        return results, []
-    print("Once more, alone:")
+def retried():
+    """The names in tests/retried.txt. A test's name there has no server."""
+    lines = [line for line in RETRIED.read_text().splitlines() if line and not line.startswith("#")]
+    for line in lines:
+        assert re.fullmatch(r"\S+  \S.*", line), f"{RETRIED}: expected a name, two spaces and a reason: {line}"
+    return {line.split("  ")[0] for line in lines}
+
+
+def retry(results, names):
+    """Repeats failed tests with these names, each alone. Returns the final results, and the failures of tests that passed."""
+    failed = [result for result in results if not result.passed and result.test.name.rpartition("::")[0] in names]
+    if failed:
+        print("Again, alone, as tests/retried.txt lists them:")
     second = {result.test: Runner().run(result.test) for result in failed}
-    only_alone = [result for result in failed if second[result.test].passed]
-    return [second.get(result.test, result) for result in results], only_alone
+    passed_again = [result for result in failed if second[result.test].passed]
+    return [second.get(result.test, result) for result in results], passed_again
 
 
-def report(results, only_alone, others, left):
-    for result in only_alone:
-        print(f"\n---- {result.test.name}, which passed when it was alone\n{result.output}")
+def report(results, passed_again, others, left):
+    for result in passed_again:
+        print(f"\n---- {result.test.name}, which passed alone afterwards\n{result.output}")
     for result in results:
         if not result.passed:
             print(f"\n---- {result.test.name}\n{result.output}")
     skipped = {line for result in results for line in result.output.splitlines() if line.startswith("SKIPPED: ")}
     print("", *sorted(skipped), sep="\n")
-    print("The ten slowest, and what processor time they took:")
+    print("The ten slowest tests, with elapsed time and processor time:")
     for result in sorted(results, key=lambda result: result.seconds, reverse=True)[:10]:
         print(result.line())
     cpu = sum(result.cpu for result in results)
-    print(f"All together took {cpu / 60:.1f} minutes of processor time.")
+    print(f"All tests took {cpu / 60:.1f} minutes of processor time.")
     for result in results:
         if not result.passed:
             print(f"FAILED: {result.test.name}")
-    for result in only_alone:
-        print(f"PASSED ONLY ALONE: {result.test.name}")
+    for result in passed_again:
+        print(f"AGAIN: {result.test.name} failed, and passed alone")
     passed = sum(result.passed for result in results)
     if others:
-        print(f"{others} tests belong to the other run.")
+        print(f"{others} tests for every change belong to the other run.")
     if left:
-        print(f"{left} tests are left to make test-all and make test-matrix.")
+        print(f"{left} tests run only in make test-all and make test-matrix.")
     print(f"{passed} passed, {len(results) - passed} failed", flush=True)
     return passed == len(results)
 
@@ -274,12 +285,12 @@ def main(run, *words):
     wanted = [test for test, of in runs if of in RUNS[run]]
     chosen = [test for test in wanted if not words or any(has_all(test.name, word.split("+")) for word in words)]
     if not chosen:
-        sys.exit("no such tests")
+        sys.exit("no test matches")
     chosen.sort(key=lambda test: test.name.split("::", 1)[0] not in SLOW)
     of_every_change = ("short", "long")
     others = sum(of not in RUNS[run] and of in of_every_change for _, of in runs)
     left = sum(of not in RUNS[run] and of not in of_every_change for _, of in runs)
-    return report(*again_alone(run_all(chosen)), others, left)
+    return report(*retry(run_all(chosen), retried()), others, left)
 
 
 if __name__ == "__main__":

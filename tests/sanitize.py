@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Runs the tests of one server with AddressSanitizer and LeakSanitizer in the module, and below the server.
+"""Runs the tests of one server with AddressSanitizer and LeakSanitizer in the module and the server.
 
     tests/sanitize.py             all tests on the installed redis-server
-    tests/sanitize.py fencing     those of them that have the word in their names
+    tests/sanitize.py fencing     the tests with this word in their names
 
-The module is built by Rust's nightly toolchain, and the server from Debian's sources of the installed version, with every load and
-store checked. Where these sources cannot be had, the server is the installed one. It takes its memory from malloc, as the module
-does, and so both have theirs from the sanitizer, which is loaded before them. Each server is shut down at the end of its test,
-not killed, and is looked through for leaks then. First of all it is seen that defects are found.
-With WHOLE_STACKS=1 in the environment a report of a leak tells who asked for the memory, which takes longer.
-The last line says how many reports there are.
+Rust's nightly toolchain builds the module. The server is built from Debian's sources of the installed version. Both check every
+load and store. Without these sources, the installed server runs. The preloaded sanitizer replaces malloc for server and module.
+Each server is shut down at the end of its test, not killed, and is then searched for leaks. At first, the script checks that the
+sanitizers find known defects.
+
+WHOLE_STACKS=1 in the environment adds the whole stack of the allocation to a leak report, which takes longer. The last line has
+the number of reports.
 """
 
 import os
@@ -28,12 +29,12 @@ HOST = "x86_64-unknown-linux-gnu"
 BUILT = TARGET / HOST / "release"
 
 OPTIONS = "detect_leaks=1:detect_odr_violation=0:allocator_may_return_null=1:log_path={}"
-# Debian's server has no frame pointers: without the slow way it is not seen who asked for memory.
+# Debian's server has no frame pointers, so only the slow unwinder shows the whole stack of an allocation.
 if "WHOLE_STACKS" in os.environ:
     OPTIONS = f"fast_unwind_on_malloc=0:{OPTIONS}"
 
-# Tests that unload another module, of the `redis-module` crate, which keeps two contexts that it does not free.
-LEAKS_OF_OTHERS = ("effects..other_modules_hear_events",)
+# Tests that unload another module: its crate, `redis-module`, never frees two contexts.
+KNOWN_LEAKS = ("effects..other_modules_get_events",)
 
 
 def build():
@@ -49,28 +50,30 @@ def build():
         "RUSTFLAGS": "-Zsanitizer=address -Zexternal-clangrt -Cforce-frame-pointers=yes",
     }
     for what in (["--lib"], ["--package", "redis-lock-test-modules", "--example", "broken"]):
-        subprocess.run(["cargo", "+nightly", "build", "--release", "--target", HOST, *what], cwd=ROOT, env=environment, check=True)
+        command = ["cargo", "+nightly", "build", "--release", "--target", HOST, *what]
+        subprocess.run(command, cwd=ROOT, env=environment, check=True)
 
 
 def archives():
-    """The archives that this machine's packages come from, as apt writes sources."""
+    """The archives of this machine's packages, as lines of apt's list of sources."""
     command = ["apt-get", "indextargets", "--format", "$(SIGNED_BY)|$(REPO_URI)|$(RELEASE)|$(COMPONENT)", "Created-By: Packages"]
     listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     for line in sorted(set(listed.splitlines())):
         key, *where = line.split("|")
-        # What apt does not know it leaves as it is.
+        # apt leaves an unknown field as it is.
         signed_by = f"[signed-by={key}] " if key.startswith("/") else ""
         yield f"deb-src {signed_by}{' '.join(where)}"
 
 
 def unpack_sources(folder):
-    """Debian's sources of the server, without Debian's changes, of the version that is installed. Returns where they are."""
+    """Unpacks the sources of the installed server version, without Debian's changes. Returns their folder."""
     lists = folder / "sources.list"
     lists.write_text("".join(f"{line}\n" for line in archives()))
     for name in ("state/lists/partial", "cache/archives/partial"):
         (folder / name).mkdir(parents=True)
-    options = [f"Dir::State={folder}/state", f"Dir::Cache={folder}/cache", f"Dir::Etc::sourcelist={lists}", "Dir::Etc::sourceparts=/dev/null"]
-    # root may read the folder, apt's own user possibly not.
+    options = [f"Dir::State={folder}/state", f"Dir::Cache={folder}/cache"]
+    options += [f"Dir::Etc::sourcelist={lists}", "Dir::Etc::sourceparts=/dev/null"]
+    # apt's own user may have no permission to read the folder; root has.
     options += ["APT::Sandbox::User=root"] if os.geteuid() == 0 else []
     apt = ["apt-get", "--quiet", *(word for option in options for word in ("-o", option))]
     subprocess.run([*apt, "update"], stdout=subprocess.DEVNULL, check=True)
@@ -82,7 +85,7 @@ def unpack_sources(folder):
 
 
 def instrumented_server():
-    """The server's program with every load and store checked; the installed one, with a word about it, if that cannot be had."""
+    """Builds a server that checks every load and store. Without sources, it prints SKIPPED and returns the installed server."""
     built = TARGET / "instrumented/redis-server"
     if not built.exists():
         try:
@@ -93,16 +96,16 @@ def instrumented_server():
                 built.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(sources / "src/redis-server", built)
         except (OSError, subprocess.CalledProcessError, TypeError) as error:
-            print(f"SKIPPED: no server that is checked itself: {error}", file=sys.stderr)
+            print(f"SKIPPED: the server itself is not sanitized: {error}", file=sys.stderr)
             return shutil.which("redis-server")
-    print("the server is checked, too", flush=True)
+    print("the server is sanitized, too", flush=True)
     return built
 
 
 def write_server():
-    """A redis-server that begins with the sanitizer, to be found before the real one. Returns where reports go."""
-    asked = subprocess.run(["cc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
-    library = Path(asked.stdout.strip()).resolve()
+    """Writes a redis-server script that preloads the sanitizer. Returns its folder, and the folder of reports."""
+    printed = subprocess.run(["cc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
+    library = Path(printed.stdout.strip()).resolve()
     folder, reports = TARGET / "bin", TARGET / "reports"
     shutil.rmtree(reports, ignore_errors=True)
     reports.mkdir(parents=True)
@@ -111,7 +114,7 @@ def write_server():
     server.write_text(
         "#!/bin/sh\n"
         f'export LD_PRELOAD="{library}${{LD_PRELOAD:+:$LD_PRELOAD}}"\n'
-        # A colon ends an option.
+        # A colon would end the option.
         'name=$(printf %s "${TEST_NAME:-none}" | tr : .)\n'
         f'export ASAN_OPTIONS="{OPTIONS.format(reports)}/$name"\n'
         f'exec {instrumented_server()} "$@"\n'
@@ -125,7 +128,7 @@ def texts(reports, known=()):
     return [f"---- {path.name}\n{path.read_text(errors='replace')}" for path in new]
 
 
-def see_that_defects_are_found(folder, reports):
+def check_that_defects_are_found(folder, reports):
     for command, found in (("BROKEN.READ", "heap-use-after-free"), ("BROKEN.LEAK", "LeakSanitizer: detected memory leaks")):
         with tempfile.TemporaryDirectory() as there:
             socket = str(Path(there) / "socket")
@@ -139,27 +142,27 @@ def see_that_defects_are_found(folder, reports):
                     subprocess.run(["redis-cli", "-s", socket, *words], capture_output=True, timeout=60, check=False)
                 running.wait(60)
         if not any(found in text for text in texts(reports)):
-            sys.exit(f"{command} was not found out: nothing would be")
+            sys.exit(f"the defect of {command} was not found, so the sanitizers do not work")
         for report in reports.iterdir():
             report.unlink()
-        print(f"{command}: found, as it should be", flush=True)
+        print(f"{command}: the defect was found", flush=True)
 
 
 def main(*words):
     build()
     folder, reports = write_server()
-    see_that_defects_are_found(folder, reports)
+    check_that_defects_are_found(folder, reports)
     environment = {
         **os.environ,
         "PATH": f"{folder}:{os.environ['PATH']}",
         "REDIS_LOCK_MODULE": str(BUILT / "libredis_lock.so"),
         "SHUT_SERVERS_DOWN": "1",
-        # A server that does not start is no reason to skip a test.
+        # A server that does not start is a failure, not a skipped test.
         "REQUIRE_ALL_SERVERS": "1",
     }
     chosen = [f"{word}+::redis_7" for word in words or [""]]
     ran = subprocess.run([sys.executable, ROOT / "tests/run.py", "every", *chosen], env=environment, check=False)
-    found = texts(reports, LEAKS_OF_OTHERS)
+    found = texts(reports, KNOWN_LEAKS)
     for text in found:
         print(text)
     print(f"{len(found)} reports of sanitizers")

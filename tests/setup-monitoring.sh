@@ -1,8 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# Puts promtool and redis_exporter into target/monitoring/, out of Debian's packages, to try what docs/monitoring has. Nothing is
-# installed, and root is not needed. Without them, their tests are skipped with a loud word; with REQUIRE_ALL_SERVERS=1 that is a
-# failure.
+# Extracts promtool and redis_exporter from Debian's packages into target/monitoring, for tests of docs/monitoring. Installs
+# nothing, and needs no root. Without the packages it prints SKIPPED; with REQUIRE_ALL_SERVERS=1 it fails.
 
 set -eu
 cd "$(dirname -- "$0")/.."
@@ -17,7 +16,7 @@ download() {
 }
 as_root=
 [ "$(id -u)" = 0 ] || as_root=sudo
-# What apt knows may be too old, or nothing.
+# apt's lists of packages may be old or empty.
 if download || { $as_root apt-get update >/dev/null 2>&1 && download; }; then
     for package in "$tmp"/*.deb; do
         dpkg-deb --extract "$package" "$tmp/root"
@@ -29,5 +28,5 @@ if download || { $as_root apt-get update >/dev/null 2>&1 && download; }; then
     exit 0
 fi
 tail -n 5 "$tmp/log" >&2
-echo "SKIPPED: promtool and redis_exporter cannot be had; docs/monitoring is not tried" >&2
+echo "SKIPPED: promtool and redis_exporter cannot be downloaded; docs/monitoring is not tested" >&2
 [ "${REQUIRE_ALL_SERVERS:-}" != 1 ]

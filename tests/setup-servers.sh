@@ -1,20 +1,19 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# Puts the servers that the tests want besides the installed one into target/servers/, each as
-# tests/server/support/servers.rs has it.
+# Extracts the servers of tests/server/support/servers.rs into target/servers, except for the installed one.
 #
-# Nothing is installed and root is not needed: the packages are downloaded from wherever this machine gets its
-# own, by an apt with a state of its own, and unpacked together with the libraries that they need.
+# Installs nothing, and needs no root. An apt with its own state downloads the packages and their libraries from this machine's
+# archives.
 #
-# A server that cannot be had is skipped with a loud word. With REQUIRE_ALL_SERVERS=1 that is a failure, unless the list has
-# it as optional.
+# Prints SKIPPED for a server that cannot be downloaded. With REQUIRE_ALL_SERVERS=1 it then fails, unless the list marks the
+# server as optional.
 
 set -eu
 cd "$(dirname -- "$0")/.."
 servers=$PWD/target/servers
 required_skipped=0
 
-# Of each line of the list: program, package, whether it is required.
+# The program, package and necessity of each server in the list.
 list() {
     sed -n 's/^ *{ [a-z0-9_]* .* "\([^"]*\)"  *"\([^"]*\)"  *\([a-z]*\)  *[a-z_]* *}$/\1 \2 \3/p' \
         tests/server/support/servers.rs
@@ -29,8 +28,7 @@ works() {
     "$servers/$1" --version >/dev/null 2>&1
 }
 
-# The archives that this machine's own packages come from: Debian's, or all of them if apt does not know which
-# those are, as before its first update.
+# The Debian archives of this machine, or all its archives if apt does not know their origin, as before its first update.
 sources() {
     debian=$(apt-get indextargets --format '$(ORIGIN)|$(REPO_URI)' 'Created-By: Packages' |
         sed -n 's/^Debian|//p')
@@ -41,20 +39,20 @@ sources() {
     fi | sort -u
 }
 
-# An apt that knows nothing of what is installed here, and so finds all libraries wanting, libc included.
+# Configures an apt that knows of no installed package, so it downloads every library, including libc.
 prepare_apt() {
     mkdir -p "$tmp/state/lists/partial" "$tmp/cache/archives/partial"
     : >"$tmp/status"
     arch=$(dpkg --print-architecture)
     keyring=/usr/share/keyrings/debian-archive-keyring.gpg
     [ -e "$keyring" ] && signed_by="signed-by=$keyring" || signed_by=
-    # A source that does not have the release costs a "not found" and no more.
+    # A source without the release only causes a "not found".
     sources | while read -r uri; do
         list | sed -n 's|^[^ ]* [^ ]*/\([^ ]*\) .*|\1|p' | sort -u | while read -r release; do
             echo "deb [target=Packages $signed_by] $uri $release main"
         done
     done >"$tmp/sources.list"
-    # Everything else, such as a proxy, stays as this machine has it; but its hooks and pins are not for us.
+    # Other settings of this machine apply, such as a proxy, but its hooks and pins do not.
     cat >"$tmp/apt.conf" <<END
 #clear APT::Architectures;
 #clear APT::Update::Pre-Invoke;
@@ -75,12 +73,12 @@ Dir::Etc::sourceparts "/dev/null";
 Dir::Etc::preferences "/dev/null";
 Dir::Etc::preferencesparts "/dev/null";
 END
-    # root may read these folders, apt's own user possibly not.
+    # apt's own user may have no permission to read these folders; root has.
     [ "$(id -u)" != 0 ] || echo 'APT::Sandbox::User "root";' >>"$tmp/apt.conf"
     apt-get -c "$tmp/apt.conf" update >"$tmp/update.log" 2>&1 || true
 }
 
-# Unpacks a package and all that it depends on into a folder.
+# Extracts a package and its dependencies into a folder.
 unpack() {
     package=$1
     root=$2
@@ -91,8 +89,8 @@ unpack() {
     done
 }
 
-# Starts the program under the loader and the libraries that came with it. They are looked for beside the
-# wrapper, so that the repository may be anywhere and be moved. It ends in exec: its pid is the server's.
+# Writes a script that starts the program with its own loader and libraries. They are found relative to the script, so the
+# repository can be moved. The script uses exec, so the server has its process ID.
 write_wrapper() {
     cat <<END
 #!/bin/sh
@@ -102,14 +100,14 @@ exec "\$here/root/$loader" --argv0 "\$here/$program" \\
 END
 }
 
-# The libc is the newest that Debian has in every case: an older one could not load the module.
+# Every server gets Debian's newest libc, because the module does not load with an older one.
 get() {
     name=$1
     program=$2
     package=$3
     works "$name/$program" && return
     if ! command -v apt-get >/dev/null || ! command -v dpkg >/dev/null; then
-        skip "$name" "this is no Debian"
+        skip "$name" "this system is not Debian"
         return
     fi
     [ -e "$tmp/apt.conf" ] || prepare_apt
@@ -117,11 +115,10 @@ get() {
     mkdir -p "$tmp/new/root"
     if ! unpack "$package" "$tmp/new/root"; then
         grep -h '^[EW]:' "$tmp/update.log" "$tmp/download.log" >&2 || true
-        skip "$name" "no package $package"
+        skip "$name" "package $package cannot be downloaded"
         return
     fi
-    # In Debian a server and its check-rdb are one program in the package of the tools; what it is called as
-    # decides which it is.
+    # In Debian's package of the tools, a server and its check-rdb are one program. Its name at the start selects its role.
     binary=usr/bin/${program%-server}-check-rdb
     loader=$(cd "$tmp/new/root" && find usr/lib -name 'ld-linux*.so.*' -type f)
     write_wrapper >"$tmp/new/$program"
@@ -138,7 +135,7 @@ get() {
 }
 
 mkdir -p "$servers"
-# Two that run at once must not do the same work in the same place.
+# Two runs at the same time must not build in the same place.
 exec 9>"$servers/.lock"
 flock 9 2>/dev/null || true
 tmp=$(mktemp -d "$servers/.new.XXXXXX")
@@ -146,12 +143,12 @@ trap 'rm -rf "$tmp"' EXIT
 trap 'exit 1' HUP INT TERM
 
 list >"$tmp/list"
-[ -s "$tmp/list" ] || { echo "FAILED: no servers in the list" >&2; exit 1; }
+[ -s "$tmp/list" ] || { echo "FAILED: the list has no servers" >&2; exit 1; }
 while read -r program package needed <&3; do
     [ "$package" = installed ] || get "${program%/*}" "${program##*/}" "$package"
 done 3<"$tmp/list"
 
 if [ "$required_skipped" = 1 ] && [ "${REQUIRE_ALL_SERVERS:-}" = 1 ]; then
-    echo "FAILED: REQUIRE_ALL_SERVERS is set, and not all servers are there" >&2
+    echo "FAILED: REQUIRE_ALL_SERVERS is set, and a server is missing" >&2
     exit 1
 fi

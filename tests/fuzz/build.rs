@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! The core's model is there for tests only, and is needed here, too.
+//! Enables the core's model, which exists in test builds only.
 
 fn main() {
     println!("cargo:rustc-cfg=test");

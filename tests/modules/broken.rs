@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 
-//! A module with two defects, to see that they are found: `BROKEN.READ` reads what it has freed, `BROKEN.LEAK` forgets memory.
+//! A module with two defects that sanitizers must find: `BROKEN.READ` reads freed memory, `BROKEN.LEAK` leaks memory.
 
-#![allow(missing_docs)] // Of what the macro makes.
+#![allow(missing_docs)] // The macro generates items without docs.
 
 use std::hint::black_box;
 
@@ -11,7 +11,7 @@ use redis_module::{redis_module, Context, RedisResult, RedisString, RedisValue};
 
 fn read(_: &Context, _: Vec<RedisString>) -> RedisResult {
     let freed = black_box(Box::into_raw(Box::new(1_i64)));
-    // SAFETY: there is none, which is the point: it is read after it was freed.
+    // SAFETY: none. The read after the free is the defect.
     let read = unsafe {
         drop(Box::from_raw(freed));
         black_box(*freed)

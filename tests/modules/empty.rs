@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 
-//! A module that does nothing: what a server pays for having one at all.
+//! A module without commands: measures the cost of any loaded module.
 
-#![allow(missing_docs)] // Of what the macro makes.
+#![allow(missing_docs)] // The macro generates items without docs.
 
 use redis_module::alloc::RedisAlloc;
 use redis_module::redis_module;

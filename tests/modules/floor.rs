@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
 
-//! What waiting in the server costs at least: clients queue up, and a release answers the first of them. Nothing else: no data
-//! in the keyspace, no lease, no owners, and no look at who is still there. Benchmarks compare the module with it.
+//! A lock with the minimum cost of waiting in the server: clients queue, and a release replies to the first. The lock has no
+//! data in the keyspace, no leases, no owners, and no check for disconnected clients. Benchmarks compare redis-lock with it.
 //!
-//! * `FLOOR.ACQUIRE key owner [BLOCK 0]` answers 1 as soon as the lock is the caller's.
-//! * `FLOOR.RELEASE key owner` hands it to the first who waits, or frees it, and answers 1; or 0 if nobody had it.
+//! * `FLOOR.ACQUIRE key owner [BLOCK 0]` replies 1 as soon as the caller holds the lock.
+//! * `FLOOR.RELEASE key owner` hands the lock to the first waiter, or frees it, and replies 1. It replies 0 for a free lock.
 
-#![allow(missing_docs)] // Nothing here is public but what the server calls.
+#![allow(missing_docs)] // Only the server calls the public items.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
@@ -15,7 +15,7 @@ use std::ffi::{c_char, c_int, CStr};
 use foldhash::fast::FixedState;
 use redis_module::raw;
 
-/// Calls a function of the module API. A server that lacks one panics here, which ends it.
+/// Calls a function of the module API. Panics on a server without the function, which ends the server.
 macro_rules! call {
     ($function:ident($($argument:expr),* $(,)?)) => {
         match raw::$function {
@@ -27,29 +27,29 @@ macro_rules! call {
 
 const OK: c_int = 0;
 
-/// Its memory is the server's, as that of the module that it is compared with.
+/// Uses the server's allocator, as redis-lock does.
 #[global_allocator]
 static ALLOCATOR: redis_module::alloc::RedisAlloc = redis_module::alloc::RedisAlloc;
 
 #[derive(Default)]
 struct Lock {
     held: bool,
-    /// Nobody waits for a lock that is not held.
+    /// Empty unless the lock is held.
     waiting: VecDeque<*mut raw::RedisModuleBlockedClient>,
 }
 
 thread_local! {
-    /// The server carries out all commands on one thread.
+    /// The server runs all commands on one thread.
     static LOCKS: RefCell<HashMap<Vec<u8>, Lock, FixedState>> = RefCell::default();
 }
 
-/// Does something with a lock.
+/// Runs `body` on a lock, which is created if necessary.
 ///
 /// # Safety
-/// The name is a string of the server, which lives and does not change meanwhile.
+/// The name is a valid string of the server, which does not change during the call.
 unsafe fn with_lock<T>(name: *mut raw::RedisModuleString, body: impl FnOnce(&mut Lock) -> T) -> T {
     let mut length = 0;
-    // SAFETY: the caller's promise; the bytes live as long as the string.
+    // SAFETY: guaranteed by the caller; the bytes live as long as the string.
     let name = unsafe {
         let start: *const c_char = call!(RedisModule_StringPtrLen(name, &mut length));
         std::slice::from_raw_parts(start.cast::<u8>(), length)
@@ -65,8 +65,8 @@ unsafe extern "C" fn acquire(
     argv: *mut *mut raw::RedisModuleString,
     argc: c_int,
 ) -> c_int {
-    // SAFETY: the server passes a context and so many arguments, which live until the command is over. The handle is given
-    // back by the release that pops it.
+    // SAFETY: the server passes a context and `argc` arguments, which live until the command returns. The release that pops a
+    // handle returns it to the server.
     unsafe {
         if argc < 3 {
             return call!(RedisModule_WrongArity(ctx));
@@ -82,13 +82,13 @@ unsafe extern "C" fn acquire(
     }
 }
 
-/// Answers a client that was unblocked.
+/// Replies to an unblocked client.
 unsafe extern "C" fn granted(
     ctx: *mut raw::RedisModuleCtx,
     _argv: *mut *mut raw::RedisModuleString,
     _argc: c_int,
 ) -> c_int {
-    // SAFETY: the server passes a context of the client.
+    // SAFETY: the server passes a valid context of the client.
     unsafe { call!(RedisModule_ReplyWithLongLong(ctx, 1)) }
 }
 
@@ -97,7 +97,7 @@ unsafe extern "C" fn release(
     argv: *mut *mut raw::RedisModuleString,
     argc: c_int,
 ) -> c_int {
-    // SAFETY: as in `acquire`; a handle that is in the queue has not been given back.
+    // SAFETY: see `acquire`; no handle in the queue has been returned to the server.
     unsafe {
         if argc != 3 {
             return call!(RedisModule_WrongArity(ctx));
@@ -135,7 +135,7 @@ pub unsafe extern "C" fn RedisModule_OnLoad(
     // SAFETY: the server passes a context that is valid during this call; the name is a C string.
     let introduced = unsafe { raw::Export_RedisModule_Init(ctx, c"floor".as_ptr(), 1, version) };
     match introduced {
-        // The flags are those of the module's commands, so that the server checks the same.
+        // These are the flags of redis-lock's commands, so the server makes the same checks.
         OK => {
             register(c"floor.acquire", c"write deny-oom blocking", Some(acquire))
                 | register(c"floor.release", c"write fast", Some(release))

@@ -1,3 +1,3 @@
 // SPDX-License-Identifier: MIT
 
-//! The modules are the examples of this package; the package itself has no code.
+//! The examples of this package are modules; the package has no other code.

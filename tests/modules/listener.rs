@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 
-//! A second module for the tests, which hears keyspace events: `LISTENER.HEARD` answers with those since the last call.
+//! A second module for tests, which records keyspace events: `LISTENER.HEARD` returns the events since the last call.
 
-#![allow(missing_docs)] // Of what the macro makes.
+#![allow(missing_docs)] // The macro generates items without docs.
 
 use std::sync::Mutex;
 

@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Puts the bugs of tests/mutants into the module, one after the other, and looks whether histories of clients show them.
+"""Adds one bug of tests/mutants at a time to the module, and checks whether client histories show it.
 
-    tests/mutants/histories.py               all that such a load can meet
-    tests/mutants/histories.py token lease   those that have one of the words in their names
+    tests/mutants/histories.py               all bugs that such a load can reach
+    tests/mutants/histories.py token lease   the bugs with one of these words in their names
 
-Each gets four loads on the installed redis-server: of everything, with clients that are killed, unblocked and paused, and of
-scenes that chance seldom brings about, for the checker of tests/history; and of exclusive locks, and of these and shared ones,
-for Porcupine and for that checker. Without a bug all of them must be content. BOTH and SCENE say which must be found. Of the
-others it depends on how the calls meet, or nobody can see them who knows only what clients are told; the tests must find all.
+Each bug gets four loads on the installed redis-server. One load uses every feature, and kills, unblocks and pauses clients. One
+load plays scenes that are rare in random loads. Two loads use exclusive locks, one of them also shared locks; Porcupine judges
+these two. The checker of tests/history judges all four. Without a bug, no load may be refused.
+
+The bugs in BOTH and SCENE must be found. Other bugs appear only with some timings, or not in replies to clients at all. The
+tests must find every bug.
 """
 
 import re
@@ -25,7 +27,7 @@ import run
 sys.path.insert(0, str(run.ROOT / "tests"))
 import porcupine  # noqa: E402
 
-# What the load does not have, and without which these bugs have no effect.
+# Requirements of bugs that no load meets.
 NEEDED = {
     "demotion-leaves-waiters": "a replica",
     "hand-over-not-replicated": "a replica",
@@ -36,11 +38,11 @@ NEEDED = {
     "counter-in-two-places": "a cluster",
     "quarantine-a-second-short": "a restart without data",
     "quarantine-skipped": "a restart without data",
-    "deletion-unnoticed": "strangers who write to keys",
-    "memory-before-the-key": "strangers who write to keys",
-    "newcomers-never-look": "strangers who write to keys",
-    "token-begins-anew": "strangers who write to keys",
-    "write-in-a-notification": "strangers who write to keys",
+    "deletion-unnoticed": "external clients that write to keys",
+    "memory-before-the-key": "external clients that write to keys",
+    "newcomers-never-look": "external clients that write to keys",
+    "token-begins-anew": "external clients that write to keys",
+    "write-in-a-notification": "external clients that write to keys",
     "guard-trusts-the-first-look": "guarded scripts",
     "guarded-write-begins-anew": "a cluster",
     "seen-end-forgotten": "subscribers to Redisson's channel",
@@ -49,9 +51,9 @@ NEEDED = {
     "watchers-not-told": "transactions that watch a lock",
 }
 
-# What the loads of plain locks meet often, so both checkers must refuse it.
+# Plain loads reach these bugs often, so both checkers must refuse them.
 BOTH = ("lease-runs-while-waiting", "old-token-passes", "release-of-anothers", "retry-counts-twice")
-# What a scene brings about each time it is played, so the checker must refuse it; or it ends the server, which counts as well.
+# A scene always triggers these bugs, so the checker must refuse them. Ending the server counts, too.
 SCENE = (
     "cancel-before-the-call",
     "cancel-takes-a-later-hold",
@@ -78,27 +80,26 @@ SCENE = (
     "writer-leaves-readers-asleep",
 )
 
-# A hold that is to last does so for eight seconds there, and whoever is not served waits for five: longer than the server may
-# be late.
+# Long holds last eight seconds in scenes, and waits that get no reply five: longer than the server may be late.
 SCENES = ("--clients", "2", "--listeners", "0", "--scenes", "3")
 LATE = 1_000
 
 SEED = 1
-# In seconds. A scene with a bug takes five.
-LASTS = 6
-SCENES_LAST = 8
+# In seconds. A scene takes five seconds with a bug.
+LENGTH = 6
+SCENES_LENGTH = 8
 
 
 def rules(verdict):
-    """What a checker of tests/history has refused, and how often; or how the load ended without a history."""
+    """The violated rules of a verdict with counts, or the end of a load without a history."""
     found = Counter(re.findall(r"^(\w+) on \S+: ", verdict.output, re.MULTILINE))
     if found:
         return ", ".join(f"{rule} {count}" for rule, count in found.most_common())
     return "nothing" if verdict.passed else verdict.last_line()
 
 
-def caught_itself(port):
-    """How many defects the module has caught in itself, and repaired: clients need not see any of those."""
+def internal_errors(port):
+    """The number of defects that the module found and repaired. Clients may see none of them."""
     with socket.create_connection(("127.0.0.1", port)) as connection, connection.makefile("rwb") as stream:
         stream.write(b"INFO lock\r\n")
         stream.flush()
@@ -107,26 +108,26 @@ def caught_itself(port):
 
 
 class Seen(NamedTuple):
-    """Who has refused a module: the checker of tests/history, Porcupine, or the module itself; and what all say."""
+    """Whether the checker of tests/history, Porcupine, or the module itself found a bug, and a summary."""
 
-    says: str
+    summary: str
     by_checker: bool
     by_porcupine: bool
     by_module: bool
 
 
-def look(module):
-    """What the checkers say of the four loads, and the module of itself. A load that ends its server is refused."""
+def judge(module):
+    """Runs the four loads on a module. A load that ends its server counts as refused."""
     caught = 0
     wrong = {}
 
-    def made(history, seconds, *options, **limits):
+    def play(history, seconds, *options, **limits):
         nonlocal caught
         history.unlink(missing_ok=True)
         with porcupine.server(module) as port:
             verdict = porcupine.load(port, SEED, seconds, history, *options, **limits)
             try:
-                caught += caught_itself(port)
+                caught += internal_errors(port)
             except (OSError, ValueError):
                 return porcupine.Verdict(False, f"{verdict.output}\nthe server has ended")
         return verdict
@@ -134,45 +135,45 @@ def look(module):
     with tempfile.TemporaryDirectory() as folder:
         history = Path(folder, "history.jsonl")
         loads = {
-            "everything": made(history, LASTS, "--faults", "--scenes", "1"),
-            "scenes": made(history, SCENES_LAST, *SCENES, late=LATE),
+            "everything": play(history, LENGTH, "--faults", "--scenes", "1"),
+            "scenes": play(history, SCENES_LENGTH, *SCENES, late=LATE),
         }
         for plain in ("exclusive", "readers"):
-            loads[plain] = made(history, LASTS, f"--{plain}")
+            loads[plain] = play(history, LENGTH, f"--{plain}")
             second = porcupine.porcupine(history) if history.exists() else None
             if second and not second.passed:
                 refused = re.search(r"\d+ wrong.*", second.last_line())
                 wrong[plain] = refused[0] if refused else second.last_line()
-    says = " | ".join(f"{load}: {rules(verdict)}" for load, verdict in loads.items())
+    summary = " | ".join(f"{load}: {rules(verdict)}" for load, verdict in loads.items())
     of_porcupine = ", ".join(f"{load} {what}" for load, what in wrong.items()) or "nothing"
-    says += f" | Porcupine: {of_porcupine} | the module itself: {caught or 'nothing'}"
+    summary += f" | Porcupine: {of_porcupine} | the module itself: {caught or 'nothing'}"
     by_checker = not all(verdict.passed for verdict in loads.values())
-    return Seen(says, by_checker, bool(wrong), caught > 0)
+    return Seen(summary, by_checker, bool(wrong), caught > 0)
 
 
 def main(*words):
     chosen = [mutant for mutant in run.mutants() if not words or any(word in mutant.name for word in words)]
     if not chosen:
-        sys.exit("no such mutants")
+        sys.exit("no mutant matches")
     porcupine.build()
     run.copy_sources()
     run.cargo("build", "--release", "--lib")
     module = run.ENVIRONMENT["REDIS_LOCK_MODULE"]
-    seen = look(module)
-    print(f"without a bug | {seen.says}", flush=True)
+    seen = judge(module)
+    print(f"without a bug | {seen.summary}", flush=True)
     if any(seen[1:]):
-        sys.exit("what is refused without a bug tells nothing")
+        sys.exit("a load without a bug is refused, so the results would mean nothing")
     found = only_by_module = tried = 0
     missed = []
     for mutant in chosen:
         if mutant.name in NEEDED:
-            print(f"{mutant.name} | left out: needs {NEEDED[mutant.name]}", flush=True)
+            print(f"{mutant.name} | skipped: needs {NEEDED[mutant.name]}", flush=True)
             continue
         tried += 1
         try:
             with run.applied(mutant):
                 run.cargo("build", "--release", "--lib")
-                seen = look(module)
+                seen = judge(module)
         except run.Trouble as trouble:
             sys.exit(f"{mutant.name}: {trouble}")
         by_any = seen.by_checker or seen.by_porcupine
@@ -181,10 +182,10 @@ def main(*words):
         second = seen.by_porcupine or mutant.name in SCENE or shutil.which("go") is None
         if mutant.name in (*BOTH, *SCENE) and not (seen.by_checker and second):
             missed.append(mutant.name)
-        print(f"{mutant.name} | {seen.says}", flush=True)
-    print(f"{found} of {tried} were seen by a checker, {only_by_module} more by the module alone")
+        print(f"{mutant.name} | {seen.summary}", flush=True)
+    print(f"a checker found {found} of {tried}, the module alone {only_by_module} more")
     if missed:
-        sys.exit(f"not seen, though they must be: {', '.join(missed)}")
+        sys.exit(f"not found, though required: {', '.join(missed)}")
 
 
 if __name__ == "__main__":

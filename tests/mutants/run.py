@@ -1,21 +1,20 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Puts bugs into the module that locks elsewhere have had, one after the other, and looks whether the tests find them.
+"""Adds one bug at a time to the module, and checks that the tests find it. Other locks have had these bugs.
 
-    tests/mutants/run.py               all of them
-    tests/mutants/run.py token lease   those that have one of the words in their names
-    tests/mutants/run.py --show token  the same, and how each test fails
-    tests/mutants/run.py --check       builds nothing: looks whether every patch still fits, and names tests that there are
+* tests/mutants/run.py: all bugs
+* tests/mutants/run.py token lease: the bugs with one of these words in their names
+* tests/mutants/run.py --show token: prints also how each test fails
+* tests/mutants/run.py --check: builds nothing; checks that every patch applies and names existing tests
 
-Each file NAME.patch beside this one is a bug. Before the diff it says what goes wrong, where such a bug is seen, and which tests
-must fail because of it:
+Each NAME.patch in this folder is a bug. Its header describes the bug, another lock that had it, and the tests that must fail:
 
     Bug: one sentence
     Seen: one sentence
     Caught by: lib:core::scenarios::retry server:fencing::tokens_grow::redis_7
 
-What begins with `lib:` is a test inside the module, what begins with `server:` is one of tests/server, each with its whole name.
-It counts as caught only if all of them fail, and none of them may fail without the patch. What does not compile is no bug.
+`lib:` marks a test inside the module, `server:` a test in tests/server; both need the full name. A bug is caught only if all its
+tests fail, and all pass without the patch. A patch that does not compile is no bug.
 """
 
 import contextlib
@@ -34,18 +33,18 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent.parent
 PATCHES = ROOT / "tests/mutants"
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
-# The sources that are changed are a copy: nobody's work is touched, and what is built of them is kept apart.
+# Patches change a copy of the sources, which has its own build folder.
 TREE = TARGET / "mutants/tree"
 BUILD = TARGET / "mutants/build"
 CARGO = os.environ.get("CARGO", "cargo")
 
-# In seconds. The slowest of the named tests takes a tenth of that without a bug.
-PATIENCE = 120
+# In seconds. Without a bug, the slowest of the named tests takes a tenth of this.
+TIMEOUT = 120
 
 ENVIRONMENT = {
     **os.environ,
     "CARGO_TARGET_DIR": str(BUILD),
-    # A module that is built fast is as good as a fast one here.
+    # A fast build matters here, a fast module does not.
     "CARGO_INCREMENTAL": "1",
     "CARGO_PROFILE_RELEASE_LTO": "off",
     "CARGO_PROFILE_RELEASE_OPT_LEVEL": "1",
@@ -54,9 +53,9 @@ ENVIRONMENT = {
     "REDIS_LOCK_MODULE": str(BUILD / "release/libredis_lock.so"),
     "REDIS_LOCK_EXAMPLES": str(BUILD / "debug"),
     "REDIS_LOCK_TOOLS": str(BUILD / "debug"),
-    # That a history fails is enough: it need not be the shortest one.
+    # Any failing history is enough; looking for the shortest one takes time.
     "PROPTEST_MAX_SHRINK_ITERS": "0",
-    # Otherwise git takes the copy for a folder of the repository around it, and skips what a patch says.
+    # Otherwise git takes the copy for a folder of the outer repository, and ignores the patch.
     "GIT_CEILING_DIRECTORIES": str(TREE.parent),
 }
 
@@ -69,7 +68,7 @@ class Mutant(NamedTuple):
 
 
 class Trouble(Exception):
-    """Something that is no finding: a patch that does not fit or compile, or a test that fails by itself."""
+    """A bug could not be tried: a patch does not apply or compile, or a test fails without it."""
 
 
 def mutants():
@@ -82,16 +81,16 @@ def mutants():
 
 
 def check(mutant):
-    """What is wrong with a patch, as far as that can be seen without building anything."""
+    """The errors in a patch that are visible without a build."""
     missing = [header for header in ("Bug", "Seen", "Caught by") if not mutant.headers.get(header)]
     if missing:
-        yield f"does not say: {', '.join(missing)}"
+        yield f"lacks: {', '.join(missing)}"
     applied = subprocess.run(
         ["git", "apply", "--check", str(mutant.patch)], cwd=ROOT, stderr=subprocess.PIPE, text=True
     )
     if applied.returncode:
         yield applied.stderr.strip()
-    yield from (f"names a test that there is not: {test}" for test in mutant.tests if not exists(test))
+    yield from (f"names a missing test: {test}" for test in mutant.tests if not exists(test))
 
 
 def exists(test):
@@ -110,12 +109,12 @@ def exists(test):
     if modules[-1:] == ["tests"]:
         modules.pop()
     files = [folder.joinpath(*modules).with_suffix(".rs"), folder.joinpath(*modules, "mod.rs")]
-    # Some are made by macros, which get the name only.
+    # A macro may define the test, so only its name is in the file.
     return any(file.is_file() and re.search(rf"\b{name}\b", file.read_text()) for file in files)
 
 
 def copy_sources():
-    """Makes the copy what the sources are. What is the same stays untouched, so that little is built."""
+    """Updates the copy of the sources. Unchanged files stay untouched, so cargo builds little."""
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, check=True, stdout=subprocess.PIPE
     )
@@ -132,13 +131,13 @@ def copy_sources():
         (TREE / path).unlink()
     for path in sorted(wanted):
         restore(path)
-    # Where the tests look for other servers.
+    # The tests find other servers there.
     with contextlib.suppress(FileExistsError):
         (TREE / "target").symlink_to(TARGET)
 
 
 def restore(path):
-    """A file of the copy, as it is in the sources. It is newer than what was built of another one."""
+    """Restores a file of the copy from the sources. Its new time makes cargo build it again."""
     source, copy = ROOT / path, TREE / path
     content = source.read_bytes()
     if not copy.is_file() or copy.read_bytes() != content:
@@ -154,12 +153,12 @@ def applied(mutant):
     )
     try:
         if done.returncode:
-            raise Trouble(f"the patch does not fit\n{done.stderr}")
+            raise Trouble(f"the patch does not apply\n{done.stderr}")
         yield
     finally:
         for path in re.findall(r"^\+\+\+ b/(.*)$", mutant.patch.read_text(), re.MULTILINE):
             restore(path)
-        # What found one bug is not to help with the next.
+        # Histories that found one bug must not help with the next.
         shutil.rmtree(TREE / "proptest-regressions", ignore_errors=True)
 
 
@@ -180,7 +179,7 @@ def cargo(*words):
 
 
 def build(tests):
-    """What these tests need of the module. Returns the executable with the tests inside it."""
+    """Builds the module for these tests. Returns the executable with the module's own tests."""
     if any(test.startswith("server:") for test in tests):
         cargo("build", "--release", "--lib")
     if any(test.startswith("lib:") for test in tests):
@@ -189,7 +188,7 @@ def build(tests):
 
 
 def run(test, binary):
-    """Whether a test fails: how, or nothing if it passes."""
+    """Runs a test. Returns how it fails, or None if it passes."""
     name = test.partition(":")[2]
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
@@ -202,11 +201,11 @@ def run(test, binary):
             start_new_session=True,
         )
         try:
-            status = process.wait(PATIENCE)
+            status = process.wait(TIMEOUT)
         except subprocess.TimeoutExpired:
             status = None
         finally:
-            # It may have left servers behind.
+            # A failed test can leave servers running.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -215,9 +214,9 @@ def run(test, binary):
     if "running 1 test\n" not in text:
         raise Trouble(f"there is no test {test}\n{text}")
     if "SKIPPED: " in text:
-        raise Trouble(f"{test} is left out here\n{text}")
+        raise Trouble(f"{test} is skipped on this machine\n{text}")
     if status is None:
-        return f"it takes longer than {PATIENCE} s\n{text}"
+        return f"it takes longer than {TIMEOUT} s\n{text}"
     return f"it fails\n{text}" if status else None
 
 
@@ -226,7 +225,7 @@ def first_line(text):
 
 
 def try_out(mutant, server_tests, shown):
-    """What to say of a mutant, and whether it was caught."""
+    """Runs the tests of a mutant. Returns a line for the report, and whether it was caught."""
     started = time.monotonic()
     with applied(mutant):
         lib_tests = build(mutant.tests)
@@ -236,8 +235,8 @@ def try_out(mutant, server_tests, shown):
             print(f"---- {mutant.name}, {test}: {why or 'it passes'}")
     survived = [test for test, why in results if why is None]
     if survived:
-        return f"SURVIVED {mutant.name}, which is not seen by {' '.join(survived)}", False
-    slow = " (time over)" if any("takes longer" in first_line(why) for _, why in results) else ""
+        return f"SURVIVED {mutant.name}, not caught by {' '.join(survived)}", False
+    slow = " (timeout)" if any("takes longer" in first_line(why) for _, why in results) else ""
     tests = " ".join(mutant.tests)
     return f"caught {mutant.name} by {tests}{slow} in {time.monotonic() - started:.0f} s", True
 
@@ -251,15 +250,15 @@ def try_all(chosen, shown):
     for test in named:
         why = run(test, lib_tests if test.startswith("lib:") else server_tests)
         if why:
-            raise Trouble(f"{test} does not pass without any bug: {why}")
+            raise Trouble(f"{test} fails without any bug: {why}")
     print(f"{len(named)} tests pass without a bug, after {time.monotonic() - started:.0f} s", flush=True)
     caught = 0
     for mutant in chosen:
         try:
-            says, is_caught = try_out(mutant, server_tests, shown)
+            line, is_caught = try_out(mutant, server_tests, shown)
         except Trouble as trouble:
-            says, is_caught = f"SURVIVED {mutant.name}, which is no bug to be found: {trouble}", False
-        print(says, flush=True)
+            line, is_caught = f"SURVIVED {mutant.name}, which could not be tried: {trouble}", False
+        print(line, flush=True)
         caught += is_caught
     print(f"{caught} caught, {len(chosen) - caught} survived")
     return caught == len(chosen)
@@ -269,13 +268,13 @@ def main(*words):
     everything = mutants()
     if words == ("--check",):
         wrong = [f"{mutant.patch.name}: {what}" for mutant in everything for what in check(mutant)]
-        print("\n".join(wrong) or f"{len(everything)} mutants fit")
+        print("\n".join(wrong) or f"{len(everything)} mutants are right")
         return not wrong
     shown = "--show" in words
     words = [word for word in words if word != "--show"]
     chosen = [mutant for mutant in everything if not words or any(word in mutant.name for word in words)]
     if not chosen:
-        sys.exit("no such mutants")
+        sys.exit("no mutant matches")
     try:
         return try_all(chosen, shown)
     except Trouble as trouble:

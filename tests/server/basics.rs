@@ -1,31 +1,31 @@
 // SPDX-License-Identifier: MIT
 
-//! Taking, re-entering, renewing, giving back, breaking and looking at a lock, without anybody waiting.
+//! Acquire, re-enter, renew, release, break and inspect a lock that has no waiters.
 
 use redis::Value;
 
 use crate::support::{in_world, show, Client, Flavor, Server};
 
 crate::on_every_server!(
-    an_owner_takes_and_gives_back,
-    leases_are_given_and_set_anew,
-    all_holds_end_at_once,
+    an_owner_acquires_and_releases,
+    leases_are_set_and_renewed,
+    release_all_ends_every_hold,
     breaking_ends_every_hold,
-    a_star_makes_an_owner,
+    a_star_generates_an_owner,
     info_shows_the_holder,
-    keys_and_owners_are_bytes,
-    databases_are_apart,
-    the_commands_describe_themselves,
-    a_hold_by_a_script_is_the_same_hold,
+    keys_and_owners_may_be_binary,
+    databases_have_separate_locks,
+    commands_are_documented,
+    scripts_and_commands_share_holds,
 );
 
-/// The TTL is what was asked for, give or take what the test itself needs.
+/// Asserts that the TTL is at most `expected` ms, and at most 5 s less.
 fn assert_lease(client: &mut Client, key: &str, expected: i64) {
     let ttl = client.number(&format!("PTTL {key}"));
-    assert!(ttl <= expected && ttl > expected - 5_000, "the lease is {ttl} ms, not {expected}");
+    assert!(ttl <= expected && ttl > expected - 5_000, "the lease is {ttl} ms, expected {expected} ms");
 }
 
-fn an_owner_takes_and_gives_back(flavor: Flavor) {
+fn an_owner_acquires_and_releases(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         assert_eq!(a.call("LOCK.ACQUIRE k alice"), "1");
@@ -51,7 +51,7 @@ fn not_owner() -> &'static str {
     "NOTOWNER lock was released, broken or expired; stop and acquire it again"
 }
 
-fn leases_are_given_and_set_anew(flavor: Flavor) {
+fn leases_are_set_and_renewed(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         assert_eq!(a.call("LOCK.ACQUIRE k a"), "1");
@@ -64,7 +64,7 @@ fn leases_are_given_and_set_anew(flavor: Flavor) {
         assert_lease(&mut a, "k", 60_000);
         assert_eq!(a.call("LOCK.RENEW k a"), "3");
         assert_lease(&mut a, "k", 30_000);
-        // Giving back leaves the lease alone, unless told otherwise.
+        // A release keeps the lease unless it gives a new one.
         assert_eq!(a.call("LOCK.RENEW k a EX 100"), "3");
         assert_eq!(a.call("LOCK.RELEASE k a"), "2");
         assert_lease(&mut a, "k", 100_000);
@@ -72,14 +72,14 @@ fn leases_are_given_and_set_anew(flavor: Flavor) {
         assert_lease(&mut a, "k", 50_000);
         assert_eq!(a.call("LOCK.RELEASE k a PX 70000"), "0");
         assert_eq!(a.call("PTTL k"), "-2");
-        // A lease that ends is a hold that ends.
+        // An expired lease ends the hold.
         assert_eq!(a.call("LOCK.ACQUIRE k a PX 1"), "1");
         crate::support::until("the lease is over", || a.call("LOCK.INFO k") == "nil");
         assert_eq!(a.call("LOCK.RENEW k a"), not_owner());
     });
 }
 
-fn all_holds_end_at_once(flavor: Flavor) {
+fn release_all_ends_every_hold(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         for holds in 1..=3 {
@@ -103,14 +103,14 @@ fn breaking_ends_every_hold(flavor: Flavor) {
     });
 }
 
-fn a_star_makes_an_owner(flavor: Flavor) {
+fn a_star_generates_an_owner(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         let Value::Array(reply) = a.call_value("LOCK.ACQUIRE k *") else { panic!("no flat array in RESP2") };
         let [name, owner, holds, one] = &reply[..] else { panic!("{reply:?}") };
         assert_eq!((show(name), show(holds), show(one)), ("owner".into(), "holds".into(), "1".into()));
         let owner = show(owner);
-        assert_eq!(owner.len(), 36, "{owner} is no UUID");
+        assert_eq!(owner.len(), 36, "{owner} is not a UUID");
         assert_eq!(a.call("LOCK.ACQUIRE k *"), "nil");
         assert_eq!(a.call(&format!("LOCK.ACQUIRE k {owner}")), "2");
         assert_eq!(a.call(&format!("LOCK.RELEASE k {owner} ALL")), "0");
@@ -118,7 +118,7 @@ fn a_star_makes_an_owner(flavor: Flavor) {
         resp3.call("HELLO 3");
         let Value::Map(reply) = resp3.call_value("LOCK.ACQUIRE k *") else { panic!("no map in RESP3") };
         assert_eq!(reply.len(), 2);
-        assert_ne!(show(&reply[0].1), owner, "a random owner came twice");
+        assert_ne!(show(&reply[0].1), owner, "two generated owners are equal");
     });
 }
 
@@ -128,7 +128,7 @@ fn info_shows_the_holder(flavor: Flavor) {
         assert_eq!(a.call("LOCK.INFO k"), "nil");
         a.call("LOCK.ACQUIRE k alice PX 100000");
         a.call("LOCK.ACQUIRE k alice PX 100000");
-        // The TTL is the only thing that is not known to the digit.
+        // Only the TTL varies.
         let ttl_as_x = |text: String| {
             text.split_inclusive(", ")
                 .map(|part| {
@@ -159,7 +159,7 @@ fn info_shows_the_holder(flavor: Flavor) {
     });
 }
 
-fn keys_and_owners_are_bytes(flavor: Flavor) {
+fn keys_and_owners_may_be_binary(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         let (key, owner): (&[u8], &[u8]) = (b"\0k\r\n\xff {}", b"\0\r\n\xff o*");
@@ -167,19 +167,19 @@ fn keys_and_owners_are_bytes(flavor: Flavor) {
         assert_eq!(a.call_args(&[b"LOCK.ACQUIRE", key, owner]), "2");
         assert_eq!(a.call_args(&[b"LOCK.ACQUIRE", key, b"\0"]), "nil");
         assert_eq!(a.call_args(&[b"HGET", key, owner]), "2");
-        // The longest owner makes the hash a table inside, and nothing else different.
+        // The longest owner turns the hash into a table; replies stay the same.
         let long = vec![b'o'; 1024];
         assert_eq!(a.call_args(&[b"LOCK.ACQUIRE", b"long", &long]), "1");
         assert_eq!(a.call_args(&[b"LOCK.ACQUIRE", b"long", &long]), "2");
         assert_eq!(a.call_args(&[b"LOCK.ACQUIRE", b"long", b"x"]), "nil");
         assert_eq!(a.call_args(&[b"LOCK.RELEASE", b"long", &long]), "1");
-        // The empty key is a key.
+        // The empty key is valid.
         assert_eq!(a.call_args(&[b"LOCK.ACQUIRE", b"", b"x"]), "1");
         assert_eq!(a.call_args(&[b"LOCK.ACQUIRE", b"", b"y"]), "nil");
     });
 }
 
-fn databases_are_apart(flavor: Flavor) {
+fn databases_have_separate_locks(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k a");
@@ -194,7 +194,7 @@ fn databases_are_apart(flavor: Flavor) {
     });
 }
 
-fn the_commands_describe_themselves(flavor: Flavor) {
+fn commands_are_documented(flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
     let mut a = server.client();
     let help = a.call("LOCK.HELP");
@@ -214,8 +214,8 @@ fn the_commands_describe_themselves(flavor: Flavor) {
     }
 }
 
-/// The steps of a Redisson client: acquire, release.
-fn a_hold_by_a_script_is_the_same_hold(flavor: Flavor) {
+/// Acquires and releases as a Redisson client does.
+fn scripts_and_commands_share_holds(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         let acquire = b"redis.call('hincrby', KEYS[1], ARGV[2], 1); redis.call('pexpire', KEYS[1], ARGV[1])";

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! `LOCK.CANCEL`: an acquire is undone, whatever has become of it (4, 5, 7).
+//! `LOCK.CANCEL` undoes an acquire in any state: still to arrive, waiting or granted (4, 5, 7).
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -9,20 +9,20 @@ use crate::on_every_server;
 use crate::support::{in_world, in_world_with, until, Client, Flavor, Server, World};
 
 on_every_server!(
-    a_wait_is_ended,
-    a_hold_is_given_back,
-    a_call_that_is_still_to_come_is_refused,
-    a_grant_that_nobody_was_told_of_is_undone_with_its_lease,
-    what_the_request_bound_is_unbound,
-    a_cancel_is_known_after_a_restart,
+    cancel_ends_a_wait,
+    cancel_releases_a_hold,
+    a_later_acquire_is_refused,
+    an_unsent_grant_is_undone,
+    bindings_of_the_request_end,
+    a_cancel_survives_a_restart,
     bad_arguments_change_nothing,
-    a_thousand_cancels_at_any_moment_leave_nothing,
+    a_thousand_cancels_leave_nothing,
 );
 
 const CANCELLED: &str =
     "UNBLOCKED request was cancelled by LOCK.CANCEL and holds nothing; use a new ID to acquire again";
 
-fn a_wait_is_ended(flavor: Flavor) {
+fn cancel_ends_a_wait(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut client = world.client();
         client.call("LOCK.ACQUIRE k a PX 60000");
@@ -32,7 +32,7 @@ fn a_wait_is_ended(flavor: Flavor) {
         assert_eq!(waiting.recv(), CANCELLED);
         assert_eq!(client.call("LOCK.CANCEL k b ID r"), "1");
         assert_eq!(client.call("LOCK.ACQUIRE k b ID r"), CANCELLED);
-        // A reader behind a writer that is cancelled waits no more.
+        // Cancelling a writer lets the reader behind it through.
         client.call("LOCK.RELEASE k a");
         assert_eq!(behind.recv(), "1");
         client.call("LOCK.RELEASE k c");
@@ -44,7 +44,7 @@ fn a_wait_is_ended(flavor: Flavor) {
     });
 }
 
-fn a_hold_is_given_back(flavor: Flavor) {
+fn cancel_releases_a_hold(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut client = world.client();
         assert_eq!(client.call("LOCK.ACQUIRE k a PX 60000 ID 1"), "1");
@@ -55,12 +55,12 @@ fn a_hold_is_given_back(flavor: Flavor) {
         let mut next = world.waiting("LOCK.ACQUIRE k b PX 60000 BLOCK 0");
         assert_eq!(client.call("LOCK.CANCEL k a ID 2"), "1");
         assert_eq!(next.recv(), "1");
-        // What was given back already, or lost, cannot be undone.
+        // A hold that was released or lost cannot be undone.
         assert_eq!(client.call("LOCK.ACQUIRE l a PX 60000 ID 1"), "1");
         assert_eq!(client.call("LOCK.RELEASE l a"), "0");
         assert_eq!(client.call("LOCK.CANCEL l a ID 1"), "0");
         assert_eq!(client.call("LOCK.ACQUIRE l a ID 1"), CANCELLED);
-        // Of an owner with both kinds of hold the one that was asked for; and of one that the server has named.
+        // The cancel ends the kind of hold that its request acquired; it also works for a generated owner.
         assert_eq!(client.call("LOCK.ACQUIRE m a PX 60000 ID x"), "1");
         assert_eq!(client.call("LOCK.ACQUIRE m a SHARED PX 60000 ID s"), "2");
         assert_eq!(client.call("LOCK.CANCEL m a ID s"), "1");
@@ -80,7 +80,7 @@ fn a_hold_is_given_back(flavor: Flavor) {
     });
 }
 
-fn a_call_that_is_still_to_come_is_refused(flavor: Flavor) {
+fn a_later_acquire_is_refused(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut client = world.client();
         assert_eq!(client.call("LOCK.CANCEL k a ID r"), "0");
@@ -92,20 +92,20 @@ fn a_call_that_is_still_to_come_is_refused(flavor: Flavor) {
         }
         assert_eq!(client.call("EXISTS k"), "0");
         assert_eq!(client.call("LOCK.ACQUIRE k a ID another"), "1");
-        // A release with the same id is another call.
+        // A release with the same ID is another request.
         assert_eq!(client.call("LOCK.RELEASE k a ID r"), "0");
         assert_eq!(client.call("LOCK.RELEASE k a ID r"), "0");
         assert_eq!(client.call("LOCK.CANCEL k a ID r"), "0");
-        // It is forgotten after lock.request-ttl.
+        // The cancel is forgotten after lock.request-ttl.
         client.call("CONFIG SET lock.request-ttl 40");
         assert_eq!(client.call("LOCK.CANCEL k b ID r"), "0");
-        until("it is forgotten", || client.call("EXISTS lock_request:{k}:b:r") == "0");
+        until("the cancel is forgotten", || client.call("EXISTS lock_request:{k}:b:r") == "0");
         assert_eq!(client.call("LOCK.ACQUIRE k b ID r"), "1");
     });
 }
 
-/// The cancel comes in the turn of the event loop in which the lock is handed over, so that nobody is answered with the grant.
-fn a_grant_that_nobody_was_told_of_is_undone_with_its_lease(flavor: Flavor) {
+/// The cancel arrives in the event loop cycle of the handover, so no client is sent the grant.
+fn an_unsent_grant_is_undone(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut client = world.client();
         client.call("LOCK.ACQUIRE k a PX 60000");
@@ -116,7 +116,7 @@ fn a_grant_that_nobody_was_told_of_is_undone_with_its_lease(flavor: Flavor) {
         assert_eq!((first.recv(), second.recv()), ("1".to_owned(), CANCELLED.to_owned()));
         assert_eq!(client.call("HGETALL k"), "[b, 1]");
         assert!(client.number("PTTL k") > 40_000);
-        // And the next in line has it at once.
+        // The next waiter gets the lock at once.
         let mut third = world.waiting("LOCK.ACQUIRE k c PX 60000 BLOCK 0 ID r");
         let mut fourth = world.waiting("LOCK.ACQUIRE k d PX 60000 BLOCK 0");
         client.send_at_once(&["LOCK.RELEASE k b", "LOCK.CANCEL k c ID r"]);
@@ -126,7 +126,7 @@ fn a_grant_that_nobody_was_told_of_is_undone_with_its_lease(flavor: Flavor) {
     });
 }
 
-fn what_the_request_bound_is_unbound(flavor: Flavor) {
+fn bindings_of_the_request_end(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut client = world.client();
         let mut bound = world.client();
@@ -137,19 +137,19 @@ fn what_the_request_bound_is_unbound(flavor: Flavor) {
         assert_eq!(client.info("lock", "lock_ephemeral_holds"), "0");
         assert_eq!(client.info("lock", "lock_watchdogs"), "0");
         bound.close();
-        until("it is closed", || client.info("clients", "connected_clients") == "1");
+        until("the connection is closed", || client.info("clients", "connected_clients") == "1");
         assert_eq!(client.call("HGETALL k"), "[a, 1]");
-        // What another call of the same connection bound stays.
+        // A binding made by another call of the same connection stays.
         let mut bound = world.client();
         bound.call("LOCK.ACQUIRE l a EPHEMERAL");
         assert_eq!(bound.call("LOCK.ACQUIRE l a EPHEMERAL ID r"), "2");
         assert_eq!(client.call("LOCK.CANCEL l a ID r"), "1");
         bound.close();
-        until("it is released", || client.call("EXISTS l") == "0");
+        until("the lock is released", || client.call("EXISTS l") == "0");
     });
 }
 
-fn a_cancel_is_known_after_a_restart(flavor: Flavor) {
+fn a_cancel_survives_a_restart(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut client = world.client();
         client.call("CONFIG SET lock.request-ttl 600000");
@@ -190,31 +190,30 @@ fn bad_arguments_change_nothing(flavor: Flavor) {
     });
 }
 
-/// Acquires that are cancelled on another connection, with the one that waits closed or not, around the moment of their
-/// grant: whatever arrives in which order.
-fn a_thousand_cancels_at_any_moment_leave_nothing(flavor: Flavor) {
+/// Cancels acquires from another connection around the moment of their grant, with the waiting connection open or closed.
+fn a_thousand_cancels_leave_nothing(flavor: Flavor) {
     const TASKS: usize = 8;
     const ROUNDS: usize = 125;
     in_world_with(flavor, &["--maxclients", "2000"], |world: &World| {
         let port = world.primary.port;
         std::thread::scope(|scope| {
             for task in 0..TASKS {
-                scope.spawn(move || cancel_again_and_again(port, task, ROUNDS));
+                scope.spawn(move || cancel_in_rounds(port, task, ROUNDS));
             }
         });
         let mut client = world.client();
         until("their connections are closed", || client.info("clients", "connected_clients") == "1");
-        assert_eq!(client.call("EXISTS k"), "0", "somebody holds the lock: {}", client.call("LOCK.INFO k"));
+        assert_eq!(client.call("EXISTS k"), "0", "the lock is still held: {}", client.call("LOCK.INFO k"));
         assert_eq!(client.info("lock", "lock_waiters"), "0");
         assert_eq!(client.info("lock", "lock_contended_locks"), "0");
     });
 }
 
-fn cancel_again_and_again(port: u16, task: usize, rounds: usize) {
+fn cancel_in_rounds(port: u16, task: usize, rounds: usize) {
     let mut canceller = Client::connect(port);
     let mut outcomes = HashSet::new();
     for round in 0..rounds {
-        // Not random, but of all lengths and without a rhythm between tasks.
+        // Pseudo-random pauses of all lengths, without a rhythm between tasks.
         let pause = (round * 7919 + task * 104_729) % 1_500;
         let mut waiting = Client::connect(port);
         let owner = if round % 5 == 0 { "same".to_owned() } else { format!("{task}-{round}") };
@@ -233,13 +232,13 @@ fn cancel_again_and_again(port: u16, task: usize, rounds: usize) {
             }
             2 => {
                 canceller.call(&cancel);
-                let told = waiting.recv();
-                // It may have been answered before, and that grant is undone all the same.
-                assert!(told == CANCELLED || told.parse::<i64>().is_ok(), "{told}");
-                outcomes.insert(told == CANCELLED);
+                let reply = waiting.recv();
+                // The grant may have been sent first; it is undone all the same.
+                assert!(reply == CANCELLED || reply.parse::<i64>().is_ok(), "{reply}");
+                outcomes.insert(reply == CANCELLED);
             }
             _ => {
-                // Both at once, and the answers in either order.
+                // Both at once: the server may see either first.
                 canceller.send(&cancel);
                 waiting.close();
                 canceller.recv();
@@ -251,7 +250,7 @@ fn cancel_again_and_again(port: u16, task: usize, rounds: usize) {
 }
 
 #[test]
-fn it_is_listed_as_a_write() {
+fn cancel_is_flagged_as_a_write() {
     if !Flavor::Redis7.is_installed() {
         return;
     }

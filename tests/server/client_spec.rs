@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: MIT
 
-//! What every package in `clients/` does: the scenarios of `clients/spec/scenarios.json`, each played against the driver of each
-//! package on a server of its own, with faults.
+//! Contract tests of the packages in `clients/`. Plays each scenario of `clients/spec/scenarios.json` against the driver of
+//! each package, on a server of its own, with faults.
 //!
-//! `make test` plays them with one package for each of two languages, `make test-all` with all.
+//! `make test` plays them with one package each of two languages, `make test-all` with every package.
 //!
-//! A step is one of these:
-//! * `on`, `do` and what belongs to it: a request to the driver of that name, `a` or `b` of the package, or `other` of another.
-//!   `is` is its answer, or one of several; with `later` it goes on under that name, until `ends` waits for it;
-//!   `token: grows` compares it with all before; `heard` is part of what the listener heard; `owner_of` is the owner that was
-//!   told under that name.
-//! * `pending`: these are not answered yet.
-//! * `owners` or `waiters` of a lock, `are`: waits until there are so many.
-//! * `server`, `says`: a command on a connection of ours.
-//! * `calls` of a command, `at_least` (waits for them) or `at_most`, since the scenario began.
-//! * `connections` of a driver, `at_most`, since the scenario began.
-//! * `fault`: `freeze`, `freeze old`, `thaw`, `break`, `sick` (each ends by its first call), `well`, and `lose the reply to` a
-//!   `command` concern the connections of a driver, `kill` itself;
-//!   `restart`, `failover` and `busy` (with a script, `for` so many ms) the server.
-//! * `repeat`, `steps`; and `pause` in ms, where what must not happen needs time to happen.
+//! A step has one of these forms:
+//! * `on`, `do` and further fields: a request to driver `a` or `b` of the package, or to driver `other` of another package.
+//!   `is` lists the accepted answers. With `later` the request continues under that name until a step `ends` it. `token:
+//!   grows` expects a token above all earlier ones. `heard` lists events that the listener must have received. `owner_of`
+//!   names the request whose owner is used.
+//! * `pending`: the named requests have no answer yet.
+//! * `owners` or `waiters` of a lock, `are`: waits until the lock has that number of them.
+//! * `server`, `says`: a command on the test's own connection, and its reply.
+//! * `calls` of a command since the scenario began: `at_least` waits for that number, `at_most` checks it.
+//! * `connections` of a driver since the scenario began: `at_most` is checked.
+//! * `fault`: `freeze`, `freeze old`, `thaw`, `break`, `sick`, `well`, and `lose the reply to` a `command` affect the
+//!   connections of a driver. A `sick` connection ends with its first call. `kill` affects the driver's process. `restart`,
+//!   `failover` and `busy` (with a script, `for` a time in ms) affect the server.
+//! * `repeat`, `steps`: plays the steps that number of times. `pause`: waits that time in ms before an absence is checked.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::OnceLock;
@@ -30,14 +30,14 @@ use crate::support::driver::{Driver, Package};
 use crate::support::proxy::Proxy;
 use crate::support::{until, Client, Flavor, Server};
 
-/// A module with a test for each package, for each scenario.
+/// Defines a module for each scenario, with a test for each package.
 macro_rules! scenarios {
     ($($name:ident),* $(,)?) => {
         #[test]
         fn all_scenarios_are_played() {
             let mut played = vec![$(stringify!($name)),*];
             played.sort_unstable();
-            assert!(scenarios().keys().eq(played), "the list here is not that of scenarios.json");
+            assert!(scenarios().keys().eq(played), "this list differs from scenarios.json");
         }
         $(
             mod $name {
@@ -111,11 +111,11 @@ fn scenarios() -> &'static BTreeMap<String, Value> {
     static SCENARIOS: OnceLock<BTreeMap<String, Value>> = OnceLock::new();
     SCENARIOS.get_or_init(|| {
         serde_json::from_str(include_str!("../../clients/spec/scenarios.json"))
-            .expect("scenarios.json is no list of scenarios")
+            .expect("scenarios.json is not a list of scenarios")
     })
 }
 
-/// All that a user needs who takes locks, and what client libraries say when they connect.
+/// The permissions that the packages need, including the commands that client libraries send when they connect.
 const APP: &str =
     "ACL SETUSER app on >secret resetkeys ~k resetchannels &lock:inbox:* -@all +lock.acquire +lock.release \
                    +lock.renew +lock.cancel +lock.info +subscribe +unsubscribe +ping +select +client|setname";
@@ -136,7 +136,7 @@ struct Stage {
     replica: Option<Server>,
     client: Client,
     drivers: BTreeMap<String, (Driver, Proxy)>,
-    /// What goes on: at which driver, and the number of the request.
+    /// Requests without an answer yet: the driver, and the number of the request.
     pending: HashMap<String, (String, u64)>,
     last: HashMap<String, String>,
     owners: HashMap<String, String>,
@@ -207,7 +207,7 @@ impl Stage {
         } else if let Some(names) = step["pending"].as_array() {
             for name in names {
                 let (driver, number) = &self.pending[name.as_str().unwrap()];
-                assert!(!self.drivers[driver].0.has_answered(*number), "{name} is answered already");
+                assert!(!self.drivers[driver].0.has_answered(*number), "{name} already has an answer");
             }
         } else if let Some(lock) = text("owners") {
             let (command, are) = (format!("LOCK.INFO {lock}"), step["are"].as_u64().unwrap());
@@ -309,7 +309,7 @@ impl Stage {
                 ];
                 let old = std::mem::replace(&mut self.primary, Server::start(Flavor::Redis7, &[]));
                 self.primary = Server::start_in(Flavor::Redis7, old.stop(), &args);
-                self.lead_to_primary();
+                self.use_primary();
             }
             "failover" => {
                 let replica = self.replica.take().unwrap();
@@ -321,7 +321,7 @@ impl Stage {
                 assert_eq!(reply, "OK");
                 until("the replica is the primary", || theirs.info("replication", "role") == "master");
                 self.replica = Some(std::mem::replace(&mut self.primary, replica));
-                self.lead_to_primary();
+                self.use_primary();
             }
             "busy" => {
                 let mut runs = self.primary.client();
@@ -330,21 +330,21 @@ impl Stage {
                     local till = now() + ARGV[1] while now() < till do end";
                 assert_eq!(self.client.call("CONFIG SET busy-reply-threshold 50"), "OK");
                 runs.send_args(&[b"EVAL", script, b"0", time.as_bytes()]);
-                until("the server says so", || self.client.call("PING").contains("BUSY"));
-                // The script goes on without who began it.
+                until("the server replies BUSY", || self.client.call("PING").contains("BUSY"));
+                // The script continues although its client has disconnected.
             }
             other => panic!("an unknown fault: {other}"),
         }
     }
 
-    fn lead_to_primary(&mut self) {
+    fn use_primary(&mut self) {
         self.client = self.primary.client();
         for (_, proxy) in self.drivers.values() {
             proxy.lead_to(self.primary.port);
         }
     }
 
-    /// Lets the drivers end, and looks whether they leave anything behind.
+    /// Closes the drivers and checks that they leave nothing behind.
     fn end(mut self) {
         for (name, (mut driver, proxy)) in std::mem::take(&mut self.drivers) {
             if driver.is_running() {
@@ -356,8 +356,8 @@ impl Stage {
             driver.finish();
             drop(proxy);
         }
-        until("nobody waits", || self.client.info("lock", "lock_waiters") == "0");
-        until("nobody listens", || self.client.call("PUBSUB CHANNELS") == "[]");
+        until("there are no waiters", || self.client.info("lock", "lock_waiters") == "0");
+        until("there are no subscribers", || self.client.call("PUBSUB CHANNELS") == "[]");
         self.primary.assert_healthy();
     }
 }
@@ -369,7 +369,7 @@ fn owners_in(info: &redis::Value) -> u64 {
     }
 }
 
-/// How often a command was called.
+/// Number of calls of a command.
 fn calls_of(client: &mut Client, command: &str) -> u64 {
     let stats = client.call("INFO commandstats");
     let line = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));

@@ -11,10 +11,10 @@ use crate::support::programs::{python, set_up, Printed, Run};
 use crate::support::proxy::Proxy;
 use crate::support::{until, Client, Flavor, Server};
 
-/// A program, and the client that it is written for.
+/// A program, named after its client library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// With the redis-py that this machine has: Debian 12 has version 4.3.
+    /// With the installed redis-py; Debian 12 has version 4.3.
     Python,
     /// With the version that `docs/clients/python/requirements.txt` names.
     PythonNew,
@@ -23,24 +23,24 @@ enum Kind {
     AsyncioNew,
 }
 
-/// The tests of a program. What depends on the server is tested on every one, if so much is asked for.
+/// Defines the tests of a program. Tests that depend on the server run on every one with `on every`.
 macro_rules! tests_of {
     ($($client:ident: $kind:ident on $servers:ident;)*) => { $(
         mod $client {
             use super::Kind;
 
             tests_of!(@$servers two_exclude_each_other);
-            tests_of!(@$servers a_lost_lock_is_told);
-            tests_of!(@$servers a_wait_in_vain_is_begun_anew);
-            tests_of!(@$servers a_lost_reply_is_no_second_hold);
-            // What the others rely on: programs that do not exclude each other are found out.
-            tests_of!(@one two_with_different_locks_overlap);
-            tests_of!(@one the_token_is_read);
-            tests_of!(@one many_tasks_of_one_process_take_turns);
+            tests_of!(@$servers a_lost_lock_is_reported);
+            tests_of!(@$servers a_timed_out_wait_is_repeated);
+            tests_of!(@$servers a_lost_reply_counts_once);
+            // Checks the other tests: an overlap must be detected.
+            tests_of!(@one different_locks_overlap);
+            tests_of!(@one the_newest_token_is_stored);
+            tests_of!(@one many_tasks_take_turns);
             tests_of!(@one a_holder_renews_while_many_wait);
-            tests_of!(@one a_lock_is_lost_while_the_network_is_frozen);
+            tests_of!(@one a_frozen_network_loses_the_lock);
             tests_of!(@two a_cancelled_wait_leaves_nothing);
-            tests_of!(@one a_grant_that_nobody_heard_of_is_cancelled);
+            tests_of!(@one an_undelivered_grant_is_cancelled);
 
             tests_of!(@one an_interrupted_program_leaves_nothing);
 
@@ -53,7 +53,7 @@ macro_rules! tests_of {
             super::$name(KIND, flavor);
         }
     };
-    // The servers differ in how a wait is ended: one of the old kind and one of the new.
+    // Servers end waits in two ways: one server of each kind.
     (@two $name:ident) => { tests_of!(@on $name redis_7: Redis7, valkey_8: Valkey8); };
     (@one $name:ident) => { tests_of!(@on $name redis_7: Redis7); };
     (@on $name:ident $($server:ident: $flavor:ident),*) => {
@@ -80,60 +80,60 @@ tests_of! {
 
 const LOCK: &str = "example:lock";
 const OTHER_LOCK: &str = "example:other-lock";
-/// What the programs read and write under the lock.
-const RESOURCE: &str = "example:resource";
-/// The fencing token of whoever has written that last.
-const TOKEN: &str = "example:token";
-/// How many are at it.
-const INSIDE: &str = "example:inside";
+/// The value that the programs read and write under the lock.
+const RESOURCE_KEY: &str = "example:resource";
+/// The fencing token of the last writer.
+const TOKEN_KEY: &str = "example:token";
+/// Number of programs inside the critical section.
+const INSIDE_KEY: &str = "example:inside";
 
-/// A wait that is longer than any test.
+/// Milliseconds; longer than any test.
 const LONG: u64 = 600_000;
 
 /// The arguments of a program after its lock.
 #[derive(Clone)]
 struct Plan {
-    /// How often each of its tasks works under the lock.
+    /// How often each task works under the lock.
     rounds: u64,
     lease: u64,
     work: u64,
     wait: u64,
     tasks: u64,
-    /// Within this time each call that acquires is cancelled, at a random moment; 0 for never.
+    /// Each acquire is cancelled at a random moment within this time, in ms; 0 for never.
     cancel: u64,
 }
 
-/// One round of one task that is in no hurry.
-const CALM: Plan = Plan { rounds: 1, lease: LONG, work: 1, wait: LONG, tasks: 1, cancel: 0 };
+/// One round of one task, without time limits that matter.
+const DEFAULT_PLAN: Plan = Plan { rounds: 1, lease: LONG, work: 1, wait: LONG, tasks: 1, cancel: 0 };
 
 fn two_exclude_each_other(kind: Kind, flavor: Flavor) {
-    // The work of the first is longer than its lease, which must be renewed so that the second stays out.
-    let first = Plan { lease: 3_000, work: 4_000, ..CALM };
-    let second = Plan { rounds: 5, lease: 20_000, work: 20, ..CALM };
+    // The first program works longer than its lease, so it must renew the lease to exclude the second.
+    let first = Plan { lease: 3_000, work: 4_000, ..DEFAULT_PLAN };
+    let second = Plan { rounds: 5, lease: 20_000, work: 20, ..DEFAULT_PLAN };
     let server = Server::with_module(flavor, &[]);
     let Some(printed) = run_both(kind, &server, (LOCK, &first), (LOCK, &second)) else { return };
     for printed in &printed {
         assert!(!printed.stderr.contains("OVERLAP"), "{printed}");
     }
     let mut client = server.client();
-    assert_eq!(client.call(&format!("GET {RESOURCE}")), "6", "{}{}", printed[0], printed[1]);
-    // They were in each other's way: each got the lock out of the queue.
+    assert_eq!(client.call(&format!("GET {RESOURCE_KEY}")), "6", "{}{}", printed[0], printed[1]);
+    // The programs contended: each got the lock out of the queue.
     assert!(client.info("lock", "lock_waiters_granted").parse::<u64>().unwrap() >= 2);
     assert_nothing_stays(server, client);
 }
 
-fn two_with_different_locks_overlap(kind: Kind, flavor: Flavor) {
-    let plan = Plan { lease: 20_000, work: 3_000, ..CALM };
+fn different_locks_overlap(kind: Kind, flavor: Flavor) {
+    let plan = Plan { lease: 20_000, work: 3_000, ..DEFAULT_PLAN };
     let server = Server::with_module(flavor, &[]);
     let Some(printed) = run_both(kind, &server, (LOCK, &plan), (OTHER_LOCK, &plan)) else { return };
-    let told = printed.iter().filter(|printed| printed.stderr.contains("OVERLAP")).count();
-    assert_eq!(told, 1, "{}{}", printed[0], printed[1]);
+    let overlaps = printed.iter().filter(|printed| printed.stderr.contains("OVERLAP")).count();
+    assert_eq!(overlaps, 1, "{}{}", printed[0], printed[1]);
     let mut client = server.client();
-    assert_eq!(client.call(&format!("GET {RESOURCE}")), "1", "{}{}", printed[0], printed[1]);
+    assert_eq!(client.call(&format!("GET {RESOURCE_KEY}")), "1", "{}{}", printed[0], printed[1]);
     assert_nothing_stays(server, client);
 }
 
-/// Runs a program twice, from a moment at which both wait for their locks, and to the end of both.
+/// Starts a program twice while both locks are held, releases the locks once both wait, and waits for the end of both.
 fn run_both(
     kind: Kind,
     server: &Server,
@@ -157,10 +157,10 @@ fn run_both(
     }))
 }
 
-/// A lock that is broken under the work, when the lease has been renewed at least once.
-fn a_lost_lock_is_told(kind: Kind, flavor: Flavor) {
+/// Breaks the lock after the lease has been renewed at least once.
+fn a_lost_lock_is_reported(kind: Kind, flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
-    let plan = Plan { lease: 4_000, work: LONG, ..CALM };
+    let plan = Plan { lease: 4_000, work: LONG, ..DEFAULT_PLAN };
     let Some(mut run) = start(kind, server.port, (LOCK, &plan)) else { return };
     let mut client = server.client();
     until_renewed(&mut run, &mut client);
@@ -174,18 +174,18 @@ fn a_lost_lock_is_told(kind: Kind, flavor: Flavor) {
         "{printed}"
     );
     assert_eq!(printed.stdout, "");
-    assert_eq!(client.call(&format!("GET {RESOURCE}")), "nil");
+    assert_eq!(client.call(&format!("GET {RESOURCE_KEY}")), "nil");
     assert_nothing_stays(server, client);
 }
 
-fn a_wait_in_vain_is_begun_anew(kind: Kind, flavor: Flavor) {
+fn a_timed_out_wait_is_repeated(kind: Kind, flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
     let mut holder = server.client();
     assert_eq!(holder.call(&format!("LOCK.ACQUIRE {LOCK} test PX {LONG}")), "1");
-    let plan = Plan { lease: 20_000, wait: 100, ..CALM };
+    let plan = Plan { lease: 20_000, wait: 100, ..DEFAULT_PLAN };
     let Some(mut run) = start(kind, server.port, (LOCK, &plan)) else { return };
     run.until("a wait has ended", || holder.info("lock", "lock_waiters_timed_out") != "0");
-    assert_eq!(holder.call(&format!("GET {INSIDE}")), "nil");
+    assert_eq!(holder.call(&format!("GET {INSIDE_KEY}")), "nil");
     assert_eq!(holder.call(&format!("LOCK.RELEASE {LOCK} test")), "0");
 
     let output = run.finish();
@@ -198,10 +198,10 @@ fn a_wait_in_vain_is_begun_anew(kind: Kind, flavor: Flavor) {
 
 /// The connection breaks after the grant and before the reply. The program cannot know about the grant, so it cancels the
 /// call.
-fn a_lost_reply_is_no_second_hold(kind: Kind, flavor: Flavor) {
+fn a_lost_reply_counts_once(kind: Kind, flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
     let proxy = Proxy::loses_the_reply_to(server.port, "LOCK.ACQUIRE");
-    let Some(run) = start(kind, proxy.port, (LOCK, &CALM)) else { return };
+    let Some(run) = start(kind, proxy.port, (LOCK, &DEFAULT_PLAN)) else { return };
     let output = run.finish();
     let printed = Printed::new(&output);
     assert!(proxy.has_lost_a_reply(), "{printed}");
@@ -212,55 +212,55 @@ fn a_lost_reply_is_no_second_hold(kind: Kind, flavor: Flavor) {
     assert_nothing_stays(server, client);
 }
 
-/// The token that the program stores is the last that was granted, and newer than one that was granted before.
-fn the_token_is_read(kind: Kind, flavor: Flavor) {
+/// The stored token is the last one granted, and higher than an earlier one.
+fn the_newest_token_is_stored(kind: Kind, flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
     let mut client = server.client();
     let counter = format!("GET redisson_lock_token:{{{LOCK}}}");
     assert_eq!(client.call(&format!("LOCK.ACQUIRE {LOCK} test FENCE")).matches("token").count(), 1);
     let before = client.number(&counter);
     assert_eq!(client.call(&format!("LOCK.RELEASE {LOCK} test")), "0");
-    let Some(run) = start(kind, server.port, (LOCK, &Plan { rounds: 2, ..CALM })) else { return };
+    let Some(run) = start(kind, server.port, (LOCK, &Plan { rounds: 2, ..DEFAULT_PLAN })) else { return };
     let output = run.finish();
     let printed = Printed::new(&output);
     assert!(output.status.success(), "{printed}");
-    assert!(client.number(&format!("GET {TOKEN}")) > before, "{printed}");
-    assert_eq!(client.call(&format!("GET {TOKEN}")), client.call(&counter), "{printed}");
+    assert!(client.number(&format!("GET {TOKEN_KEY}")) > before, "{printed}");
+    assert_eq!(client.call(&format!("GET {TOKEN_KEY}")), client.call(&counter), "{printed}");
     assert_nothing_stays(server, client);
 }
 
-/// So many that no pool's default is enough for them.
+/// More tasks than the default size of any pool.
 const MANY: u64 = 200;
 
-fn many_tasks_of_one_process_take_turns(kind: Kind, flavor: Flavor) {
+fn many_tasks_take_turns(kind: Kind, flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
-    let plan = Plan { lease: 3_000, tasks: MANY, ..CALM };
+    let plan = Plan { lease: 3_000, tasks: MANY, ..DEFAULT_PLAN };
     let Some((run, mut client)) = start_many(kind, &server, &plan) else { return };
     let output = run.finish();
     let printed = Printed::new(&output);
     assert!(output.status.success(), "{printed}");
     assert_eq!(printed.stderr, "");
-    assert_eq!(client.number(&format!("GET {RESOURCE}")), i64::try_from(MANY).unwrap(), "{printed}");
+    assert_eq!(client.number(&format!("GET {RESOURCE_KEY}")), i64::try_from(MANY).unwrap(), "{printed}");
     assert_nothing_stays(server, client);
 }
 
-/// Each works for longer than its lease, and all that wait want something of the client at the same time.
+/// Each task works longer than its lease, while all waiters use the same client.
 fn a_holder_renews_while_many_wait(kind: Kind, flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
-    let plan = Plan { lease: 3_000, work: 4_000, tasks: MANY, ..CALM };
+    let plan = Plan { lease: 3_000, work: 4_000, tasks: MANY, ..DEFAULT_PLAN };
     let Some((mut run, mut client)) = start_many(kind, &server, &plan) else { return };
     for done in ["1", "2", "3"] {
-        run.until("another has done its work", || client.call(&format!("GET {RESOURCE}")) == done);
+        run.until("another round is done", || client.call(&format!("GET {RESOURCE_KEY}")) == done);
     }
-    // All of them would take a quarter of an hour.
+    // Waiting for all tasks would take a quarter of an hour.
     let printed = Printed::new(&run.kill());
     assert_eq!(printed.stderr, "");
-    until("nobody waits", || client.info("lock", "lock_waiters") == "0");
+    until("there are no waiters", || client.info("lock", "lock_waiters") == "0");
     let releases = client.info("commandstats", "cmdstat_lock.release");
     assert!(releases.contains("failed_calls=0"), "{releases}; {printed}");
 }
 
-/// Starts a program with many tasks, all of which wait for the lock at the same time, and lets them have it.
+/// Starts a program with many tasks, waits until all tasks wait for the lock, and releases it.
 fn start_many(kind: Kind, server: &Server, plan: &Plan) -> Option<(Run, Client)> {
     let mut holder = server.client();
     assert_eq!(holder.call(&format!("LOCK.ACQUIRE {LOCK} test PX {LONG}")), "1");
@@ -270,37 +270,37 @@ fn start_many(kind: Kind, server: &Server, plan: &Plan) -> Option<(Run, Client)>
     Some((run, holder))
 }
 
-/// The network passes nothing on, and says nothing about it, when the lease has been renewed at least once. The lease
-/// ends, and the next one is granted the lock. The program must know by its own clock.
-fn a_lock_is_lost_while_the_network_is_frozen(kind: Kind, flavor: Flavor) {
+/// The network stops silently after at least one renewal. The lease expires and another owner gets the lock. The program
+/// must notice by its local clock.
+fn a_frozen_network_loses_the_lock(kind: Kind, flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
     let proxy = Proxy::freezable(server.port);
-    let plan = Plan { lease: 3_000, work: LONG, ..CALM };
+    let plan = Plan { lease: 3_000, work: LONG, ..DEFAULT_PLAN };
     let Some(mut run) = start(kind, proxy.port, (LOCK, &plan)) else { return };
     let mut client = server.client();
     until_renewed(&mut run, &mut client);
     proxy.freeze();
     assert_eq!(client.call(&format!("LOCK.ACQUIRE {LOCK} test PX {LONG} BLOCK 15000")), "1");
 
-    // What it still tries, such as to release, gives up after a time-out of some seconds.
+    // Its remaining calls, such as the release, time out after some seconds.
     let output = run.finish_within(Duration::from_secs(30));
     let printed = Printed::new(&output);
     assert_eq!(output.status.code(), Some(1), "{printed}");
     assert!(printed.stderr.contains("must not be trusted"), "{printed}");
     assert_eq!(printed.stdout, "");
-    assert_eq!(client.call(&format!("GET {RESOURCE}")), "nil");
+    assert_eq!(client.call(&format!("GET {RESOURCE_KEY}")), "nil");
 
-    // What it tried arrives now, and does no harm to the lock's new owner.
+    // The delayed calls arrive now and do not affect the lock's new owner.
     proxy.thaw();
     until("the program's connections are closed", || client.info("clients", "connected_clients") == "1");
     assert_eq!(client.call(&format!("LOCK.RELEASE {LOCK} test")), "0");
-    client.call(&format!("DEL {INSIDE}"));
+    client.call(&format!("DEL {INSIDE_KEY}"));
     assert_nothing_stays(server, client);
 }
 
-/// Waits until the program works, and has renewed its lease.
+/// Waits until the program works and has renewed its lease.
 fn until_renewed(run: &mut Run, client: &mut Client) {
-    run.until("it works", || client.call(&format!("GET {INSIDE}")) == "1");
+    run.until("the program works", || client.call(&format!("GET {INSIDE_KEY}")) == "1");
     let mut before = i64::MAX;
     until("the lease is renewed", || {
         let lease = client.number(&format!("PTTL {LOCK}"));
@@ -308,12 +308,12 @@ fn until_renewed(run: &mut Run, client: &mut Client) {
     });
 }
 
-/// Calls are cancelled before, while and after it is their turn: that is so when some are granted and some are not. How
-/// much time that takes depends on how fast the program is here. A hold that stayed would stay for long.
+/// Cancels calls before, during and after their grant, which shows as some rounds done and some cancelled. The right time
+/// depends on the program's speed here. A leaked hold would stay for a long time.
 fn a_cancelled_wait_leaves_nothing(kind: Kind, flavor: Flavor) {
     for cancel in [30, 100, 300, 1_000, 3_000] {
         let server = Server::with_module(flavor, &[]);
-        let plan = Plan { rounds: 3, tasks: 100, cancel, ..CALM };
+        let plan = Plan { rounds: 3, tasks: 100, cancel, ..DEFAULT_PLAN };
         let Some(run) = start(kind, server.port, (LOCK, &plan)) else { return };
         let output = run.finish();
         let printed = Printed::new(&output);
@@ -322,7 +322,7 @@ fn a_cancelled_wait_leaves_nothing(kind: Kind, flavor: Flavor) {
         let [done, cancelled] = ["is done", "cancelled"].map(|what| printed.stdout.matches(what).count());
         assert_eq!(done + cancelled, 300, "{printed}");
         let mut client = server.client();
-        let resource = client.call(&format!("GET {RESOURCE}")).replace("nil", "0");
+        let resource = client.call(&format!("GET {RESOURCE_KEY}")).replace("nil", "0");
         assert_eq!(resource, done.to_string(), "{printed}");
         assert_nothing_stays(server, client);
         if done >= 10 && cancelled >= 10 {
@@ -332,12 +332,12 @@ fn a_cancelled_wait_leaves_nothing(kind: Kind, flavor: Flavor) {
     panic!("calls are always cancelled, or never");
 }
 
-/// The lock was granted, and the program that is to be cancelled has not been answered.
-fn a_grant_that_nobody_heard_of_is_cancelled(kind: Kind, flavor: Flavor) {
+/// The lock is granted, but the reply is withheld from the program until its call is cancelled.
+fn an_undelivered_grant_is_cancelled(kind: Kind, flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
     let proxy = Proxy::keeps_back_the_reply_to(server.port, "LOCK.ACQUIRE");
-    // Where a thread cannot be interrupted, it ends with its time-out.
-    let plan = Plan { wait: 2_000, cancel: 500, ..CALM };
+    // Threads that cannot be interrupted end with their time-out.
+    let plan = Plan { wait: 2_000, cancel: 500, ..DEFAULT_PLAN };
     let Some(run) = start(kind, proxy.port, (LOCK, &plan)) else { return };
     let output = run.finish();
     let printed = Printed::new(&output);
@@ -347,13 +347,13 @@ fn a_grant_that_nobody_heard_of_is_cancelled(kind: Kind, flavor: Flavor) {
     assert_nothing_stays(server, client);
 }
 
-/// Ctrl-C, for the holder and for the one who waits. Python makes an exception of it.
+/// Ctrl-C for the holder and for the waiter. Python raises an exception.
 fn an_interrupted_program_leaves_nothing(kind: Kind, flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
-    let plan = Plan { work: LONG, ..CALM };
+    let plan = Plan { work: LONG, ..DEFAULT_PLAN };
     let Some(mut run) = start(kind, server.port, (LOCK, &plan)) else { return };
     let mut client = server.client();
-    run.until("it works", || client.call(&format!("GET {INSIDE}")) == "1");
+    run.until("the program works", || client.call(&format!("GET {INSIDE_KEY}")) == "1");
     let Some(mut second) = start(kind, server.port, (LOCK, &plan)) else { return };
     second.until("the second waits", || client.info("lock", "lock_waiters") == "1");
     for run in [second, run] {
@@ -361,7 +361,7 @@ fn an_interrupted_program_leaves_nothing(kind: Kind, flavor: Flavor) {
         let output = run.finish();
         assert!(!output.status.success() && output.stdout.is_empty(), "{}", Printed::new(&output));
     }
-    assert_eq!(client.call(&format!("GET {RESOURCE}")), "nil");
+    assert_eq!(client.call(&format!("GET {RESOURCE_KEY}")), "nil");
     assert_nothing_stays(server, client);
 }
 
@@ -371,17 +371,17 @@ fn calls_of_acquire(client: &mut Client) -> u64 {
     calls.unwrap_or_else(|| panic!("no calls: {stats}")).parse().unwrap()
 }
 
-/// With the only client that is still connected.
+/// Asserts that no key, waiter or connection is left; `client` is the last connected client.
 fn assert_nothing_stays(mut server: Server, mut client: Client) {
     until("the program's connections are closed", || client.info("clients", "connected_clients") == "1");
     assert_eq!(client.call(&format!("EXISTS {LOCK} {OTHER_LOCK}")), "0");
-    assert!(matches!(client.call(&format!("GET {INSIDE}")).as_str(), "0" | "nil"));
+    assert!(matches!(client.call(&format!("GET {INSIDE_KEY}")).as_str(), "0" | "nil"));
     assert_eq!(client.info("lock", "lock_waiters"), "0");
     assert_eq!(client.info("lock", "lock_internal_errors"), "0");
     server.assert_healthy();
 }
 
-/// Starts a program; nothing if it cannot be had here.
+/// Starts a program; returns nothing if the program is not available.
 fn start(kind: Kind, port: u16, (lock, plan): (&str, &Plan)) -> Option<Run> {
     let mut program = program(kind)?;
     program.arg(format!("redis://127.0.0.1:{port}")).arg(lock);

@@ -8,19 +8,19 @@ use crate::support::server::unload_module;
 use crate::support::{until, Client, Flavor, Server};
 
 crate::on_every_server!(
-    a_lock_lives_with_its_slot,
-    a_slot_that_migrates_takes_its_lock_along,
-    a_slot_that_leaves_unseen_ends_its_waits,
-    both_kinds_of_message_are_published,
-    what_belongs_to_a_lock_is_in_its_slot,
-    a_slot_that_migrates_is_not_watched_any_more,
-    a_retry_in_a_migration_has_to_wait_for_its_end,
-    no_counter_begins_anew_in_a_migration,
-    a_demoted_node_comes_to_rest,
+    a_lock_belongs_to_its_slot,
+    migration_moves_the_lock,
+    a_dropped_slot_ends_its_waits,
+    classic_and_sharded_messages_are_published,
+    derived_keys_share_the_slot,
+    migration_ends_the_watchdog,
+    retries_wait_for_the_migration_end,
+    migration_restarts_no_counter,
+    a_demoted_node_can_unload,
 );
 
-/// Key slots: `b` is 3300, of the first node; `a` is 15495, of the second.
-fn a_lock_lives_with_its_slot(flavor: Flavor) {
+/// Slots: `b` has 3300, which the first node serves; `a` has 15495, which the second serves.
+fn a_lock_belongs_to_its_slot(flavor: Flavor) {
     let cluster = Cluster::start(flavor);
     let [mut first, mut second] = cluster.clients();
     for command in ["LOCK.ACQUIRE a o", "LOCK.RELEASE a o", "LOCK.RENEW a o", "LOCK.BREAK a", "LOCK.INFO a"] {
@@ -30,7 +30,7 @@ fn a_lock_lives_with_its_slot(flavor: Flavor) {
     assert_eq!(second.call("LOCK.ACQUIRE a o"), "1");
     assert_eq!(first.call("LOCK.ACQUIRE b o PX 200"), "1");
     let mut waiter = cluster.nodes[0].waiting("LOCK.ACQUIRE b w BLOCK 0");
-    assert_eq!(waiter.recv(), "1", "a lease that ends");
+    assert_eq!(waiter.recv(), "1", "not granted at lease expiry");
     let mut waiter = cluster.nodes[0].waiting("LOCK.ACQUIRE b w2 BLOCK 0");
     assert_eq!(first.call("DEL b"), "1");
     assert_eq!(waiter.recv(), "1");
@@ -40,7 +40,7 @@ fn a_lock_lives_with_its_slot(flavor: Flavor) {
     cluster.assert_healthy();
 }
 
-fn a_slot_that_migrates_takes_its_lock_along(flavor: Flavor) {
+fn migration_moves_the_lock(flavor: Flavor) {
     let cluster = Cluster::start(flavor);
     let [mut first, mut second] = cluster.clients();
     assert_eq!(first.call("LOCK.ACQUIRE b o PX 100000"), "1");
@@ -61,8 +61,8 @@ fn a_slot_that_migrates_takes_its_lock_along(flavor: Flavor) {
     cluster.assert_healthy();
 }
 
-/// Without a word about its keys.
-fn a_slot_that_leaves_unseen_ends_its_waits(flavor: Flavor) {
+/// The node loses the slot without an event for its keys.
+fn a_dropped_slot_ends_its_waits(flavor: Flavor) {
     let cluster = Cluster::start(flavor);
     let mut first = cluster.nodes[0].client();
     assert_eq!(first.call("LOCK.ACQUIRE b o PX 100000"), "1");
@@ -70,12 +70,12 @@ fn a_slot_that_leaves_unseen_ends_its_waits(flavor: Flavor) {
     assert_eq!(first.call("CLUSTER DELSLOTS 3300"), "OK");
     let reply = waiter.recv();
     assert!(reply.starts_with("UNBLOCKED "), "{reply}");
-    until("nobody is blocked", || first.info("clients", "blocked_clients") == "0");
+    until("no client is blocked", || first.info("clients", "blocked_clients") == "0");
     unload_module(&mut first);
     cluster.assert_healthy();
 }
 
-fn both_kinds_of_message_are_published(flavor: Flavor) {
+fn classic_and_sharded_messages_are_published(flavor: Flavor) {
     let cluster = Cluster::start(flavor);
     let [mut first, mut classic] = cluster.clients();
     let mut sharded = cluster.nodes[0].client();
@@ -88,7 +88,7 @@ fn both_kinds_of_message_are_published(flavor: Flavor) {
     cluster.assert_healthy();
 }
 
-fn what_belongs_to_a_lock_is_in_its_slot(flavor: Flavor) {
+fn derived_keys_share_the_slot(flavor: Flavor) {
     let cluster = Cluster::start(flavor);
     let mut first = cluster.nodes[0].client();
     let slot = first.call("CLUSTER KEYSLOT b");
@@ -98,7 +98,7 @@ fn what_belongs_to_a_lock_is_in_its_slot(flavor: Flavor) {
         assert_eq!(first.call(&format!("CLUSTER KEYSLOT {key}")), slot);
         assert_eq!(first.call(&format!("EXISTS {key}")), "1");
     }
-    // Here the braces of the key would lead elsewhere. Without what needs a second key, nobody cares.
+    // The braces in these keys would put derived keys into another slot. Calls without a second key still work.
     let nodes = [&cluster.nodes[0], &cluster.nodes[1]];
     for (key, counter) in [
         ("a}b", "redisson_lock_token:{a}b}"),
@@ -128,29 +128,29 @@ fn what_belongs_to_a_lock_is_in_its_slot(flavor: Flavor) {
     cluster.assert_healthy();
 }
 
-fn a_slot_that_migrates_is_not_watched_any_more(flavor: Flavor) {
+fn migration_ends_the_watchdog(flavor: Flavor) {
     let cluster = Cluster::start(flavor);
     let [mut first, mut second] = cluster.clients();
     let mut holder = cluster.nodes[0].client();
     assert_eq!(holder.call("LOCK.ACQUIRE b o WATCHDOG EPHEMERAL PX 100000"), "1");
     cluster.migrate("b");
-    until("it is known", || first.info("lock", "lock_watchdogs") == "0");
+    until("the move is noticed", || first.info("lock", "lock_watchdogs") == "0");
     holder.close();
     first.call("PING");
     assert_eq!(second.call("HGETALL b"), "[o, 1]");
-    // There it can be watched again.
+    // The watchdog can be armed again at the new node.
     let mut holder = cluster.nodes[1].client();
     assert_eq!(holder.call("LOCK.RENEW b o WATCHDOG PX 300"), "1");
     let end = second.number("PEXPIRETIME b");
     until("the lease is renewed", || second.number("PEXPIRETIME b") > end);
-    // A slot that is lost without a word is not written to.
+    // The module does not write to a slot that it has lost without an event.
     assert_eq!(second.call("CLUSTER DELSLOTS 3300"), "OK");
-    until("it is known", || second.info("lock", "lock_watchdogs") == "0");
+    until("the loss is noticed", || second.info("lock", "lock_watchdogs") == "0");
     cluster.assert_healthy();
 }
 
-/// The lock is at the new node already, and what belongs to it still at the old one.
-fn a_retry_in_a_migration_has_to_wait_for_its_end(flavor: Flavor) {
+/// The lock has moved to the new node, its derived keys have not.
+fn retries_wait_for_the_migration_end(flavor: Flavor) {
     let cluster = Cluster::start(flavor);
     let [mut first, mut second] = cluster.clients();
     let fenced = first.call("LOCK.ACQUIRE b o FENCE ID one PX 100000");
@@ -159,7 +159,7 @@ fn a_retry_in_a_migration_has_to_wait_for_its_end(flavor: Flavor) {
     let (from, to, port) = (cluster.id(0), cluster.id(1), cluster.nodes[1].port);
     assert_eq!(second.call(&format!("CLUSTER SETSLOT 3300 IMPORTING {from}")), "OK");
     assert_eq!(first.call(&format!("CLUSTER SETSLOT 3300 MIGRATING {to}")), "OK");
-    // As long as all of it is at the old node, that one answers.
+    // While all keys are at the old node, it answers.
     assert_eq!(first.call("LOCK.ACQUIRE b o FENCE ID one PX 100000"), fenced);
     let migrate = |client: &mut Client, key: &str| {
         assert_eq!(client.call(&format!("MIGRATE 127.0.0.1 {port} {key} 0 10000")), "OK");
@@ -174,9 +174,9 @@ fn a_retry_in_a_migration_has_to_wait_for_its_end(flavor: Flavor) {
         assert!(first.call(command).starts_with("ASK 3300 "), "{command}");
         assert_eq!(ask(command), again, "{command}");
     }
-    // What needs no second key goes on.
+    // Calls without a second key continue.
     assert_eq!(ask("LOCK.RENEW b o PX 100000"), "1");
-    // A write that the lock guards must not begin anew at the new node what is still at the old one.
+    // A guarded write must not create at the new node a key that is still at the old one.
     for command in ["RPUSH log:{b} after", "EVAL return(redis.call('RPUSH',KEYS[1],'after')) 1 log:{b}"] {
         assert_eq!(ask(&format!("LOCK.GUARD b OWNER o {command}")), again, "{command}");
     }
@@ -192,8 +192,8 @@ fn a_retry_in_a_migration_has_to_wait_for_its_end(flavor: Flavor) {
     cluster.assert_healthy();
 }
 
-/// The counter of a lock moves before the lock, which is handed over meanwhile.
-fn no_counter_begins_anew_in_a_migration(flavor: Flavor) {
+/// The token counter moves before its lock, which is handed over in between.
+fn migration_restarts_no_counter(flavor: Flavor) {
     let cluster = Cluster::start(flavor);
     let [mut first, mut second] = cluster.clients();
     let [source, target] = &cluster.nodes;
@@ -202,19 +202,19 @@ fn no_counter_begins_anew_in_a_migration(flavor: Flavor) {
     let token = first.call(&format!("GET {counter}"));
     let mut fenced = source.waiting("LOCK.ACQUIRE b w FENCE BLOCK 0 PX 600000");
     let mut plain = source.waiting("LOCK.ACQUIRE b v BLOCK 0 PX 600000");
-    let mut told = inbox(source, "n");
-    assert_eq!(told.call("LOCK.ACQUIRE b n FENCE NOTIFY n ID one PX 600000"), "0");
+    let mut notified = inbox(source, "n");
+    assert_eq!(notified.call("LOCK.ACQUIRE b n FENCE NOTIFY n ID one PX 600000"), "0");
     let (from, to, port) = (cluster.id(0), cluster.id(1), target.port);
     assert_eq!(second.call(&format!("CLUSTER SETSLOT 3300 IMPORTING {from}")), "OK");
     assert_eq!(first.call(&format!("CLUSTER SETSLOT 3300 MIGRATING {to}")), "OK");
     assert_eq!(first.call(&format!("MIGRATE 127.0.0.1 {port} {counter} 0 10000")), "OK");
     assert_eq!(first.call("LOCK.RELEASE b o"), "0");
     assert!(fenced.recv().starts_with("TRYAGAIN "));
-    // Nobody else is kept from the lock.
+    // Other waiters still get the lock.
     assert_eq!(plain.recv(), "1");
     assert_eq!(first.call("LOCK.RELEASE b v"), "0");
-    assert_eq!(told.recv(), "push[lock:inbox:n, lost one b]");
-    until("nobody waits", || first.info("lock", "lock_waiters") == "0");
+    assert_eq!(notified.recv(), "push[lock:inbox:n, lost one b]");
+    until("there are no waiters", || first.info("lock", "lock_waiters") == "0");
     assert!(first.call(&format!("EXISTS {counter}")).starts_with("ASK "), "a second counter");
     for client in [&mut second, &mut first] {
         assert_eq!(client.call(&format!("CLUSTER SETSLOT 3300 NODE {to}")), "OK");
@@ -226,7 +226,7 @@ fn no_counter_begins_anew_in_a_migration(flavor: Flavor) {
     cluster.assert_healthy();
 }
 
-fn a_demoted_node_comes_to_rest(flavor: Flavor) {
+fn a_demoted_node_can_unload(flavor: Flavor) {
     let cluster = Cluster::start(flavor);
     let mut replica = cluster.replica_of(0, &[]);
     let [mut first, _] = cluster.clients();

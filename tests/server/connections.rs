@@ -8,46 +8,46 @@ use crate::support::{in_world, until, Client, Flavor, Server, World};
 crate::on_every_server!(
     a_watchdog_renews_the_lease,
     a_watchdog_ends_with_its_connection,
-    a_watchdog_ends_when_the_hold_is_old,
+    max_limits_a_watchdog,
     an_ephemeral_hold_ends_with_its_connection,
-    all_holds_of_the_owner_end,
-    a_waiter_is_bound_by_its_grant,
-    a_grant_that_did_not_arrive_binds_nothing,
-    a_renewal_takes_over,
-    a_late_call_takes_nothing_back,
-    a_plain_renewal_takes_nothing_over,
-    each_connection_is_kept_its_promise,
+    a_close_ends_all_of_the_owners_holds,
+    a_grant_binds_the_waiter,
+    an_undelivered_grant_binds_nothing,
+    a_renewal_moves_the_binding,
+    a_late_retry_moves_no_binding,
+    a_plain_renewal_moves_no_binding,
+    each_connection_keeps_its_binding,
     a_late_retry_binds_no_later_hold,
-    a_connection_that_says_quit_is_gone_at_once,
-    the_latest_lease_is_the_one_that_is_renewed,
-    nothing_is_done_to_anothers_hold,
-    nothing_is_done_to_a_later_hold_of_the_same_owner,
-    readers_are_bound_one_by_one,
+    quit_ends_ephemeral_holds_at_once,
+    the_latest_lease_is_renewed,
+    another_owners_hold_is_untouched,
+    a_later_hold_is_untouched,
+    each_reader_has_its_own_binding,
     a_transaction_binds_its_client,
-    a_script_has_no_connection,
+    scripts_cannot_bind,
     ten_thousand_watchdogs_share_a_timer,
-    a_pause_holds_back_and_is_made_up_for,
+    a_pause_delays_renewals_and_releases,
     a_reload_keeps_the_watchdog,
-    a_role_change_and_back_keeps_the_watchdog,
-    what_another_primary_gave_is_left_alone,
-    a_connection_that_closes_on_a_replica_releases_nothing_of_others,
-    a_retry_at_another_primary_takes_over_for_good,
-    a_renewal_is_replicated_as_plain_commands,
-    nothing_stays_behind,
+    demotion_and_promotion_keep_the_watchdog,
+    another_primarys_grant_is_untouched,
+    a_close_on_a_replica_keeps_foreign_holds,
+    a_retry_elsewhere_moves_the_binding,
+    renewals_replicate_as_plain_commands,
+    closed_connections_leave_nothing,
 );
 
 fn end_of(client: &mut Client, key: &str) -> i64 {
     client.number(&format!("PEXPIRETIME {key}"))
 }
 
-/// Waits until the lease of the lock has been set anew, without a call.
+/// Waits until the lease of the lock has been renewed without a call.
 fn until_renewed(client: &mut Client, key: &str) {
     let end = end_of(client, key);
     assert!(end > 0, "{key} is not held");
     until("the lease is renewed", || end_of(client, key) > end);
 }
 
-/// How many leases are renewed, and how many holds end with a connection.
+/// Numbers of watchdogs and of ephemeral holds.
 fn bound(world: &Server) -> (i64, i64) {
     let mut client = world.client();
     let mut number = |field| client.info("lock", field).parse().unwrap();
@@ -62,7 +62,7 @@ fn a_watchdog_renews_the_lease(flavor: Flavor) {
         for _ in 0..5 {
             until_renewed(&mut watcher, "k");
         }
-        // At every third of it: five renewals are done within two leases.
+        // A watchdog renews after a third of the lease: five renewals take less than two leases.
         assert!(end_of(&mut watcher, "k") - first < 900, "renewed too rarely");
         assert_eq!(bound(world), (1, 0));
         assert_eq!(a.call("LOCK.RELEASE k a"), "0");
@@ -80,33 +80,36 @@ fn a_watchdog_ends_with_its_connection(flavor: Flavor) {
         until_renewed(&mut watcher, "k");
         let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0 PX 100000");
         a.close();
-        until("it is not watched any more", || bound(world) == (0, 0));
-        // What is left of the lease is its time to come back.
+        until("the watchdog has ended", || bound(world) == (0, 0));
+        // The rest of the lease is the client's time to reconnect.
         assert_eq!(watcher.call("HGETALL k"), "[a, 2]");
         assert_eq!(b.recv(), "1");
     });
 }
 
-fn a_watchdog_ends_when_the_hold_is_old(flavor: Flavor) {
+fn max_limits_a_watchdog(flavor: Flavor) {
     in_world(flavor, |world| {
         let (mut a, mut watcher) = (world.client(), world.client());
         assert_eq!(a.call("LOCK.ACQUIRE k a PX 300 WATCHDOG MAX 500"), "1");
         let end = end_of(&mut watcher, "k");
-        // The connection stays open. The waiter is granted the lock when the last lease is over.
+        // The connection stays open. The waiter gets the lock when the last lease has expired.
         let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0 PX 300 WATCHDOG");
         assert_eq!(b.recv(), "1");
         let held = b.number("PEXPIRETIME k") - end;
-        assert!((500..1000).contains(&held), "held for {held} ms and not for 500 and a last lease of 300");
+        assert!(
+            (500..1000).contains(&held),
+            "held for {held} ms, expected 500 ms and a last lease of 300 ms"
+        );
         assert_eq!(bound(world), (1, 0));
-        // The setting counts for calls that give none.
+        // Calls without MAX use the setting.
         assert_eq!(b.call("LOCK.RELEASE k b"), "0");
         assert_eq!(watcher.call("CONFIG SET lock.max-watchdog 1"), "OK");
         assert_eq!(a.call("LOCK.ACQUIRE k a PX 60 WATCHDOG"), "1");
-        assert_eq!(a.call("LOCK.ACQUIRE l a PX 60 WATCHDOG MAX 100000"), "1");
+        assert_eq!(a.call("LOCK.ACQUIRE l a PX 600 WATCHDOG MAX 100000"), "1");
         let first = end_of(&mut watcher, "l");
-        until("its lease is over", || watcher.call("EXISTS k") == "0");
-        until("that is renewed", || end_of(&mut watcher, "l") > first + 100);
-        // A call that is repeated on another connection does not make the hold younger.
+        until("the lease of k has expired", || watcher.call("EXISTS k") == "0");
+        until("the lease of l is renewed", || end_of(&mut watcher, "l") > first + 100);
+        // A call that is repeated on another connection does not restart the time.
         let mut first = world.client();
         let call = "LOCK.ACQUIRE m m PX 300 WATCHDOG MAX 400 ID 1";
         assert_eq!(first.call(call), "1");
@@ -114,18 +117,18 @@ fn a_watchdog_ends_when_the_hold_is_old(flavor: Flavor) {
         let mut again = world.client();
         until_renewed(&mut watcher, "m");
         first.close();
-        until("nobody renews it", || bound(world).0 == 1);
+        until("its watchdog has ended", || bound(world).0 == 1);
         assert_eq!(again.call(call), "1");
         let mut last = 0;
-        until("its lease is over", || {
+        until("the lease of m has expired", || {
             let end = end_of(&mut watcher, "m");
             last = last.max(end);
             end < 0
         });
         assert!(last - granted <= 400 + 300, "held for {} ms", last - granted);
-        // A renewal counts anew.
+        // A renewal restarts the time.
         assert_eq!(a.call("LOCK.RENEW l a PX 60 WATCHDOG MAX 1"), "1");
-        until("its lease is over", || watcher.call("EXISTS l") == "0");
+        until("the lease of l has expired", || watcher.call("EXISTS l") == "0");
         assert_eq!(bound(world), (0, 0));
         for (option, error) in [
             ("MAX 5", "ERR MAX needs WATCHDOG in"),
@@ -166,7 +169,7 @@ fn an_ephemeral_hold_ends_with_its_connection(flavor: Flavor) {
     });
 }
 
-fn all_holds_of_the_owner_end(flavor: Flavor) {
+fn a_close_ends_all_of_the_owners_holds(flavor: Flavor) {
     in_world(flavor, |world| {
         let (mut a, mut other) = (world.client(), world.client());
         a.call("LOCK.ACQUIRE k a");
@@ -174,12 +177,12 @@ fn all_holds_of_the_owner_end(flavor: Flavor) {
         a.call("LOCK.ACQUIRE k a EPHEMERAL");
         assert_eq!(other.call("LOCK.RENEW k a"), "3");
         a.close();
-        until("it is free", || other.call("EXISTS k") == "0");
+        until("the lock is free", || other.call("EXISTS k") == "0");
         assert!(other.call("LOCK.RELEASE k a").starts_with("NOTOWNER "));
     });
 }
 
-fn a_waiter_is_bound_by_its_grant(flavor: Flavor) {
+fn a_grant_binds_the_waiter(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k a");
@@ -190,11 +193,11 @@ fn a_waiter_is_bound_by_its_grant(flavor: Flavor) {
         until_renewed(&mut a, "k");
         assert_eq!(bound(world), (1, 1));
         b.close();
-        until("it is free", || a.call("EXISTS k") == "0");
+        until("the lock is free", || a.call("EXISTS k") == "0");
     });
 }
 
-fn a_grant_that_did_not_arrive_binds_nothing(flavor: Flavor) {
+fn an_undelivered_grant_binds_nothing(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k a");
@@ -206,7 +209,7 @@ fn a_grant_that_did_not_arrive_binds_nothing(flavor: Flavor) {
     });
 }
 
-fn a_renewal_takes_over(flavor: Flavor) {
+fn a_renewal_moves_the_binding(flavor: Flavor) {
     in_world(flavor, |world| {
         let (mut a, mut b, mut watcher) = (world.client(), world.client(), world.client());
         a.call("LOCK.ACQUIRE k o WATCHDOG EPHEMERAL PX 300");
@@ -216,19 +219,19 @@ fn a_renewal_takes_over(flavor: Flavor) {
             until_renewed(&mut watcher, "k");
         }
         assert_eq!(bound(world), (1, 1));
-        // One of both may move alone.
+        // Either binding can move without the other.
         let mut c = world.client();
         assert_eq!(c.call("LOCK.RENEW k o WATCHDOG PX 30000"), "1");
         c.close();
-        until("nobody watches", || bound(world) == (0, 1));
+        until("the watchdog has ended", || bound(world) == (0, 1));
         assert_eq!(b.call("LOCK.RENEW k o PX 100000"), "1");
         b.close();
-        until("it is free", || watcher.call("EXISTS k") == "0");
+        until("the lock is free", || watcher.call("EXISTS k") == "0");
     });
 }
 
-/// A proxy may deliver the first call when its client has long had the answer on another connection.
-fn a_late_call_takes_nothing_back(flavor: Flavor) {
+/// A proxy may deliver the first call long after the client got its reply on another connection.
+fn a_late_retry_moves_no_binding(flavor: Flavor) {
     in_world(flavor, |world| {
         let (mut a, mut b, mut late) = (world.client(), world.client(), world.client());
         let call = "LOCK.ACQUIRE k o PX 100000 WATCHDOG EPHEMERAL ID r";
@@ -239,25 +242,25 @@ fn a_late_call_takes_nothing_back(flavor: Flavor) {
         let gone = late.id;
         late.close();
         let mut watcher = world.client();
-        until("it is gone", || watcher.call(&format!("CLIENT LIST ID {gone}")).is_empty());
+        until("its connection is closed", || watcher.call(&format!("CLIENT LIST ID {gone}")).is_empty());
         assert_eq!((watcher.call("LOCK.RENEW k o PX 100000"), bound(world)), ("1".to_owned(), (1, 1)));
         b.close();
-        until("it is free", || watcher.call("EXISTS k") == "0");
+        until("the lock is free", || watcher.call("EXISTS k") == "0");
     });
 }
 
-fn a_plain_renewal_takes_nothing_over(flavor: Flavor) {
+fn a_plain_renewal_moves_no_binding(flavor: Flavor) {
     in_world(flavor, |world| {
         let (mut a, mut b) = (world.client(), world.client());
         a.call("LOCK.ACQUIRE k o EPHEMERAL PX 100000");
         assert_eq!(b.call("LOCK.RENEW k o PX 90000"), "1");
         assert_eq!(b.call("LOCK.ACQUIRE k o"), "2");
         a.close();
-        until("it is free", || b.call("EXISTS k") == "0");
+        until("the lock is free", || b.call("EXISTS k") == "0");
     });
 }
 
-fn each_connection_is_kept_its_promise(flavor: Flavor) {
+fn each_connection_keeps_its_binding(flavor: Flavor) {
     in_world(flavor, |world| {
         let (mut a, mut b, mut watcher) = (world.client(), world.client(), world.client());
         assert_eq!(a.call("LOCK.ACQUIRE k o WATCHDOG PX 300"), "1");
@@ -268,7 +271,7 @@ fn each_connection_is_kept_its_promise(flavor: Flavor) {
         assert_eq!(c.call("LOCK.ACQUIRE k o EPHEMERAL PX 300"), "3");
         assert_eq!(d.call("LOCK.ACQUIRE k o EPHEMERAL PX 300"), "4");
         c.close();
-        until("all holds have ended with one of them", || watcher.call("EXISTS k") == "0");
+        until("one closed connection has ended all holds", || watcher.call("EXISTS k") == "0");
         assert_eq!(bound(world), (0, 0));
     });
 }
@@ -284,7 +287,7 @@ fn a_late_retry_binds_no_later_hold(flavor: Flavor) {
             let (mut a, mut b) = (world.client(), world.client());
             let call = format!("LOCK.ACQUIRE k o {option} ID r PX 300");
             assert_eq!(a.call(&call), "1");
-            // It may also be that its connection is gone by then.
+            // In this case the first connection is closed by then.
             if option == "WATCHDOG" {
                 a.close();
                 until("nothing is renewed", || bound(world) == (0, 0));
@@ -303,10 +306,10 @@ fn a_late_retry_binds_no_later_hold(flavor: Flavor) {
     });
 }
 
-/// The server closes its connection itself, at the end of a turn: the release is not to wait for the next event.
-fn a_connection_that_says_quit_is_gone_at_once(flavor: Flavor) {
+/// The server closes the connection at the end of its event loop cycle; the release must not wait for the next event.
+fn quit_ends_ephemeral_holds_at_once(flavor: Flavor) {
     let server = Server::with_module(flavor, &["--hz", "1", "--dynamic-hz", "no"]);
-    // By far the most must be quicker than the server's own rhythm, which is a second.
+    // Nearly all must be faster than the server's cron, which runs once a second.
     let quick = (0..10).filter(|_| {
         let mut a = server.client();
         a.call("LOCK.ACQUIRE k a EPHEMERAL PX 100000");
@@ -320,11 +323,11 @@ fn a_connection_that_says_quit_is_gone_at_once(flavor: Flavor) {
     assert!(quick.count() >= 8);
 }
 
-fn the_latest_lease_is_the_one_that_is_renewed(flavor: Flavor) {
+fn the_latest_lease_is_renewed(flavor: Flavor) {
     in_world(flavor, |world| {
         let (mut a, mut watcher) = (world.client(), world.client());
         a.call("LOCK.ACQUIRE k a WATCHDOG PX 90000");
-        // A nested call with a short lease must not let it run out.
+        // A nested call with a short lease must not let the lease expire.
         assert_eq!(a.call("LOCK.ACQUIRE k a PX 200"), "2");
         for _ in 0..5 {
             until_renewed(&mut watcher, "k");
@@ -334,7 +337,7 @@ fn the_latest_lease_is_the_one_that_is_renewed(flavor: Flavor) {
             until_renewed(&mut watcher, "k");
         }
         assert!(watcher.number("PTTL k") <= 150);
-        // A lease that a foreign write made longer is not made shorter.
+        // A lease that a foreign write prolonged is not shortened.
         assert_eq!(watcher.call("PEXPIRE k 500000"), "1");
         assert_eq!(watcher.call("HSET other x 1"), "1");
         let end = end_of(&mut watcher, "k");
@@ -346,7 +349,7 @@ fn the_latest_lease_is_the_one_that_is_renewed(flavor: Flavor) {
     });
 }
 
-fn nothing_is_done_to_anothers_hold(flavor: Flavor) {
+fn another_owners_hold_is_untouched(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut watcher = world.client();
         let ends: [(&str, &[&str]); 5] = [
@@ -367,14 +370,14 @@ fn nothing_is_done_to_anothers_hold(flavor: Flavor) {
                 watcher.call(command);
             }
             if how.starts_with("a foreign write that") {
-                until("it is known", || bound(world) == (0, 0));
+                until("the end of the hold is noticed", || bound(world) == (0, 0));
                 assert!(b.has_nothing());
                 watcher.call("LOCK.RELEASE k z");
             }
             assert_eq!(b.recv(), "1", "{how}");
             let end = end_of(&mut watcher, "k");
             assert_eq!(bound(world), (0, 0), "{how}");
-            // Another one's renewals show that time goes on.
+            // Renewals of another lock show that time passes.
             let mut c = world.client();
             c.call("LOCK.ACQUIRE clock c WATCHDOG PX 150");
             (0..4).for_each(|_| until_renewed(&mut watcher, "clock"));
@@ -388,7 +391,7 @@ fn nothing_is_done_to_anothers_hold(flavor: Flavor) {
     });
 }
 
-fn nothing_is_done_to_a_later_hold_of_the_same_owner(flavor: Flavor) {
+fn a_later_hold_is_untouched(flavor: Flavor) {
     in_world(flavor, |world| {
         let (mut b, mut watcher) = (world.client(), world.client());
         for end in
@@ -402,7 +405,7 @@ fn nothing_is_done_to_a_later_hold_of_the_same_owner(flavor: Flavor) {
                 a.call("LOCK.RENEW k a WATCHDOG PX 200");
             }
             if end == "script" {
-                // As a Redisson client that gives it back and takes it again, in one go.
+                // Releases and acquires in one script, as a Redisson client may.
                 let script = "redis.call('DEL', 'k') redis.call('HSET', 'k', 'a', 1) redis.call('PEXPIRE', 'k', 100000)";
                 watcher.call_args(&[b"EVAL", script.as_bytes(), b"0"]);
             } else {
@@ -412,7 +415,9 @@ fn nothing_is_done_to_a_later_hold_of_the_same_owner(flavor: Flavor) {
             assert_eq!(bound(world), (0, 0), "{end}");
             a.close();
             let end_before = end_of(&mut watcher, "k");
-            until("the server has seen it", || !watcher.call("CLIENT LIST").contains("cmd=lock.renew"));
+            until("the server has closed the connection", || {
+                !watcher.call("CLIENT LIST").contains("cmd=lock.renew")
+            });
             assert_eq!(watcher.call("HGETALL k"), "[a, 1]", "{end}");
             assert_eq!(end_of(&mut watcher, "k"), end_before, "{end}");
             watcher.call("FLUSHALL");
@@ -420,7 +425,7 @@ fn nothing_is_done_to_a_later_hold_of_the_same_owner(flavor: Flavor) {
     });
 }
 
-fn readers_are_bound_one_by_one(flavor: Flavor) {
+fn each_reader_has_its_own_binding(flavor: Flavor) {
     in_world(flavor, |world| {
         let (mut a, mut b, mut c) = (world.client(), world.client(), world.client());
         a.call("LOCK.ACQUIRE k a SHARED WATCHDOG PX 200");
@@ -432,7 +437,7 @@ fn readers_are_bound_one_by_one(flavor: Flavor) {
             until("its lease is renewed", || hold(&mut c) != before);
         }
         b.close();
-        until("one reader has gone", || c.call("HLEN k") == "2");
+        until("one reader has left", || c.call("HLEN k") == "2");
         a.close();
         until("the other's lease has ended", || !c.call("LOCK.INFO k").contains("[owner, a"));
         assert!(c.call("LOCK.INFO k").contains("[owner, c, mode, shared, holds, 1"));
@@ -448,11 +453,11 @@ fn a_transaction_binds_its_client(flavor: Flavor) {
         assert_eq!(a.call("EXEC"), "[1]");
         (0..4).for_each(|_| until_renewed(&mut watcher, "k"));
         a.close();
-        until("it is free", || watcher.call("EXISTS k") == "0");
+        until("the lock is free", || watcher.call("EXISTS k") == "0");
     });
 }
 
-fn a_script_has_no_connection(flavor: Flavor) {
+fn scripts_cannot_bind(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE held a");
@@ -487,11 +492,11 @@ fn ten_thousand_watchdogs_share_a_timer(flavor: Flavor) {
     a.close();
     until("all are released", || watcher.call("DBSIZE") == "0");
     assert_eq!(bound(&server), (0, 0));
-    // Nothing is planned any more: a module that has a timer cannot be unloaded.
+    // No timer is left: a module with a timer cannot be unloaded.
     unload_module(&mut watcher);
 }
 
-fn a_pause_holds_back_and_is_made_up_for(flavor: Flavor) {
+fn a_pause_delays_renewals_and_releases(flavor: Flavor) {
     in_world(flavor, |world| {
         let (mut a, mut b, mut watcher) = (world.client(), world.client(), world.client());
         a.call("LOCK.ACQUIRE watched a WATCHDOG PX 900");
@@ -501,7 +506,7 @@ fn a_pause_holds_back_and_is_made_up_for(flavor: Flavor) {
         watcher.call("CLIENT PAUSE 100000 WRITE");
         let end = end_of(&mut watcher, "watched");
         b.close();
-        until("it is time to renew", || watcher.number("PTTL watched") < 500);
+        until("a renewal is due", || watcher.number("PTTL watched") < 500);
         assert_eq!(end_of(&mut watcher, "watched"), end);
         assert_eq!(watcher.call("HGETALL k"), "[b, 1]");
         assert!(c.has_nothing());
@@ -528,30 +533,30 @@ fn a_reload_keeps_the_watchdog(flavor: Flavor) {
     });
 }
 
-fn a_role_change_and_back_keeps_the_watchdog(flavor: Flavor) {
+fn demotion_and_promotion_keep_the_watchdog(flavor: Flavor) {
     let World { primary, replica } = World::start(flavor, &[]);
     let (mut a, mut b, mut watcher) = (primary.client(), primary.client(), primary.client());
     a.call("LOCK.ACQUIRE k a WATCHDOG PX 2000");
     b.call("LOCK.ACQUIRE e b EPHEMERAL PX 100000");
     until_renewed(&mut watcher, "k");
-    // The other one is only a helper, so that its keys are ours.
+    // The replica only supplies the data, so that the keys stay the same.
     let mut r = replica.client();
-    until("the replica is in step", || r.call("PEXPIRETIME k") == watcher.call("PEXPIRETIME k"));
+    until("the replica is in sync", || r.call("PEXPIRETIME k") == watcher.call("PEXPIRETIME k"));
     r.call("REPLICAOF NO ONE");
     watcher.call(&format!("REPLICAOF 127.0.0.1 {}", replica.port));
-    until("it is a replica", || watcher.info("replication", "master_link_status") == "up");
+    until("the old primary is a replica", || watcher.info("replication", "master_link_status") == "up");
     assert_eq!(watcher.call("HGETALL k"), "[a, 1]");
     watcher.call("REPLICAOF NO ONE");
     for _ in 0..3 {
         until_renewed(&mut watcher, "k");
     }
     b.close();
-    until("it is free", || watcher.call("EXISTS e") == "0");
+    until("the ephemeral hold has ended", || watcher.call("EXISTS e") == "0");
     a.close();
-    until("nothing is bound", || bound(&primary) == (0, 0));
+    until("no binding is left", || bound(&primary) == (0, 0));
 }
 
-fn what_another_primary_gave_is_left_alone(flavor: Flavor) {
+fn another_primarys_grant_is_untouched(flavor: Flavor) {
     let World { mut primary, replica } = World::start(flavor, &[]);
     let (mut a, mut watcher, mut r) = (primary.client(), primary.client(), replica.client());
     load_module(&mut r);
@@ -560,12 +565,14 @@ fn what_another_primary_gave_is_left_alone(flavor: Flavor) {
     until("the replica has both", || r.call("DBSIZE") == "2");
     r.call("REPLICAOF NO ONE");
     watcher.call(&format!("REPLICAOF 127.0.0.1 {}", replica.port));
-    // The owner has lost `k` and got it again, and has renewed `l`, over another connection.
+    // On the new primary and another connection, the owner lost `k` and acquired it again, and renewed `l`.
     assert_eq!(r.call("LOCK.RELEASE k a"), "0");
     assert_eq!(r.call("LOCK.ACQUIRE k a PX 200000"), "1");
     assert_eq!(r.call("LOCK.RENEW l a PX 200000"), "1");
     let ends = [end_of(&mut r, "k"), end_of(&mut r, "l")];
-    until("it has heard of that", || [end_of(&mut watcher, "k"), end_of(&mut watcher, "l")] == ends);
+    until("the old primary has the new leases", || {
+        [end_of(&mut watcher, "k"), end_of(&mut watcher, "l")] == ends
+    });
     watcher.call("REPLICAOF NO ONE");
     until("the old bindings are gone", || bound(&primary) == (0, 0));
     a.close();
@@ -576,7 +583,7 @@ fn what_another_primary_gave_is_left_alone(flavor: Flavor) {
     primary.assert_healthy();
 }
 
-fn a_connection_that_closes_on_a_replica_releases_nothing_of_others(flavor: Flavor) {
+fn a_close_on_a_replica_keeps_foreign_holds(flavor: Flavor) {
     let World { mut primary, replica } = World::start(flavor, &[]);
     let (mut a, mut watcher, mut r) = (primary.client(), primary.client(), replica.client());
     load_module(&mut r);
@@ -585,21 +592,23 @@ fn a_connection_that_closes_on_a_replica_releases_nothing_of_others(flavor: Flav
     until("the replica has both", || r.call("DBSIZE") == "2");
     r.call("REPLICAOF NO ONE");
     watcher.call(&format!("REPLICAOF 127.0.0.1 {}", replica.port));
-    until("it is in sync", || watcher.info("replication", "master_link_status") == "up");
+    until("the old primary is in sync", || watcher.info("replication", "master_link_status") == "up");
     a.close();
-    until("the server has seen it", || !watcher.call("CLIENT LIST").contains("cmd=lock.acquire"));
+    until("the server has closed the connection", || {
+        !watcher.call("CLIENT LIST").contains("cmd=lock.acquire")
+    });
     assert_eq!(r.call("LOCK.RENEW k a PX 200000"), "1");
     let end = end_of(&mut r, "k");
-    until("it has heard of that", || end_of(&mut watcher, "k") == end);
+    until("the old primary has the new lease", || end_of(&mut watcher, "k") == end);
     assert_eq!(watcher.call("HGETALL untouched"), "[a, 1]");
     watcher.call("REPLICAOF NO ONE");
-    // What nobody else has touched is released when that is possible again.
+    // A hold that no other client has touched is released once the server is a primary again.
     until("the other is free", || watcher.call("EXISTS untouched") == "0");
     assert_eq!(watcher.call("HGETALL k"), "[a, 1]");
     primary.assert_healthy();
 }
 
-fn a_retry_at_another_primary_takes_over_for_good(flavor: Flavor) {
+fn a_retry_elsewhere_moves_the_binding(flavor: Flavor) {
     let World { mut primary, replica } = World::start(flavor, &[]);
     let (mut a, mut watcher, mut r) = (primary.client(), primary.client(), replica.client());
     load_module(&mut r);
@@ -611,19 +620,19 @@ fn a_retry_at_another_primary_takes_over_for_good(flavor: Flavor) {
     let mut b = replica.client();
     assert_eq!(b.call(call), "1");
     let end = end_of(&mut r, "k");
-    until("the first has heard of it", || end_of(&mut watcher, "k") == end);
+    until("the old primary has the new lease", || end_of(&mut watcher, "k") == end);
     watcher.call("REPLICAOF NO ONE");
     until("the old binding is gone", || bound(&primary) == (0, 0));
     a.close();
     watcher.call("LOCK.ACQUIRE other x");
     assert_eq!(watcher.call("HGETALL k"), "[a, 1]");
-    // Where it was repeated, it is bound.
+    // The retry bound the hold at the new primary.
     b.close();
-    until("it is released there", || r.call("EXISTS k") == "0");
+    until("the hold is released at the new primary", || r.call("EXISTS k") == "0");
     primary.assert_healthy();
 }
 
-fn a_renewal_is_replicated_as_plain_commands(flavor: Flavor) {
+fn renewals_replicate_as_plain_commands(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut monitor = world.replica.client();
         assert_eq!(monitor.call("MONITOR"), "OK");
@@ -643,7 +652,7 @@ fn a_renewal_is_replicated_as_plain_commands(flavor: Flavor) {
     });
 }
 
-fn nothing_stays_behind(flavor: Flavor) {
+fn closed_connections_leave_nothing(flavor: Flavor) {
     let server = Server::start(flavor, &["--loadmodule", module().to_str().unwrap()]);
     let mut watcher = server.client();
     for round in 0..3 {

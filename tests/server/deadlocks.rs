@@ -1,33 +1,33 @@
 // SPDX-License-Identifier: MIT
 
-//! Owners that would wait for themselves, and who waits for whom.
+//! Deadlock detection, and the commands that show waiters and their blockers.
 
 use redis::Value;
 
 use crate::support::{in_world, show, until, Client, Flavor, Server, World};
 
 crate::on_every_server!(
-    two_owners_in_a_cycle,
-    a_long_cycle_names_everybody,
+    a_cycle_of_two_is_refused,
+    a_long_cycle_is_abbreviated,
     two_upgrades_are_a_deadlock,
-    through_a_shared_holder,
-    through_a_waiter_ahead,
-    an_owner_that_waits_twice_in_one_queue_hides_nobody,
-    readers_that_wait_together_do_not_wait_for_each_other,
-    across_databases,
-    what_has_ended_is_no_deadlock,
-    who_has_hung_up_does_not_wait,
-    a_call_without_block_never_gets_it,
-    keys_that_the_caller_may_not_read_are_masked,
-    it_can_be_turned_off,
-    odd_names_are_shown_sensibly,
-    a_call_that_was_passed_is_served_later,
-    a_wait_that_comes_to_wait_for_itself_is_told,
-    a_crowd_costs_nothing,
+    a_cycle_through_a_reader_is_found,
+    a_cycle_through_a_waiter_ahead_is_found,
+    a_repeated_waiter_hides_no_cycle,
+    waiting_readers_do_not_block_each_other,
+    cycles_across_databases_are_found,
+    ended_waits_and_holds_are_ignored,
+    a_disconnected_waiter_is_ignored,
+    a_call_without_block_gets_no_deadlock,
+    unreadable_keys_are_masked,
+    detection_can_be_turned_off,
+    odd_names_are_escaped_and_shortened,
+    an_overtaken_call_is_served_later,
+    a_later_cycle_is_reported,
+    searches_stay_fast_in_a_crowd,
     blockers_are_listed_nearest_first,
     contended_locks_are_listed,
-    a_pattern_means_what_it_means_to_keys,
-    listing_is_dangerous,
+    patterns_match_as_in_keys,
+    listing_commands_are_dangerous,
 );
 
 fn holds(world: &World, pairs: &[(&str, &str)]) -> Client {
@@ -38,11 +38,11 @@ fn holds(world: &World, pairs: &[(&str, &str)]) -> Client {
     client
 }
 
-fn deadlocks(world: &World) -> String {
+fn deadlock_count(world: &World) -> String {
     world.client().info("lock", "lock_deadlocks")
 }
 
-fn two_owners_in_a_cycle(flavor: Flavor) {
+fn a_cycle_of_two_is_refused(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = holds(world, &[("a", "k1"), ("b", "k2")]);
         let mut b = world.waiting("LOCK.ACQUIRE k1 b BLOCK 0");
@@ -50,10 +50,10 @@ fn two_owners_in_a_cycle(flavor: Flavor) {
             a.call("LOCK.ACQUIRE k2 a BLOCK 60000"),
             "DEADLOCK waiting could never end: a waits for b (lock k2), b for a (lock k1)"
         );
-        // It is not queued, and nobody else is harmed.
+        // The refused call is not queued and affects no other owner.
         assert_eq!(a.call("LOCK.WAITERS k2"), "[]");
         assert_eq!(a.call("HGETALL k2"), "[b, 1]");
-        assert_eq!(deadlocks(world), "1");
+        assert_eq!(deadlock_count(world), "1");
         assert_eq!(a.call("LOCK.RELEASE k1 a"), "0");
         assert_eq!(b.recv(), "1");
         let mut a = world.waiting("LOCK.ACQUIRE k2 a BLOCK 0");
@@ -62,7 +62,7 @@ fn two_owners_in_a_cycle(flavor: Flavor) {
     });
 }
 
-fn a_long_cycle_names_everybody(flavor: Flavor) {
+fn a_long_cycle_is_abbreviated(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         for n in 0..10 {
@@ -75,20 +75,20 @@ fn a_long_cycle_names_everybody(flavor: Flavor) {
             "DEADLOCK waiting could never end: o0 waits for o1 (lock k1), o1 for o2 (lock k2), o2 for o3 (lock k3), \
              o3 for o4 (lock k4), o4 for o5 (lock k5), 4 more, o9 for o0 (lock k0)"
         );
-        // Around the corner, nobody waits for anybody.
+        // A waiter outside the cycle is not in a deadlock.
         assert_eq!(a.call("LOCK.ACQUIRE k5 x BLOCK 1"), "nil");
     });
 }
 
-/// Owner names are free: who may use some keys could otherwise learn of all others by making cycles.
-fn keys_that_the_caller_may_not_read_are_masked(flavor: Flavor) {
+/// Owner names are free to choose. A user of some keys could otherwise learn all the others by building cycles.
+fn unreadable_keys_are_masked(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut root = holds(world, &[("x", "app:1"), ("y", "secret:2"), ("z", "secret:3"), ("w", "app:4")]);
         root.call("ACL SETUSER app on nopass resetkeys ~app:* %R~read:* %W~write:* +@all");
         root.call("ACL SETUSER all on nopass resetkeys allkeys +@all");
         let mut app = world.client();
         assert_eq!(app.call("AUTH app x"), "OK");
-        // x waits for y, y for z, z for w: all by others.
+        // Other users make x wait for y, y for z, and z for w.
         let _waits = ["secret:2 x", "secret:3 y", "app:4 z"]
             .map(|wait| world.waiting(&format!("LOCK.ACQUIRE {wait} BLOCK 0")));
         let hidden = "a lock that you may not read";
@@ -105,7 +105,7 @@ fn keys_that_the_caller_may_not_read_are_masked(flavor: Flavor) {
         let mut other = world.client();
         assert_eq!(other.call("AUTH all x"), "OK");
         assert_eq!(other.call("LOCK.ACQUIRE app:1 w BLOCK 0"), all);
-        // A key that one may only write is not told of either, one that one may only read is.
+        // A write-only key is masked, too; a read-only key is shown.
         root.call("LOCK.ACQUIRE write:1 a PX 100000");
         root.call("LOCK.ACQUIRE read:1 b PX 100000");
         root.call("LOCK.ACQUIRE app:5 c PX 100000");
@@ -118,8 +118,8 @@ fn keys_that_the_caller_may_not_read_are_masked(flavor: Flavor) {
                  a for b (lock read:1)"
             )
         );
-        assert_eq!(deadlocks(world), "4");
-        // To look is no try: nothing of it stands in the log of what was denied.
+        assert_eq!(deadlock_count(world), "4");
+        // The permission checks leave no entries in the ACL log.
         assert_eq!(root.call("ACL LOG"), "[]");
     });
 }
@@ -139,7 +139,7 @@ fn two_upgrades_are_a_deadlock(flavor: Flavor) {
     });
 }
 
-fn through_a_shared_holder(flavor: Flavor) {
+fn a_cycle_through_a_reader_is_found(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = holds(world, &[("a", "k")]);
         for owner in ["r1", "r2", "r3"] {
@@ -150,15 +150,15 @@ fn through_a_shared_holder(flavor: Flavor) {
             a.call("LOCK.ACQUIRE s a BLOCK 0"),
             "DEADLOCK waiting could never end: a waits for r2 (lock s), r2 for a (lock k)"
         );
-        // To read beside them is no wait.
+        // A shared acquire joins the readers without waiting.
         assert_eq!(a.call("LOCK.ACQUIRE s a SHARED BLOCK 0"), "1");
         a.call("LOCK.RELEASE k a");
         assert_eq!(r.recv(), "1");
     });
 }
 
-/// Who waits behind somebody waits for him too.
-fn through_a_waiter_ahead(flavor: Flavor) {
+/// A waiter also waits for the waiters ahead of it.
+fn a_cycle_through_a_waiter_ahead_is_found(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = holds(world, &[("x", "k"), ("a", "mine")]);
         let mut ahead = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
@@ -167,7 +167,7 @@ fn through_a_waiter_ahead(flavor: Flavor) {
             a.call("LOCK.ACQUIRE k a BLOCK 0"),
             "DEADLOCK waiting could never end: a waits for b (lock k), b for a (lock mine)"
         );
-        // A reader waits for the writer ahead, though only readers hold the lock.
+        // A reader waits for the writer ahead of it, though only readers hold the lock.
         a.call("LOCK.RELEASE k x");
         assert_eq!(ahead.recv(), "1");
         a.call("LOCK.RELEASE k b");
@@ -182,7 +182,7 @@ fn through_a_waiter_ahead(flavor: Flavor) {
     });
 }
 
-fn an_owner_that_waits_twice_in_one_queue_hides_nobody(flavor: Flavor) {
+fn a_repeated_waiter_hides_no_cycle(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = holds(world, &[("c", "k2"), ("d", "k1")]);
         let _waiters =
@@ -194,12 +194,12 @@ fn an_owner_that_waits_twice_in_one_queue_hides_nobody(flavor: Flavor) {
     });
 }
 
-fn readers_that_wait_together_do_not_wait_for_each_other(flavor: Flavor) {
+fn waiting_readers_do_not_block_each_other(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = holds(world, &[("x", "k"), ("b", "other")]);
         let mut first = world.waiting("LOCK.ACQUIRE k a SHARED BLOCK 0");
         let mut elsewhere = world.waiting("LOCK.ACQUIRE other a BLOCK 0");
-        // Behind a, who waits for b: but both will be let in together.
+        // It stands behind a, which waits for b, but both readers get the lock together.
         let mut second = world.waiting("LOCK.ACQUIRE k b SHARED BLOCK 0");
         a.call("LOCK.RELEASE k x");
         assert_eq!([first.recv(), second.recv()], ["1", "1"]);
@@ -208,7 +208,7 @@ fn readers_that_wait_together_do_not_wait_for_each_other(flavor: Flavor) {
     });
 }
 
-fn across_databases(flavor: Flavor) {
+fn cycles_across_databases_are_found(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k a");
@@ -216,7 +216,7 @@ fn across_databases(flavor: Flavor) {
         a.call("LOCK.ACQUIRE k b");
         let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
         assert!(a.call("LOCK.ACQUIRE k a BLOCK 0").starts_with("DEADLOCK "));
-        // The caller's database is what it was.
+        // The search leaves the caller's database selected.
         assert_eq!(a.call("HGETALL k"), "[b, 1]");
         a.call("SELECT 0");
         a.call("LOCK.BREAK k");
@@ -224,28 +224,28 @@ fn across_databases(flavor: Flavor) {
     });
 }
 
-fn what_has_ended_is_no_deadlock(flavor: Flavor) {
+fn ended_waits_and_holds_are_ignored(flavor: Flavor) {
     in_world(flavor, |world| {
-        // A wait that is over.
+        // A wait that timed out.
         let mut a = holds(world, &[("a", "k1"), ("b", "k2")]);
         let mut b = world.waiting("LOCK.ACQUIRE k1 b BLOCK 30");
         assert_eq!(b.recv(), "nil");
         assert_eq!(a.call("LOCK.ACQUIRE k2 a BLOCK 10"), "nil");
-        // A wait that was left.
+        // A waiter that disconnected.
         let b = world.waiting("LOCK.ACQUIRE k1 b BLOCK 0");
         b.close();
         until("b has left", || a.call("LOCK.WAITERS k1") == "[]");
         assert_eq!(a.call("LOCK.ACQUIRE k2 a BLOCK 10"), "nil");
-        // A holder whose lease is over, though the key is still there.
+        // A holder whose lease has expired, although its key still exists.
         a.call("FLUSHALL");
         a.call("DEBUG SET-ACTIVE-EXPIRE 0");
         a.call("LOCK.ACQUIRE k1 gone SHARED PX 40");
         a.call("LOCK.ACQUIRE k1 r SHARED PX 100000");
         a.call("LOCK.ACQUIRE k2 b PX 100000");
-        until("its lease is over", || !a.call("LOCK.INFO k1").contains("gone"));
+        until("the lease has expired", || !a.call("LOCK.INFO k1").contains("gone"));
         let mut b = world.waiting("LOCK.ACQUIRE k1 b BLOCK 0");
         assert_eq!(a.call("LOCK.ACQUIRE k2 gone BLOCK 10"), "nil");
-        // One that was released.
+        // A hold that was released.
         assert!(a.call("LOCK.ACQUIRE k2 r BLOCK 10").starts_with("DEADLOCK "));
         a.call("LOCK.RELEASE k1 r");
         assert_eq!(b.recv(), "1");
@@ -254,8 +254,8 @@ fn what_has_ended_is_no_deadlock(flavor: Flavor) {
     });
 }
 
-/// In the same turn of the event loop: the server has not read yet that the other one is gone.
-fn who_has_hung_up_does_not_wait(flavor: Flavor) {
+/// In one event loop cycle: the server has not yet seen that the other client has disconnected.
+fn a_disconnected_waiter_is_ignored(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = holds(world, &[("a", "k1"), ("b", "k2")]);
         let b = world.waiting("LOCK.ACQUIRE k1 b BLOCK 0");
@@ -264,11 +264,11 @@ fn who_has_hung_up_does_not_wait(flavor: Flavor) {
         b.close();
         world.signal(libc::SIGCONT);
         assert_eq!(a.recv(), "nil");
-        assert_eq!(deadlocks(world), "0");
+        assert_eq!(deadlock_count(world), "0");
     });
 }
 
-fn a_call_without_block_never_gets_it(flavor: Flavor) {
+fn a_call_without_block_gets_no_deadlock(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = holds(world, &[("a", "k1"), ("b", "k2")]);
         let _b = world.waiting("LOCK.ACQUIRE k1 b BLOCK 0");
@@ -279,13 +279,13 @@ fn a_call_without_block_never_gets_it(flavor: Flavor) {
     });
 }
 
-fn it_can_be_turned_off(flavor: Flavor) {
+fn detection_can_be_turned_off(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = holds(world, &[("a", "k1"), ("b", "k2")]);
         let mut b = world.waiting("LOCK.ACQUIRE k1 b BLOCK 0");
         a.call("CONFIG SET lock.deadlock-detection no");
         let mut blocked = world.waiting("LOCK.ACQUIRE k2 a BLOCK 0");
-        // It can be seen all the same: in the end a waits for itself.
+        // LOCK.BLOCKERS still shows the cycle, which leads back to a.
         let known = format!("[[owner, b, key, k2, client, {}], [owner, a, key, k1, client, nil]]", b.id);
         assert_eq!(a.call("LOCK.BLOCKERS a"), known);
         a.call("CONFIG SET lock.deadlock-detection yes");
@@ -296,7 +296,7 @@ fn it_can_be_turned_off(flavor: Flavor) {
     });
 }
 
-fn odd_names_are_shown_sensibly(flavor: Flavor) {
+fn odd_names_are_escaped_and_shortened(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         let long = [b'x'; 1000];
@@ -319,10 +319,8 @@ fn odd_names_are_shown_sensibly(flavor: Flavor) {
     });
 }
 
-/// A search walks the chain, not the crowd: with thousands ahead that wait for nothing else, each new waiter asks
-/// for the holder alone.
-/// p's call for X and Y came first, but waits for e through K. So e passes it at X, and is served first when X is released.
-fn a_call_that_was_passed_is_served_later(flavor: Flavor) {
+/// p's call for X and Y came first, but p also waits for e through K. So e overtakes it and gets X first.
+fn an_overtaken_call_is_served_later(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = holds(world, &[("e", "K"), ("a", "X")]);
         let mut p = world.waiting("LOCK.ACQUIRE K p BLOCK 0");
@@ -334,12 +332,12 @@ fn a_call_that_was_passed_is_served_later(flavor: Flavor) {
         assert_eq!(both.recv(), "[1, 1]");
         assert_eq!(a.call("LOCK.RELEASE K e"), "0");
         assert_eq!(p.recv(), "1");
-        assert_eq!(deadlocks(world), "0");
+        assert_eq!(deadlock_count(world), "0");
     });
 }
 
-/// o's second wait for X stands behind v only when its first one has ended.
-fn a_wait_that_comes_to_wait_for_itself_is_told(flavor: Flavor) {
+/// o's second wait for X moves behind v only when its first wait ends.
+fn a_later_cycle_is_reported(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = holds(world, &[("x", "X"), ("o", "K")]);
         let mut first = world.waiting("LOCK.ACQUIRE X o BLOCK 0 ID one");
@@ -352,7 +350,7 @@ fn a_wait_that_comes_to_wait_for_itself_is_told(flavor: Flavor) {
             second.recv(),
             "DEADLOCK waiting could never end: o waits for v (lock X), v for o (lock K)"
         );
-        assert_eq!(deadlocks(world), "1");
+        assert_eq!(deadlock_count(world), "1");
         a.call("LOCK.RELEASE X x");
         assert_eq!(v.recv(), "1");
         a.call("LOCK.RELEASE K o");
@@ -360,7 +358,9 @@ fn a_wait_that_comes_to_wait_for_itself_is_told(flavor: Flavor) {
     });
 }
 
-fn a_crowd_costs_nothing(flavor: Flavor) {
+/// A search follows the chain of owners, not the whole queue. Thousands of waiters ahead that wait for
+/// nothing else add only the holder to the search of each new waiter.
+fn searches_stay_fast_in_a_crowd(flavor: Flavor) {
     let server = Server::with_module(flavor, &["--maxclients", "4000"]);
     let mut a = server.client();
     a.call("LOCK.ACQUIRE k a PX 100000");
@@ -375,7 +375,7 @@ fn a_crowd_costs_nothing(flavor: Flavor) {
     a.call("LOCK.ACQUIRE other o499 PX 100000");
     assert!(a.call("LOCK.ACQUIRE other a BLOCK 0").starts_with("DEADLOCK "));
     assert_eq!(a.call("LOCK.BLOCKERS o499").matches("owner").count(), 500);
-    // They wait for a second lock too: each search passes each of them once.
+    // The crowd also waits for a second lock: each search visits each owner once.
     a.call("LOCK.ACQUIRE k2 a PX 100000");
     let second: Vec<Client> = (0..500)
         .map(|n| {
@@ -446,10 +446,10 @@ fn contended_locks_are_listed(flavor: Flavor) {
         let longest =
             |list: &str| -> i64 { list.rsplit(", ").next().unwrap().trim_end_matches(']').parse().unwrap() };
         let first = longest(&a.call("LOCK.LIST COUNT 1"));
-        until("time goes on", || longest(&a.call("LOCK.LIST COUNT 1")) > first);
+        until("the longest wait grows", || longest(&a.call("LOCK.LIST COUNT 1")) > first);
         assert_eq!(a.call("LOCK.LIST COUNT 2").matches("key").count(), 2);
         assert!(a.call("LOCK.LIST MATCH tw* COUNT 5").starts_with("[[key, two, "));
-        // Only of this database.
+        // Lists only locks of the selected database.
         a.call("SELECT 1");
         assert_eq!(a.call("LOCK.LIST"), "[]");
         for (command, error) in [
@@ -466,7 +466,7 @@ fn contended_locks_are_listed(flavor: Flavor) {
     });
 }
 
-fn a_pattern_means_what_it_means_to_keys(flavor: Flavor) {
+fn patterns_match_as_in_keys(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         let names: [&[u8]; 8] = [b"a", b"ab", b"abc", b"a*c", b"[x]", b"a\\b", b"\xff\xfe", b"a-c"];
@@ -508,7 +508,7 @@ fn a_pattern_means_what_it_means_to_keys(flavor: Flavor) {
     });
 }
 
-fn listing_is_dangerous(flavor: Flavor) {
+fn listing_commands_are_dangerous(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         for command in ["lock.list", "lock.blockers"] {

@@ -1,35 +1,35 @@
 // SPDX-License-Identifier: MIT
 
-//! A primary that becomes a replica ends every wait, however it came to it, and whether the server ends waits itself or not.
+//! A primary that becomes a replica for any reason ends every wait, whether or not the server ends waits itself.
 
 use crate::support::cluster::Cluster;
 use crate::support::{until, Client, Flavor, Server};
 
 crate::on_every_server!(
-    a_planned_failover_in_a_cluster_ends_all_waits,
-    an_unplanned_failover_in_a_cluster_ends_all_waits,
-    who_waited_before_two_failovers_is_not_granted_after,
-    a_demotion_ends_the_waits_of_clients_that_can_be_redirected,
-    a_demotion_before_any_lock_was_used_is_known,
-    a_lock_that_came_by_replication_is_waited_for_and_left,
-    a_demotion_and_a_promotion_in_one_go_end_all_waits,
+    a_planned_cluster_failover_ends_all_waits,
+    an_unplanned_cluster_failover_ends_all_waits,
+    two_failovers_end_earlier_waits,
+    demotion_ends_waits_of_redirectable_clients,
+    demotion_before_first_use_is_noticed,
+    demotion_ends_waits_for_replicated_locks,
+    demotion_and_promotion_at_once_end_waits,
 );
 
-/// Every one gets the error, and nothing of it is left.
+/// Asserts that every waiter gets the error and that no state is left.
 fn assert_ended(server: &Server, waiters: Vec<Client>) {
     for mut waiter in waiters {
         let reply = waiter.recv();
         assert!(reply.starts_with("UNBLOCKED "), "{reply}");
     }
     let mut watch = server.client();
-    until("nobody is blocked", || watch.info("clients", "blocked_clients") == "0");
+    until("no client is blocked", || watch.info("clients", "blocked_clients") == "0");
     assert_eq!(watch.info("lock", "lock_waiters"), "0");
     assert_eq!(watch.info("lock", "lock_contended_locks"), "0");
     assert_eq!(watch.info("lock", "lock_table_bundles"), "0");
     assert_eq!(watch.info("lock", "lock_internal_errors"), "0");
 }
 
-/// Without a limit, with one, behind two kinds of holds, and with what depends on the connection.
+/// Waits with and without a timeout, behind both kinds of holds, and with bindings to the connection.
 fn waiters_of_all_kinds(server: &Server) -> Vec<Client> {
     let mut a = server.client();
     assert_eq!(a.call("LOCK.ACQUIRE {b} a PX 600000"), "1");
@@ -48,18 +48,18 @@ fn waiters_of_all_kinds(server: &Server) -> Vec<Client> {
 
 fn until_swapped(old: &Server, new: &Server) {
     until("the old primary follows", || old.client().call("ROLE").starts_with("[slave"));
-    until("the new one leads", || new.client().call("ROLE").starts_with("[master"));
+    until("the new primary leads", || new.client().call("ROLE").starts_with("[master"));
 }
 
-fn a_planned_failover_in_a_cluster_ends_all_waits(flavor: Flavor) {
+fn a_planned_cluster_failover_ends_all_waits(flavor: Flavor) {
     let cluster = Cluster::start(flavor);
     let mut replica = cluster.replica_of(0, &[]);
     let waiters = waiters_of_all_kinds(&cluster.nodes[0]);
     let mut r = replica.client();
-    until("the failover is begun", || r.call("CLUSTER FAILOVER") == "OK");
+    until("the failover has begun", || r.call("CLUSTER FAILOVER") == "OK");
     until_swapped(&cluster.nodes[0], &replica);
     assert_ended(&cluster.nodes[0], waiters);
-    // The hold has moved, and so may whoever waited.
+    // The hold has moved to the new primary, and waiters can follow it.
     assert_eq!(r.call("HGETALL {b}"), "[a, 1]");
     let mut there = replica.waiting_when_it_serves("LOCK.ACQUIRE {b} b BLOCK 0");
     assert_eq!(r.call("LOCK.RELEASE {b} a"), "0");
@@ -68,15 +68,15 @@ fn a_planned_failover_in_a_cluster_ends_all_waits(flavor: Flavor) {
     cluster.assert_healthy();
 }
 
-/// The primary does not answer for a while, and finds that another has taken its place.
-fn an_unplanned_failover_in_a_cluster_ends_all_waits(flavor: Flavor) {
+/// The primary is suspended, and later learns that another node has replaced it.
+fn an_unplanned_cluster_failover_ends_all_waits(flavor: Flavor) {
     let cluster = Cluster::start(flavor);
     let mut replica = cluster.replica_of(0, &[]);
     let waiters = waiters_of_all_kinds(&cluster.nodes[0]);
     cluster.nodes[0].signal(libc::SIGSTOP);
     let mut r = replica.client();
     let taken = r.call("CLUSTER FAILOVER TAKEOVER");
-    until("it leads", || r.call("ROLE").starts_with("[master"));
+    until("the replica leads", || r.call("ROLE").starts_with("[master"));
     cluster.nodes[0].signal(libc::SIGCONT);
     assert_eq!(taken, "OK");
     until_swapped(&cluster.nodes[0], &replica);
@@ -85,39 +85,39 @@ fn an_unplanned_failover_in_a_cluster_ends_all_waits(flavor: Flavor) {
     cluster.assert_healthy();
 }
 
-fn who_waited_before_two_failovers_is_not_granted_after(flavor: Flavor) {
+fn two_failovers_end_earlier_waits(flavor: Flavor) {
     let cluster = Cluster::start(flavor);
     let mut replica = cluster.replica_of(0, &[]);
     let first = &cluster.nodes[0];
     let mut a = first.client();
     assert_eq!(a.call("LOCK.ACQUIRE b a PX 600000"), "1");
-    // Who takes over asks nobody.
+    // TAKEOVER asks no other node, so the hold must have been replicated.
     assert_eq!(a.call("WAIT 1 20000"), "1");
     let mut before = first.waiting("LOCK.ACQUIRE b before BLOCK 0");
     assert_eq!(replica.client().call("CLUSTER FAILOVER TAKEOVER"), "OK");
     until_swapped(first, &replica);
-    until("it is in sync", || first.client().info("replication", "master_link_status") == "up");
+    until("the old primary is in sync", || first.client().info("replication", "master_link_status") == "up");
     assert_eq!(first.client().call("CLUSTER FAILOVER TAKEOVER"), "OK");
     until_swapped(&replica, first);
     let mut a = first.client();
     let mut after = first.waiting_when_it_serves("LOCK.ACQUIRE b after BLOCK 0");
     assert_eq!(a.call("LOCK.RELEASE b a"), "0");
-    assert_eq!(after.recv(), "1", "somebody else was first");
+    assert_eq!(after.recv(), "1", "an earlier waiter got the lock");
     let reply = before.recv();
     assert!(reply.starts_with("UNBLOCKED "), "{reply}");
     replica.assert_healthy();
     cluster.assert_healthy();
 }
 
-/// Valkey leaves a client alone that says that it can be redirected, if it waits for no key that the server knows of.
-fn a_demotion_ends_the_waits_of_clients_that_can_be_redirected(flavor: Flavor) {
+/// Valkey does not unblock clients that announce the capability `redirect`, unless they wait for a key known to the server.
+fn demotion_ends_waits_of_redirectable_clients(flavor: Flavor) {
     let mut server = Server::with_module(flavor, &[]);
     let other = Server::start(flavor, &[]);
     let mut a = server.client();
     a.call("LOCK.ACQUIRE k a PX 600000");
     let mut waiter = server.client();
-    let able = waiter.call("CLIENT CAPA redirect") == "OK";
-    assert_eq!(able, flavor.is_valkey());
+    let can_redirect = waiter.call("CLIENT CAPA redirect") == "OK";
+    assert_eq!(can_redirect, flavor.is_valkey());
     waiter.send("LOCK.ACQUIRE k b BLOCK 0");
     server.until_blocked(&waiter);
     assert_eq!(a.call(&format!("REPLICAOF 127.0.0.1 {}", other.port)), "OK");
@@ -125,7 +125,7 @@ fn a_demotion_ends_the_waits_of_clients_that_can_be_redirected(flavor: Flavor) {
     server.assert_healthy();
 }
 
-fn a_demotion_before_any_lock_was_used_is_known(flavor: Flavor) {
+fn demotion_before_first_use_is_noticed(flavor: Flavor) {
     let mut server = Server::with_module(flavor, &[]);
     let other = Server::start(flavor, &[]);
     let follow = format!("REPLICAOF 127.0.0.1 {}", other.port);
@@ -136,7 +136,7 @@ fn a_demotion_before_any_lock_was_used_is_known(flavor: Flavor) {
         assert!(a.call("LOCK.ACQUIRE k a").starts_with("READONLY "));
         assert_eq!(a.call("REPLICAOF NO ONE"), "OK");
     }
-    // Its first use is a wait that nothing but a lease ends.
+    // The first use is a wait that only the lease can end.
     assert_eq!(a.call("HSET k a 1"), "1");
     assert_eq!(a.call("PEXPIRE k 600000"), "1");
     let waiter = server.waiting("LOCK.ACQUIRE k b BLOCK 0");
@@ -145,7 +145,7 @@ fn a_demotion_before_any_lock_was_used_is_known(flavor: Flavor) {
     server.assert_healthy();
 }
 
-fn a_lock_that_came_by_replication_is_waited_for_and_left(flavor: Flavor) {
+fn demotion_ends_waits_for_replicated_locks(flavor: Flavor) {
     let cluster = Cluster::start(flavor);
     let mut replica = cluster.replica_of(0, &[]);
     let mut a = cluster.nodes[0].client();
@@ -154,7 +154,7 @@ fn a_lock_that_came_by_replication_is_waited_for_and_left(flavor: Flavor) {
     let mut r = replica.client();
     assert_eq!(r.call("CLUSTER FAILOVER TAKEOVER"), "OK");
     until_swapped(&cluster.nodes[0], &replica);
-    until("it is in sync", || a.info("replication", "master_link_status") == "up");
+    until("the old primary is in sync", || a.info("replication", "master_link_status") == "up");
     let waiter = replica.waiting_when_it_serves("LOCK.ACQUIRE b b BLOCK 0");
     assert_eq!(a.call("CLUSTER FAILOVER TAKEOVER"), "OK");
     until_swapped(&replica, &cluster.nodes[0]);
@@ -163,8 +163,8 @@ fn a_lock_that_came_by_replication_is_waited_for_and_left(flavor: Flavor) {
     cluster.assert_healthy();
 }
 
-/// In one turn of the server's event loop, while a grant is on its way too.
-fn a_demotion_and_a_promotion_in_one_go_end_all_waits(flavor: Flavor) {
+/// In one event loop cycle, which also has a pending grant.
+fn demotion_and_promotion_at_once_end_waits(flavor: Flavor) {
     let mut server = Server::with_module(flavor, &[]);
     let other = Server::start(flavor, &[]);
     let mut a = server.client();
@@ -180,7 +180,7 @@ fn a_demotion_and_a_promotion_in_one_go_end_all_waits(flavor: Flavor) {
     assert!(reply.starts_with("UNBLOCKED "), "{reply}");
     assert_ended(&server, waiters);
     assert_eq!(a.call("LOCK.INFO k"), "nil");
-    // Nothing that was waited for before is handed on now.
+    // Waits from before the demotion must not get the lock now.
     let mut after = server.waiting("LOCK.ACQUIRE l after BLOCK 0");
     assert_eq!(a.call("LOCK.RELEASE l b"), "0");
     assert_eq!(after.recv(), "1");

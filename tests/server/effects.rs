@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-//! What leaves the server: plain commands to replicas and the AOF, keyspace events, `WATCH`, client-side
-//! caches, and the message that a lock is free (8).
+//! Effects outside the lock itself: plain commands to replicas and the AOF, keyspace events, `WATCH`, client-side caches,
+//! and the message about a freed lock (8).
 
 use std::collections::BTreeSet;
 
@@ -9,23 +9,23 @@ use crate::support::server::module;
 use crate::support::{in_world, until, Client, Flavor, Server, World};
 
 crate::on_every_server!(
-    the_stream_has_plain_commands_with_absolute_times,
-    the_stream_of_shared_holds_tokens_and_requests,
-    events_are_those_of_plain_commands,
-    events_are_heard_as_soon_as_somebody_listens,
-    other_modules_hear_events,
-    a_watched_lock_that_changes_aborts,
-    client_side_caches_hear_of_changes,
+    replication_uses_plain_commands_and_absolute_times,
+    shared_holds_tokens_and_requests_replicate,
+    keyspace_events_match_plain_commands,
+    enabled_events_arrive_at_once,
+    other_modules_get_events,
+    a_changed_lock_aborts_watch,
+    client_side_caches_are_invalidated,
     a_free_lock_is_published_once,
-    publishing_is_a_setting,
-    a_lock_that_somebody_takes_is_not_published,
-    a_flush_is_published_before_any_lock_was_used_here,
-    a_client_can_wait_for_replicas,
-    a_server_without_the_module_goes_on_with_the_locks,
+    publishing_follows_the_setting,
+    a_handed_over_lock_is_not_published,
+    a_flush_before_first_use_is_published,
+    wait_works_after_a_grant,
+    locks_expire_without_the_module,
     a_restart_keeps_the_locks,
 );
 
-/// The commands that a replica gets, one a line, without what the servers say to each other.
+/// The commands that a replica receives, one a line, without the servers' own traffic.
 pub(crate) fn stream(world: &World, act: impl FnOnce()) -> Vec<String> {
     let mut monitor = world.replica.client();
     assert_eq!(monitor.call("MONITOR"), "OK");
@@ -44,7 +44,7 @@ pub(crate) fn stream(world: &World, act: impl FnOnce()) -> Vec<String> {
     }
 }
 
-/// With every number of 13 digits, a time, as `<time>`, and of 16 as `<token>`.
+/// Replaces every number of 13 digits by `<time>` and every number of 16 digits by `<token>`.
 pub(crate) fn timeless(lines: Vec<String>) -> Vec<String> {
     let hide = |word: &str| match word.len() {
         13 if word.bytes().all(|byte| byte.is_ascii_digit()) => "<time>".to_owned(),
@@ -56,7 +56,7 @@ pub(crate) fn timeless(lines: Vec<String>) -> Vec<String> {
     lines.iter().map(|line| line.split(' ').map(hide).collect::<Vec<_>>().join(" ")).collect()
 }
 
-fn the_stream_has_plain_commands_with_absolute_times(flavor: Flavor) {
+fn replication_uses_plain_commands_and_absolute_times(flavor: Flavor) {
     in_world(flavor, |world| {
         let commands = stream(world, || {
             let mut a = world.client();
@@ -92,14 +92,14 @@ fn the_stream_has_plain_commands_with_absolute_times(flavor: Flavor) {
         let commands: Vec<_> =
             timeless(commands).into_iter().filter(|line| !line.starts_with("SELECT")).collect();
         assert_eq!(commands, expected);
-        // The AOF has the same, without the message.
+        // The AOF has the same commands, without the message.
         let aof = aof(&world.primary);
         assert!(aof.contains("PEXPIREAT") && !aof.to_uppercase().contains("PUBLISH"), "{aof}");
         assert!(!aof.to_uppercase().contains("LOCK.") && !aof.contains("PX"), "{aof}");
     });
 }
 
-fn the_stream_of_shared_holds_tokens_and_requests(flavor: Flavor) {
+fn shared_holds_tokens_and_requests_replicate(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         let mut check = |acts: &[&str], expected: &[&str]| {
@@ -116,7 +116,7 @@ fn the_stream_of_shared_holds_tokens_and_requests(flavor: Flavor) {
             &["LOCK.ACQUIRE k a SHARED PX 90000"],
             &["MULTI", "HSET k #shared:a 1:<time>", "PEXPIREAT k <time>", "EXEC"],
         );
-        // Not the longest lease: the key's stays.
+        // The lease is not the longest, so the key's TTL stays.
         check(&["LOCK.ACQUIRE k b SHARED PX 50000"], &["HSET k #shared:b 1:<time>"]);
         check(&["LOCK.RENEW k b PX 60000"], &["HSET k #shared:b 1:<time>"]);
         check(&["LOCK.RELEASE k a"], &["MULTI", "HDEL k #shared:a", "PEXPIREAT k <time>", "EXEC"]);
@@ -186,7 +186,7 @@ fn subscriber(server: &Server) -> Client {
     client
 }
 
-/// The events that arrived at each subscriber before a message that the primary sends now, as `event key`.
+/// The events that each subscriber has received before this call, as `event key`.
 fn events(world: &World, subscribers: &mut [Client]) -> Vec<Vec<String>> {
     world.client().call("PUBLISH end now");
     subscribers.iter_mut().map(events_before_the_end).collect()
@@ -205,7 +205,7 @@ fn events_before_the_end(subscriber: &mut Client) -> Vec<String> {
     }
 }
 
-fn events_are_those_of_plain_commands(flavor: Flavor) {
+fn keyspace_events_match_plain_commands(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         let mut subscribers = [subscriber(&world.primary), subscriber(&world.replica)];
@@ -242,7 +242,7 @@ fn events_are_those_of_plain_commands(flavor: Flavor) {
     });
 }
 
-fn events_are_heard_as_soon_as_somebody_listens(flavor: Flavor) {
+fn enabled_events_arrive_at_once(flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
     let mut a = server.client();
     a.call("LOCK.ACQUIRE k a");
@@ -256,11 +256,12 @@ fn events_are_heard_as_soon_as_somebody_listens(flavor: Flavor) {
     assert_eq!(events_before_the_end(&mut events), [""; 0]);
 }
 
-fn other_modules_hear_events(flavor: Flavor) {
+fn other_modules_get_events(flavor: Flavor) {
     let listener = crate::support::programs::built("liblistener.so");
     let listener = listener.to_str().unwrap();
     let used = ["LOCK.ACQUIRE k a FENCE", "LOCK.RELEASE k a"];
-    let heard = "[set redisson_lock_token:{k}, expire redisson_lock_token:{k}, hset k, expire k, del k]";
+    let is_invalidated =
+        "[set redisson_lock_token:{k}, expire redisson_lock_token:{k}, hset k, expire k, del k]";
     let sorted = |list: &str| {
         let mut words: Vec<_> = list.trim_matches(['[', ']']).split(", ").map(str::to_owned).collect();
         words.sort();
@@ -268,14 +269,14 @@ fn other_modules_hear_events(flavor: Flavor) {
     };
     let check = |a: &mut Client| {
         used.iter().for_each(|command| drop(a.call(command)));
-        assert_eq!(sorted(&a.call("LISTENER.HEARD")), sorted(heard));
+        assert_eq!(sorted(&a.call("LISTENER.HEARD")), sorted(is_invalidated));
     };
-    // Loaded before or after, when no other can come.
+    // Loaded before or after this module at the start, when no other module can be loaded later.
     for modules in [[listener, module().to_str().unwrap()], [module().to_str().unwrap(), listener]] {
         let server = Server::start(flavor, &["--loadmodule", modules[0], "--loadmodule", modules[1]]);
         check(&mut server.client());
     }
-    // Loaded when locks are in use already, and again.
+    // Loaded while locks are in use, twice.
     let server = Server::with_module(flavor, &["--enable-module-command", "yes"]);
     let mut a = server.client();
     for _ in 0..2 {
@@ -286,7 +287,7 @@ fn other_modules_hear_events(flavor: Flavor) {
     }
 }
 
-fn a_watched_lock_that_changes_aborts(flavor: Flavor) {
+fn a_changed_lock_aborts_watch(flavor: Flavor) {
     in_world(flavor, |world| {
         let changes = [
             "LOCK.RENEW k a",
@@ -295,7 +296,7 @@ fn a_watched_lock_that_changes_aborts(flavor: Flavor) {
             "LOCK.RELEASE k a",
             "LOCK.BREAK k",
         ];
-        let nothing = [
+        let neutral = [
             "LOCK.ACQUIRE k b",
             "LOCK.ACQUIRE k b SHARED ID s",
             "LOCK.LIST",
@@ -306,7 +307,7 @@ fn a_watched_lock_that_changes_aborts(flavor: Flavor) {
             "LOCK.BREAK other",
         ];
         let (mut a, mut watcher) = (world.client(), world.client());
-        for (commands, aborts) in [(&nothing[..], false), (&changes[..], true)] {
+        for (commands, aborts) in [(&neutral[..], false), (&changes[..], true)] {
             for command in commands {
                 a.call("LOCK.ACQUIRE k a");
                 watcher.call("WATCH k other");
@@ -316,7 +317,7 @@ fn a_watched_lock_that_changes_aborts(flavor: Flavor) {
                 assert_eq!(watcher.call("EXEC") == "nil", aborts, "{command}");
             }
         }
-        // A hand-over is a change too, also one by the timer.
+        // A handover by call or by timer is a change, too.
         a.call("DEL k");
         a.call("LOCK.ACQUIRE k a PX 100");
         watcher.call("WATCH k");
@@ -327,12 +328,12 @@ fn a_watched_lock_that_changes_aborts(flavor: Flavor) {
     });
 }
 
-fn client_side_caches_hear_of_changes(flavor: Flavor) {
+fn client_side_caches_are_invalidated(flavor: Flavor) {
     in_world(flavor, |world| {
         let (mut a, mut cache) = (world.client(), world.client());
         cache.call("HELLO 3");
         cache.call("CLIENT TRACKING ON");
-        let mut heard = |a: &mut Client, command: &str| {
+        let mut is_invalidated = |a: &mut Client, command: &str| {
             cache.call("HGETALL k");
             a.call(command);
             cache.send("PING");
@@ -343,15 +344,15 @@ fn client_side_caches_hear_of_changes(flavor: Flavor) {
             }
             invalidated
         };
-        assert!(heard(&mut a, "LOCK.ACQUIRE k a"));
-        assert!(!heard(&mut a, "LOCK.ACQUIRE k b"));
-        assert!(!heard(&mut a, "LOCK.RELEASE k b"));
-        assert!(heard(&mut a, "LOCK.RENEW k a"));
-        assert!(heard(&mut a, "LOCK.RELEASE k a"));
+        assert!(is_invalidated(&mut a, "LOCK.ACQUIRE k a"));
+        assert!(!is_invalidated(&mut a, "LOCK.ACQUIRE k b"));
+        assert!(!is_invalidated(&mut a, "LOCK.RELEASE k b"));
+        assert!(is_invalidated(&mut a, "LOCK.RENEW k a"));
+        assert!(is_invalidated(&mut a, "LOCK.RELEASE k a"));
     });
 }
 
-/// Listens on the channels of a lock, at a server.
+/// Subscribes to channels at a server.
 pub(crate) fn listener(server: &Server, channels: &[&str]) -> Client {
     let mut client = server.client();
     for channel in channels {
@@ -360,7 +361,7 @@ pub(crate) fn listener(server: &Server, channels: &[&str]) -> Client {
     client
 }
 
-/// How many messages have arrived at each listener before one that is sent now.
+/// The number of messages that each listener has received before this call.
 pub(crate) fn messages(world: &World, listeners: &mut [Client]) -> Vec<usize> {
     world.client().call("PUBLISH end now");
     listeners.iter_mut().map(messages_before_the_end).collect()
@@ -397,38 +398,38 @@ fn a_free_lock_is_published_once(flavor: Flavor) {
             a.call(&format!("LOCK.BREAK {key}"));
             check(world, "broken", 1);
             a.call(&format!("LOCK.BREAK {key}"));
-            check(world, "it was free", 0);
+            check(world, "broken while free", 0);
         }
         a.send_at_once(&["MULTI", "LOCK.ACQUIRE k a", "LOCK.RELEASE k a", "EXEC"]);
         for _ in 0..4 {
             a.recv();
         }
         check(world, "in a transaction", 1);
-        // Ways of which the module only gets an event, with nobody in line here.
+        // The module learns of these only by an event, and the lock has no waiters.
         for free in ["DEL k", "UNLINK k", "PEXPIRE k -1", "RENAME k elsewhere", "MOVE k 9"] {
             a.call("LOCK.ACQUIRE k a PX 100000");
             a.call(free);
-            until_looked_at(world);
+            until_timers_have_fired(world);
             check(world, free, 1);
             a.call(free);
-            check(world, "a key that is not there", 0);
+            check(world, "missing key", 0);
         }
         a.call("LOCK.ACQUIRE k a PX 30");
-        until("the lease is over", || a.call("EXISTS k") == "0");
-        until_looked_at(world);
+        until("the lease has expired", || a.call("EXISTS k") == "0");
+        until_timers_have_fired(world);
         check(world, "expired", 1);
         a.call("SET k x");
         a.call("DEL k");
-        until_looked_at(world);
-        check(world, "it was no lock", 0);
-        // A lease that ends, and what comes of it, is one lock that is free.
+        until_timers_have_fired(world);
+        check(world, "not a lock", 0);
+        // An expired lease followed by a handover frees the lock once.
         for _ in 0..5 {
             a.call("LOCK.ACQUIRE k a PX 60");
             let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
             assert_eq!(b.recv(), "1");
             assert_eq!(b.call("LOCK.RELEASE k b"), "0");
-            until_looked_at(world);
-            check(world, "after a hand-over", 1);
+            until_timers_have_fired(world);
+            check(world, "after a handover", 1);
         }
         a.call("LOCK.ACQUIRE k a");
         let b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
@@ -437,19 +438,19 @@ fn a_free_lock_is_published_once(flavor: Flavor) {
         for _ in 0..5 {
             a.recv();
         }
-        until_looked_at(world);
+        until_timers_have_fired(world);
         check(world, "touched, left and released", 1);
-        // A grant that is revoked frees the lock for others.
+        // A revoked grant frees the lock for other clients.
         a.call("LOCK.ACQUIRE k a");
         let b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
         a.send_at_once(&["LOCK.RELEASE k a", &format!("CLIENT KILL ID {}", b.id)]);
-        until("it is revoked", || a.call("EXISTS k") == "0");
+        until("the grant is revoked", || a.call("EXISTS k") == "0");
         check(world, "revoked", 1);
     });
 }
 
-/// Whatever a timer was to do at once, it has done.
-fn until_looked_at(world: &World) {
+/// Waits until timers that were due have fired.
+fn until_timers_have_fired(world: &World) {
     let mut client = world.client();
     client.call("LOCK.ACQUIRE timer a");
     assert_eq!(client.call("LOCK.ACQUIRE timer b BLOCK 5"), "nil");
@@ -458,7 +459,7 @@ fn until_looked_at(world: &World) {
     assert_eq!(client.call("LOCK.ACQUIRE timer b BLOCK 5"), "nil");
 }
 
-fn publishing_is_a_setting(flavor: Flavor) {
+fn publishing_follows_the_setting(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         let mut classic = [listener(&world.primary, &["redisson_lock__channel:{k}", "end"])];
@@ -479,7 +480,7 @@ fn publishing_is_a_setting(flavor: Flavor) {
     });
 }
 
-fn a_flush_is_published_before_any_lock_was_used_here(flavor: Flavor) {
+fn a_flush_before_first_use_is_published(flavor: Flavor) {
     for flush in ["FLUSHALL", "FLUSHDB", "SWAPDB 0 1"] {
         let server = Server::with_module(flavor, &[]);
         let (mut a, mut waits) = (server.client(), server.client());
@@ -491,7 +492,7 @@ fn a_flush_is_published_before_any_lock_was_used_here(flavor: Flavor) {
     }
 }
 
-fn a_lock_that_somebody_takes_is_not_published(flavor: Flavor) {
+fn a_handed_over_lock_is_not_published(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         let mut here = [listener(&world.primary, &["redisson_lock__channel:{k}", "end"])];
@@ -507,12 +508,12 @@ fn a_lock_that_somebody_takes_is_not_published(flavor: Flavor) {
     });
 }
 
-fn a_client_can_wait_for_replicas(flavor: Flavor) {
+fn wait_works_after_a_grant(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k a");
         assert_eq!(a.call("WAIT 1 10000"), "1");
-        // After a blocked grant too.
+        // WAIT also covers a grant to a blocked client.
         let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
         a.call("LOCK.RELEASE k a");
         assert_eq!(b.recv(), "1");
@@ -521,7 +522,7 @@ fn a_client_can_wait_for_replicas(flavor: Flavor) {
     });
 }
 
-fn a_server_without_the_module_goes_on_with_the_locks(flavor: Flavor) {
+fn locks_expire_without_the_module(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k a PX 100000");
@@ -530,12 +531,12 @@ fn a_server_without_the_module_goes_on_with_the_locks(flavor: Flavor) {
         until("the replica has them", || r.call("EXISTS k short") == "2");
         let at = a.call("PEXPIRETIME k");
         assert_eq!(r.call("PEXPIRETIME k"), at);
-        until("the short one is gone there too", || r.call("EXISTS short") == "0");
+        until("the short lease has expired there too", || r.call("EXISTS short") == "0");
         assert_eq!(r.call("HGETALL k"), "[a, 1]");
     });
 }
 
-/// Killed without a chance to say goodbye, and started again on its AOF: with and without the module.
+/// Kills the server and restarts it on its AOF, without and then with the module.
 fn a_restart_keeps_the_locks(flavor: Flavor) {
     let server = Server::with_module(flavor, &["--appendonly", "yes"]);
     let mut a = server.client();

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: MIT
 
-//! Bad input gets a clear error, changes nothing, and does not end the server (10, 12).
+//! Bad input gets a clear error, changes nothing, and does not crash the server (10, 12).
 
 use crate::support::world::keys;
 use crate::support::{in_world, in_world_with, until, Flavor, Server};
 
 crate::on_every_server!(
-    wrong_arguments_name_themselves,
-    what_is_no_lock_is_left_alone,
+    errors_name_the_wrong_argument,
+    keys_without_a_lock_stay_unchanged,
     full_memory_refuses_new_holds_only,
-    a_reader_may_look,
+    read_permission_suffices_to_inspect,
     a_replica_is_read_only,
     hostile_bytes_do_not_break_the_protocol,
 );
 
-fn wrong_arguments_name_themselves(flavor: Flavor) {
+fn errors_name_the_wrong_argument(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE held a PX 100000");
@@ -110,7 +110,7 @@ fn wrong_arguments_name_themselves(flavor: Flavor) {
         assert_eq!(b.call_args(&[b"LOCK.ACQUIRE", b"free", b""]), error);
         let error = format!("ERR owner is 1025 bytes long {acquire}; use 1 to 1024 bytes");
         assert_eq!(b.call_args(&[b"LOCK.ACQUIRE", b"free", &[b'o'; 1025]]), error);
-        // A call that fails, or is refused, is no change to those who watch the keys.
+        // Failed and refused calls do not abort transactions that watch the keys.
         assert_eq!(b.call("LOCK.ACQUIRE held b"), "nil");
         assert!(b.call("LOCK.RELEASE held b").starts_with("NOTOWNER"));
         assert!(b.call("LOCK.RENEW free b").starts_with("NOTOWNER"));
@@ -122,7 +122,7 @@ fn wrong_arguments_name_themselves(flavor: Flavor) {
     });
 }
 
-fn what_is_no_lock_is_left_alone(flavor: Flavor) {
+fn keys_without_a_lock_stay_unchanged(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         for make in [
@@ -159,11 +159,11 @@ fn what_is_no_lock_is_left_alone(flavor: Flavor) {
                 "LOCK.INFO s",
             ] {
                 let reply = a.call(command);
-                assert!(reply.starts_with("WRONGTYPE "), "{make}: {command} answered {reply}");
+                assert!(reply.starts_with("WRONGTYPE "), "{make}: {command} replied {reply}");
             }
             assert_eq!(keys(&mut world.client()), before, "{make}");
         }
-        // The largest count there is cannot grow.
+        // The largest possible count cannot grow.
         a.call("DEL s");
         a.call("HSET s a 9223372036854775807");
         a.call("PEXPIRE s 100000");
@@ -183,15 +183,15 @@ fn full_memory_refuses_new_holds_only(flavor: Flavor) {
         assert!(a.call("LOCK.ACQUIRE k a").starts_with("OOM "));
         assert_eq!(a.call("LOCK.RENEW k a PX 60000"), "2");
         assert_eq!(a.call("LOCK.RELEASE k a"), "1");
-        // Whoever was let in line before is served.
+        // A waiter that is already in the queue is still served.
         assert_eq!(a.call("LOCK.RELEASE k a"), "0");
         assert_eq!(waiter.recv(), "1");
         a.call("CONFIG SET maxmemory 0");
     });
 }
 
-/// Looking at a lock takes no more than the permission to read its key.
-fn a_reader_may_look(flavor: Flavor) {
+/// Inspecting a lock needs only read permission for its key.
+fn read_permission_suffices_to_inspect(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k a");
@@ -222,13 +222,13 @@ fn a_replica_is_read_only(flavor: Flavor) {
         assert!(r.call(command).starts_with("READONLY "), "{command}");
     }
     assert_eq!(r.call("LOCK.WAITERS k"), "[]");
-    // Where a replica takes writes, nobody can wait: nothing there would hand the lock on.
+    // A writable replica accepts no waits, as it could not hand over the lock.
     r.call("CONFIG SET replica-read-only no");
     assert!(r.call("LOCK.ACQUIRE k b BLOCK 0").starts_with("READONLY "));
-    // A lease that is over is not shown, though the replica still has the key.
+    // An expired lease is not shown, although the replica still has the key.
     p.call("DEBUG SET-ACTIVE-EXPIRE 0");
     p.call("LOCK.RENEW k a PX 1");
-    until("the lease is over on the replica", || r.call("LOCK.INFO k") == "nil");
+    until("the lease has expired on the replica", || r.call("LOCK.INFO k") == "nil");
 }
 
 fn hostile_bytes_do_not_break_the_protocol(flavor: Flavor) {

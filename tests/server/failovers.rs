@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
 
-//! Servers take each other's place while many clients use everything, and a checker that shares no code with the module
-//! decides whether what clients were promised was kept (1, 5). See `tests/history`.
+//! Failovers while many clients use every feature. A checker that shares no code with the module decides whether every
+//! promise to clients was met (1, 5). See `tests/history`.
 //!
-//! A primary has two replicas. It is killed when they lag behind, or hands over (`FAILOVER`), or is cut off from them and goes
-//! on serving clients, while the first replica is promoted. `HISTORY_SECONDS` makes each run so long.
+//! A primary has two replicas. It is killed while they lag behind, or hands over (`FAILOVER`), or is cut off from them. A
+//! primary that is cut off still serves clients while the first replica is promoted. `HISTORY_SECONDS` sets the length of each
+//! run.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -17,7 +18,10 @@ use redis_lock_history::check::{check, Report, Rule};
 use redis_lock_history::load::{self, Features, Promise, Settings, Shared};
 use redis_lock_history::record::{Disturbance, Record};
 
-use super::histories::{address, fault, judge, keep, settings, verify, GRANTS, LIMITS, MODULE_ARGS};
+use super::histories::{
+    address, assert_no_state_left, assert_right, record_fault, save_history, settings, LIMITS, MIN_GRANTS,
+    MODULE_ARGS,
+};
 use crate::support::cluster::Cluster;
 use crate::support::proxy::Proxy;
 use crate::support::sentinel::Watched;
@@ -25,30 +29,30 @@ use crate::support::server::module;
 use crate::support::{until, Flavor, Server};
 
 crate::on_every_server!(
-    what_replicas_have_acknowledged_is_kept,
-    in_quarantine_nobody_overlaps,
+    acknowledged_holds_survive_failovers,
+    quarantine_prevents_overlapping_holds,
     a_planned_failover_keeps_every_hold,
-    sentinels_choose_another_primary,
-    a_node_of_a_cluster_is_replaced,
-    in_quarantine_nobody_overlaps_after_a_power_cut,
-    what_nobody_was_promised_is_lost,
+    holds_survive_sentinel_failovers,
+    holds_survive_cluster_failovers,
+    quarantine_prevents_overlap_after_power_cuts,
+    unacknowledged_holds_get_lost,
     #[ignore = "a table for docs/evidence.md"]
-    how_often_two_hold,
+    table_of_overlapping_holds,
 );
 
-/// How a server takes the place of another.
+/// How a replica replaces the primary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum How {
-    /// The primary is killed while its replicas hear nothing from it for a moment.
+pub(super) enum FailoverKind {
+    /// The primary is killed while its replicas receive nothing from it for a short time.
     Kill,
     /// `FAILOVER`.
     Planned,
-    /// The primary and its replicas hear nothing from each other. It serves whoever is still connected to it, and follows the
-    /// new primary when the network is whole again.
+    /// The primary and its replicas are cut off from each other. The primary serves its connected clients until the network
+    /// is whole, and then follows the new primary.
     Cut,
 }
 
-/// Servers that follow the first, each by a link of its own that can be frozen.
+/// A primary and its replicas, each linked by a proxy that can be frozen.
 struct Fleet {
     flavor: Flavor,
     module_args: Vec<&'static str>,
@@ -71,7 +75,7 @@ impl Fleet {
 
     fn server(flavor: Flavor, module_args: &[&str]) -> Server {
         let load = ["--loadmodule", module().to_str().unwrap()];
-        // Who was cut off is not to be told to do everything again.
+        // Large enough to avoid a full synchronization of a server that was cut off.
         let args = ["--repl-backlog-size", "64mb"];
         Server::start(flavor, &[&load, module_args, &args].concat())
     }
@@ -89,9 +93,9 @@ impl Fleet {
         });
     }
 
-    /// Puts the first replica in the place of the primary. For some time before, so many replicas hear nothing from it.
-    fn fail_over(&mut self, how: How, lagging: usize, lasts: Duration, shared: &Shared) {
-        if how == How::Planned {
+    /// Replaces the primary by the first replica. For the time `lasts` before, the first `lagging` replicas receive nothing.
+    fn fail_over(&mut self, kind: FailoverKind, lagging: usize, lasts: Duration, shared: &Shared) {
+        if kind == FailoverKind::Planned {
             self.hand_over();
         } else {
             self.replicas[..lagging].iter().for_each(|(_, link)| link.freeze());
@@ -99,19 +103,19 @@ impl Fleet {
             self.replicas.iter().for_each(|(_, link)| link.freeze());
         }
         let (next, _link) = self.replicas.remove(0);
-        if how != How::Planned {
+        if kind != FailoverKind::Planned {
             assert_eq!(next.client().call("REPLICAOF NO ONE"), "OK");
         }
         let before = std::mem::replace(&mut self.primary, next);
         let (other, _) = self.replicas.remove(0);
         self.follow(other);
-        let before = if how == How::Kill {
+        let before = if kind == FailoverKind::Kill {
             drop(before);
             shared.move_to(address(&self.primary));
             Fleet::server(self.flavor, &self.module_args)
         } else {
             shared.move_to(address(&self.primary));
-            // Whoever is connected still to the one before goes on there for a while.
+            // Clients that are still connected to the old primary continue there for a while.
             thread::sleep(lasts);
             before
         };
@@ -122,33 +126,33 @@ impl Fleet {
     fn hand_over(&self) {
         let (mut primary, mut next) = (self.primary.client(), self.replicas[0].0.client());
         let to = format!("FAILOVER TO 127.0.0.1 {} TIMEOUT 10000", self.replicas[0].0.port);
-        until("the failover is begun", || primary.call(&to) == "OK");
-        until("it has handed over", || next.call("ROLE").starts_with("[master"));
-        until("it follows", || primary.call("ROLE").starts_with("[slave"));
+        until("the failover has begun", || primary.call(&to) == "OK");
+        until("the replica leads", || next.call("ROLE").starts_with("[master"));
+        until("the old primary follows", || primary.call("ROLE").starts_with("[slave"));
     }
 }
 
-/// What clients wait for before a lock is theirs, and what the servers are set to.
+/// A failover scenario: the acknowledgment that clients wait for, and the settings of the servers.
 #[derive(Clone, Copy)]
 pub(super) struct Case {
     pub(super) promise: Promise,
     pub(super) module_args: &'static [&'static str],
-    pub(super) ways: &'static [How],
-    /// From one failover to the next, about.
-    pub(super) every: Duration,
-    /// A name that has given something back acquires nothing more.
+    pub(super) kinds: &'static [FailoverKind],
+    /// Mean time between failovers.
+    pub(super) interval: Duration,
+    /// Every owner name acquires nothing after its first release.
     pub(super) names_once: bool,
-    /// The hash tag of all locks, in a cluster. Its primary has one replica, others have two.
+    /// The hash tag of all locks in a cluster. A cluster's primary has one replica, other primaries have two.
     pub(super) prefix: &'static str,
-    /// Leases are so many times as long.
+    /// Factor for all leases.
     pub(super) stretch: u32,
-    /// After so many calls of a client it goes on with new locks.
+    /// Number of calls after which a client switches to new locks.
     pub(super) calls_per_key: u32,
-    /// How long the run is, unless `HISTORY_SECONDS` is set.
+    /// Length of the run, unless `HISTORY_SECONDS` is set.
     pub(super) length: Duration,
 }
 
-/// What came of a run.
+/// Result of a run.
 pub(super) struct Outcome {
     pub(super) seed: u64,
     pub(super) failovers: usize,
@@ -156,11 +160,11 @@ pub(super) struct Outcome {
     pub(super) report: Report,
 }
 
-const NOTHING: Case = Case {
+const PRIMARY_ONLY: Case = Case {
     promise: Promise::Primary,
     module_args: &[],
-    ways: &[],
-    every: Duration::from_millis(400),
+    kinds: &[],
+    interval: Duration::from_millis(400),
     names_once: false,
     prefix: "",
     stretch: 1,
@@ -168,13 +172,13 @@ const NOTHING: Case = Case {
     length: Duration::from_secs(4),
 };
 
-/// A load, one failover after the other until it is over, and what clients saw of it. A failover tells where the new primary is.
+/// Runs a load with one failover after another, and checks its history. `fail_over` reports the address of the new primary.
 pub(super) fn load(
     case: &Case,
     at: SocketAddr,
     mut fail_over: impl FnMut(&Shared, &mut StdRng) + Send,
 ) -> Outcome {
-    let Case { promise, names_once, module_args, ways, stretch, calls_per_key, .. } = case;
+    let Case { promise, names_once, module_args, kinds, stretch, calls_per_key, .. } = case;
     let all = settings();
     let at_most = all.at_most.min(if all.calls == u32::MAX { Duration::MAX } else { case.length });
     let load =
@@ -189,19 +193,19 @@ pub(super) fn load(
     let shared = Shared::new(settings, at);
     let records = load::run(&shared, |shared| {
         while !shared.is_over() {
-            thread::sleep(case.every.mul_f64(rng.random_range(0.5..1.5)));
-            fault(shared, Disturbance::Failover, || fail_over(shared, &mut rng));
+            thread::sleep(case.interval.mul_f64(rng.random_range(0.5..1.5)));
+            record_fault(shared, Disturbance::Failover, || fail_over(shared, &mut rng));
             failovers += 1;
         }
     });
     let records = records.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
     let report = check(&records, &LIMITS);
-    eprintln!("{promise:?} {module_args:?} {ways:?}: {failovers} failovers, seed {seed}: {report}");
-    assert!(failovers > 0 && report.grants > GRANTS as usize, "{report}");
-    // Tokens grow, and guarded writes are right, whatever was promised.
+    eprintln!("{promise:?} {module_args:?} {kinds:?}: {failovers} failovers, seed {seed}: {report}");
+    assert!(failovers > 0 && report.grants > MIN_GRANTS as usize, "{report}");
+    // Tokens and guarded writes must be right with every promise.
     if report.violations.iter().any(|one| one.rule != Rule::Exclusion) {
-        let file = keep(seed, &records);
-        panic!("seed {seed} made a history that is wrong, see {}:\n{report}", file.display());
+        let file = save_history(seed, &records);
+        panic!("seed {seed} has a wrong history, see {}:\n{report}", file.display());
     }
     Outcome { seed, failovers, records, report }
 }
@@ -210,91 +214,94 @@ fn run(flavor: Flavor, case: &Case) -> Outcome {
     let mut fleet = Fleet::start(flavor, case.module_args);
     let at = address(&fleet.primary);
     let outcome = load(case, at, |shared, rng| {
-        let how = case.ways[rng.random_range(0..case.ways.len())];
+        let kind = case.kinds[rng.random_range(0..case.kinds.len())];
         let lasts = Duration::from_millis(rng.random_range(5..150));
-        fleet.fail_over(how, rng.random_range(1..=2), lasts, shared);
+        fleet.fail_over(kind, rng.random_range(1..=2), lasts, shared);
     });
     let Fleet { mut primary, replicas, .. } = fleet;
-    verify(&mut primary);
-    replicas.into_iter().for_each(|(mut replica, _)| verify(&mut replica));
+    assert_no_state_left(&mut primary);
+    replicas.into_iter().for_each(|(mut replica, _)| assert_no_state_left(&mut replica));
     outcome
 }
 
-/// Nobody holds a lock beside another one.
+/// Runs a scenario that must not have overlapping holds.
 fn run_strictly(flavor: Flavor, case: &Case) {
     let Outcome { seed, records, report, .. } = run(flavor, case);
-    judge(seed, &records, &report);
+    assert_right(seed, &records, &report);
 }
 
-pub(super) const KEPT: Case = Case { promise: Promise::Replicas(2), ..NOTHING };
+pub(super) const TWO_REPLICAS: Case = Case { promise: Promise::Replicas(2), ..PRIMARY_ONLY };
 
-/// No lease is longer than a second. Whoever gives a lock back comes again under another name: see `docs/guarantees.md`.
+/// No lease exceeds a second. After a release, a client uses a new owner name: see `docs/guarantees.md`.
 const QUARANTINE: Case = Case {
     module_args: &["lock.quarantine", "1000", "lock.max-lease", "1000"],
-    every: Duration::from_millis(2500),
+    interval: Duration::from_millis(2500),
     names_once: true,
-    ..NOTHING
+    ..PRIMARY_ONLY
 };
 
-fn what_replicas_have_acknowledged_is_kept(flavor: Flavor) {
-    run_strictly(flavor, &Case { ways: &[How::Kill, How::Planned, How::Cut], ..KEPT });
+fn acknowledged_holds_survive_failovers(flavor: Flavor) {
+    run_strictly(
+        flavor,
+        &Case { kinds: &[FailoverKind::Kill, FailoverKind::Planned, FailoverKind::Cut], ..TWO_REPLICAS },
+    );
 }
 
-fn in_quarantine_nobody_overlaps(flavor: Flavor) {
-    run_strictly(flavor, &Case { ways: &[How::Kill, How::Planned], ..QUARANTINE });
+fn quarantine_prevents_overlapping_holds(flavor: Flavor) {
+    run_strictly(flavor, &Case { kinds: &[FailoverKind::Kill, FailoverKind::Planned], ..QUARANTINE });
 }
 
 fn a_planned_failover_keeps_every_hold(flavor: Flavor) {
-    run_strictly(flavor, &Case { ways: &[How::Planned], ..NOTHING });
+    run_strictly(flavor, &Case { kinds: &[FailoverKind::Planned], ..PRIMARY_ONLY });
 }
 
-fn sentinels_choose_another_primary(flavor: Flavor) {
+fn holds_survive_sentinel_failovers(flavor: Flavor) {
     let Outcome { seed, records, report, .. } =
-        run_with_sentinels(flavor, &Case { length: Duration::from_secs(8), ..KEPT });
-    judge(seed, &records, &report);
+        run_with_sentinels(flavor, &Case { length: Duration::from_secs(8), ..TWO_REPLICAS });
+    assert_right(seed, &records, &report);
 }
 
-/// A replica takes the place of its node, which stands still or goes on until it hears of it.
+/// Replaces a node by its replica. The node is suspended, or continues until it learns of its replacement.
 fn run_in_a_cluster(flavor: Flavor, case: &Case) -> Outcome {
     let cluster = Cluster::start_with_module_args(flavor, &MODULE_ARGS);
     let mut replica = cluster.replica_of(0, &[]);
     let Cluster { nodes: [mut primary, mut other] } = cluster;
     let outcome = load(case, address(&primary), |shared, rng| {
-        let stands_still = rng.random();
+        let is_suspended = rng.random();
         let mut next = replica.client();
-        if stands_still {
+        if is_suspended {
             primary.signal(libc::SIGSTOP);
             thread::sleep(Duration::from_millis(rng.random_range(5..150)));
         }
-        // The other node votes only once in a while, and is not asked.
+        // TAKEOVER needs no vote; the other node would vote only once in a while.
         assert_eq!(next.call("CLUSTER FAILOVER TAKEOVER"), "OK");
-        until("the other one leads", || next.call("ROLE").starts_with("[master"));
+        until("the replica leads", || next.call("ROLE").starts_with("[master"));
         shared.move_to(address(&replica));
-        if stands_still {
+        if is_suspended {
             thread::sleep(Duration::from_millis(rng.random_range(5..150)));
             primary.signal(libc::SIGCONT);
         }
         until_it_follows(&primary);
         std::mem::swap(&mut primary, &mut replica);
     });
-    [&mut primary, &mut replica, &mut other].into_iter().for_each(verify);
+    [&mut primary, &mut replica, &mut other].into_iter().for_each(assert_no_state_left);
     outcome
 }
 
-/// A node that was replaced has heard of it, and is a replica.
+/// Waits until a replaced node has become a replica.
 pub(super) fn until_it_follows(node: &Server) {
     let mut client = node.client();
-    until("it follows", || client.call("ROLE").starts_with("[slave"));
-    until("it is in sync", || client.info("replication", "master_link_status") == "up");
+    until("the node follows", || client.call("ROLE").starts_with("[slave"));
+    until("the node is in sync", || client.info("replication", "master_link_status") == "up");
 }
 
-fn a_node_of_a_cluster_is_replaced(flavor: Flavor) {
-    let case = Case { promise: Promise::Replicas(1), prefix: "{b}", ..NOTHING };
+fn holds_survive_cluster_failovers(flavor: Flavor) {
+    let case = Case { promise: Promise::Replicas(1), prefix: "{b}", ..PRIMARY_ONLY };
     let Outcome { seed, records, report, .. } = run_in_a_cluster(flavor, &case);
-    judge(seed, &records, &report);
+    assert_right(seed, &records, &report);
 }
 
-/// A server with `appendfsync everysec` whose machine loses power: the end of the AOF is gone when it starts again.
+/// A server with `appendfsync everysec` loses power: it restarts without the end of its AOF.
 fn run_with_power_cuts(flavor: Flavor, case: &Case) -> Outcome {
     let load_module =
         [&["--loadmodule", module().to_str().unwrap()], &MODULE_ARGS[..], case.module_args].concat();
@@ -316,27 +323,27 @@ fn run_with_power_cuts(flavor: Flavor, case: &Case) -> Outcome {
         shared.move_to(address(&next));
         server = Some(next);
     });
-    verify(&mut server.unwrap());
+    assert_no_state_left(&mut server.unwrap());
     outcome
 }
 
-/// Where the last transaction begins before a place in an AOF. One that is cut within a command stays open in the file of a
-/// Redis 7.0: the start after the next reads what was appended as a part of it, with or without the module.
+/// The start of the last transaction before a position in an AOF. A cut inside a transaction leaves the transaction open in a
+/// file of Redis 7.0, with or without the module. The second start after that reads later commands as a part of it.
 fn before_a_transaction(aof: &[u8], at: usize) -> usize {
     let multi = b"*1\r\n$5\r\nMULTI\r\n";
     aof[..at].windows(multi.len()).rposition(|part| part == multi).unwrap_or(0)
 }
 
-fn in_quarantine_nobody_overlaps_after_a_power_cut(flavor: Flavor) {
+fn quarantine_prevents_overlap_after_power_cuts(flavor: Flavor) {
     let Outcome { seed, records, report, .. } = run_with_power_cuts(flavor, &QUARANTINE);
-    judge(seed, &records, &report);
+    assert_right(seed, &records, &report);
 }
 
-/// Sooner or later, or the others would prove nothing.
-fn what_nobody_was_promised_is_lost(flavor: Flavor) {
-    let ways = &[How::Kill, How::Cut];
-    let doubled = (0..20).map(|_| run(flavor, &Case { ways, ..NOTHING }).report.doubled);
-    assert!(doubled.into_iter().any(|doubled| doubled > 0), "nothing is lost anyway");
+/// Without this loss the other tests would prove nothing.
+fn unacknowledged_holds_get_lost(flavor: Flavor) {
+    let kinds = &[FailoverKind::Kill, FailoverKind::Cut];
+    let doubled = (0..20).map(|_| run(flavor, &Case { kinds, ..PRIMARY_ONLY }).report.doubled);
+    assert!(doubled.into_iter().any(|doubled| doubled > 0), "no hold was lost in 20 runs");
 }
 
 fn run_with_sentinels(flavor: Flavor, case: &Case) -> Outcome {
@@ -347,34 +354,34 @@ fn run_with_sentinels(flavor: Flavor, case: &Case) -> Outcome {
         shared.move_to(watched.primary_address());
         watched.add_replica();
     });
-    watched.servers.iter_mut().for_each(verify);
+    watched.servers.iter_mut().for_each(assert_no_state_left);
     outcome
 }
 
-/// How often two owners held the same lock, by what clients waited for and by how the primary was replaced. A table.
-fn how_often_two_hold(flavor: Flavor) {
+/// Prints a table of overlapping holds, by promise and by kind of failover.
+fn table_of_overlapping_holds(flavor: Flavor) {
     let again = Case { names_once: false, ..QUARANTINE };
-    let wait = Case { promise: Promise::Wait(2), ..NOTHING };
-    let one = Case { promise: Promise::Replicas(1), ..NOTHING };
+    let wait = Case { promise: Promise::Wait(2), ..PRIMARY_ONLY };
+    let one = Case { promise: Promise::Replicas(1), ..PRIMARY_ONLY };
     let all = [
-        ("nothing", NOTHING),
+        ("nothing", PRIMARY_ONLY),
         ("WAIT 2", wait),
         ("REPLICAS 1", one),
-        ("REPLICAS 2", KEPT),
+        ("REPLICAS 2", TWO_REPLICAS),
         ("quarantine, names come again", again),
         ("quarantine, names are new", QUARANTINE),
     ];
     type Runs = fn(Flavor, &Case) -> Outcome;
-    let ways: [(&str, Runs); 5] = [
-        ("FAILOVER", |flavor, case| run(flavor, &Case { ways: &[How::Planned], ..*case })),
-        ("kill -9", |flavor, case| run(flavor, &Case { ways: &[How::Kill], ..*case })),
+    let kinds: [(&str, Runs); 5] = [
+        ("FAILOVER", |flavor, case| run(flavor, &Case { kinds: &[FailoverKind::Planned], ..*case })),
+        ("kill -9", |flavor, case| run(flavor, &Case { kinds: &[FailoverKind::Kill], ..*case })),
         ("Sentinel", run_with_sentinels),
-        ("cut off", |flavor, case| run(flavor, &Case { ways: &[How::Cut], ..*case })),
+        ("cut off", |flavor, case| run(flavor, &Case { kinds: &[FailoverKind::Cut], ..*case })),
         ("power cut, everysec", run_with_power_cuts),
     ];
     println!("| | by | failovers | grants | owners beside another |\n|---|---|---|---|---|");
     for (promise, case) in all {
-        for (by, runs) in ways {
+        for (by, runs) in kinds {
             if by.starts_with("power") && case.promise != Promise::Primary {
                 continue;
             }

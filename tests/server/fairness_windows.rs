@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-//! External clients, as Redisson's are: they get a message, and then have to be fast. Here they are scripts and a
-//! subscription; the real ones are in `redisson`. Neither they nor those who wait natively starve (3).
+//! External clients such as Redisson's get a message and then race for the lock. These tests simulate them with scripts and
+//! a subscription; `redisson` has the real ones. Neither external nor native waiters starve (3).
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Barrier;
@@ -13,19 +13,19 @@ use crate::support::{in_world, until, Client, Flavor, Server};
 
 crate::on_every_server!(
     neither_side_starves,
-    nor_where_one_client_comes_back_at_once,
-    a_window_leaves_the_lock_free_with_one_message,
-    who_waits_is_served_when_nobody_comes,
-    without_a_subscriber_there_are_no_windows,
-    the_end_of_a_shortened_lease_is_announced_at_once,
-    a_release_of_what_was_deleted_loses_no_message,
-    nothing_is_remembered_for_long,
-    an_external_client_may_keep_the_lock_for_long,
-    the_release_of_an_external_client_is_announced_by_it_alone,
-    a_flush_is_announced_for_locks_that_nobody_here_takes,
-    the_end_of_the_next_ones_shorter_lease_is_announced_at_once,
-    the_end_of_a_grant_by_message_is_announced_at_once,
-    so_is_the_end_of_what_follows_a_grant_that_was_not_confirmed,
+    a_single_native_client_starves_nobody,
+    a_window_sends_one_message,
+    waiters_are_served_after_unused_windows,
+    no_windows_without_a_subscriber,
+    a_shortened_leases_end_is_announced,
+    releasing_a_deleted_lock_loses_no_message,
+    idle_state_is_forgotten,
+    an_external_client_may_hold_for_long,
+    an_external_release_is_announced_once,
+    a_flush_announces_unclaimed_locks,
+    a_successors_shorter_lease_is_announced,
+    a_notified_grants_end_is_announced,
+    the_end_after_an_unconfirmed_grant_is_announced,
 );
 
 const ACQUIRE: &str = include_str!("scripts/acquire.lua");
@@ -47,7 +47,7 @@ impl External {
         External { client: server.client(), subscriber, name: name.to_owned() }
     }
 
-    /// Waits for messages only: a lease that ends would be noticed by nobody in time.
+    /// Waits for messages only, so a missing message blocks the test.
     fn lock(&mut self) {
         while self.eval(ACQUIRE) != "nil" {
             assert_eq!(self.subscriber.recv(), format!("[message, {CHANNEL}, 0]"));
@@ -64,8 +64,8 @@ impl External {
     }
 }
 
-/// Everybody wants the lock again as soon as they have given it back, until there were `rounds` grants. Returns how many
-/// of them were native, and how many external.
+/// All clients acquire the lock again right after each release, until `rounds` grants. Returns the numbers of native and of
+/// external grants.
 fn contend(server: &Server, natives: usize, externals: usize, rounds: usize) -> (usize, usize) {
     let (total, inside) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let [here, elsewhere] = [AtomicUsize::new(0), AtomicUsize::new(0)];
@@ -75,18 +75,18 @@ fn contend(server: &Server, natives: usize, externals: usize, rounds: usize) -> 
         inside.fetch_sub(1, Ordering::SeqCst);
         total.fetch_add(1, Ordering::SeqCst) < rounds
     };
-    // On a busy machine some would be done before others have begun.
-    let all_are_there = Barrier::new(natives + externals);
-    let (enter, here, elsewhere, all_are_there) = (&enter, &here, &elsewhere, &all_are_there);
+    // Without the barrier, some threads of a busy machine would finish before others start.
+    let start = Barrier::new(natives + externals);
+    let (enter, here, elsewhere, start) = (&enter, &here, &elsewhere, &start);
     thread::scope(|scope| {
         for native in 0..natives {
             scope.spawn(move || {
                 let mut client = server.client();
-                let mut goes_on = true;
-                all_are_there.wait();
-                while goes_on {
+                let mut continues = true;
+                start.wait();
+                while continues {
                     assert_eq!(client.call(&format!("LOCK.ACQUIRE k n{native} PX 100000 BLOCK 0")), "1");
-                    goes_on = enter(here);
+                    continues = enter(here);
                     assert_eq!(client.call(&format!("LOCK.RELEASE k n{native}")), "0");
                 }
             });
@@ -94,11 +94,11 @@ fn contend(server: &Server, natives: usize, externals: usize, rounds: usize) -> 
         for external in 0..externals {
             scope.spawn(move || {
                 let mut external = External::new(server, &format!("s{external}"));
-                let mut goes_on = true;
-                all_are_there.wait();
-                while goes_on {
+                let mut continues = true;
+                start.wait();
+                while continues {
                     external.lock();
-                    goes_on = enter(elsewhere);
+                    continues = enter(elsewhere);
                     external.unlock();
                 }
             });
@@ -108,8 +108,8 @@ fn contend(server: &Server, natives: usize, externals: usize, rounds: usize) -> 
 }
 
 fn assert_fair((here, elsewhere): (usize, usize)) {
-    let least = (here + elsewhere) / 10;
-    assert!(here >= least && elsewhere >= least, "{here} grants here, {elsewhere} elsewhere");
+    let minimum = (here + elsewhere) / 10;
+    assert!(here >= minimum && elsewhere >= minimum, "{here} native and {elsewhere} external grants");
 }
 
 fn neither_side_starves(flavor: Flavor) {
@@ -119,14 +119,14 @@ fn neither_side_starves(flavor: Flavor) {
     });
 }
 
-/// A queue of its own has nobody in it.
-fn nor_where_one_client_comes_back_at_once(flavor: Flavor) {
+/// The single native client never has others behind it in the queue.
+fn a_single_native_client_starves_nobody(flavor: Flavor) {
     in_world(flavor, |world| {
         assert_fair(contend(world, 1, 2, 300));
     });
 }
 
-fn a_window_leaves_the_lock_free_with_one_message(flavor: Flavor) {
+fn a_window_sends_one_message(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut external = External::new(world, "s");
         let mut a = world.client();
@@ -135,11 +135,11 @@ fn a_window_leaves_the_lock_free_with_one_message(flavor: Flavor) {
         for n in 1..=20 {
             waiting.push(world.waiting(&format!("LOCK.ACQUIRE k n{n} PX 100000 BLOCK 0")));
         }
-        // One after the other is granted the lock here, until a window begins.
+        // Native waiters get the lock in order until a window begins.
         let mut next = 1;
         while external.subscriber.has_nothing() {
             assert_eq!(a.call(&format!("LOCK.RELEASE k n{}", next - 1)), "0");
-            until("it is granted or announced", || {
+            until("the lock is granted or announced", || {
                 !external.subscriber.has_nothing() || !waiting[0].has_nothing()
             });
             if !waiting[0].has_nothing() {
@@ -154,14 +154,14 @@ fn a_window_leaves_the_lock_free_with_one_message(flavor: Flavor) {
             if waiting.is_empty() {
                 break;
             }
-            assert_eq!(waiting.remove(0).recv(), "1", "in order, when nobody has come");
+            assert_eq!(waiting.remove(0).recv(), "1", "in order after an unused window");
             assert_eq!(a.call(&format!("LOCK.RELEASE k n{last}")), "0");
         }
     });
 }
 
-/// Fifty in line, and a subscriber who is no client at all: everybody is served, first come first.
-fn who_waits_is_served_when_nobody_comes(flavor: Flavor) {
+/// Fifty waiters and a subscriber that never acquires: all waiters are served in order.
+fn waiters_are_served_after_unused_windows(flavor: Flavor) {
     in_world(flavor, |world| {
         let silent = External::new(world, "s");
         let mut a = world.client();
@@ -179,10 +179,10 @@ fn who_waits_is_served_when_nobody_comes(flavor: Flavor) {
     });
 }
 
-fn without_a_subscriber_there_are_no_windows(flavor: Flavor) {
+fn no_windows_without_a_subscriber(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut other = world.client();
-        // Who listens to all messages, waits for no lock.
+        // A subscriber to all messages does not wait for a lock.
         other.call("PSUBSCRIBE *");
         contend(world, 4, 0, 300);
         let mut a = world.client();
@@ -190,11 +190,11 @@ fn without_a_subscriber_there_are_no_windows(flavor: Flavor) {
     });
 }
 
-fn the_end_of_a_shortened_lease_is_announced_at_once(flavor: Flavor) {
+fn a_shortened_leases_end_is_announced(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut external = External::new(world, "s");
         let mut a = world.client();
-        // The server would not notice by itself.
+        // Only the module's timer may notice the expiry.
         assert_eq!(a.call("DEBUG SET-ACTIVE-EXPIRE 0"), "OK");
         for shorten in [
             "LOCK.RENEW k a PX 50",
@@ -207,15 +207,15 @@ fn the_end_of_a_shortened_lease_is_announced_at_once(flavor: Flavor) {
             a.call(shorten);
             external.lock();
             external.unlock();
-            // Its own message.
+            // The message of the external client's own release.
             external.subscriber.recv();
         }
         assert_eq!(a.call("DEBUG SET-ACTIVE-EXPIRE 1"), "OK");
     });
 }
 
-/// The deleted lock is reconciled, and announced free, after what is in the same pipeline.
-fn a_release_of_what_was_deleted_loses_no_message(flavor: Flavor) {
+/// The module reconciles and announces the deleted lock after the rest of the pipeline.
+fn releasing_a_deleted_lock_loses_no_message(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut external = External::new(world, "s");
         let mut a = world.client();
@@ -231,7 +231,7 @@ fn a_release_of_what_was_deleted_loses_no_message(flavor: Flavor) {
         assert_eq!((a.recv(), a.recv()), ("1".to_owned(), "1".to_owned()));
         assert_eq!(a.call("LOCK.RELEASE k b"), "0");
         assert_eq!(external.subscriber.recv(), format!("[message, {CHANNEL}, 0]"));
-        // Freed by the DEL, taken, and freed again.
+        // Freed by DEL, acquired, and freed again.
         a.send_at_once(&[
             "LOCK.ACQUIRE k a PX 100000",
             "DEL k",
@@ -243,20 +243,19 @@ fn a_release_of_what_was_deleted_loses_no_message(flavor: Flavor) {
         }
         assert_eq!(external.subscriber.recv(), format!("[message, {CHANNEL}, 0]"));
         until_timers_have_fired(&mut a);
-        assert!(external.subscriber.has_nothing(), "a lock was announced that was not free");
+        assert!(external.subscriber.has_nothing(), "a held lock was announced");
     });
 }
 
-/// Whatever a timer was to do at once, it has done then.
+/// Waits until timers that were due have fired.
 fn until_timers_have_fired(client: &mut Client) {
     client.call("LOCK.ACQUIRE timer a");
     assert_eq!(client.call("LOCK.ACQUIRE timer b BLOCK 5"), "nil");
     assert_eq!(client.call("LOCK.RELEASE timer a"), "0");
 }
 
-/// The module has nothing to say about a lock that was not granted here, also if one of this name was, and was
-/// revoked.
-fn the_release_of_an_external_client_is_announced_by_it_alone(flavor: Flavor) {
+/// The module announces no release of an external hold, even after it has revoked its own grant of the same lock.
+fn an_external_release_is_announced_once(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut external = External::new(world, "s");
         let mut a = world.client();
@@ -274,14 +273,14 @@ fn the_release_of_an_external_client_is_announced_by_it_alone(flavor: Flavor) {
     });
 }
 
-fn a_flush_is_announced_for_locks_that_nobody_here_takes(flavor: Flavor) {
+fn a_flush_announces_unclaimed_locks(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut external = External::new(world, "s");
         let mut other = world.client();
         other.call("SUBSCRIBE redisson_lock__channel:{other}");
         let mut a = world.client();
         for flush in ["FLUSHALL", "FLUSHDB", "SWAPDB 0 1", "FLUSHALL"] {
-            // Redisson has taken one of them, of which the module knows nothing.
+            // Redisson holds a lock that the module does not track.
             a.call("HSET other owner 1");
             a.call("PEXPIRE other 100000");
             assert_eq!(a.call("LOCK.ACQUIRE k a PX 100000"), "1");
@@ -297,8 +296,8 @@ fn a_flush_is_announced_for_locks_that_nobody_here_takes(flavor: Flavor) {
     });
 }
 
-/// Longer than it is remembered that somebody listened.
-fn an_external_client_may_keep_the_lock_for_long(flavor: Flavor) {
+/// For longer than the module remembers a subscriber.
+fn an_external_client_may_hold_for_long(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut external = External::new(world, "s");
         let mut a = world.client();
@@ -307,7 +306,7 @@ fn an_external_client_may_keep_the_lock_for_long(flavor: Flavor) {
         external.lock();
         assert_eq!(a.call("PEXPIRE k 2500"), "1");
         assert_eq!(a.call("LOCK.ACQUIRE k a BLOCK 10"), "nil");
-        until("its lease is over", || a.call("EXISTS k") == "0");
+        until("the lease has expired", || a.call("EXISTS k") == "0");
         assert_eq!(a.call("LOCK.ACQUIRE k a PX 100000 BLOCK 10"), "1");
         assert_eq!(a.call("LOCK.RELEASE k a"), "0");
         unload_module(&mut a);
@@ -315,12 +314,12 @@ fn an_external_client_may_keep_the_lock_for_long(flavor: Flavor) {
     });
 }
 
-/// External clients sleep until the end of the lease that they saw, unless it is announced.
-fn the_end_of_the_next_ones_shorter_lease_is_announced_at_once(flavor: Flavor) {
+/// External clients sleep until the end of the lease that they have seen, unless an earlier end is announced.
+fn a_successors_shorter_lease_is_announced(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut external = External::new(world, "s");
         let mut a = world.client();
-        // The server would not notice by itself.
+        // Only the module's timer may notice the expiry.
         assert_eq!(a.call("DEBUG SET-ACTIVE-EXPIRE 0"), "OK");
         assert_eq!(a.call("LOCK.ACQUIRE k a PX 100000"), "1");
         let mut b = world.waiting("LOCK.ACQUIRE k b PX 100 BLOCK 0");
@@ -346,22 +345,22 @@ fn the_end_of_the_next_ones_shorter_lease_is_announced_at_once(flavor: Flavor) {
     });
 }
 
-/// The lease of who is told by a message is short at first, and longer when the grant is confirmed; or not.
-fn the_end_of_a_grant_by_message_is_announced_at_once(flavor: Flavor) {
+/// A notified grant has a short lease, which grows when the grant is confirmed. Both ends are announced.
+fn a_notified_grants_end_is_announced(flavor: Flavor) {
     for (grace, then, holds) in [
         ("GRACE 100", "", ""),
         ("GRACE 10000", "LOCK.ACQUIRE k b NOTIFY w ID r PX 300", "1"),
         ("GRACE 200", "LOCK.RENEW k b PX 300", "1"),
         ("GRACE 200", "LOCK.ACQUIRE k b PX 300", "2"),
     ] {
-        // A server of its own: once it is known that somebody has subscribed, the end of every lease is watched.
+        // A new server for each case: once a subscriber is known, the end of every lease is watched.
         in_world(flavor, |world| {
             let mut external = External::new(world, "s");
             let (mut a, mut b) = (world.client(), inbox(world, "w"));
             assert_eq!(a.call("DEBUG SET-ACTIVE-EXPIRE 0"), "OK");
             assert_eq!(a.call("LOCK.ACQUIRE k a PX 100000"), "1");
             assert_eq!(b.call(&format!("LOCK.ACQUIRE k b NOTIFY w ID r PX 200000 {grace}")), "0");
-            // It has seen for how long the lock is held, and sleeps.
+            // The external client has seen the long lease and sleeps.
             assert_ne!(external.eval(ACQUIRE), "nil");
             assert_eq!(a.call("LOCK.RELEASE k a"), "0");
             assert_eq!(b.recv(), "push[lock:inbox:w, granted r k]");
@@ -375,8 +374,8 @@ fn the_end_of_a_grant_by_message_is_announced_at_once(flavor: Flavor) {
     }
 }
 
-/// The end that external clients have seen is a later one than the grace of the grant before.
-fn so_is_the_end_of_what_follows_a_grant_that_was_not_confirmed(flavor: Flavor) {
+/// The next grant's lease ends later than the grace of the unconfirmed grant, but earlier than external clients have seen.
+fn the_end_after_an_unconfirmed_grant_is_announced(flavor: Flavor) {
     for (then, next) in [
         ("LOCK.RELEASE k b", "LOCK.ACQUIRE k c PX 400 BLOCK 0"),
         ("LOCK.CANCEL k b ID r", "LOCK.ACQUIRE k c PX 400 BLOCK 0"),
@@ -418,12 +417,12 @@ fn so_is_the_end_of_what_follows_a_grant_that_was_not_confirmed(flavor: Flavor) 
     }
 }
 
-fn nothing_is_remembered_for_long(flavor: Flavor) {
+fn idle_state_is_forgotten(flavor: Flavor) {
     let mut server = Server::with_module(flavor, &[]);
     contend(&server, 2, 2, 100);
     let mut a = server.client();
-    until("all are gone", || a.info("clients", "connected_clients") == "1");
-    // It has no timer any more.
+    until("all other clients have disconnected", || a.info("clients", "connected_clients") == "1");
+    // The module has no timer left.
     unload_module(&mut a);
     assert_eq!(load_module(&mut a), "OK");
     server.assert_healthy();

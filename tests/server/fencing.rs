@@ -1,31 +1,31 @@
 // SPDX-License-Identifier: MIT
 
-//! Fencing tokens: each greater than all before, whatever happened in between (6).
+//! Fencing tokens: each is greater than all before it, across every fault (6).
 
 use crate::support::server::load_module;
 use crate::support::{in_world, until, Client, Flavor, Server, World};
 
 crate::on_every_server!(
     tokens_grow,
-    a_re_entry_has_the_same_token,
-    readers_and_writers_take_tokens_alike,
+    a_reentry_has_the_same_token,
+    readers_and_writers_share_one_counter,
     an_upgrade_has_a_new_token,
     a_waiter_gets_a_token_with_its_grant,
-    the_counter_of_redisson_is_continued,
+    redissons_counter_is_continued,
     the_counter_expires_after_its_retention,
-    a_counter_that_stays_keeps_staying,
-    what_is_no_counter_is_left_alone,
-    a_waiter_hears_that_the_counter_is_broken,
-    a_user_of_the_lock_needs_no_other_key,
-    tokens_grow_over_everything_that_ends_a_lock,
-    tokens_grow_over_a_restart,
-    tokens_grow_over_a_failover_that_lost_the_last_writes,
-    tokens_grow_while_the_clock_goes_back,
+    a_persistent_counter_stays_persistent,
+    an_invalid_counter_stays_unchanged,
+    an_invalid_counter_fails_fenced_waits,
+    permission_for_the_lock_suffices,
+    tokens_grow_across_every_end,
+    tokens_grow_across_a_restart,
+    tokens_grow_across_a_lossy_failover,
+    tokens_grow_when_the_clock_goes_back,
 );
 
 const COUNTER: &str = "redisson_lock_token:{k}";
 
-/// Takes the lock with a token, which must be greater than all of `before`, and gives it back.
+/// Acquires and releases the lock with a token, which must be greater than all of `before`.
 fn next(client: &mut Client, before: &mut Vec<i64>) {
     let token = acquire(client, "LOCK.ACQUIRE k a FENCE");
     assert!(before.iter().all(|earlier| *earlier < token), "{token} after {before:?}");
@@ -55,8 +55,8 @@ fn tokens_grow(flavor: Flavor) {
         let before = micros();
         let reply = a.call("LOCK.ACQUIRE k a FENCE");
         assert!(reply.starts_with("[owner, a, holds, 1, token, "), "{reply}");
-        // The time of the server, as there was no counter.
-        assert!((before..=micros()).contains(&token_of(&reply)), "{reply} is not the time");
+        // Without a counter, the token is the server's time.
+        assert!((before..=micros()).contains(&token_of(&reply)), "{reply} is not the server's time");
         assert_eq!(a.call(&format!("GET {COUNTER}")), token_of(&reply).to_string());
         assert_eq!(a.call("HGET k #fence"), token_of(&reply).to_string());
         assert!(a.call("LOCK.INFO k").contains(&format!("token, {}", token_of(&reply))));
@@ -73,24 +73,24 @@ fn tokens_grow(flavor: Flavor) {
     });
 }
 
-fn a_re_entry_has_the_same_token(flavor: Flavor) {
+fn a_reentry_has_the_same_token(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         let token = acquire(&mut a, "LOCK.ACQUIRE k a FENCE");
         assert_eq!(a.call("LOCK.ACQUIRE k a FENCE"), format!("[owner, a, holds, 2, token, {token}]"));
-        // Not asked for, not answered.
+        // A call without FENCE gets no token.
         assert_eq!(a.call("LOCK.ACQUIRE k a"), "3");
         assert_eq!(a.call("LOCK.ACQUIRE k a SHARED FENCE"), format!("[owner, a, holds, 4, token, {token}]"));
         assert_eq!(a.call("LOCK.RELEASE k a"), "3");
         assert_eq!(a.call("HGET k #fence"), token.to_string());
         assert_eq!(a.call("LOCK.RELEASE k a ALL"), "0");
-        // One who did not ask at first gets it when it asks.
+        // An owner without a token gets one from its first call with FENCE.
         assert_eq!(a.call("LOCK.ACQUIRE k a"), "1");
         assert_eq!(a.call("HGETALL k"), "[a, 1]");
         let later = acquire(&mut a, "LOCK.ACQUIRE k a FENCE");
         assert!(later > token);
         assert_eq!(acquire(&mut a, "LOCK.ACQUIRE k a FENCE"), later);
-        // The next owner, who does not ask, has none.
+        // The next owner calls without FENCE and has no token.
         let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
         a.call("LOCK.RELEASE k a ALL");
         assert_eq!(b.recv(), "1");
@@ -99,7 +99,7 @@ fn a_re_entry_has_the_same_token(flavor: Flavor) {
     });
 }
 
-fn readers_and_writers_take_tokens_alike(flavor: Flavor) {
+fn readers_and_writers_share_one_counter(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         let first = acquire(&mut a, "LOCK.ACQUIRE k a SHARED FENCE");
@@ -107,7 +107,7 @@ fn readers_and_writers_take_tokens_alike(flavor: Flavor) {
         assert!(second > first);
         assert_eq!(acquire(&mut a, "LOCK.ACQUIRE k a SHARED FENCE"), first);
         assert!(a.call("LOCK.INFO k").contains(&format!("token, {second}")));
-        // Even if the counter is lost, and the holder's token is ahead of the time.
+        // Tokens grow even if the counter is lost while the holder's token is ahead of the time.
         a.call("LOCK.RELEASE k b");
         a.call(&format!("SET {COUNTER} 9000000000000000"));
         let ahead = acquire(&mut a, "LOCK.ACQUIRE k b SHARED FENCE");
@@ -122,7 +122,7 @@ fn readers_and_writers_take_tokens_alike(flavor: Flavor) {
     });
 }
 
-/// A store that has seen the token of another reader must not refuse the writer.
+/// A store that has seen another reader's token must accept the writer's.
 fn an_upgrade_has_a_new_token(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
@@ -132,7 +132,7 @@ fn an_upgrade_has_a_new_token(flavor: Flavor) {
         let upgraded = acquire(&mut a, "LOCK.ACQUIRE k a FENCE");
         assert!(upgraded > other);
         assert_eq!(acquire(&mut a, "LOCK.ACQUIRE k a FENCE"), upgraded);
-        // So it is if the token is asked for only later.
+        // The token is new even if a later call asks for it.
         a.call("LOCK.BREAK k");
         let shared = acquire(&mut a, "LOCK.ACQUIRE k a SHARED FENCE");
         a.call("LOCK.ACQUIRE k a");
@@ -158,10 +158,10 @@ fn a_waiter_gets_a_token_with_its_grant(flavor: Flavor) {
     });
 }
 
-fn the_counter_of_redisson_is_continued(flavor: Flavor) {
+fn redissons_counter_is_continued(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
-        // Redisson counts from 1: the time is greater.
+        // Redisson counts from 1, so the time is greater.
         a.call(&format!("INCR {COUNTER}"));
         let token = acquire(&mut a, "LOCK.ACQUIRE k a FENCE");
         assert!(token > 1_000_000_000_000_000);
@@ -169,7 +169,7 @@ fn the_counter_of_redisson_is_continued(flavor: Flavor) {
         assert_eq!(a.call(&format!("INCR {COUNTER}")), (token + 1).to_string());
         assert!(acquire(&mut a, "LOCK.ACQUIRE k a FENCE") > token + 1);
         a.call("LOCK.RELEASE k a");
-        // One that is ahead of the time is counted on.
+        // A counter ahead of the time is incremented.
         a.call(&format!("SET {COUNTER} 9007199254740989"));
         assert_eq!(acquire(&mut a, "LOCK.ACQUIRE k a FENCE"), 9_007_199_254_740_990);
         a.call("LOCK.RELEASE k a");
@@ -178,7 +178,7 @@ fn the_counter_of_redisson_is_continued(flavor: Flavor) {
         let full = "ERR fencing counter of the lock is at its maximum; use another lock";
         assert_eq!(a.call("LOCK.ACQUIRE k a FENCE"), full);
         assert_eq!(a.call("EXISTS k"), "0");
-        // Its name is that of the lock, with its braces if it has some.
+        // The counter's name contains the key, including braces in it.
         acquire(&mut a, "LOCK.ACQUIRE a{x} a FENCE");
         assert_eq!(a.call("EXISTS redisson_lock_token:a{x}"), "1");
     });
@@ -205,7 +205,7 @@ fn the_counter_expires_after_its_retention(flavor: Flavor) {
     });
 }
 
-fn a_counter_that_stays_keeps_staying(flavor: Flavor) {
+fn a_persistent_counter_stays_persistent(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call(&format!("SET {COUNTER} 7"));
@@ -214,7 +214,7 @@ fn a_counter_that_stays_keeps_staying(flavor: Flavor) {
     });
 }
 
-fn what_is_no_counter_is_left_alone(flavor: Flavor) {
+fn an_invalid_counter_stays_unchanged(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         let wrong =
@@ -223,7 +223,7 @@ fn what_is_no_counter_is_left_alone(flavor: Flavor) {
             a.call(&make);
             assert_eq!(a.call("LOCK.ACQUIRE k a FENCE"), wrong);
             assert_eq!(a.call("EXISTS k"), "0");
-            // Without a token nobody cares.
+            // Calls without FENCE ignore the counter.
             assert_eq!(a.call("LOCK.ACQUIRE k a"), "1");
             assert_eq!(a.call("LOCK.ACQUIRE k a FENCE"), wrong);
             assert_eq!(a.call("LOCK.RELEASE k a"), "0");
@@ -232,7 +232,7 @@ fn what_is_no_counter_is_left_alone(flavor: Flavor) {
     });
 }
 
-fn a_waiter_hears_that_the_counter_is_broken(flavor: Flavor) {
+fn an_invalid_counter_fails_fenced_waits(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k a");
@@ -245,8 +245,8 @@ fn a_waiter_hears_that_the_counter_is_broken(flavor: Flavor) {
     });
 }
 
-/// What the module keeps beside a lock is not the caller's to read or write.
-fn a_user_of_the_lock_needs_no_other_key(flavor: Flavor) {
+/// The caller needs no permission for the keys that the module derives from the lock.
+fn permission_for_the_lock_suffices(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("ACL SETUSER worker on nopass ~k -@all +@connection +lock.acquire +lock.release +lock.renew");
@@ -260,7 +260,7 @@ fn a_user_of_the_lock_needs_no_other_key(flavor: Flavor) {
     });
 }
 
-fn tokens_grow_over_everything_that_ends_a_lock(flavor: Flavor) {
+fn tokens_grow_across_every_end(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         let mut tokens = Vec::new();
@@ -276,18 +276,18 @@ fn tokens_grow_over_everything_that_ends_a_lock(flavor: Flavor) {
             a.call(end);
             next(&mut a, &mut tokens);
         }
-        // A lease that runs out.
+        // An expired lease.
         tokens.push(acquire(&mut a, "LOCK.ACQUIRE k a FENCE PX 5"));
-        until("the lease is over", || a.call("LOCK.INFO k") == "nil");
+        until("the lease has expired", || a.call("LOCK.INFO k") == "nil");
         next(&mut a, &mut tokens);
-        // A counter that is gone, or as it was an hour ago.
+        // A counter that is deleted, or restored from an hour-old backup.
         a.call(&format!("DEL {COUNTER}"));
         next(&mut a, &mut tokens);
         a.call(&format!("COPY {COUNTER} backup"));
         next(&mut a, &mut tokens);
         a.call(&format!("COPY backup {COUNTER} REPLACE"));
         next(&mut a, &mut tokens);
-        // A lock that is restored as it was: its holder has the token that it had.
+        // A restored lock keeps its holder's token.
         let held = acquire(&mut a, "LOCK.ACQUIRE k a FENCE PX 100000");
         a.call("COPY k copy");
         a.call("LOCK.RELEASE k a");
@@ -300,11 +300,11 @@ fn tokens_grow_over_everything_that_ends_a_lock(flavor: Flavor) {
     });
 }
 
-fn tokens_grow_over_a_restart(flavor: Flavor) {
+fn tokens_grow_across_a_restart(flavor: Flavor) {
     let mut tokens = Vec::new();
     let server = Server::with_module(flavor, &["--appendonly", "yes"]);
     let mut a = server.client();
-    // Ahead of the time, so that only the counter can be what it goes by.
+    // Ahead of the time, so that only the counter can supply the tokens.
     a.call(&format!("SET {COUNTER} 9000000000000000"));
     next(&mut a, &mut tokens);
     a.call("LOCK.ACQUIRE k a FENCE PX 100000");
@@ -312,21 +312,21 @@ fn tokens_grow_over_a_restart(flavor: Flavor) {
     let module = crate::support::server::module().to_str().unwrap();
     let again = Server::start_in(flavor, server.stop(), &["--appendonly", "yes", "--loadmodule", module]);
     let mut a = again.client();
-    assert_eq!(acquire(&mut a, "LOCK.ACQUIRE k a FENCE"), tokens[0] + 1, "the holder has another token");
+    assert_eq!(acquire(&mut a, "LOCK.ACQUIRE k a FENCE"), tokens[0] + 1, "the holder's token has changed");
     a.call("LOCK.RELEASE k a ALL");
     tokens.push(tokens[0] + 1);
     next(&mut a, &mut tokens);
     assert_eq!(tokens, [9_000_000_000_000_001, 9_000_000_000_000_002, 9_000_000_000_000_003]);
 }
 
-fn tokens_grow_over_a_failover_that_lost_the_last_writes(flavor: Flavor) {
+fn tokens_grow_across_a_lossy_failover(flavor: Flavor) {
     let world = World::start(flavor, &[]);
     let (mut a, mut r) = (world.client(), world.replica.client());
     load_module(&mut r);
     let mut tokens = Vec::new();
     next(&mut a, &mut tokens);
     until("the replica has it", || r.call(&format!("GET {COUNTER}")) == tokens[0].to_string());
-    // What comes now is lost.
+    // The replica loses all later writes.
     world.replica.signal(libc::SIGSTOP);
     for _ in 0..20 {
         next(&mut a, &mut tokens);
@@ -334,12 +334,12 @@ fn tokens_grow_over_a_failover_that_lost_the_last_writes(flavor: Flavor) {
     world.primary.signal(libc::SIGKILL);
     world.replica.signal(libc::SIGCONT);
     assert_eq!(r.call("REPLICAOF NO ONE"), "OK");
-    // Whatever of it was still in the socket: the time has gone on.
+    // Tokens grow with the time, however many writes were still in the socket.
     r.call("LOCK.BREAK k");
     next(&mut r, &mut tokens);
 }
 
-fn tokens_grow_while_the_clock_goes_back(flavor: Flavor) {
+fn tokens_grow_when_the_clock_goes_back(flavor: Flavor) {
     let server = Server::with_own_clock(flavor);
     let mut a = server.client();
     let mut tokens = Vec::new();
@@ -347,8 +347,8 @@ fn tokens_grow_while_the_clock_goes_back(flavor: Flavor) {
     server.set_clock(-3600);
     until("the clock has gone back", || time(&mut a) < micros() - 3_000_000_000);
     next(&mut a, &mut tokens);
-    assert_eq!(tokens[1], tokens[0] + 1, "it is not counted on");
-    // Even if the counter is lost besides.
+    assert_eq!(tokens[1], tokens[0] + 1, "the counter is not incremented");
+    // Tokens grow even if the counter is lost as well.
     a.call(&format!("DEL {COUNTER}"));
     next(&mut a, &mut tokens);
     server.set_clock(0);
@@ -357,7 +357,7 @@ fn tokens_grow_while_the_clock_goes_back(flavor: Flavor) {
     assert!(tokens[3] > tokens[2] + 1);
 }
 
-/// The server's time, in microseconds.
+/// The server's time in microseconds.
 fn time(client: &mut Client) -> i64 {
     let reply = client.call("TIME");
     let (seconds, micros) = reply.trim_matches(['[', ']']).split_once(", ").unwrap();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! The module that benchmarks take for the floor of what waiting costs: it does what they compare, on every server.
+//! The benchmarks' baseline module has the queueing that they compare, on every server.
 
 use crate::support::programs::built;
 use crate::support::{Flavor, Server};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! `LOCK.CHECK` and `LOCK.GUARD`: what is stored in the server is written by nobody who lost the lock (10, 12).
+//! `LOCK.CHECK` and `LOCK.GUARD`: a former owner writes nothing to the server (10, 12).
 
 use crate::effects::{stream, timeless};
 use crate::fencing::token_of;
@@ -9,36 +9,36 @@ use crate::support::cluster::Cluster;
 use crate::support::{in_world, until, Client, Flavor, Server};
 
 crate::on_every_server!(
-    a_check_tells_who_holds,
-    a_check_tells_which_token_is_newest,
-    a_check_reads_on_a_replica,
-    a_guard_is_the_command_or_nothing,
-    an_owner_that_was_frozen_writes_nothing,
-    a_token_passes_until_a_newer_one_is_granted,
-    a_token_that_is_ahead_moves_the_counter,
-    what_cannot_be_guarded_changes_nothing,
-    a_guard_is_replicated_as_its_command,
-    values_are_stored_as_by_the_command_itself,
-    replies_are_in_the_protocol_of_the_caller,
-    the_caller_needs_the_permissions_for_the_command,
-    memory_that_is_full_stops_what_needs_some,
-    a_watched_check_makes_a_transaction_depend_on_the_lock,
-    in_scripts_transactions_and_functions,
-    renamed_commands_are_known,
-    the_locks_own_key_may_go_in_the_middle,
+    check_accepts_only_the_holder,
+    check_accepts_only_the_newest_token,
+    check_works_on_a_replica,
+    guard_runs_the_command_or_nothing,
+    a_former_owner_writes_nothing,
+    a_token_passes_until_a_newer_grant,
+    a_token_ahead_raises_the_counter,
+    unguardable_commands_change_nothing,
+    guard_replicates_as_its_command,
+    guarded_values_have_the_usual_encoding,
+    replies_use_the_callers_protocol,
+    guard_checks_the_callers_permissions,
+    full_memory_refuses_guarded_writes,
+    a_watched_check_ties_transactions_to_the_lock,
+    guard_works_in_scripts_transactions_and_functions,
+    renamed_commands_stay_unguardable,
+    guarded_commands_may_free_the_lock,
     keys_of_another_slot_are_refused,
-    keys_that_have_left_are_to_be_tried_again,
+    migrated_keys_reply_tryagain,
 );
 
 const COUNTER: &str = "redisson_lock_token:{k}";
 
-/// Takes the lock `k` with a token.
+/// Acquires the lock `k` with a token.
 fn fenced(client: &mut Client, owner: &str) -> i64 {
     let reply = client.call(&format!("LOCK.ACQUIRE k {owner} FENCE PX 100000"));
     token_of(&reply)
 }
 
-fn a_check_tells_who_holds(flavor: Flavor) {
+fn check_accepts_only_the_holder(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         assert_eq!(prefix(&a.call("LOCK.CHECK k OWNER a")), "NOTOWNER");
@@ -93,17 +93,17 @@ fn a_check_tells_who_holds(flavor: Flavor) {
     });
 }
 
-fn a_check_tells_which_token_is_newest(flavor: Flavor) {
+fn check_accepts_only_the_newest_token(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
-        assert_eq!(prefix(&a.call("LOCK.CHECK k TOKEN 9007199254740991")), "NOTOWNER", "there is no counter");
+        assert_eq!(prefix(&a.call("LOCK.CHECK k TOKEN 9007199254740991")), "NOTOWNER", "no counter exists");
         let old = fenced(&mut a, "a");
         assert_eq!(a.call(&format!("LOCK.CHECK k TOKEN {old}")), "1");
         assert_eq!(a.call(&format!("LOCK.CHECK k TOKEN {}", old + 1)), "1");
         assert_eq!(a.call(&format!("GET {COUNTER}")), old.to_string(), "a check writes nothing");
         assert_eq!(prefix(&a.call(&format!("LOCK.CHECK k TOKEN {}", old - 1))), "NOTOWNER");
         a.call("LOCK.RELEASE k a");
-        assert_eq!(a.call(&format!("LOCK.CHECK k TOKEN {old}")), "1", "nobody has a newer one");
+        assert_eq!(a.call(&format!("LOCK.CHECK k TOKEN {old}")), "1", "no newer token exists");
         let new = fenced(&mut a, "b");
         assert_eq!(prefix(&a.call(&format!("LOCK.CHECK k TOKEN {old}"))), "NOTOWNER");
         assert_eq!(a.call(&format!("LOCK.CHECK k TOKEN {new}")), "1");
@@ -115,7 +115,7 @@ fn a_check_tells_which_token_is_newest(flavor: Flavor) {
     });
 }
 
-fn a_check_reads_on_a_replica(flavor: Flavor) {
+fn check_works_on_a_replica(flavor: Flavor) {
     let primary = Server::with_module(flavor, &[]);
     let replica = Server::with_module(flavor, &[]);
     let (mut a, mut there) = (primary.client(), replica.client());
@@ -128,7 +128,7 @@ fn a_check_reads_on_a_replica(flavor: Flavor) {
     assert_eq!(prefix(&there.call("LOCK.GUARD k OWNER a GET x")), "READONLY");
 }
 
-fn a_guard_is_the_command_or_nothing(flavor: Flavor) {
+fn guard_runs_the_command_or_nothing(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k a PX 100000");
@@ -151,7 +151,7 @@ fn a_guard_is_the_command_or_nothing(flavor: Flavor) {
     });
 }
 
-fn an_owner_that_was_frozen_writes_nothing(flavor: Flavor) {
+fn a_former_owner_writes_nothing(flavor: Flavor) {
     in_world(flavor, |world| {
         let (mut a, mut b) = (world.client(), world.client());
         let before = a.call("LOCK.ACQUIRE k a FENCE PX 50");
@@ -168,7 +168,7 @@ fn an_owner_that_was_frozen_writes_nothing(flavor: Flavor) {
     });
 }
 
-fn a_token_passes_until_a_newer_one_is_granted(flavor: Flavor) {
+fn a_token_passes_until_a_newer_grant(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         let token = fenced(&mut a, "a");
@@ -184,19 +184,19 @@ fn a_token_passes_until_a_newer_one_is_granted(flavor: Flavor) {
         assert_eq!(
             prefix(&a.call(&format!("LOCK.GUARD k TOKEN {newer} INCR x"))),
             "NOTOWNER",
-            "nobody knows"
+            "the counter is lost"
         );
         assert_eq!(a.call(&format!("EXISTS {COUNTER}")), "0");
     });
 }
 
-/// A failover can lose the last writes of a counter. What was granted then counts all the same.
-fn a_token_that_is_ahead_moves_the_counter(flavor: Flavor) {
+/// A failover can lose the last writes of a counter. Tokens that were granted before it stay valid.
+fn a_token_ahead_raises_the_counter(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         let counter = |a: &mut Client| a.number(&format!("GET {COUNTER}"));
         let token = fenced(&mut a, "a");
-        // What fails or is refused changes nothing.
+        // Failed and refused commands change nothing.
         for command in ["LPUSH x 1", "NOSUCH", "GET", "SUBSCRIBE x", "LOCK.BREAK k"] {
             a.call("SET x text");
             let reply = a.call(&format!("LOCK.GUARD k TOKEN {} {command}", token + 1_000_000_000));
@@ -205,17 +205,17 @@ fn a_token_that_is_ahead_moves_the_counter(flavor: Flavor) {
         }
         assert_eq!(a.call(&format!("LOCK.GUARD k TOKEN {} SET x 1", token + 1_000_000_000)), "OK");
         assert_eq!(counter(&mut a), token + 1_000_000_000);
-        assert_ne!(a.call(&format!("PTTL {COUNTER}")), "-1", "it is forgotten like any other");
+        assert_ne!(a.call(&format!("PTTL {COUNTER}")), "-1", "the counter has no TTL");
         assert_eq!(prefix(&a.call(&format!("LOCK.GUARD k TOKEN {token} SET x 2"))), "NOTOWNER");
         a.call("LOCK.RELEASE k a");
         assert_eq!(fenced(&mut a, "b"), token + 1_000_000_001);
-        // What cannot have been granted does not pass: else one wrong call would end the lock's tokens for good.
+        // A token beyond any possible grant is refused: otherwise one wrong call would exhaust the lock's tokens.
         let token = counter(&mut a);
         for wrong in [9_007_199_254_740_991, token + 4_000_000_000] {
             assert_eq!(prefix(&a.call(&format!("LOCK.GUARD k TOKEN {wrong} SET x 2"))), "NOTOWNER");
         }
         assert_eq!(counter(&mut a), token);
-        // Who may only read the lock cannot make others' tokens out of date.
+        // A user with read permission must not invalidate other owners' tokens.
         a.call("ACL SETUSER reader on nopass resetkeys %R~k ~x -@all +lock.guard +ping");
         a.call("ACL SETUSER writer on nopass resetkeys ~k ~x -@all +lock.guard +ping");
         let mut user = world.client();
@@ -225,7 +225,7 @@ fn a_token_that_is_ahead_moves_the_counter(flavor: Flavor) {
             assert_eq!(prefix(&user.call(&format!("LOCK.GUARD k TOKEN {} PING", token + 1))), reply);
         }
         assert_eq!(counter(&mut a), token + 1);
-        // Who watches the lock for the token that it has checked, hears of it.
+        // Raising the counter aborts transactions that watch the lock and have checked its token.
         a.call("WATCH k");
         assert_eq!(a.call(&format!("LOCK.CHECK k TOKEN {}", token + 1)), "1");
         a.call("MULTI");
@@ -236,7 +236,7 @@ fn a_token_that_is_ahead_moves_the_counter(flavor: Flavor) {
     });
 }
 
-fn what_cannot_be_guarded_changes_nothing(flavor: Flavor) {
+fn unguardable_commands_change_nothing(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k a PX 100000");
@@ -296,7 +296,7 @@ fn what_cannot_be_guarded_changes_nothing(flavor: Flavor) {
         }
         assert_eq!(a.call("LOCK.CHECK k OWNER a"), "1");
         assert_eq!(a.call("PING"), "PONG");
-        // As long as a name can be: no stack is as deep as a client can ask for.
+        // A name of maximum length: nesting must not exhaust the stack.
         let nested = "LOCK.GUARD k OWNER a ".repeat(10_000) + "GET x";
         let reply = a.call(&nested);
         assert!(reply.starts_with("ERR command cannot be guarded"), "{reply}");
@@ -305,7 +305,7 @@ fn what_cannot_be_guarded_changes_nothing(flavor: Flavor) {
     });
 }
 
-fn a_guard_is_replicated_as_its_command(flavor: Flavor) {
+fn guard_replicates_as_its_command(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k a PX 100000");
@@ -318,7 +318,7 @@ fn a_guard_is_replicated_as_its_command(flavor: Flavor) {
             a.call("LOCK.GUARD k OWNER b SET x 2");
         });
         let expected = ["SET x 1 PXAT <time>", "SREM s only"].map(str::to_owned);
-        // Of a set that is emptied, servers send different commands that do the same.
+        // Servers replicate the removal of the last element by different, equivalent commands.
         let mut sent = timeless(sent);
         for line in &mut sent {
             if ["DEL s", "UNLINK s"].contains(&line.as_str()) {
@@ -333,7 +333,7 @@ fn a_guard_is_replicated_as_its_command(flavor: Flavor) {
     });
 }
 
-fn values_are_stored_as_by_the_command_itself(flavor: Flavor) {
+fn guarded_values_have_the_usual_encoding(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k a PX 100000");
@@ -355,7 +355,7 @@ fn values_are_stored_as_by_the_command_itself(flavor: Flavor) {
     });
 }
 
-fn replies_are_in_the_protocol_of_the_caller(flavor: Flavor) {
+fn replies_use_the_callers_protocol(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k a PX 100000");
@@ -375,14 +375,14 @@ fn replies_are_in_the_protocol_of_the_caller(flavor: Flavor) {
     });
 }
 
-/// As the servers word it for a script.
+/// Whether a server's script error reports a denied permission.
 fn is_denied(reply: &str) -> bool {
     ["permission", "NOPERM", "can't run this command", "can't access"]
         .iter()
         .any(|words| reply.contains(words))
 }
 
-fn the_caller_needs_the_permissions_for_the_command(flavor: Flavor) {
+fn guard_checks_the_callers_permissions(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut root = world.client();
         root.call("LOCK.ACQUIRE k a PX 100000");
@@ -394,15 +394,15 @@ fn the_caller_needs_the_permissions_for_the_command(flavor: Flavor) {
         for denied in ["SET app:x 1", "GET secret", "DEL app:x", "FLUSHALL"] {
             assert_eq!(prefix(&app.call(&format!("LOCK.GUARD k OWNER a {denied}"))), "NOPERM", "{denied}");
         }
-        // A guard in a script does not let the script do more.
+        // A guard in a script gives the script no further permissions.
         for script in ["return redis.call('SET', 'app:x', 1)", "return redis.call('GET', 'secret')"] {
             let inner = script.replace("redis.call(", "redis.call('LOCK.GUARD', 'k', 'OWNER', 'a', ");
             let reply = app.call_args(&["EVAL", &inner, "0"].map(str::as_bytes));
             assert!(is_denied(&reply), "{inner}: {reply}");
         }
-        assert!(root.call("ACL LOG 100").contains("secret"), "the server's log of refusals");
+        assert!(root.call("ACL LOG 100").contains("secret"), "the refusal is missing in the ACL log");
         assert_eq!(root.call("EXISTS app:x"), "0");
-        // The lock's key is read, and no more.
+        // The guard needs read permission for the lock's key.
         root.call("ACL SETUSER other on nopass resetkeys ~app:* +@all");
         app.call("AUTH other any");
         assert_eq!(prefix(&app.call("LOCK.GUARD k OWNER a GET app:x")), "NOPERM");
@@ -410,7 +410,7 @@ fn the_caller_needs_the_permissions_for_the_command(flavor: Flavor) {
     });
 }
 
-fn memory_that_is_full_stops_what_needs_some(flavor: Flavor) {
+fn full_memory_refuses_guarded_writes(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k a PX 100000");
@@ -425,7 +425,7 @@ fn memory_that_is_full_stops_what_needs_some(flavor: Flavor) {
     });
 }
 
-fn a_watched_check_makes_a_transaction_depend_on_the_lock(flavor: Flavor) {
+fn a_watched_check_ties_transactions_to_the_lock(flavor: Flavor) {
     in_world(flavor, |world| {
         let (mut a, mut b) = (world.client(), world.client());
         a.call("LOCK.ACQUIRE k a PX 100000");
@@ -448,18 +448,19 @@ fn a_watched_check_makes_a_transaction_depend_on_the_lock(flavor: Flavor) {
             b.call("LOCK.ACQUIRE k a PX 100000");
         }
         b.call("LOCK.RENEW k a PX 50");
-        let over = transaction(&mut || until("the lease is over", || b.call("EXISTS k") == "0"));
+        let over = transaction(&mut || until("the lease has expired", || b.call("EXISTS k") == "0"));
         assert_eq!(over, "nil");
         assert_eq!(prefix(&transaction(&mut || {})), "NOTOWNER");
         assert_eq!(b.call("GET x"), "1");
     });
 }
 
-fn in_scripts_transactions_and_functions(flavor: Flavor) {
+fn guard_works_in_scripts_transactions_and_functions(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k a PX 100000");
-        let library = "#!lua name=l\nredis.register_function('guarded', function(keys, args) return redis.call(unpack(args)) end)";
+        let library = "#!lua name=l\n\
+                       redis.register_function('guarded', function(keys, args) return redis.call(unpack(args)) end)";
         assert_eq!(a.call_args(&[b"FUNCTION", b"LOAD", library.as_bytes()]), "l");
         let script = "return redis.call(unpack(ARGV))";
         let words = |line: &'static str| line.split(' ').map(str::as_bytes).collect::<Vec<_>>();
@@ -481,12 +482,12 @@ fn in_scripts_transactions_and_functions(flavor: Flavor) {
             assert_eq!(a.call("EXEC"), format!("[{reply}]"));
             a.call("SET x 1");
         }
-        // A check that fails ends the script before it writes.
+        // A failed check ends the script before its write.
         let checks = "redis.call('LOCK.CHECK', 'k', 'OWNER', ARGV[1]) return redis.call('SET', 'y', 1)";
         assert!(a.call_args(&["EVAL", checks, "0", "b"].map(str::as_bytes)).contains("NOTOWNER"));
         assert_eq!(a.call("EXISTS y"), "0");
         assert_eq!(a.call_args(&["EVAL", checks, "0", "a"].map(str::as_bytes)), "OK");
-        // One that is refused does not end a transaction, like any other error.
+        // A refused guard does not abort the transaction, like any other error.
         a.call("MULTI");
         a.call("LOCK.GUARD k OWNER b SET z 1");
         a.call("SET z 2");
@@ -494,14 +495,18 @@ fn in_scripts_transactions_and_functions(flavor: Flavor) {
     });
 }
 
-/// `WAIT` and `CLUSTER SETSLOT` end some servers under another name, too.
-fn renamed_commands_are_known(flavor: Flavor) {
+/// `WAIT` and `CLUSTER SETSLOT` crash some servers, also under another name.
+fn renamed_commands_stay_unguardable(flavor: Flavor) {
     let args = ["--rename-command", "WAIT", "myWAIT", "--rename-command", "PFSELFTEST", "myPFSELFTEST"];
-    are_known(flavor, &args, &["myWAIT 5 0", "MYwait 5 0", "myPFSELFTEST"]);
-    are_known(flavor, &["--rename-command", "CLUSTER", "myCLUSTER"], &["myCLUSTER INFO", "WAIT 5 0"]);
+    assert_unguardable(flavor, &args, &["myWAIT 5 0", "MYwait 5 0", "myPFSELFTEST"]);
+    assert_unguardable(
+        flavor,
+        &["--rename-command", "CLUSTER", "myCLUSTER"],
+        &["myCLUSTER INFO", "WAIT 5 0"],
+    );
 }
 
-fn are_known(flavor: Flavor, args: &[&str], names: &[&str]) {
+fn assert_unguardable(flavor: Flavor, args: &[&str], names: &[&str]) {
     let mut server = Server::with_module(flavor, args);
     let mut a = server.client();
     a.call("LOCK.ACQUIRE k a PX 100000");
@@ -518,7 +523,7 @@ fn are_known(flavor: Flavor, args: &[&str], names: &[&str]) {
     server.assert_healthy();
 }
 
-fn the_locks_own_key_may_go_in_the_middle(flavor: Flavor) {
+fn guarded_commands_may_free_the_lock(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         for (frees, reply) in [
@@ -546,7 +551,8 @@ fn the_locks_own_key_may_go_in_the_middle(flavor: Flavor) {
     });
 }
 
-/// Key slots: `b` is 3300, of the first node; `a` is 15495, of the second. `c` is the first's, too.
+/// Slots: `b` has 3300, which the first node serves; `a` has 15495, which the second serves. `c` belongs to the first node,
+/// too.
 fn keys_of_another_slot_are_refused(flavor: Flavor) {
     let cluster = Cluster::start(flavor);
     let [mut first, _] = cluster.clients();
@@ -556,7 +562,7 @@ fn keys_of_another_slot_are_refused(flavor: Flavor) {
         let mut guard = |command: &str| first.call(&format!("LOCK.GUARD b {claim} {command}"));
         assert_eq!(guard("SET x{b} 1"), "OK");
         assert_eq!(guard("MSET x{b} 1 {b}y 2"), "OK");
-        assert_eq!(guard("PING"), "PONG", "it has no keys");
+        assert_eq!(guard("PING"), "PONG", "a command without keys");
         for other in ["SET a 1", "SET c 1", "MSET x{b} 2 c 2"] {
             assert_eq!(prefix(&guard(other)), "CROSSSLOT", "{other}");
         }
@@ -567,7 +573,7 @@ fn keys_of_another_slot_are_refused(flavor: Flavor) {
     cluster.assert_healthy();
 }
 
-fn keys_that_have_left_are_to_be_tried_again(flavor: Flavor) {
+fn migrated_keys_reply_tryagain(flavor: Flavor) {
     let cluster = Cluster::start(flavor);
     let [mut first, mut second] = cluster.clients();
     first.call("LOCK.ACQUIRE b o PX 100000");

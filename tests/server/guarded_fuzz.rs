@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-//! Every command that a server has goes through `LOCK.GUARD`, with junk and with arguments that make sense, from everywhere:
-//! none ends the server, blocks, or does what its caller may not do (12); replica and AOF follow (8).
+//! Sends every command of the server through `LOCK.GUARD`, with junk and with plausible arguments, in every context. No
+//! command crashes the server, blocks, or exceeds its caller's permissions (12). Replica and AOF follow (8).
 
 use std::collections::BTreeSet;
 
@@ -10,9 +10,9 @@ use redis::Value;
 use crate::support::client::show;
 use crate::support::{in_world, until, Client, Flavor, World};
 
-crate::on_every_server!(no_command_does_harm, no_command_escapes_the_callers_permissions);
+crate::on_every_server!(no_guarded_command_does_harm, no_guarded_command_exceeds_permissions);
 
-/// Arguments that fit one command or another. `k` is the lock.
+/// Arguments that fit some command. `k` is the lock.
 const ARGUMENTS: [&str; 34] = [
     "",
     "a",
@@ -50,7 +50,7 @@ const ARGUMENTS: [&str; 34] = [
     "GET a",
 ];
 
-/// Names of commands with their subcommands, as they are called.
+/// Names of all commands, with their subcommands.
 fn commands(client: &mut Client) -> Vec<String> {
     let mut names = BTreeSet::new();
     let Value::Array(entries) = client.call_value("COMMAND") else { panic!("no list of commands") };
@@ -75,19 +75,19 @@ fn commands(client: &mut Client) -> Vec<String> {
     names
 }
 
-/// From where the guard is called: what stands before it.
-const FROM: [&[&str]; 4] = [
+/// Contexts of the guard, as the words before it.
+const CONTEXTS: [&[&str]; 4] = [
     &[],
     &["EVAL", "return redis.pcall(unpack(ARGV))", "0"],
     &["FCALL", "guarded", "0"],
-    // A script that a guard carries out.
+    // A script run by another guard.
     &["LOCK.GUARD", "k", "OWNER", "o", "EVAL", "return redis.pcall(unpack(ARGV))", "0"],
 ];
 
 const LIBRARY: &str =
     "#!lua name=l\nredis.register_function('guarded', function(keys, args) return redis.pcall(unpack(args)) end)";
 
-/// Lets every command be guarded by each of these clients from everywhere, with all arguments; `after` each command.
+/// Guards every command in every context with all arguments, and calls `after` for each command with its replies.
 fn guard_everything(world: &World, client: &mut Client, mut after: impl FnMut(&str, Vec<String>)) {
     let mut root = world.client();
     for name in commands(&mut root) {
@@ -96,7 +96,7 @@ fn guard_everything(world: &World, client: &mut Client, mut after: impl FnMut(&s
             let command = format!("LOCK.GUARD k OWNER o {name} {arguments}");
             let guarded: Vec<&str> = command.split_whitespace().collect();
             root.call("LOCK.ACQUIRE k o PX 600000");
-            for before in FROM {
+            for before in CONTEXTS {
                 let words = before.iter().chain(&guarded).map(|word| word.as_bytes());
                 client.send_args(&words.collect::<Vec<_>>());
             }
@@ -112,13 +112,13 @@ fn guard_everything(world: &World, client: &mut Client, mut after: impl FnMut(&s
                 }
                 replies.push(reply);
             }
-            assert_eq!(replies.len() % (FROM.len() + 3), 0, "{command} replied more than once, or never");
+            assert_eq!(replies.len() % (CONTEXTS.len() + 3), 0, "{command} replied more than once, or never");
         }
         after(&name, replies);
     }
 }
 
-fn no_command_does_harm(flavor: Flavor) {
+fn no_guarded_command_does_harm(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut root = world.client();
         assert_eq!(root.call_args(&[b"FUNCTION", b"LOAD", LIBRARY.as_bytes()]), "l");
@@ -126,7 +126,7 @@ fn no_command_does_harm(flavor: Flavor) {
         let mut client = world.client();
         guard_everything(world, &mut client, |name, replies| {
             if name == "get" {
-                assert!(replies.iter().any(|reply| !reply.contains("ERR")), "nothing was carried out");
+                assert!(replies.iter().any(|reply| !reply.contains("ERR")), "no guarded command was run");
             }
             until(&format!("the replica has what {name} did"), || {
                 primary.call("WAIT 1 10000");
@@ -139,7 +139,7 @@ fn no_command_does_harm(flavor: Flavor) {
     });
 }
 
-fn no_command_escapes_the_callers_permissions(flavor: Flavor) {
+fn no_guarded_command_exceeds_permissions(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut root = world.client();
         assert_eq!(root.call_args(&[b"FUNCTION", b"LOAD", LIBRARY.as_bytes()]), "l");
@@ -160,12 +160,12 @@ fn no_command_escapes_the_callers_permissions(flavor: Flavor) {
         let (before, mut observer) = (state(&mut root), world.client());
         guard_everything(world, &mut app, |name, replies| {
             for reply in &replies {
-                assert!(!reply.contains("secret"), "{name} tells a secret: {reply}");
+                assert!(!reply.contains("secret"), "{name} reveals the secret: {reply}");
             }
             assert_eq!(observer.call("HGETALL h"), "[f, secret]", "{name}");
             assert_eq!(observer.call("GET a"), "secret", "{name}");
         });
-        // Other than the lock, which was acquired again and again.
+        // Resets the lock, which was acquired repeatedly.
         root.call("LOCK.BREAK k");
         root.call("LOCK.ACQUIRE k o PX 600000");
         assert_eq!(state(&mut root), before);

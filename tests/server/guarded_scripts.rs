@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-//! `LOCK.GUARD` in front of `EVAL`, `EVALSHA` and `FCALL` (12): they are carried out a moment later, so that a script that is slow
-//! does no harm when its client hangs up.
+//! `LOCK.GUARD` with `EVAL`, `EVALSHA` and `FCALL` (12). The module runs scripts slightly later, so that a slow script does
+//! no harm when its client disconnects.
 
 use std::fmt::Write as _;
 
@@ -12,23 +12,23 @@ use crate::support::{in_world, until, Client, Flavor, World};
 
 crate::on_every_server!(
     every_kind_of_script_is_guarded,
-    in_a_transaction_it_is_one_of_its_steps,
+    a_guarded_script_runs_within_its_transaction,
     a_slow_script_outlives_its_client,
-    a_slow_script_in_a_transaction_outlives_its_client,
+    a_slow_transaction_script_outlives_its_client,
     a_slow_script_can_be_killed,
-    the_lock_is_looked_at_when_the_script_begins,
-    what_was_true_when_it_was_called_is_not_enough,
-    scripts_and_other_modules_guard_none,
+    the_lock_is_checked_when_the_script_starts,
+    an_expired_hold_runs_no_script,
+    scripts_cannot_guard_scripts,
     a_script_has_the_callers_permissions,
-    a_user_that_is_deleted_runs_nothing,
-    rights_that_are_taken_away_are_gone,
-    a_user_may_have_any_name,
-    a_script_that_fails_may_have_written,
-    what_a_script_is_granted_is_newer_than_its_token,
-    a_pause_is_waited_for,
-    who_leaves_before_its_turn_runs_nothing,
-    a_demotion_ends_what_has_not_begun,
-    it_is_replicated_as_what_it_writes,
+    a_deleted_user_runs_nothing,
+    revoked_permissions_apply_to_pending_scripts,
+    a_user_named_superuser_gains_nothing,
+    a_failed_script_still_raises_the_counter,
+    grants_in_scripts_have_newer_tokens,
+    pending_scripts_wait_for_a_pause,
+    a_disconnected_client_runs_no_script,
+    a_demotion_ends_pending_scripts,
+    guarded_scripts_replicate_as_their_writes,
 );
 
 const LIBRARY: &str = "#!lua name=l\n\
@@ -36,7 +36,7 @@ const LIBRARY: &str = "#!lua name=l\n\
     redis.register_function{function_name='read', callback=function(keys, args) return redis.call('GET', args[1]) end, \
     flags={'no-writes'}}";
 
-/// So long that the server goes on reading meanwhile, with the setting of [`holder`].
+/// Slow enough that the server reads other clients meanwhile, with the setting of [`holder`].
 const SLOW: &str = "for i = 1, 50000000 do end redis.call('INCR', 'done') return 'slow'";
 
 const ENDLESS: &str = "while true do end";
@@ -51,7 +51,7 @@ fn send(client: &mut Client, command: &[&str]) {
     client.send_args(&words.map(|word| word.as_bytes()).collect::<Vec<_>>());
 }
 
-/// Holds the lock `k`, in a world whose scripts are slow after 20 ms.
+/// Acquires the lock `k`, and makes the server treat scripts as slow after 20 ms.
 fn holder(world: &World) -> Client {
     let mut a = world.client();
     assert_eq!(a.call("CONFIG SET busy-reply-threshold 20"), "OK");
@@ -59,8 +59,8 @@ fn holder(world: &World) -> Client {
     a
 }
 
-fn assert_none_is_left(client: &mut Client) {
-    until("no script is planned", || client.info("lock", "lock_table_scripts") == "0");
+fn assert_no_script_is_pending(client: &mut Client) {
+    until("no script is pending", || client.info("lock", "lock_table_scripts") == "0");
     assert_eq!(client.call("CONFIG GET busy-reply-threshold"), "[busy-reply-threshold, 20]");
 }
 
@@ -84,7 +84,7 @@ fn every_kind_of_script_is_guarded(flavor: Flavor) {
         ] {
             assert_eq!(guarded(&mut a, &command), reply, "{command:?}");
         }
-        // Its own errors.
+        // The script's own errors.
         assert_eq!(prefix(&guarded(&mut a, &["EVALSHA", &"0".repeat(40), "0"])), "NOSCRIPT");
         assert_eq!(guarded(&mut a, &["EVAL", "return redis.error_reply('MINE failed')", "0"]), "MINE failed");
         assert!(guarded(&mut a, &["EVAL", "nonsense nonsense", "0"]).contains("compil"));
@@ -102,11 +102,11 @@ fn every_kind_of_script_is_guarded(flavor: Flavor) {
         a.call("HELLO 3");
         assert_eq!(guarded(&mut a, &map), "{a: 1}");
         a.call("HELLO 2");
-        // Who holds nothing runs nothing.
+        // A former owner runs nothing.
         a.call("LOCK.BREAK k");
         assert_eq!(prefix(&guarded(&mut a, &["EVAL", script, "1", "x"])), "NOTOWNER");
         assert_eq!(a.call("GET x"), "5");
-        // By token, also by one that is ahead of the counter.
+        // By token, including a token ahead of the counter.
         let token = token_of(&a.call("LOCK.ACQUIRE k b FENCE PX 100000"));
         let by_token = |token: i64| {
             let mut words = format!("LOCK.GUARD k TOKEN {token} EVAL");
@@ -117,11 +117,11 @@ fn every_kind_of_script_is_guarded(flavor: Flavor) {
         assert_eq!(prefix(&a.call(&by_token(token - 1))), "NOTOWNER");
         assert_eq!(a.call(&by_token(token + 5)), "7");
         assert_eq!(prefix(&a.call(&by_token(token))), "NOTOWNER", "the counter moved on");
-        assert_none_is_left(&mut world.client());
+        assert_no_script_is_pending(&mut world.client());
     });
 }
 
-fn in_a_transaction_it_is_one_of_its_steps(flavor: Flavor) {
+fn a_guarded_script_runs_within_its_transaction(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = holder(world);
         a.call("MULTI");
@@ -133,12 +133,12 @@ fn in_a_transaction_it_is_one_of_its_steps(flavor: Flavor) {
         let reply = a.call("EXEC");
         assert!(reply.starts_with("[OK, 2, MINE failed, NOTOWNER"), "{reply}");
         assert!(reply.ends_with(", 3]"), "{reply}");
-        assert_none_is_left(&mut a);
+        assert_no_script_is_pending(&mut a);
     });
 }
 
-/// Sends a script, hangs up while it is slow, and sees that the server is there and the script has ended.
-fn hangs_up(world: &World, call: impl FnOnce(&mut Client), is_read_meanwhile: bool) {
+/// Sends a slow script, disconnects, and waits until the script has ended.
+fn disconnect_during(world: &World, call: impl FnOnce(&mut Client), is_read_meanwhile: bool) {
     let mut b = holder(world);
     let mut a = world.client();
     call(&mut a);
@@ -146,37 +146,37 @@ fn hangs_up(world: &World, call: impl FnOnce(&mut Client), is_read_meanwhile: bo
         until("others are read while the script is slow", || b.call("PING").starts_with("BUSY"));
     }
     a.close();
-    until("it has ended", || b.call("GET done") == "1");
-    assert_none_is_left(&mut b);
+    until("the script has ended", || b.call("GET done") == "1");
+    assert_no_script_is_pending(&mut b);
 }
 
 fn a_slow_script_outlives_its_client(flavor: Flavor) {
-    in_world(flavor, |world| hangs_up(world, |a| send(a, &["EVAL", SLOW, "0"]), true));
+    in_world(flavor, |world| disconnect_during(world, |a| send(a, &["EVAL", SLOW, "0"]), true));
     in_world(flavor, |world| {
         let mut a = holder(world);
         assert_eq!(guarded(&mut a, &["EVAL", SLOW, "0"]), "slow");
     });
 }
 
-fn a_slow_script_in_a_transaction_outlives_its_client(flavor: Flavor) {
+fn a_slow_transaction_script_outlives_its_client(flavor: Flavor) {
     let in_transaction = |a: &mut Client| {
         a.call("MULTI");
         guarded(a, &["EVAL", SLOW, "0"]);
         a.send("EXEC");
     };
-    in_world(flavor, |world| hangs_up(world, in_transaction, false));
+    in_world(flavor, |world| disconnect_during(world, in_transaction, false));
 }
 
 fn a_slow_script_can_be_killed(flavor: Flavor) {
     in_world(flavor, |world| {
         let (mut a, mut b, mut c) = (holder(world), world.client(), world.client());
         send(&mut a, &["EVAL", ENDLESS, "0"]);
-        // A second one does not begin within the first.
+        // A second script does not start within the first.
         until("others are read while the script is slow", || b.call("PING").starts_with("BUSY"));
         assert!(guarded(&mut c, &["EVAL", "return 1", "0"]).starts_with("BUSY"));
         assert_eq!(b.call("SCRIPT KILL"), "OK");
         assert!(a.recv().contains("killed"));
-        // Several in one turn.
+        // Several scripts in one event loop cycle.
         world.signal(libc::SIGSTOP);
         send(&mut a, &["EVAL", ENDLESS, "0"]);
         send(&mut c, &["EVAL", "return 2", "0"]);
@@ -186,16 +186,16 @@ fn a_slow_script_can_be_killed(flavor: Flavor) {
         assert!(a.recv().contains("killed"));
         let other = c.recv();
         assert!(other == "2" || other.starts_with("BUSY"), "{other}");
-        assert_none_is_left(&mut b);
+        assert_no_script_is_pending(&mut b);
     });
 }
 
-fn the_lock_is_looked_at_when_the_script_begins(flavor: Flavor) {
+fn the_lock_is_checked_when_the_script_starts(flavor: Flavor) {
     in_world(flavor, |world| {
         let (mut a, mut b) = (holder(world), world.client());
-        // Each time it is held once.
+        // The lock is held once in each round.
         assert_eq!(b.call("LOCK.BREAK k"), "1");
-        // Stopped, so that both arrive in one turn of the event loop; in which order is the kernel's affair.
+        // The server is suspended so that both calls arrive in one event loop cycle, in either order.
         for _ in 0..20 {
             b.call("LOCK.ACQUIRE k a PX 100000");
             world.signal(libc::SIGSTOP);
@@ -209,20 +209,20 @@ fn the_lock_is_looked_at_when_the_script_begins(flavor: Flavor) {
     });
 }
 
-/// The lease is over before the script's turn has come.
-fn what_was_true_when_it_was_called_is_not_enough(flavor: Flavor) {
+/// The lease expires before the script starts.
+fn an_expired_hold_runs_no_script(flavor: Flavor) {
     in_world(flavor, |world| {
         let (mut a, mut b) = (holder(world), world.client());
         in_a_pause_after(world, &mut a, &mut b, "LOCK.ACQUIRE k a PX 1000");
-        until("the lease is over", || b.call("LOCK.INFO k") == "nil");
+        until("the lease has expired", || b.call("LOCK.INFO k") == "nil");
         assert_eq!(b.call("CLIENT UNPAUSE"), "OK");
         assert_eq!(prefix(&a.recv()), "NOTOWNER");
         assert_eq!(b.call("EXISTS x"), "0");
-        assert_none_is_left(&mut b);
+        assert_no_script_is_pending(&mut b);
     });
 }
 
-fn scripts_and_other_modules_guard_none(flavor: Flavor) {
+fn scripts_cannot_guard_scripts(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = holder(world);
         assert_eq!(a.call_args(&[b"FUNCTION", b"LOAD", LIBRARY.as_bytes()]), "l");
@@ -243,10 +243,10 @@ fn scripts_and_other_modules_guard_none(flavor: Flavor) {
             assert!(a.call("EXEC").contains("only a client can guard a script"));
             assert!(guarded(&mut a, &script).contains("only a client can guard a script"));
         }
-        // A guard within a guarded script is one more step, but no more of them.
+        // A guard in a guarded script works, except for another script.
         let inner = "return redis.call('LOCK.GUARD', 'k', 'OWNER', 'a', 'INCR', 'x')";
         assert_eq!(guarded(&mut a, &["EVAL", inner, "0"]), "1");
-        assert_none_is_left(&mut a);
+        assert_no_script_is_pending(&mut a);
     });
 }
 
@@ -260,7 +260,7 @@ fn a_script_has_the_callers_permissions(flavor: Flavor) {
         let mut app = world.client();
         assert_eq!(app.call("AUTH app any"), "OK");
         let script = |body: &'static str| ["EVAL", body, "0"];
-        // As the servers word it.
+        // The wording differs between servers.
         let is_refused = |reply: &str| {
             ["permission", "can't access", "can't run"].iter().any(|words| reply.contains(words))
         };
@@ -273,26 +273,26 @@ fn a_script_has_the_callers_permissions(flavor: Flavor) {
             let reply = app.call("EXEC");
             assert!(is_refused(&reply), "{reply}");
         }
-        // Keys that the script names.
+        // Keys that are passed to the script need permission.
         assert_eq!(prefix(&guarded(&mut app, &["EVAL", "return 1", "1", "secret"])), "NOPERM");
-        // Nor may it call what it may not call itself.
+        // The script cannot call commands without permission.
         assert_eq!(prefix(&guarded(&mut app, &["EVALSHA", &"0".repeat(40), "0"])), "NOPERM");
         assert_eq!(prefix(&guarded(&mut app, &["FCALL", "write", "0"])), "NOPERM");
         assert_eq!(root.call("GET app:x"), "1");
-        assert_none_is_left(&mut root);
+        assert_no_script_is_pending(&mut root);
     });
 }
 
-/// Guards a script whose turn does not come, as clients are paused in the same turn of the event loop.
+/// Guards a script that cannot start, as clients are paused in the same event loop cycle.
 fn in_a_pause(world: &World, a: &mut Client, b: &mut Client) {
     in_a_pause_after(world, a, b, "PING");
 }
 
-/// The same, and somebody else calls this before.
+/// Guards a script that cannot start, as in [`in_a_pause`], after another client's call of `before`.
 fn in_a_pause_after(world: &World, a: &mut Client, b: &mut Client, before: &str) {
     let mut observer = world.client();
     for _ in 0..50 {
-        // Who was not read in the last turn is read in the order of arrival.
+        // Clients that were not read in the last cycle are read in order of arrival.
         observer.call(before);
         world.signal(libc::SIGSTOP);
         send(a, &["EVAL", "return redis.call('INCR', 'x')", "0"]);
@@ -303,39 +303,39 @@ fn in_a_pause_after(world: &World, a: &mut Client, b: &mut Client, before: &str)
             assert_eq!(observer.call("EXISTS x"), "0");
             return;
         }
-        // The pause came first, and the guard waits behind it; or it came too late.
+        // Either the pause came first and the guard waits behind it, or the pause came too late.
         observer.call("CLIENT UNPAUSE");
         a.recv();
         observer.call("DEL x");
     }
-    panic!("the two never came in this order");
+    panic!("the pause never followed the guard in one cycle");
 }
 
-fn a_pause_is_waited_for(flavor: Flavor) {
+fn pending_scripts_wait_for_a_pause(flavor: Flavor) {
     in_world(flavor, |world| {
         let (mut a, mut b) = (holder(world), world.client());
         in_a_pause(world, &mut a, &mut b);
         assert_eq!(b.call("CLIENT UNPAUSE"), "OK");
         assert_eq!(a.recv(), "1");
-        assert_none_is_left(&mut b);
+        assert_no_script_is_pending(&mut b);
     });
 }
 
-fn who_leaves_before_its_turn_runs_nothing(flavor: Flavor) {
+fn a_disconnected_client_runs_no_script(flavor: Flavor) {
     in_world(flavor, |world| {
         let (mut a, mut b) = (holder(world), world.client());
         in_a_pause(world, &mut a, &mut b);
         let id = a.id;
         a.close();
-        until("it has gone", || b.call(&format!("CLIENT LIST ID {id}")).is_empty());
+        until("the client has disconnected", || b.call(&format!("CLIENT LIST ID {id}")).is_empty());
         assert_eq!(b.info("lock", "lock_table_scripts"), "0");
         assert_eq!(b.call("CLIENT UNPAUSE"), "OK");
         assert_eq!(b.call("EXISTS x"), "0");
-        assert_none_is_left(&mut b);
+        assert_no_script_is_pending(&mut b);
     });
 }
 
-fn a_user_that_is_deleted_runs_nothing(flavor: Flavor) {
+fn a_deleted_user_runs_nothing(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut b = holder(world);
         b.call("ACL SETUSER app on nopass ~* +@all");
@@ -347,24 +347,24 @@ fn a_user_that_is_deleted_runs_nothing(flavor: Flavor) {
         assert_eq!(replies[3], "[1, OK]");
         assert!(a.is_closed());
         assert_eq!(b.call("EXISTS x"), "0");
-        assert_none_is_left(&mut b);
+        assert_no_script_is_pending(&mut b);
     });
 }
 
-fn a_demotion_ends_what_has_not_begun(flavor: Flavor) {
+fn a_demotion_ends_pending_scripts(flavor: Flavor) {
     in_world(flavor, |world| {
         let (mut a, mut b) = (holder(world), world.client());
         in_a_pause(world, &mut a, &mut b);
         b.send_at_once(&["MULTI", "REPLICAOF 127.0.0.1 1", "CLIENT UNPAUSE", "EXEC"]);
         (0..4).for_each(|_| drop(b.recv()));
         assert_eq!(prefix(&a.recv()), "UNBLOCKED");
-        assert_none_is_left(&mut b);
+        assert_no_script_is_pending(&mut b);
         b.call("REPLICAOF NO ONE");
         assert_eq!(b.call("EXISTS x"), "0");
     });
 }
 
-fn it_is_replicated_as_what_it_writes(flavor: Flavor) {
+fn guarded_scripts_replicate_as_their_writes(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = holder(world);
         let writes =
@@ -378,7 +378,7 @@ fn it_is_replicated_as_what_it_writes(flavor: Flavor) {
     });
 }
 
-fn rights_that_are_taken_away_are_gone(flavor: Flavor) {
+fn revoked_permissions_apply_to_pending_scripts(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut b = holder(world);
         for taken in ["-lock.guard", "-eval", "resetkeys", "resetkeys ~x"] {
@@ -392,13 +392,13 @@ fn rights_that_are_taken_away_are_gone(flavor: Flavor) {
             assert_eq!(prefix(&a.recv()), "NOPERM", "{taken}");
             assert_eq!(b.call("EXISTS x"), "0");
             b.call("ACL DELUSER app");
-            assert_none_is_left(&mut b);
+            assert_no_script_is_pending(&mut b);
         }
     });
 }
 
-/// `CLIENT LIST` writes so of connections that may do everything.
-fn a_user_may_have_any_name(flavor: Flavor) {
+/// `CLIENT LIST` shows this name for connections with every permission.
+fn a_user_named_superuser_gains_nothing(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut root = holder(world);
         assert_eq!(
@@ -417,8 +417,8 @@ fn a_user_may_have_any_name(flavor: Flavor) {
     });
 }
 
-/// Its token counts from then on, also if a failover had lost the end of the counter.
-fn what_a_script_is_granted_is_newer_than_its_token(flavor: Flavor) {
+/// The token counts from then on, even if a failover lost the end of the counter.
+fn grants_in_scripts_have_newer_tokens(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         let script =
@@ -443,7 +443,7 @@ fn what_a_script_is_granted_is_newer_than_its_token(flavor: Flavor) {
     });
 }
 
-fn a_script_that_fails_may_have_written(flavor: Flavor) {
+fn a_failed_script_still_raises_the_counter(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = holder(world);
         a.call("LOCK.RELEASE k a");
@@ -457,7 +457,7 @@ fn a_script_that_fails_may_have_written(flavor: Flavor) {
         for fails in ["error('no')", "return redis.error_reply('MINE no')"] {
             let lost = token - 1000;
             a.call(&format!("SET redisson_lock_token:{{k}} {lost}"));
-            // What cannot have written raises nothing.
+            // A script that cannot have written does not raise the counter.
             assert_eq!(
                 prefix(&a.call(&format!("LOCK.GUARD k TOKEN {token} EVALSHA {} 0", "0".repeat(40)))),
                 "NOSCRIPT"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! `SHARED LIMIT n`: a semaphore, with leases, tokens and the queue of any lock (1, 3, 4).
+//! `SHARED LIMIT n`: a semaphore with the leases, tokens and queue of any lock (1, 3, 4).
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -13,18 +13,18 @@ use crate::support::client::{fields, prefix};
 use crate::support::{in_world, until, Client, Flavor, Server, World};
 
 crate::on_every_server!(
-    as_many_as_the_limit_says,
-    what_makes_no_sense_is_said,
-    who_comes_first_is_served_first,
-    each_limit_is_its_callers_own,
-    a_permit_that_ends_otherwise_is_the_next_ones,
-    a_field_that_is_deleted_makes_room,
-    options_combine,
-    a_retry_counts_once_and_a_cancel_gives_back,
-    a_reader_may_become_the_only_one,
-    deadlocks_are_those_of_all_who_could_make_room,
-    ten_thousand_permits,
-    no_call_and_no_broken_connection_makes_it_too_many,
+    the_limit_bounds_the_holders,
+    invalid_limits_are_refused,
+    permits_are_granted_in_order,
+    each_call_has_its_own_limit,
+    every_end_frees_a_permit,
+    a_deleted_field_frees_a_permit,
+    limit_combines_with_other_options,
+    retries_count_once_and_cancels_release,
+    a_permit_holder_can_upgrade,
+    deadlocks_consider_every_permit_holder,
+    ten_thousand_permits_work,
+    random_calls_never_exceed_the_limit,
 );
 
 fn holders(client: &mut Client, key: &str) -> usize {
@@ -38,7 +38,7 @@ fn holders(client: &mut Client, key: &str) -> usize {
     }
 }
 
-fn as_many_as_the_limit_says(flavor: Flavor) {
+fn the_limit_bounds_the_holders(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         for owner in ["a", "b", "c"] {
@@ -46,11 +46,11 @@ fn as_many_as_the_limit_says(flavor: Flavor) {
         }
         let before = a.number("PEXPIRETIME k");
         assert_eq!(a.call("LOCK.ACQUIRE k d LIMIT 3 SHARED PX 900000 FENCE WATCHDOG ID x"), "nil");
-        assert_eq!(a.number("PEXPIRETIME k"), before, "what is refused sets no lease");
+        assert_eq!(a.number("PEXPIRETIME k"), before, "a refused call sets no lease");
         assert_eq!(a.call("LOCK.ACQUIRE k d shared limit 3 BLOCK 20"), "nil");
         assert_eq!(a.call("LOCK.ACQUIRE k b SHARED LIMIT 3"), "2");
-        assert_eq!(a.call("LOCK.ACQUIRE k b SHARED LIMIT 1"), "3", "who holds it may have more");
-        assert_eq!(a.call("LOCK.ACQUIRE k b SHARED LIMIT 3 ONCE"), "nil", "unless that counts, too");
+        assert_eq!(a.call("LOCK.ACQUIRE k b SHARED LIMIT 1"), "3", "a holder may re-enter");
+        assert_eq!(a.call("LOCK.ACQUIRE k b SHARED LIMIT 3 ONCE"), "nil", "ONCE counts the re-entry");
         assert_eq!(a.call("LOCK.ACQUIRE k b SHARED LIMIT 4 ONCE"), "4");
         a.call("MULTI");
         a.call("LOCK.RELEASE k a");
@@ -63,7 +63,7 @@ fn as_many_as_the_limit_says(flavor: Flavor) {
     });
 }
 
-fn what_makes_no_sense_is_said(flavor: Flavor) {
+fn invalid_limits_are_refused(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         for (options, error) in [
@@ -90,23 +90,23 @@ fn waits(world: &World, owner: &str, options: &str) -> Client {
     world.waiting(&format!("LOCK.ACQUIRE k {owner} SHARED PX 100000 BLOCK 0 {options}"))
 }
 
-fn who_comes_first_is_served_first(flavor: Flavor) {
+fn permits_are_granted_in_order(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         for owner in ["a", "b"] {
             assert_eq!(a.call(&format!("LOCK.ACQUIRE k {owner} SHARED LIMIT 2 PX 100000")), "1");
         }
         let mut waiting = ["c", "d", "e"].map(|owner| waits(world, owner, "LIMIT 2"));
-        // A reader without a limit, and a writer, have to wait behind them.
+        // A reader without a limit and a writer wait behind them.
         let mut reader = waits(world, "f", "");
         let mut writer = world.waiting("LOCK.ACQUIRE k g BLOCK 0 PX 100000");
-        assert_eq!(a.call("LOCK.ACQUIRE k h SHARED LIMIT 9"), "nil", "nobody can slip in");
+        assert_eq!(a.call("LOCK.ACQUIRE k h SHARED LIMIT 9"), "nil", "a newcomer overtakes no waiter");
         for (at, leaves) in ["b", "a", "c"].into_iter().enumerate() {
             assert_eq!(a.call(&format!("LOCK.RELEASE k {leaves}")), "0");
             assert_eq!(waiting[at].recv(), "1");
-            assert!(waiting[at + 1..].iter().all(Client::has_nothing), "one for each that leaves");
+            assert!(waiting[at + 1..].iter().all(Client::has_nothing), "one grant for each release");
         }
-        assert_eq!(reader.recv(), "1", "nobody with a limit is before it any more");
+        assert_eq!(reader.recv(), "1", "no waiter with a limit is ahead");
         for leaves in ["d", "e", "f"] {
             assert!(writer.has_nothing());
             assert_eq!(a.call(&format!("LOCK.RELEASE k {leaves}")), "0");
@@ -115,7 +115,7 @@ fn who_comes_first_is_served_first(flavor: Flavor) {
     });
 }
 
-fn each_limit_is_its_callers_own(flavor: Flavor) {
+fn each_call_has_its_own_limit(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         for (owner, limit, reply) in
@@ -124,7 +124,7 @@ fn each_limit_is_its_callers_own(flavor: Flavor) {
             let call = format!("LOCK.ACQUIRE k {owner} SHARED LIMIT {limit} PX 100000");
             assert_eq!(a.call(&call), reply, "{owner}, {limit}");
         }
-        // Three hold it. Whoever is content with more waits behind who is content with less.
+        // Three owners hold the lock. A waiter with a higher limit waits behind one with a lower limit.
         let strict = waits(world, "d", "LIMIT 2");
         let mut lax = waits(world, "e", "LIMIT 9");
         assert_eq!(a.call("LOCK.RELEASE k a"), "0");
@@ -134,14 +134,14 @@ fn each_limit_is_its_callers_own(flavor: Flavor) {
     });
 }
 
-fn a_permit_that_ends_otherwise_is_the_next_ones(flavor: Flavor) {
+fn every_end_frees_a_permit(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         assert_eq!(a.call("LOCK.ACQUIRE k a SHARED LIMIT 2 PX 100000"), "1");
         assert_eq!(a.call("LOCK.ACQUIRE k b SHARED LIMIT 2 PX 30"), "1");
         let mut c = waits(world, "c", "LIMIT 2");
-        assert_eq!(c.recv(), "1", "a lease is over");
-        assert!(a.call("LOCK.RELEASE k b").starts_with("NOTOWNER "), "what it had is another's by now");
+        assert_eq!(c.recv(), "1", "a lease has expired");
+        assert!(a.call("LOCK.RELEASE k b").starts_with("NOTOWNER "), "the permit belongs to another owner");
         assert_eq!(holders(&mut a, "k"), 2);
         let mut leaves = world.client();
         assert_eq!(a.call("LOCK.RELEASE k a"), "0");
@@ -151,15 +151,15 @@ fn a_permit_that_ends_otherwise_is_the_next_ones(flavor: Flavor) {
         assert_eq!(e.recv(), "1", "a connection has closed");
         let mut rest = ["f", "g", "h"].map(|owner| waits(world, owner, "LIMIT 2"));
         assert_eq!(a.call("LOCK.BREAK k"), "2");
-        assert_eq!([rest[0].recv(), rest[1].recv()], ["1", "1"], "it is broken");
+        assert_eq!([rest[0].recv(), rest[1].recv()], ["1", "1"], "the lock is broken");
         assert!(rest[2].has_nothing());
         assert_eq!(a.call("DEL k"), "1");
-        assert_eq!(rest[2].recv(), "1", "the key is gone");
+        assert_eq!(rest[2].recv(), "1", "the key is deleted");
     });
 }
 
-/// Of that the server tells nobody.
-fn a_field_that_is_deleted_makes_room(flavor: Flavor) {
+/// The server sends no event for a single deleted field.
+fn a_deleted_field_frees_a_permit(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         for permits in [2, 8, 9, 12] {
@@ -172,10 +172,10 @@ fn a_field_that_is_deleted_makes_room(flavor: Flavor) {
             assert_eq!(next.recv(), "1", "of {permits}");
             assert!(after.has_nothing());
             after.close();
-            until("nobody waits", || a.info("lock", "lock_waiters") == "0");
+            until("there are no waiters", || a.info("lock", "lock_waiters") == "0");
             a.call("LOCK.BREAK k");
         }
-        // One of two readers wants to write.
+        // One of two readers upgrades.
         for owner in ["a", "b"] {
             assert_eq!(a.call(&format!("LOCK.ACQUIRE k {owner} SHARED PX 100000")), "1");
         }
@@ -185,7 +185,7 @@ fn a_field_that_is_deleted_makes_room(flavor: Flavor) {
     });
 }
 
-fn options_combine(flavor: Flavor) {
+fn limit_combines_with_other_options(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         let token = |reply: &Value| match fields(reply)["token"] {
@@ -199,7 +199,7 @@ fn options_combine(flavor: Flavor) {
         assert_eq!(a.call(&format!("LOCK.CHECK k TOKEN {second}")), "1");
         assert_eq!(a.call(&format!("LOCK.GUARD k OWNER a SET x {first}")), "OK");
         assert_eq!(prefix(&a.call(&format!("LOCK.GUARD k TOKEN {first} SET x y"))), "NOTOWNER");
-        until("it is renewed", || a.info("lock", "lock_watchdog_renewals") != "0");
+        until("the lease is renewed", || a.info("lock", "lock_watchdog_renewals") != "0");
         assert_eq!(holders(&mut a, "k"), 2);
         assert_eq!(a.call("LOCK.ACQUIRE k d SHARED LIMIT 3 REPLICAS 1 WITHIN 10000"), "1");
         assert_eq!(prefix(&a.call("LOCK.ACQUIRE k e SHARED LIMIT 9 REPLICAS 7")), "NOREPLICAS");
@@ -207,13 +207,13 @@ fn options_combine(flavor: Flavor) {
     });
 }
 
-fn a_retry_counts_once_and_a_cancel_gives_back(flavor: Flavor) {
+fn retries_count_once_and_cancels_release(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         let acquire = "LOCK.ACQUIRE k a SHARED LIMIT 2 PX 100000 ID 1";
         assert_eq!([a.call(acquire), a.call(acquire)], ["1", "1"]);
         assert_eq!(a.call("LOCK.ACQUIRE k b SHARED LIMIT 2 PX 100000"), "1");
-        assert_eq!(a.call(acquire), "1", "what was granted stays so");
+        assert_eq!(a.call(acquire), "1", "the retry gets the same grant");
         let mut c = waits(world, "c", "LIMIT 2 ID 2");
         assert_eq!(a.call("LOCK.CANCEL k c ID 2"), "1");
         assert_eq!(prefix(&c.recv()), "UNBLOCKED");
@@ -223,7 +223,7 @@ fn a_retry_counts_once_and_a_cancel_gives_back(flavor: Flavor) {
     });
 }
 
-fn a_reader_may_become_the_only_one(flavor: Flavor) {
+fn a_permit_holder_can_upgrade(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         for owner in ["a", "b"] {
@@ -234,14 +234,14 @@ fn a_reader_may_become_the_only_one(flavor: Flavor) {
         assert_eq!(a.call("LOCK.RELEASE k b"), "0");
         assert_eq!(upgrades.recv(), "2");
         assert!(next.has_nothing());
-        assert_eq!(a.call("LOCK.RELEASE k a"), "1", "it is shared again");
+        assert_eq!(a.call("LOCK.RELEASE k a"), "1", "the hold is shared again");
         assert_eq!(next.recv(), "1");
         assert_eq!(a.call("LOCK.ACQUIRE k d SHARED LIMIT 2"), "nil");
     });
 }
 
-/// `next` waits for one of two permits, and holds what those who have them may want.
-fn deadlocks_are_those_of_all_who_could_make_room(flavor: Flavor) {
+/// `next` waits for one of two permits, and holds a lock that the permit holders may want.
+fn deadlocks_consider_every_permit_holder(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         for owner in ["a", "b"] {
@@ -250,13 +250,17 @@ fn deadlocks_are_those_of_all_who_could_make_room(flavor: Flavor) {
         assert_eq!(a.call("LOCK.ACQUIRE m next PX 100000"), "1");
         let mut next = waits(world, "next", "LIMIT 2");
         let mut one = world.waiting("LOCK.ACQUIRE m a BLOCK 0 PX 100000");
-        assert_eq!(prefix(&a.call("LOCK.ACQUIRE m b BLOCK 1000")), "DEADLOCK", "both of them would wait");
+        assert_eq!(
+            prefix(&a.call("LOCK.ACQUIRE m b BLOCK 1000")),
+            "DEADLOCK",
+            "both permit holders would wait"
+        );
         assert_eq!(a.call("LOCK.BLOCKERS a").matches("owner, ").count(), 3);
         assert_eq!(a.call("LOCK.RELEASE k b"), "0");
         assert_eq!(next.recv(), "1");
         assert_eq!(a.call("LOCK.RELEASE m next"), "0");
         assert_eq!(one.recv(), "1");
-        // With a limit of one, everybody who holds it is waited for.
+        // With a limit of one, a waiter waits for every holder.
         let strict = waits(world, "strict", "LIMIT 1");
         assert_eq!(a.call("LOCK.ACQUIRE n strict PX 100000"), "1");
         assert_eq!(prefix(&a.call("LOCK.ACQUIRE n a BLOCK 1000")), "DEADLOCK");
@@ -264,7 +268,7 @@ fn deadlocks_are_those_of_all_who_could_make_room(flavor: Flavor) {
     });
 }
 
-fn ten_thousand_permits(flavor: Flavor) {
+fn ten_thousand_permits_work(flavor: Flavor) {
     const PERMITS: usize = 10_000;
     let server = Server::with_module(flavor, &[]);
     let mut a = server.client();
@@ -285,21 +289,21 @@ fn ten_thousand_permits(flavor: Flavor) {
     assert_eq!(a.number("LOCK.BREAK k"), i64::try_from(PERMITS).unwrap());
 }
 
-/// Many clients with limits of their own call at random, and break off their connections before, within and after a call. Those
-/// who were told that they have a permit are never more than the greatest limit, and nor are those whom the server shows.
-/// `RANDOM_CALLS` in the environment says how many calls they make.
-fn no_call_and_no_broken_connection_makes_it_too_many(flavor: Flavor) {
+/// Many clients with their own limits make random calls, and disconnect before, during and after a call. Neither the
+/// clients' replies nor the server's holders ever exceed the highest limit. The environment variable `RANDOM_CALLS` sets the
+/// number of calls.
+fn random_calls_never_exceed_the_limit(flavor: Flavor) {
     const CLIENTS: usize = 12;
-    const MOST: usize = 4;
+    const MAX_LIMIT: usize = 4;
     let calls = std::env::var("RANDOM_CALLS").map_or(6_000, |calls| calls.parse().unwrap());
     let server = Server::with_module(flavor, &[]);
-    let (held, granted, over) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicBool::new(false));
+    let (held, granted, is_over) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicBool::new(false));
     let worker = |number: usize| {
         let mut random = StdRng::seed_from_u64(u64::try_from(number).unwrap());
         let mut client = server.client();
         for call in 0..calls / CLIENTS {
             let mut pick = |of: usize| random.random_range(0..of);
-            let (owner, limit) = (format!("o{number}"), 1 + pick(MOST));
+            let (owner, limit) = (format!("o{number}"), 1 + pick(MAX_LIMIT));
             let block = ["", "BLOCK 5", "BLOCK 0"][pick(3)];
             let id = [String::new(), format!("ID {call}")][pick(2)].clone();
             let lease = if pick(4) == 0 { 1 + pick(20) } else { 100_000 };
@@ -308,7 +312,7 @@ fn no_call_and_no_broken_connection_makes_it_too_many(flavor: Flavor) {
             };
             client.send(&acquire(block));
             match pick(10) {
-                // What has become of it is not known: nobody counts on it.
+                // The outcome is unknown, so the client does not count it.
                 0 => {
                     client.close();
                     client = server.client();
@@ -326,10 +330,10 @@ fn no_call_and_no_broken_connection_makes_it_too_many(flavor: Flavor) {
             }
             assert!(["1", "2"].contains(&reply.as_str()), "{reply}");
             granted.fetch_add(1, Ordering::Relaxed);
-            // A short lease may be over, and others be granted it.
+            // A short lease may expire, and the permit may go to another owner.
             if lease == 100_000 {
                 let now = 1 + held.fetch_add(1, Ordering::SeqCst);
-                assert!(now <= MOST, "{now} hold it");
+                assert!(now <= MAX_LIMIT, "{now} holders");
                 client.call("PING");
                 held.fetch_sub(1, Ordering::SeqCst);
             }
@@ -349,23 +353,23 @@ fn no_call_and_no_broken_connection_makes_it_too_many(flavor: Flavor) {
         let workers: Vec<_> = (0..CLIENTS).map(|number| scope.spawn(move || worker(number))).collect();
         let observer = scope.spawn(|| {
             let mut client = server.client();
-            let mut most = 0;
-            while !over.load(Ordering::Relaxed) {
+            let mut max_seen = 0;
+            while !is_over.load(Ordering::Relaxed) {
                 let now = holders(&mut client, "k");
-                assert!(now <= MOST, "{now} hold it");
-                most = most.max(now);
+                assert!(now <= MAX_LIMIT, "{now} holders");
+                max_seen = max_seen.max(now);
             }
-            most
+            max_seen
         });
         let ended: Vec<_> = workers.into_iter().map(|worker| worker.join()).collect();
-        over.store(true, Ordering::Relaxed);
-        let most = observer.join().unwrap();
+        is_over.store(true, Ordering::Relaxed);
+        let max_seen = observer.join().unwrap();
         ended.into_iter().for_each(|ended| ended.unwrap());
-        assert!(most > 1, "there was never more than one");
+        assert!(max_seen > 1, "there was never more than one holder");
     });
     assert!(granted.into_inner() > calls / 10);
     let mut a = server.client();
-    until("nobody holds it any more", || a.call("LOCK.INFO k") == "nil");
+    until("the lock is free", || a.call("LOCK.INFO k") == "nil");
     assert_eq!(a.info("lock", "lock_waiters"), "0");
     let mut server = server;
     server.assert_healthy();

@@ -1,33 +1,33 @@
 // SPDX-License-Identifier: MIT
 
-//! Loading the module, and its settings.
+//! Loading and unloading the module, and its settings.
 
 use crate::support::server::{load_module, module, unload_module};
 use crate::support::{until, Client, Flavor, Server};
 
 crate::on_every_server!(
-    a_flush_before_the_first_lock_does_no_harm,
+    a_flush_before_the_first_lock_is_harmless,
     settings_have_bounds,
-    settings_count_from_the_next_call,
-    settings_are_module_arguments,
+    settings_apply_from_the_next_call,
+    settings_work_as_module_arguments,
     wrong_module_arguments_stop_the_server,
     settings_survive_a_rewrite,
-    a_policy_that_evicts_is_warned_of,
-    to_set_a_policy_that_evicts_is_warned_of,
-    who_wants_all_fields_has_to_ask_for_everything,
-    to_break_a_lock_is_logged,
-    a_renamed_command_is_refused,
-    a_renamed_command_that_is_asked_with_is_warned_of,
-    config_is_what_it_was,
+    an_evicting_policy_logs_a_warning,
+    setting_an_evicting_policy_logs_a_warning,
+    info_everything_and_modules_have_all_fields,
+    break_is_logged,
+    a_missing_command_refuses_the_load,
+    a_missing_optional_command_logs_a_warning,
+    config_behaves_as_before,
     unloading_is_refused,
-    unloading_is_possible_if_it_is_asked_for,
-    unloading_is_refused_while_a_rule_names_it,
-    a_load_that_fails_is_undone,
-    a_shutdown_says_nothing_of_unloading,
+    unloading_is_allowed_by_setting,
+    an_acl_rule_refuses_unloading,
+    a_failed_load_is_undone,
+    a_shutdown_logs_no_unload_failure,
 );
 
 #[test]
-fn an_older_server_is_told_why() {
+fn an_older_server_logs_the_reason() {
     if !Flavor::Redis6.is_installed() {
         return;
     }
@@ -75,7 +75,7 @@ fn settings_have_bounds(flavor: Flavor) {
     }
 }
 
-fn settings_count_from_the_next_call(flavor: Flavor) {
+fn settings_apply_from_the_next_call(flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
     let mut a = server.client();
     a.call("CONFIG SET lock.default-lease 70000");
@@ -86,7 +86,7 @@ fn settings_count_from_the_next_call(flavor: Flavor) {
     assert_eq!(a.call("LOCK.ACQUIRE k a PX 60001"), error);
     assert_eq!(a.call("LOCK.RENEW k a EX 61"), error.replace("PX", "EX").replace("acquire", "renew"));
     assert_eq!(a.call("LOCK.RENEW k a EX 60"), "1");
-    // A lease that nobody asked for is as long as it may be.
+    // A default lease is capped at lock.max-lease.
     assert_eq!(a.call("LOCK.RENEW k a"), "1");
     assert!((59_000..=60_000).contains(&a.number("PTTL k")));
     a.call("CONFIG SET lock.max-lease 0 lock.default-lease 40000");
@@ -94,7 +94,7 @@ fn settings_count_from_the_next_call(flavor: Flavor) {
     assert!((39_000..=40_000).contains(&a.number("PTTL k")));
 }
 
-fn settings_are_module_arguments(flavor: Flavor) {
+fn settings_work_as_module_arguments(flavor: Flavor) {
     let args = ["lock.default-lease", "5000", "LOCK.MAX-WAITERS", "7", "lock.publish", "Both"];
     let more = ["lock.deadlock-detection", "No", "lock.request-ttl", "9", "lock.fence-retention", "0"];
     let all = [&args[..], &more, &["lock.allow-unload", "Yes"]].concat();
@@ -153,7 +153,7 @@ fn settings_survive_a_rewrite(flavor: Flavor) {
     assert_eq!(a.call("CONFIG GET lock.default-lease"), "[lock.default-lease, 6000]");
 }
 
-fn a_policy_that_evicts_is_warned_of(flavor: Flavor) {
+fn an_evicting_policy_logs_a_warning(flavor: Flavor) {
     let warning = "maxmemory-policy lets the server evict locks";
     let server = Server::with_module(flavor, &["--maxmemory-policy", "volatile-lru"]);
     assert!(server.log().contains(warning), "{}", server.log());
@@ -165,7 +165,7 @@ fn a_policy_that_evicts_is_warned_of(flavor: Flavor) {
     assert!(!server.log().contains(warning));
 }
 
-fn to_set_a_policy_that_evicts_is_warned_of(flavor: Flavor) {
+fn setting_an_evicting_policy_logs_a_warning(flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
     let mut a = server.client();
     let warnings = || server.log().matches("maxmemory-policy lets the server evict locks").count();
@@ -183,8 +183,8 @@ fn to_set_a_policy_that_evicts_is_warned_of(flavor: Flavor) {
     }
 }
 
-/// The server decides which of its answers have fields of modules.
-fn who_wants_all_fields_has_to_ask_for_everything(flavor: Flavor) {
+/// The server decides which sections of INFO include modules.
+fn info_everything_and_modules_have_all_fields(flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
     let mut a = server.client();
     for (section, has) in
@@ -193,7 +193,7 @@ fn who_wants_all_fields_has_to_ask_for_everything(flavor: Flavor) {
         let text = a.call(&format!("INFO {section}"));
         assert_eq!(text.contains("\nlock_waiters:0"), has, "INFO {section}: {text}");
     }
-    // Whoever graphs them wants numbers.
+    // Monitoring tools expect numbers.
     let text = a.call("INFO lock");
     for line in text.lines().filter(|line| line.starts_with("lock_")) {
         let (_, value) = line.split_once(':').unwrap();
@@ -201,7 +201,7 @@ fn who_wants_all_fields_has_to_ask_for_everything(flavor: Flavor) {
     }
 }
 
-fn to_break_a_lock_is_logged(flavor: Flavor) {
+fn break_is_logged(flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
     let mut root = server.client();
     root.call("ACL SETUSER night-shift on nopass allkeys +@all");
@@ -213,7 +213,7 @@ fn to_break_a_lock_is_logged(flavor: Flavor) {
     operator.call("SELECT 3");
     let key = b"order\r\n# fake \x00line%s";
     assert_eq!(operator.call_args(&[b"LOCK.BREAK", key]), "0");
-    assert!(!server.log().contains("LOCK.BREAK"), "nobody lost a lock that was free");
+    assert!(!server.log().contains("LOCK.BREAK"), "a free lock has no holder to lose");
     root.call_args(&[b"LOCK.ACQUIRE", key, b"a", b"SHARED"]);
     root.call_args(&[b"LOCK.ACQUIRE", key, b"b", b"SHARED"]);
     assert_eq!(operator.call_args(&[b"LOCK.BREAK", key]), "2");
@@ -222,7 +222,7 @@ fn to_break_a_lock_is_logged(flavor: Flavor) {
          2 owners lost it\n"
     );
     assert!(server.log().contains(&expected), "{}", server.log());
-    // A script has no address, and on older servers no user that it is safe to ask for.
+    // A script has no address, and older servers cannot report its user safely.
     root.call("LOCK.ACQUIRE k a");
     let script: &[&[u8]] = &[b"EVAL", b"return redis.call('LOCK.BREAK', KEYS[1])", b"1", b"k"];
     assert_eq!(operator.call_args(script), "1");
@@ -234,7 +234,7 @@ fn to_break_a_lock_is_logged(flavor: Flavor) {
     assert!(server.log().contains(&expected), "{}", server.log());
 }
 
-fn a_renamed_command_is_refused(flavor: Flavor) {
+fn a_missing_command_refuses_the_load(flavor: Flavor) {
     let module = module().to_str().unwrap();
     for command in ["COMMAND", "HSET", "HDEL", "SET", "DEL", "PEXPIREAT"] {
         let log = Server::log_of_failing(flavor, &["--rename-command", command, "", "--loadmodule", module]);
@@ -243,8 +243,8 @@ fn a_renamed_command_is_refused(flavor: Flavor) {
     }
 }
 
-fn a_renamed_command_that_is_asked_with_is_warned_of(flavor: Flavor) {
-    // CLIENT is the other one, but the harness needs it itself.
+fn a_missing_optional_command_logs_a_warning(flavor: Flavor) {
+    // CLIENT is the other such command, but the test harness needs it.
     let server = Server::with_module(flavor, &["--rename-command", "EXISTS", "_EXISTS"]);
     let warning = "redis-lock: the server has no command EXISTS: in a cluster";
     assert!(server.log().contains(warning), "{}", server.log());
@@ -252,8 +252,8 @@ fn a_renamed_command_that_is_asked_with_is_warned_of(flavor: Flavor) {
     assert!(!server.log().contains("has no command"));
 }
 
-/// `CONFIG` knows the settings, and is what it was for all others.
-fn config_is_what_it_was(flavor: Flavor) {
+/// `CONFIG` handles the module's settings and behaves as before for all others.
+fn config_behaves_as_before(flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
     let plain = Server::start(flavor, &[]);
     let (mut a, mut p) = (server.client(), plain.client());
@@ -278,7 +278,7 @@ fn config_is_what_it_was(flavor: Flavor) {
     assert_eq!(a.call("CONFIG SET lock.nothing 1").split(' ').next(), Some("ERR"));
     a.call("HELLO 3");
     assert_eq!(a.call("CONFIG GET lock.max-lease"), "{lock.max-lease: 0}");
-    // Only who may read settings may read these.
+    // The module's settings need the server's permission for CONFIG.
     a.call("ACL SETUSER reader on nopass ~* +@all -config");
     let mut reader = server.client();
     assert_eq!(reader.call("AUTH reader x"), "OK");
@@ -291,12 +291,12 @@ fn config_is_what_it_was(flavor: Flavor) {
     assert_eq!(a.call("CONFIG GET lock.max-lease"), "{lock.max-lease: 0}");
 }
 
-/// In each of these ways a server follows a pointer to a command that is not there any more, and most end in one of them.
+/// In each of these cases the server would follow a pointer to a removed command, and most would crash.
 fn unloading_is_refused(flavor: Flavor) {
     let mut server = Server::with_module(flavor, &[]);
     let refused = "ERR Error unloading module: operation not possible.";
     let mut a = server.client();
-    until("it is refused", || a.call("MODULE UNLOAD lock") == refused);
+    until("unloading is refused", || a.call("MODULE UNLOAD lock") == refused);
     let (mut b, mut queued, mut paused) = (server.client(), server.client(), server.client());
     assert_eq!(b.call("LOCK.ACQUIRE k b"), "1");
     assert_eq!(queued.call("MULTI"), "OK");
@@ -314,7 +314,7 @@ fn unloading_is_refused(flavor: Flavor) {
     server.assert_healthy();
 }
 
-fn unloading_is_possible_if_it_is_asked_for(flavor: Flavor) {
+fn unloading_is_allowed_by_setting(flavor: Flavor) {
     let mut server = Server::with_module(flavor, &[]);
     let mut a = server.client();
     let mut b = server.client();
@@ -322,15 +322,15 @@ fn unloading_is_possible_if_it_is_asked_for(flavor: Flavor) {
     b.close();
     unload_module(&mut a);
     assert_eq!(a.call("MODULE LIST").matches("lock").count(), 0);
-    // What was allowed is not any more.
+    // The permission ended with the unloaded module.
     assert_eq!(load_module(&mut a), "OK");
     assert_eq!(a.call("CONFIG GET lock.allow-unload"), "[lock.allow-unload, no]");
-    until("it is in use", || a.call("MODULE UNLOAD lock").starts_with("ERR "));
+    until("the module is in use", || a.call("MODULE UNLOAD lock").starts_with("ERR "));
     server.assert_healthy();
 }
 
-/// A server that has loaded a module with settings that it does not know unloads it, and may end if that is refused.
-fn a_load_that_fails_is_undone(flavor: Flavor) {
+/// A server unloads a module that was loaded with unknown settings, and may crash if that fails.
+fn a_failed_load_is_undone(flavor: Flavor) {
     let mut server = Server::start(flavor, &[]);
     let mut a = server.client();
     let path = module().to_str().unwrap();
@@ -346,9 +346,8 @@ fn a_load_that_fails_is_undone(flavor: Flavor) {
     server.assert_healthy();
 }
 
-/// Some unload all modules when they end.
-/// Some servers end when they unload a module that an ACL rule names.
-fn unloading_is_refused_while_a_rule_names_it(flavor: Flavor) {
+/// Some servers crash when they unload a module that an ACL rule names.
+fn an_acl_rule_refuses_unloading(flavor: Flavor) {
     let mut server = Server::with_module(flavor, &[]);
     let mut a = server.client();
     a.call("CONFIG SET lock.allow-unload yes");
@@ -367,7 +366,8 @@ fn unloading_is_refused_while_a_rule_names_it(flavor: Flavor) {
     server.assert_healthy();
 }
 
-fn a_shutdown_says_nothing_of_unloading(flavor: Flavor) {
+/// Some servers unload all modules at shutdown.
+fn a_shutdown_logs_no_unload_failure(flavor: Flavor) {
     let mut server = Server::with_module(flavor, &[]);
     let mut a = server.client();
     assert_eq!(a.call("LOCK.ACQUIRE k a"), "1");
@@ -377,8 +377,9 @@ fn a_shutdown_says_nothing_of_unloading(flavor: Flavor) {
     assert!(!log.contains("not unloaded") && !log.contains("Failed to unload"), "{log}");
 }
 
-/// The flush sets the timer before anything else of the module is begun. To end then what had not begun ended the server.
-fn a_flush_before_the_first_lock_does_no_harm(flavor: Flavor) {
+/// The flush sets the timer before the module has initialized anything else. Ending that uninitialized state crashed the
+/// server.
+fn a_flush_before_the_first_lock_is_harmless(flavor: Flavor) {
     for flush in ["FLUSHALL", "FLUSHDB", "FLUSHALL ASYNC", "SWAPDB 0 1", "DEBUG RELOAD"] {
         for first in ["LOCK.ACQUIRE k a", "LOCK.RELEASE k a"] {
             let mut server = Server::with_module(flavor, &["--hz", "500"]);
@@ -388,7 +389,7 @@ fn a_flush_before_the_first_lock_does_no_harm(flavor: Flavor) {
             let time =
                 |client: &mut Client| client.info("server", "server_time_usec").parse::<u64>().unwrap();
             let begun = time(&mut client);
-            until("the server has looked after itself many times", || time(&mut client) > begun + 100_000);
+            until("the server's cron has run many times", || time(&mut client) > begun + 100_000);
             server.assert_healthy();
         }
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! `lockrun`, as a shell or cron would run it.
+//! `lockrun`, started as a shell or cron would start it.
 
 use std::fs;
 use std::io::Write;
@@ -19,31 +19,31 @@ use crate::support::tmux::Terminal;
 use crate::support::{until, Client, Flavor, Server};
 
 crate::on_every_server!(
-    the_status_is_the_commands,
-    the_command_finds_the_lock_in_its_environment,
-    who_does_not_wait_or_not_for_so_long_is_refused,
-    what_is_wrong_is_said,
-    one_runs_at_a_time_and_readers_together,
+    the_commands_exit_status_is_returned,
+    the_environment_describes_the_lock,
+    a_busy_lock_ends_short_waits,
+    errors_are_reported,
+    exclusive_runs_exclude_and_shared_runs_overlap,
     signals_reach_the_command,
     a_signal_ends_the_wait,
-    a_broken_lock_ends_the_command_and_all_that_it_has_started,
-    a_frozen_server_ends_the_command_when_the_lease_is_over,
-    a_lost_connection_is_no_loss,
-    a_server_that_refuses_is_asked_again,
-    a_killed_lockrun_ends_the_command_before_the_lock_is_free,
-    a_wait_and_a_hold_survive_a_failover,
-    it_finds_the_node_of_a_cluster,
-    users_and_passwords_are_used,
-    certificates_are_looked_at,
-    only_the_commands_end_is_the_end,
-    a_grant_that_is_told_late_is_looked_at_again,
-    nobody_has_to_listen,
-    all_that_was_started_ends_with_a_lost_lock,
-    a_server_that_goes_away_is_no_reason_to_wait,
-    in_a_terminal_it_is_as_if_it_were_not_there,
+    a_broken_lock_ends_the_command_tree,
+    a_frozen_server_ends_the_command,
+    a_lost_connection_keeps_the_lock,
+    a_refused_call_is_retried,
+    a_killed_lockrun_ends_its_command,
+    waits_and_holds_survive_a_failover,
+    lockrun_finds_the_cluster_node,
+    credentials_are_used,
+    certificates_are_verified,
+    only_the_commands_exit_counts,
+    a_late_grant_is_checked_again,
+    unread_output_blocks_nothing,
+    a_lost_lock_ends_every_descendant,
+    a_silent_server_does_not_delay_the_exit,
+    lockrun_is_transparent_in_a_terminal,
 );
 
-/// A server, a folder, and `lockrun` beside them.
+/// A server with a folder in which `lockrun` runs.
 struct Shell {
     server: Server,
 }
@@ -60,7 +60,7 @@ impl Shell {
         command
     }
 
-    /// As it is typed.
+    /// The start of a command line as a user types it.
     fn line(&self) -> String {
         format!("{} -u {}", tool("lockrun").get_program().to_str().unwrap(), self.server.url())
     }
@@ -85,39 +85,39 @@ impl Shell {
         self.server.dir.path().join(file)
     }
 
-    /// The lock is free, nobody waits, and the server knows nothing any more.
+    /// Asserts that the lock is free and that the server has no state left.
     fn assert_nothing_stays(mut self) {
         assert_eq!(self.server.client().call("LOCK.INFO k"), "nil");
         self.server.assert_healthy();
     }
 }
 
-/// What was printed, with the status, which tests compare.
-fn told(output: &Output) -> (Option<i32>, String) {
+/// Exit status and everything printed, for comparison.
+fn status_and_text(output: &Output) -> (Option<i32>, String) {
     let Printed { stdout, stderr } = Printed::new(output);
-    // As a shell says it.
+    // The status that a shell would report.
     let by_signal = output.status.signal().map(|signal| 128 + signal);
     (output.status.code().or(by_signal), stdout + &stderr)
 }
 
-/// What a program writes into a file as soon as it runs.
+/// Text that a command writes into a file as soon as it runs.
 fn written(run: &mut Run, path: &Path) -> String {
     run.until("the command has written", || fs::read_to_string(path).is_ok_and(|text| text.ends_with('\n')));
     fs::read_to_string(path).unwrap().trim().to_owned()
 }
 
-/// As `ps` shows it; nothing if there is no such process.
+/// State of a process as shown by `ps`; `None` if the process does not exist.
 fn state_of(pid: impl std::fmt::Display) -> Option<char> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit(") ").next()?.chars().next()
 }
 
 fn is_running(pid: &str) -> bool {
-    // An orphan that nobody reaps has ended all the same.
+    // A zombie has ended, even if it is never reaped.
     state_of(pid).is_some_and(|state| state != 'Z')
 }
 
-fn the_status_is_the_commands(flavor: Flavor) {
+fn the_commands_exit_status_is_returned(flavor: Flavor) {
     let shell = Shell::new(flavor);
     for (arguments, status) in [
         (&["k", "true"][..], 0),
@@ -132,7 +132,7 @@ fn the_status_is_the_commands(flavor: Flavor) {
         assert_eq!(shell.server.client().call("LOCK.INFO k"), "nil", "{arguments:?}");
     }
     let output = shell.run(&["-v", "k", "echo", "-n", "inside"]);
-    let (status, printed) = told(&output);
+    let (status, printed) = status_and_text(&output);
     assert_eq!(status, Some(0));
     for word in ["inside", "waiting", "acquired after", "running echo", "ended with status 0", "released"] {
         assert!(printed.contains(word), "{printed}");
@@ -140,17 +140,17 @@ fn the_status_is_the_commands(flavor: Flavor) {
     shell.assert_nothing_stays();
 }
 
-fn the_command_finds_the_lock_in_its_environment(flavor: Flavor) {
+fn the_environment_describes_the_lock(flavor: Flavor) {
     let shell = Shell::new(flavor);
     let script = "echo $LOCK_KEY; echo $LOCK_OWNER; echo $LOCK_TOKEN; read wait <done";
     assert!(Command::new("mkfifo").arg(shell.path("done")).status().unwrap().success());
     let script = format!("({script}) >out.new & sleep 0; wait; mv out.new out");
     let mut run = shell.spawn(&["--owner", "report", "k", "-c", &script]);
     let mut a = shell.server.client();
-    run.until("it holds the lock", || a.call("LOCK.INFO k") != "nil");
+    run.until("lockrun holds the lock", || a.call("LOCK.INFO k") != "nil");
     let info = a.call("LOCK.INFO k");
     fs::write(shell.path("done"), "\n").unwrap();
-    assert_eq!(told(&run.finish()), (Some(0), String::new()));
+    assert_eq!(status_and_text(&run.finish()), (Some(0), String::new()));
     let out = fs::read_to_string(shell.path("out")).unwrap();
     let [key, owner, token] = out.lines().collect::<Vec<_>>()[..] else { panic!("{out}") };
     assert_eq!(key, "k");
@@ -161,7 +161,7 @@ fn the_command_finds_the_lock_in_its_environment(flavor: Flavor) {
     shell.assert_nothing_stays();
 }
 
-fn who_does_not_wait_or_not_for_so_long_is_refused(flavor: Flavor) {
+fn a_busy_lock_ends_short_waits(flavor: Flavor) {
     let shell = Shell::new(flavor);
     let mut a = shell.server.client();
     assert_eq!(a.call("LOCK.ACQUIRE k alice"), "1");
@@ -172,7 +172,7 @@ fn who_does_not_wait_or_not_for_so_long_is_refused(flavor: Flavor) {
         (&["-n", "-E", "9", "k", "touch", "ran"], 9),
         (&["-n", "-s", "-E", "0", "k", "touch", "ran"], 0),
     ] {
-        assert_eq!(told(&shell.run(arguments)), (Some(status), String::new()), "{arguments:?}");
+        assert_eq!(status_and_text(&shell.run(arguments)), (Some(status), String::new()), "{arguments:?}");
     }
     assert!(!shell.path("ran").exists());
     assert_eq!(a.call("LOCK.RELEASE k alice"), "0");
@@ -181,7 +181,7 @@ fn who_does_not_wait_or_not_for_so_long_is_refused(flavor: Flavor) {
     shell.assert_nothing_stays();
 }
 
-fn what_is_wrong_is_said(flavor: Flavor) {
+fn errors_are_reported(flavor: Flavor) {
     let shell = Shell::new(flavor);
     assert_eq!(shell.server.client().call("SET text x"), "OK");
     let without = Server::start(flavor, &[]);
@@ -189,7 +189,7 @@ fn what_is_wrong_is_said(flavor: Flavor) {
     let url_of = |listener: &TcpListener| format!("redis://{}", listener.local_addr().unwrap());
     let silence = TcpListener::bind("127.0.0.1:0").unwrap();
     let silent = url_of(&silence);
-    // As a server for mail does.
+    // Like a mail server.
     let mail = TcpListener::bind("127.0.0.1:0").unwrap();
     let chatty = url_of(&mail);
     let greets = std::thread::spawn(move || mail.accept().unwrap().0.write_all(b"+OK hello\r\n"));
@@ -215,27 +215,27 @@ fn what_is_wrong_is_said(flavor: Flavor) {
             command = shell.command(&[]);
         }
         command.args(arguments).current_dir(shell.server.dir.path());
-        let (found, printed) = told(&Run::spawn(command).finish());
+        let (found, printed) = status_and_text(&Run::spawn(command).finish());
         assert_eq!(found, Some(status), "{arguments:?}: {printed}");
         assert!(printed.contains(words), "{arguments:?}: {printed}");
     }
     greets.join().unwrap().unwrap();
-    // What a server says before it has been asked anything.
+    // An error that a server sends before any call.
     let mut a = shell.server.client();
     assert_eq!(a.call("CONFIG SET maxclients 1"), "OK");
-    let (found, printed) = told(&shell.run(&["k", "touch", "ran"]));
+    let (found, printed) = status_and_text(&shell.run(&["k", "touch", "ran"]));
     assert!(found == Some(69) && printed.contains("max number of clients"), "{found:?}: {printed}");
     assert_eq!(a.call("CONFIG SET maxclients 1000"), "OK");
     assert!(!shell.path("ran").exists());
     shell.assert_nothing_stays();
 }
 
-fn one_runs_at_a_time_and_readers_together(flavor: Flavor) {
+fn exclusive_runs_exclude_and_shared_runs_overlap(flavor: Flavor) {
     let shell = Shell::new(flavor);
     let script = "mkdir inside && sleep 0.05 && rmdir inside && echo done >>done.log";
     let runs: Vec<Run> = (0..6).map(|_| shell.spawn(&["k", "-c", script])).collect();
     for run in runs {
-        assert_eq!(told(&run.finish()), (Some(0), String::new()));
+        assert_eq!(status_and_text(&run.finish()), (Some(0), String::new()));
     }
     assert_eq!(fs::read_to_string(shell.path("done.log")).unwrap(), "done\n".repeat(6));
     // Each reader ends only when both are inside.
@@ -244,9 +244,9 @@ fn one_runs_at_a_time_and_readers_together(flavor: Flavor) {
         shell.spawn(&["-s", "k", "-c", &script])
     };
     for run in [reader("a", "b"), reader("b", "a")] {
-        assert_eq!(told(&run.finish()), (Some(0), String::new()));
+        assert_eq!(status_and_text(&run.finish()), (Some(0), String::new()));
     }
-    // Two at a time, and the third when one of them has ended.
+    // Two at a time; the third starts when one of them has ended.
     let script = |own: &str| format!("touch {own}; until [ -e end-{own} ]; do sleep 0.01; done");
     let mut runs: Vec<Run> =
         ["c", "d"].map(|own| shell.spawn(&["--limit", "2", "k", "-c", &script(own)])).into();
@@ -254,13 +254,13 @@ fn one_runs_at_a_time_and_readers_together(flavor: Flavor) {
     assert_eq!(shell.run(&["-n", "--limit", "2", "k", "true"]).status.code(), Some(1));
     assert_eq!(shell.run(&["-n", "--limit", "3", "k", "true"]).status.code(), Some(0));
     runs.push(shell.spawn(&["--limit", "2", "k", "-c", &script("e")]));
-    until("it waits", || shell.server.client().info("lock", "lock_waiters") == "1");
+    until("the third waits", || shell.server.client().info("lock", "lock_waiters") == "1");
     assert!(!shell.path("e").exists());
     for own in ["end-d", "end-c", "end-e"] {
         fs::write(shell.path(own), "").unwrap();
     }
     for run in runs {
-        assert_eq!(told(&run.finish()), (Some(0), String::new()));
+        assert_eq!(status_and_text(&run.finish()), (Some(0), String::new()));
     }
     shell.assert_nothing_stays();
 }
@@ -277,11 +277,11 @@ fn signals_reach_the_command(flavor: Flavor) {
         let mut run = shell.spawn(&["k", "-c", &script]);
         let pid = written(&mut run, &shell.path("pid"));
         run.signal(signal);
-        assert_eq!(told(&run.finish()), (Some(status), String::new()), "{trap}");
+        assert_eq!(status_and_text(&run.finish()), (Some(status), String::new()), "{trap}");
         assert!(!is_running(&pid), "{trap}");
         fs::remove_file(shell.path("pid")).unwrap();
     }
-    // What is ignored from the beginning stays ignored: nohup lockrun …
+    // A signal that is ignored at the start stays ignored, as with `nohup lockrun`.
     let script = "echo $$ >pid; until [ -e done ]; do sleep 0.01; done";
     let nohup = shell.ignoring("HUP", &["k", "-c", script]);
     let mut run = Run::spawn(nohup);
@@ -289,7 +289,7 @@ fn signals_reach_the_command(flavor: Flavor) {
     run.signal(libc::SIGHUP);
     run.signal(libc::SIGCONT);
     fs::write(shell.path("done"), "").unwrap();
-    assert_eq!(told(&run.finish()), (Some(0), String::new()));
+    assert_eq!(status_and_text(&run.finish()), (Some(0), String::new()));
     shell.assert_nothing_stays();
 }
 
@@ -299,12 +299,12 @@ fn a_signal_ends_the_wait(flavor: Flavor) {
     assert_eq!(a.call("LOCK.ACQUIRE k alice"), "1");
     for signal in [libc::SIGTERM, libc::SIGINT] {
         let mut run = shell.spawn(&["k", "touch", "ran"]);
-        run.until("it waits", || a.info("lock", "lock_waiters") == "1");
+        run.until("lockrun waits", || a.info("lock", "lock_waiters") == "1");
         run.signal(signal);
         assert_eq!(run.finish().status.signal(), Some(signal));
-        until("nobody waits", || a.info("lock", "lock_waiters") == "0");
+        until("there are no waiters", || a.info("lock", "lock_waiters") == "0");
     }
-    // Nothing has been sent, so there is nothing to be taken back.
+    // No call was sent, so there is nothing to cancel.
     let refuses = TcpListener::bind("127.0.0.1:0").unwrap();
     let sentinel = format!("redis://{}", refuses.local_addr().unwrap());
     let mut command = tool("lockrun");
@@ -314,10 +314,10 @@ fn a_signal_ends_the_wait(flavor: Flavor) {
     run.signal(libc::SIGTERM);
     let output = run.finish();
     assert_eq!(output.status.signal(), Some(libc::SIGTERM));
-    assert!(!told(&output).1.contains("cancellation of the wait"), "{output:?}");
-    // It is granted in the moment in which it is stopped and told to end: what it has no use for is given back.
+    assert!(!status_and_text(&output).1.contains("cancellation of the wait"), "{output:?}");
+    // The grant arrives while lockrun is suspended and told to end. The unused grant is released.
     let mut run = shell.spawn(&["k", "touch", "ran"]);
-    run.until("it waits", || a.info("lock", "lock_waiters") == "1");
+    run.until("lockrun waits", || a.info("lock", "lock_waiters") == "1");
     run.signal(libc::SIGSTOP);
     assert_eq!(a.call("LOCK.RELEASE k alice"), "0");
     run.signal(libc::SIGTERM);
@@ -327,16 +327,16 @@ fn a_signal_ends_the_wait(flavor: Flavor) {
     shell.assert_nothing_stays();
 }
 
-fn a_broken_lock_ends_the_command_and_all_that_it_has_started(flavor: Flavor) {
+fn a_broken_lock_ends_the_command_tree(flavor: Flavor) {
     let shell = Shell::new(flavor);
     let mut a = shell.server.client();
-    // Its children would outlive the shell; and one of them does not listen.
+    // The children would outlive the shell, and one of them ignores SIGTERM.
     for (deaf, killed) in [("", false), ("trap '' TERM; ", true)] {
         let script = format!("{deaf}sleep 1000 & echo $$ $! >pids; wait; sleep 1000");
         let mut run = shell.spawn(&["-k", "0.2", "k", "-c", &script]);
         let pids = written(&mut run, &shell.path("pids"));
         assert_eq!(a.call("LOCK.BREAK k"), "1");
-        let (status, printed) = told(&run.finish());
+        let (status, printed) = status_and_text(&run.finish());
         assert_eq!(status, Some(75), "{printed}");
         assert!(printed.contains("lost the lock k: NOTOWNER"), "{printed}");
         assert_eq!(printed.contains("SIGKILL"), killed, "{printed}");
@@ -345,57 +345,59 @@ fn a_broken_lock_ends_the_command_and_all_that_it_has_started(flavor: Flavor) {
         }
         fs::remove_file(shell.path("pids")).unwrap();
     }
-    // One that ends by itself behind the loss, before it is noticed.
+    // A command that exits on its own after the loss, before lockrun notices it.
     let mut run =
         shell.spawn(&["--lease", "300", "k", "-c", "echo $$ >pids; until [ -e done ]; do sleep 0.01; done"]);
     written(&mut run, &shell.path("pids"));
     assert_eq!(a.call("LOCK.BREAK k"), "1");
     fs::write(shell.path("done"), "").unwrap();
-    let (status, printed) = told(&run.finish());
+    let (status, printed) = status_and_text(&run.finish());
     assert!(status == Some(75) && printed.contains("NOTOWNER"), "{status:?}: {printed}");
     shell.assert_nothing_stays();
 }
 
-fn a_frozen_server_ends_the_command_when_the_lease_is_over(flavor: Flavor) {
+fn a_frozen_server_ends_the_command(flavor: Flavor) {
     let shell = Shell::new(flavor);
     let mut run = shell.spawn(&["--lease", "1", "k", "-c", "echo $$ >pid; exec sleep 1000"]);
     let pid = written(&mut run, &shell.path("pid"));
     shell.server.signal(libc::SIGSTOP);
     until("the command has ended", || !is_running(&pid));
     shell.server.signal(libc::SIGCONT);
-    let (status, printed) = told(&run.finish());
+    let (status, printed) = status_and_text(&run.finish());
     assert_eq!(status, Some(75), "{printed}");
     assert!(printed.contains("unreachable for a whole lease"), "{printed}");
     until("the lock is free", || shell.server.client().call("LOCK.INFO k") == "nil");
     shell.assert_nothing_stays();
 }
 
-fn a_lost_connection_is_no_loss(flavor: Flavor) {
+fn a_lost_connection_keeps_the_lock(flavor: Flavor) {
     let shell = Shell::new(flavor);
     let mut a = shell.server.client();
     assert_eq!(a.call("LOCK.ACQUIRE k alice"), "1");
     let script = "echo $$ >pid; until [ -e done ]; do sleep 0.01; done";
     let mut run = shell.spawn(&["--lease", "2", "k", "-c", script]);
-    run.until("it waits", || a.info("lock", "lock_waiters") == "1");
+    run.until("lockrun waits", || a.info("lock", "lock_waiters") == "1");
     assert_eq!(a.call("CLIENT KILL TYPE normal SKIPME yes"), "1");
-    run.until("it waits again", || {
+    run.until("lockrun waits again", || {
         a.info("lock", "lock_waiters") == "1" && a.call("LOCK.INFO k").contains("waiters, 1")
     });
     assert_eq!(a.call("LOCK.RELEASE k alice"), "0");
     written(&mut run, &shell.path("pid"));
     for _ in 0..3 {
-        until("it is connected", || a.call("CLIENT KILL TYPE normal SKIPME yes") == "1");
+        until("lockrun is connected", || a.call("CLIENT KILL TYPE normal SKIPME yes") == "1");
     }
     let renewed: i64 = a.info("lock", "lock_renewals").parse().unwrap();
-    run.until("it renews", || a.info("lock", "lock_renewals").parse::<i64>().unwrap() > renewed + 1);
+    run.until("lockrun renews the lease", || {
+        a.info("lock", "lock_renewals").parse::<i64>().unwrap() > renewed + 1
+    });
     fs::write(shell.path("done"), "").unwrap();
-    let (status, printed) = told(&run.finish());
+    let (status, printed) = status_and_text(&run.finish());
     assert_eq!(status, Some(0), "{printed}");
     assert!(printed.contains("trying again"), "{printed}");
     shell.assert_nothing_stays();
 }
 
-fn a_server_that_refuses_is_asked_again(flavor: Flavor) {
+fn a_refused_call_is_retried(flavor: Flavor) {
     let shell = Shell::new(flavor);
     let mut a = shell.server.client();
     assert_eq!(a.call("CONFIG SET min-replicas-to-write 1"), "OK");
@@ -406,18 +408,18 @@ fn a_server_that_refuses_is_asked_again(flavor: Flavor) {
         let number = calls.split("rejected_calls=").nth(1).and_then(|rest| rest.split(',').next());
         number.and_then(|number| number.parse().ok()).unwrap_or_default()
     };
-    run.until("it has asked three times", || refused(&mut a) >= 3);
+    run.until("lockrun has tried three times", || refused(&mut a) >= 3);
     assert!(!shell.path("ran").exists());
-    // What was refused is not taken back.
+    // A refused call is not cancelled.
     assert!(!a.call("INFO commandstats").to_lowercase().contains("lock.cancel"));
     assert_eq!(a.call("CONFIG SET min-replicas-to-write 0"), "OK");
-    let (status, printed) = told(&run.finish());
+    let (status, printed) = status_and_text(&run.finish());
     assert!(status == Some(0) && printed.contains("NOREPLICAS"), "{status:?}: {printed}");
     assert_eq!(printed.matches("trying again").count(), 1, "{printed}");
     shell.assert_nothing_stays();
 }
 
-fn a_killed_lockrun_ends_the_command_before_the_lock_is_free(flavor: Flavor) {
+fn a_killed_lockrun_ends_its_command(flavor: Flavor) {
     let shell = Shell::new(flavor);
     let mut run = shell.spawn(&["--lease", "5", "k", "-c", "echo $$ >pid; exec sleep 1000"]);
     let pid = written(&mut run, &shell.path("pid"));
@@ -429,7 +431,7 @@ fn a_killed_lockrun_ends_the_command_before_the_lock_is_free(flavor: Flavor) {
     shell.assert_nothing_stays();
 }
 
-fn a_wait_and_a_hold_survive_a_failover(flavor: Flavor) {
+fn waits_and_holds_survive_a_failover(flavor: Flavor) {
     let mut watched = Watched::start(flavor);
     let dir = tempfile::tempdir().unwrap();
     let sentinels = watched.addresses();
@@ -443,18 +445,18 @@ fn a_wait_and_a_hold_survive_a_failover(flavor: Flavor) {
     written(&mut holder, &dir.path().join("pid"));
     let mut waiter = spawn("[ -e done ] && echo $$ >second");
     let waits = |watched: &Watched| watched.client().call("LOCK.INFO k").contains("waiters, 1");
-    waiter.until("it waits", || waits(&watched));
+    waiter.until("the second waits", || waits(&watched));
     watched.fail_over();
-    waiter.until("it waits at the new primary", || waits(&watched));
+    waiter.until("the second waits at the new primary", || waits(&watched));
     fs::write(dir.path().join("done"), "").unwrap();
-    assert_eq!(told(&holder.finish_within(Duration::from_secs(60))), (Some(0), String::new()));
-    let (status, printed) = told(&waiter.finish());
+    assert_eq!(status_and_text(&holder.finish_within(Duration::from_secs(60))), (Some(0), String::new()));
+    let (status, printed) = status_and_text(&waiter.finish());
     assert!(status == Some(0) && printed.contains("trying again"), "{status:?}: {printed}");
     assert!(dir.path().join("second").exists());
     watched.assert_healthy();
 }
 
-fn it_finds_the_node_of_a_cluster(flavor: Flavor) {
+fn lockrun_finds_the_cluster_node(flavor: Flavor) {
     let cluster = Cluster::start(flavor);
     let url = cluster.nodes[0].url();
     for (key, node) in [("a", 1), ("b", 0), ("c", 0), ("d", 1)] {
@@ -463,16 +465,16 @@ fn it_finds_the_node_of_a_cluster(flavor: Flavor) {
         let mut command = tool("lockrun");
         command.args(["-u", &url, "--cluster", key, "true"]);
         let mut run = Run::spawn(command);
-        run.until("it waits", || node.info("lock", "lock_waiters") == "1");
+        run.until("lockrun waits", || node.info("lock", "lock_waiters") == "1");
         assert_eq!(node.call(&format!("LOCK.RELEASE {key} alice")), "0");
-        assert_eq!(told(&run.finish()), (Some(0), String::new()), "{key}");
+        assert_eq!(status_and_text(&run.finish()), (Some(0), String::new()), "{key}");
         assert_eq!(node.call(&format!("LOCK.INFO {key}")), "nil");
     }
-    // The first that was named is not there; and who is not told that it is a cluster.
+    // The first named node is unreachable, and a run without --cluster.
     let at = |url: &str, arguments: &[&str]| {
         let mut command = tool("lockrun");
         command.args(["-u", url]).args(arguments).args(["a", "true"]);
-        told(&Run::spawn(command).finish())
+        status_and_text(&Run::spawn(command).finish())
     };
     assert_eq!(at(&format!("redis://127.0.0.1:1,{url}"), &["--cluster", "-n"]), (Some(0), String::new()));
     let (status, printed) = at(&url, &[]);
@@ -480,7 +482,7 @@ fn it_finds_the_node_of_a_cluster(flavor: Flavor) {
     cluster.assert_healthy();
 }
 
-fn users_and_passwords_are_used(flavor: Flavor) {
+fn credentials_are_used(flavor: Flavor) {
     let shell = Shell::new(flavor);
     let mut a = shell.server.client();
     assert_eq!(a.call("ACL SETUSER cron on >secret ~job:* +@all -@dangerous"), "OK");
@@ -489,7 +491,7 @@ fn users_and_passwords_are_used(flavor: Flavor) {
     let run = |url: &str, password: &str, key: &str| {
         let mut command = tool("lockrun");
         command.env("REDIS_URL", url).env("REDISCLI_AUTH", password).args([key, "true"]);
-        told(&Run::spawn(command).finish())
+        status_and_text(&Run::spawn(command).finish())
     };
     assert_eq!(run(&at(""), "hidden", "k"), (Some(0), String::new()));
     assert_eq!(run(&at(":hidden@"), "", "k"), (Some(0), String::new()));
@@ -501,7 +503,7 @@ fn users_and_passwords_are_used(flavor: Flavor) {
     ] {
         assert_eq!(a.call("ACL LOG RESET"), "OK");
         let (status, printed) = run(&url, "", key);
-        // It gives up at once: who guards a server counts.
+        // lockrun fails at once, as servers may count failed logins.
         let log = a.call("ACL LOG");
         assert!(
             log.contains("count, 1,") == (word != "NOAUTH") && log.matches("reason").count() < 2,
@@ -515,7 +517,7 @@ fn users_and_passwords_are_used(flavor: Flavor) {
     shell.assert_nothing_stays();
 }
 
-fn certificates_are_looked_at(flavor: Flavor) {
+fn certificates_are_verified(flavor: Flavor) {
     let certificates = Certificates::sign();
     let shell = Shell::new(flavor);
     let mut a = shell.server.client();
@@ -523,7 +525,7 @@ fn certificates_are_looked_at(flavor: Flavor) {
     let run = |arguments: &[&str]| {
         let mut command = tool("lockrun");
         command.args(["-u", &format!("rediss://localhost:{port}")]).args(arguments).args(["k", "true"]);
-        told(&Run::spawn(command).finish())
+        status_and_text(&Run::spawn(command).finish())
     };
     let (ca, cert, key) =
         (certificates.file("ca.crt"), certificates.file("client.crt"), certificates.file("client.key"));
@@ -537,7 +539,7 @@ fn certificates_are_looked_at(flavor: Flavor) {
     shell.assert_nothing_stays();
 }
 
-fn in_a_terminal_it_is_as_if_it_were_not_there(flavor: Flavor) {
+fn lockrun_is_transparent_in_a_terminal(flavor: Flavor) {
     let shell = Shell::new(flavor);
     let mut a = shell.server.client();
     let mut bash = Command::new("bash");
@@ -551,14 +553,14 @@ fn in_a_terminal_it_is_as_if_it_were_not_there(flavor: Flavor) {
     terminal.type_in("PS1='ready> '; clear");
     terminal.press("Enter");
     terminal.until_seen("ready> ");
-    // The command reads what is typed.
+    // The command reads the terminal's input.
     run("k -c 'read word; echo got $word'");
-    until("it holds the lock", || a.call("LOCK.INFO k") != "nil");
+    until("lockrun holds the lock", || a.call("LOCK.INFO k") != "nil");
     terminal.type_in("hello");
     terminal.press("Enter");
     terminal.until_seen("got hello");
-    until("it is over", || a.call("LOCK.INFO k") == "nil");
-    // Ctrl-C reaches it, once, and the shell sees what has become of it.
+    until("the lock is free", || a.call("LOCK.INFO k") == "nil");
+    // Ctrl-C reaches the command once, and the shell sees its status.
     run("k -c 'trap \"echo int; exit 3\" INT; touch trapped; while :; do sleep 0.01; done'; echo status $?");
     until("the command runs", || shell.path("trapped").exists());
     terminal.press("C-c");
@@ -569,27 +571,27 @@ fn in_a_terminal_it_is_as_if_it_were_not_there(flavor: Flavor) {
         "{}",
         terminal.screen()
     );
-    // So it is in a loop, which ends, and in a pipeline.
+    // Ctrl-C also ends a loop. A pipeline works, too.
     terminal.type_in("clear");
     terminal.press("Enter");
     terminal.type_in(&format!("for i in 1 2 3; do {lockrun} k sleep 1000; echo next; done"));
     terminal.press("Enter");
-    until("it holds the lock", || a.call("LOCK.INFO k") != "nil");
+    until("lockrun holds the lock", || a.call("LOCK.INFO k") != "nil");
     terminal.press("C-c");
-    until("it is over", || a.call("LOCK.INFO k") == "nil");
-    // What is typed earlier is read by who has the terminal still.
+    until("the lock is free", || a.call("LOCK.INFO k") == "nil");
+    // Earlier input would go to the program that still reads the terminal.
     let until_prompt =
         || until("the shell is back", || terminal.screen().trim_end().lines().last() == Some("ready>"));
     until_prompt();
     assert!(!terminal.screen().lines().any(|line| line == "next"), "{}", terminal.screen());
     run("k echo  through a pipe | cat");
     until("cat has it", || terminal.screen().lines().any(|line| line == "through a pipe"));
-    // Ctrl-Z stops both; both go on. But not if the lock is lost meanwhile.
+    // Ctrl-Z stops lockrun and the command, and both resume, unless the lock was lost meanwhile.
     for (lost, end) in [(false, "goes on"), (true, "lost the lock")] {
         terminal.type_in("clear");
         terminal.press("Enter");
         run("--lease 300 k -c 'read word; echo goes on'");
-        until("it holds the lock", || a.call("LOCK.INFO k") != "nil");
+        until("lockrun holds the lock", || a.call("LOCK.INFO k") != "nil");
         terminal.press("C-z");
         terminal.until_seen("Stopped");
         until_prompt();
@@ -598,14 +600,14 @@ fn in_a_terminal_it_is_as_if_it_were_not_there(flavor: Flavor) {
         }
         terminal.type_in("fg");
         terminal.press("Enter");
-        until("bash has it in the foreground", || {
+        until("lockrun is in the foreground", || {
             terminal.screen().lines().any(|line| line.starts_with(&lockrun))
         });
         if !lost {
             terminal.press("Enter");
         }
         terminal.until_seen(end);
-        until("it is over", || a.call("LOCK.INFO k") == "nil");
+        until("the lock is free", || a.call("LOCK.INFO k") == "nil");
         until_prompt();
     }
     terminal.type_in("exit 0");
@@ -614,17 +616,17 @@ fn in_a_terminal_it_is_as_if_it_were_not_there(flavor: Flavor) {
     shell.assert_nothing_stays();
 }
 
-fn only_the_commands_end_is_the_end(flavor: Flavor) {
+fn only_the_commands_exit_counts(flavor: Flavor) {
     let shell = Shell::new(flavor);
-    // An orphan that ends by a signal that has no name is none of ours.
+    // An orphan that ends by an unnamed signal is not the command.
     let script = "(sh -c 'kill -40 $$' &); sleep 0.3; touch done";
-    assert_eq!(told(&shell.run(&["k", "-c", script])).0, Some(0));
+    assert_eq!(status_and_text(&shell.run(&["k", "-c", script])).0, Some(0));
     assert!(shell.path("done").exists());
     assert_eq!(shell.run(&["k", "-c", "kill -40 $$"]).status.code(), Some(168));
-    // Whoever has started it may not care for its children.
+    // The parent process may ignore SIGCHLD.
     let careless = shell.ignoring("CHLD", &["k", "-c", "exit 3"]);
     assert_eq!(Run::spawn(careless).finish().status.code(), Some(3));
-    // Any bytes are an argument.
+    // An argument may have any bytes.
     use std::os::unix::ffi::OsStrExt;
     let bytes = std::ffi::OsStr::from_bytes(b"\xff");
     let mut command = shell.command(&[]);
@@ -634,7 +636,7 @@ fn only_the_commands_end_is_the_end(flavor: Flavor) {
     shell.assert_nothing_stays();
 }
 
-fn a_grant_that_is_told_late_is_looked_at_again(flavor: Flavor) {
+fn a_late_grant_is_checked_again(flavor: Flavor) {
     let shell = Shell::new(flavor);
     let mut a = shell.server.client();
     assert_eq!(a.call("LOCK.ACQUIRE k bob"), "1");
@@ -643,27 +645,27 @@ fn a_grant_that_is_told_late_is_looked_at_again(flavor: Flavor) {
     command.args(["-u", &format!("redis://127.0.0.1:{}", proxy.port), "k", "touch", "ran"]);
     command.current_dir(shell.server.dir.path());
     let mut run = Run::spawn(command);
-    run.until("it waits", || a.info("lock", "lock_waiters") == "1");
+    run.until("lockrun waits", || a.info("lock", "lock_waiters") == "1");
     run.signal(libc::SIGSTOP);
-    // It is granted, does not hear of it, and its hold is broken. The server answers a repetition as it answered then.
+    // The grant's reply is lost and the hold is broken. The server replies to the retry as before.
     assert_eq!(a.call("LOCK.RELEASE k bob"), "0");
     until("the reply is lost", || proxy.has_lost_a_reply());
     assert_eq!(a.call("LOCK.BREAK k"), "1");
     assert_eq!(a.call("LOCK.ACQUIRE k bob"), "1");
     run.signal(libc::SIGCONT);
-    run.until("it waits again", || a.info("lock", "lock_waiters") == "1");
+    run.until("lockrun waits again", || a.info("lock", "lock_waiters") == "1");
     assert!(!shell.path("ran").exists());
     assert_eq!(a.call("LOCK.RELEASE k bob"), "0");
-    assert_eq!(told(&run.finish()).0, Some(0));
+    assert_eq!(status_and_text(&run.finish()).0, Some(0));
     assert!(shell.path("ran").exists());
     shell.assert_nothing_stays();
 }
 
-fn nobody_has_to_listen(flavor: Flavor) {
+fn unread_output_blocks_nothing(flavor: Flavor) {
     let shell = Shell::new(flavor);
     let lockrun = shell.line();
     for script in [
-        // The reader has gone.
+        // The reader has closed the pipe.
         format!("{lockrun} -v k touch ran 2>&1 | true; until [ -e ran ]; do sleep 0.01; done"),
         // The reader does not read, and the pipe is full.
         format!(
@@ -679,50 +681,50 @@ fn nobody_has_to_listen(flavor: Flavor) {
     shell.assert_nothing_stays();
 }
 
-fn all_that_was_started_ends_with_a_lost_lock(flavor: Flavor) {
+fn a_lost_lock_ends_every_descendant(flavor: Flavor) {
     let shell = Shell::new(flavor);
     let mut a = shell.server.client();
     let lockrun = shell.line();
-    // One that keeps another lock, with a command that does not listen; and one in a session of its own.
+    // An inner lockrun whose command ignores SIGTERM, and a process in a session of its own.
     let deaf = "trap '' TERM; echo $$ >deaf; while :; do sleep 0.01; done";
     let script = format!("setsid sh -c 'echo $$ >away; exec sleep 1000' & {lockrun} -k 0.1 inner -c \"$0\"");
     let mut run = shell.spawn(&["-k", "0.3", "k", "sh", "-c", &script, deaf]);
     let pids = ["deaf", "away"].map(|file| written(&mut run, &shell.path(file)));
     assert_eq!(a.call("LOCK.BREAK k"), "1");
-    assert_eq!(told(&run.finish()).0, Some(75));
+    assert_eq!(status_and_text(&run.finish()).0, Some(75));
     for pid in pids {
         assert!(!is_running(&pid), "{pid}");
     }
     until("the inner lock is free", || {
         a.call("LOCK.INFO inner") == "nil" || a.call("LOCK.BREAK inner") == "1"
     });
-    // Something else in the lock's place is a loss, too.
+    // A foreign value at the lock's key is a loss, too.
     let mut run = shell.spawn(&["--lease", "300", "k", "-c", "echo $$ >pid; exec sleep 1000"]);
     let pid = written(&mut run, &shell.path("pid"));
     assert_eq!(a.call("SET k text"), "OK");
-    assert_eq!(told(&run.finish()).0, Some(75));
+    assert_eq!(status_and_text(&run.finish()).0, Some(75));
     assert!(!is_running(&pid));
     assert_eq!(a.call("DEL k"), "1");
     shell.assert_nothing_stays();
 }
 
-fn a_server_that_goes_away_is_no_reason_to_wait(flavor: Flavor) {
+fn a_silent_server_does_not_delay_the_exit(flavor: Flavor) {
     let shell = Shell::new(flavor);
-    // The command has ended while it held the lock, so its status counts.
+    // The command ended while lockrun held the lock, so its status counts.
     let script = format!("kill -STOP {}; exit 4", shell.server.pid());
     let mut run = shell.spawn(&["--lease", "600", "k", "-c", &script]);
     let pid = shell.server.pid();
     run.until("the server is stopped", || state_of(pid) == Some('T'));
-    let (status, printed) = told(&run.finish());
+    let (status, printed) = status_and_text(&run.finish());
     assert!(status == Some(4) && printed.contains("its lease will end it"), "{status:?}: {printed}");
-    // A Sentinel that says nothing.
+    // A silent Sentinel.
     let frozen = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("redis://{}", frozen.local_addr().unwrap());
     let mut command = tool("lockrun");
     command.args(["-n", "-u", &url, "--sentinel", "locks", "k", "true"]);
-    let (status, printed) = told(&Run::spawn(command).finish());
+    let (status, printed) = status_and_text(&Run::spawn(command).finish());
     assert!(status == Some(69) && printed.contains("no answer in time"), "{status:?}: {printed}");
-    // It finds the release that was sent to it, or not.
+    // The server may or may not have received the release.
     shell.server.signal(libc::SIGCONT);
     shell.server.client().call("LOCK.BREAK k");
     shell.assert_nothing_stays();

@@ -10,13 +10,13 @@ use crate::support::tmux::Terminal;
 use crate::support::{until, Client, Flavor, Server};
 
 crate::on_every_server!(
-    a_snapshot_tells_who_blocks_whom,
-    a_lock_is_broken_after_a_question,
-    it_goes_on_when_the_server_does,
-    it_ends_with_its_terminal,
-    it_sees_all_nodes_of_a_cluster,
-    names_cannot_write_to_the_terminal,
-    letters_of_all_kinds_stand_in_columns,
+    a_snapshot_shows_the_blocking_tree,
+    breaking_a_lock_needs_confirmation,
+    locktop_recovers_with_the_server,
+    locktop_ends_with_its_terminal,
+    locktop_covers_all_cluster_nodes,
+    names_are_escaped,
+    wide_letters_keep_the_columns,
 );
 
 fn top(server: &Server) -> Command {
@@ -33,7 +33,7 @@ fn snapshot(mut command: Command) -> String {
     printed.stdout
 }
 
-fn a_snapshot_tells_who_blocks_whom(flavor: Flavor) {
+fn a_snapshot_shows_the_blocking_tree(flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
     let empty = snapshot(top(&server));
     assert!(empty.contains("No lock has waiters.") && empty.contains("waiters 0"), "{empty}");
@@ -53,26 +53,26 @@ fn a_snapshot_tells_who_blocks_whom(flavor: Flavor) {
         ["ann", "└─ stock", "   └─ bob", "      └─ orders", "         ├─ cleo", "         └─ dan"],
         "{seen}"
     );
-    for told in ["waiters 3 (max 3)", "contended locks 2"] {
-        assert!(seen.contains(told), "{told} is not in\n{seen}");
+    for text in ["waiters 3 (max 3)", "contended locks 2"] {
+        assert!(seen.contains(text), "{text} is not in\n{seen}");
     }
     let mut only = top(&server);
     only.args(["--match", "st*"]).env("COLUMNS", "200");
     let only = snapshot(only);
-    for told in [
+    for text in [
         "held by ann, holds 1, for ",
         "renewed by the server, client ",
         "1. bob, exclusive, waiting for ",
         "no limit, client ",
     ] {
-        assert!(only.contains(told), "{told} is not in\n{only}");
+        assert!(only.contains(text), "{text} is not in\n{only}");
     }
     assert!(!only.contains("orders"), "{only}");
     drop(waiting);
-    until("nobody waits", || a.info("lock", "lock_waiters") == "0");
+    until("there are no waiters", || a.info("lock", "lock_waiters") == "0");
 }
 
-fn a_lock_is_broken_after_a_question(flavor: Flavor) {
+fn breaking_a_lock_needs_confirmation(flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
     let mut a = server.client();
     assert_eq!(a.call("LOCK.ACQUIRE orders ann"), "1");
@@ -96,11 +96,11 @@ fn a_lock_is_broken_after_a_question(flavor: Flavor) {
     terminal.press("y");
     terminal.until_seen("stock was broken; holders that lost it: 1");
     assert_eq!(stock.recv(), "1");
-    // The cursor is at another lock now, which nobody has chosen.
+    // The cursor has moved to another lock, which the user has not chosen.
     terminal.until_seen("▸ orders");
     terminal.press("b");
     terminal.until_seen("selected lock no longer has waiters; select again");
-    // Somebody else has that one before the answer comes.
+    // Another owner gets the lock before the user confirms.
     terminal.press("b");
     terminal.until_seen("Break the lock orders?");
     let _dan = server.waiting("LOCK.ACQUIRE orders dan BLOCK 0");
@@ -113,7 +113,7 @@ fn a_lock_is_broken_after_a_question(flavor: Flavor) {
     drop(orders);
 }
 
-fn it_goes_on_when_the_server_does(flavor: Flavor) {
+fn locktop_recovers_with_the_server(flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
     let mut a = server.client();
     let mut command = top(&server);
@@ -126,7 +126,7 @@ fn it_goes_on_when_the_server_does(flavor: Flavor) {
     terminal.until_gone("NOPERM");
     assert_eq!(a.call("LOCK.ACQUIRE k ann"), "1");
     let _bob = server.waiting("LOCK.ACQUIRE k bob BLOCK 0");
-    until("its connection ends", || a.call("CLIENT KILL TYPE normal SKIPME yes") != "0");
+    until("locktop's connection is closed", || a.call("CLIENT KILL TYPE normal SKIPME yes") != "0");
     let _cleo = server.waiting("LOCK.ACQUIRE k cleo BLOCK 0");
     terminal.until_seen("1. cleo");
     terminal.press(" ");
@@ -135,7 +135,7 @@ fn it_goes_on_when_the_server_does(flavor: Flavor) {
     terminal.until_ended();
 }
 
-fn it_sees_all_nodes_of_a_cluster(flavor: Flavor) {
+fn locktop_covers_all_cluster_nodes(flavor: Flavor) {
     let cluster = Cluster::start(flavor);
     let mut waiting = Vec::new();
     for (key, node) in [("a", 1), ("b", 0)] {
@@ -146,17 +146,17 @@ fn it_sees_all_nodes_of_a_cluster(flavor: Flavor) {
     let mut command = top(&cluster.nodes[0]);
     command.arg("--cluster");
     let seen = snapshot(command);
-    for told in ["waiters 2", "├─ a", "└─ b", "boba", "bobb"] {
+    for text in ["waiters 2", "├─ a", "└─ b", "boba", "bobb"] {
         assert!(
-            seen.contains(told) || seen.contains(&told.replace("├─ a", "└─ a").replace("└─ b", "├─ b")),
-            "{told} is not in\n{seen}"
+            seen.contains(text) || seen.contains(&text.replace("├─ a", "└─ a").replace("└─ b", "├─ b")),
+            "{text} is not in\n{seen}"
         );
     }
     drop(waiting);
     cluster.assert_healthy();
 }
 
-fn names_cannot_write_to_the_terminal(flavor: Flavor) {
+fn names_are_escaped(flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
     let mut a = server.client();
     let evil: &[u8] = b"\x1b[31mred\r\n\xff";
@@ -169,10 +169,10 @@ fn names_cannot_write_to_the_terminal(flavor: Flavor) {
     assert!(!seen.contains(['\x1b', '\r']), "{seen:?}");
 }
 
-fn letters_of_all_kinds_stand_in_columns(flavor: Flavor) {
+fn wide_letters_keep_the_columns(flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
     let mut a = server.client();
-    // Six letters that are twelve wide; and what would show the second name from right to left.
+    // Six letters of double width, and a name that would display from right to left.
     for (key, owner) in [("注文ロック錠", "alice"), ("orders\u{202e}kcats", "bob")] {
         assert_eq!(a.call(&format!("LOCK.ACQUIRE {key} {owner}")), "1");
     }
@@ -180,14 +180,14 @@ fn letters_of_all_kinds_stand_in_columns(flavor: Flavor) {
         .map(|key| server.waiting(&format!("LOCK.ACQUIRE {key} carol BLOCK 0")));
     let seen = snapshot(top(&server));
     assert!(seen.contains(r"orders\u{202e}kcats") && !seen.contains('\u{202e}'), "{seen}");
-    // The line between the two halves is straight.
+    // The separator between the two halves is straight.
     let width = |text: &str| text.chars().map(|letter| 1 + usize::from(letter > '\u{2e80}')).sum::<usize>();
     let at: Vec<usize> =
         seen.lines().filter_map(|line| line.split_once('│')).map(|(left, _)| width(left)).collect();
     assert!(at.len() > 3 && at.iter().all(|column| *column == at[0]), "{at:?}: {seen}");
 }
 
-fn it_ends_with_its_terminal(flavor: Flavor) {
+fn locktop_ends_with_its_terminal(flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
     let mut a = server.client();
     let connections = |a: &mut Client| a.call("CLIENT LIST TYPE normal").lines().count();
@@ -195,8 +195,8 @@ fn it_ends_with_its_terminal(flavor: Flavor) {
     terminal.until_seen("No lock has waiters.");
     assert_eq!(connections(&mut a), 2);
     drop(terminal);
-    until("its connection is closed", || connections(&mut a) == 1);
-    // Without one, it says what to do.
+    until("locktop's connection is closed", || connections(&mut a) == 1);
+    // Without a terminal, locktop suggests --batch.
     let output = Run::spawn(top(&server)).finish();
     let printed = Printed::new(&output);
     assert!(!output.status.success() && printed.stderr.contains("use --batch"), "{printed}");

@@ -1,70 +1,70 @@
 // SPDX-License-Identifier: MIT
 
-//! What clients see, on real servers. Each test starts its own; see `support`. The numbers in brackets in the first lines of a
-//! file are those of the invariants in `docs/design.md`.
+//! Tests of client-visible behavior on real servers. Each test starts its own servers, see `support`. Numbers in parentheses
+//! in the first lines of a file refer to the invariants in `docs/design.md`.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::undocumented_unsafe_blocks, unreachable_pub)]
 
 mod support;
 
 mod basics;
-mod becoming_free;
 mod cancel;
-mod client_servers;
 mod client_spec;
+mod client_topologies;
 mod clients;
 mod cluster;
+mod command_docs;
 mod connections;
-mod counted;
 mod deadlocks;
 mod demotion;
-mod describe;
+mod doc_examples;
 mod effects;
 mod errors;
-mod events;
+mod event_loop_races;
 mod examples;
 mod failovers;
 mod fair_locks;
 mod fairness_windows;
 mod fencing;
-mod fields;
 mod floor;
-mod followers;
+mod foreign_fields;
 mod guarded;
 mod guarded_fuzz;
 mod guarded_scripts;
+mod handover;
 mod histories;
 mod limit;
 mod loading;
+mod lock_events;
+mod lock_inspection;
 mod lockrun;
 mod locktop;
-mod messages;
-mod migrations;
+mod many_readers;
+mod migration_histories;
 mod monitoring;
-mod moving;
+mod multiple_locks;
+mod new_replicas;
 mod notify;
 mod notify_many;
-mod once;
+mod once_option;
 mod outages;
 mod package_examples;
 mod packages;
 mod partitions;
 mod pauses;
 mod quarantine;
-mod races;
-mod readers;
+mod random_calls;
 mod redisson;
 mod redlock;
+mod release_messages;
 mod replicas;
 mod retries;
-mod revoked;
+mod revoked_grants;
 mod scripts;
-mod sessions;
 mod setups;
-mod several;
 mod shared;
+mod slot_migrations;
 mod soak;
+mod statistics;
 mod tables;
 mod waiting;
-mod who;
-mod words;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-//! The alerts and the dashboard of `docs/monitoring`, by Prometheus' own tool, and what they get of a real server by
-//! redis_exporter.
+//! The alerts and the dashboard of `docs/monitoring`, checked by promtool and with data that redis_exporter reads from a
+//! real server.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -15,13 +15,13 @@ use serde_json::Value;
 use crate::support::programs::Run;
 use crate::support::{Flavor, Server};
 
-crate::on_every_server!(every_number_reaches_prometheus);
+crate::on_every_server!(every_field_reaches_prometheus);
 
 fn docs() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/monitoring")
 }
 
-/// What `tests/setup-monitoring.sh` has put there.
+/// A program that `tests/setup-monitoring.sh` has downloaded.
 fn program(name: &str) -> Option<Command> {
     let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/monitoring").join(name);
     if !program.exists() {
@@ -29,7 +29,7 @@ fn program(name: &str) -> Option<Command> {
             std::env::var_os("REQUIRE_ALL_SERVERS").is_none(),
             "no {name}, see tests/setup-monitoring.sh"
         );
-        eprintln!("SKIPPED: {name} is not there, see tests/setup-monitoring.sh");
+        eprintln!("SKIPPED: {name} is missing, see tests/setup-monitoring.sh");
         return None;
     }
     Some(Command::new(program))
@@ -44,7 +44,7 @@ fn promtool(arguments: &[&str], dir: &Path) {
 }
 
 #[test]
-fn promtool_accepts_the_alerts_and_they_fire_when_they_should() {
+fn alert_rules_pass_promtool() {
     promtool(&["check", "rules", "rules.yml"], &docs());
     promtool(&["test", "rules", "rules_test.yml"], &docs());
 }
@@ -53,7 +53,7 @@ fn dashboard() -> Value {
     serde_json::from_str(&fs::read_to_string(docs().join("dashboard.json")).unwrap()).unwrap()
 }
 
-/// What the dashboard asks for, as Grafana would ask it for all servers.
+/// The dashboard's queries, with variables replaced as Grafana does for all servers.
 fn queries() -> Vec<String> {
     let dashboard = dashboard();
     let panels = dashboard["panels"].as_array().unwrap();
@@ -64,7 +64,7 @@ fn queries() -> Vec<String> {
 }
 
 #[test]
-fn prometheus_understands_what_the_dashboard_asks() {
+fn dashboard_queries_are_valid() {
     let mut rules = "groups:\n  - name: dashboard\n    rules:\n".to_owned();
     for (number, query) in queries().iter().enumerate() {
         rules += &format!("      - record: panel:query:{number}\n        expr: '{query}'\n");
@@ -76,37 +76,37 @@ fn prometheus_understands_what_the_dashboard_asks() {
 }
 
 #[test]
-fn panels_of_the_dashboard_stand_side_by_side() {
+fn dashboard_panels_do_not_overlap() {
     let dashboard = dashboard();
     let (mut ids, mut cells) = (BTreeSet::new(), BTreeSet::new());
     for panel in dashboard["panels"].as_array().unwrap() {
-        assert!(ids.insert(panel["id"].as_u64().unwrap()), "twice: {panel}");
+        assert!(ids.insert(panel["id"].as_u64().unwrap()), "duplicate ID: {panel}");
         let [x, y, w, h] = ["x", "y", "w", "h"].map(|name| panel["gridPos"][name].as_u64().unwrap());
         assert!(x + w <= 24 && w > 0 && h > 0, "{panel}");
         for cell in (x..x + w).flat_map(|x| (y..y + h).map(move |y| (x, y))) {
-            assert!(cells.insert(cell), "something else is at {cell:?} already: {panel}");
+            assert!(cells.insert(cell), "overlap at {cell:?}: {panel}");
         }
     }
 }
 
-/// The fields whose values a query or a rule wants.
+/// The fields that a query or a rule uses.
 fn fields_in(text: &str) -> BTreeSet<String> {
     let words = text.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_');
     words.filter(|word| word.starts_with("lock_")).map(str::to_owned).collect()
 }
 
-fn every_number_reaches_prometheus(flavor: Flavor) {
+fn every_field_reaches_prometheus(flavor: Flavor) {
     let Some(mut exporter) = program("redis_exporter") else { return };
     let server = Server::with_module(flavor, &[]);
     let mut client = server.client();
     client.call("LOCK.ACQUIRE k a PX 100000 WATCHDOG");
-    // Two may want the same port: the one that is slower ends.
+    // If two tests get the same port, the slower exporter fails.
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     exporter.args(["-redis.addr", &server.url(), "-web.listen-address", &address.to_string(), "-script"]);
     exporter.arg(docs().join("lock.lua"));
     let mut run = Run::spawn(exporter);
     let mut page = String::new();
-    run.until("the exporter answers", || {
+    run.until("the exporter responds", || {
         let Ok(mut stream) = TcpStream::connect(address) else { return false };
         page.clear();
         stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
@@ -127,7 +127,7 @@ fn every_number_reaches_prometheus(flavor: Flavor) {
     wanted.extend(queries().iter().flat_map(|query| fields_in(query)));
     assert!(wanted.contains("lock_grants_at_once") && wanted.contains("lock_table_waiters"));
     for field in wanted {
-        assert!(value(&field).is_some(), "nobody exports {field}");
+        assert!(value(&field).is_some(), "{field} is not exported");
     }
     assert_eq!((value("lock_watchdogs"), value("lock_waiters")), (Some(1.0), Some(0.0)));
     client.call("LOCK.RELEASE k a");

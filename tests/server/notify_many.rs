@@ -6,27 +6,27 @@ use crate::notify::inbox;
 use crate::support::{until, Client, Flavor, Server};
 
 crate::on_every_server!(
-    ten_thousand_waits_are_granted_in_order_over_one_connection,
-    ten_thousand_waits_are_granted_in_order_with_one_subscriber,
-    ten_thousand_waits_for_as_many_locks_end_with_their_connection,
+    ten_thousand_waits_share_one_connection,
+    ten_thousand_waits_share_one_subscriber,
+    ten_thousand_waits_end_with_their_connection,
 );
 
 const WAITS: usize = 10_000;
 
-/// Bytes of one wait, at most: in one queue, and with what is remembered of a lock that nobody else waits for. A blocked client takes
-/// 37,000.
+/// Maximum memory of one wait in bytes: in a shared queue, and with the state of a lock that has no other waiter. A blocked
+/// client takes 37,000 bytes.
 const BYTES: i64 = 1_200;
 const BYTES_WITH_LOCK: i64 = 2_400;
 
-/// So many calls are on their way at once.
-const PORTION: usize = 500;
+/// Number of calls sent in one write.
+const BATCH: usize = 500;
 
-/// Sends all these calls, and reads their replies, which are all this one.
+/// Sends all calls, and asserts that every reply equals `reply`.
 fn call_all(client: &mut Client, calls: impl Iterator<Item = String>, reply: &str) {
     let calls: Vec<String> = calls.collect();
-    for portion in calls.chunks(PORTION) {
-        client.send_at_once(&portion.iter().map(String::as_str).collect::<Vec<_>>());
-        for call in portion {
+    for batch in calls.chunks(BATCH) {
+        client.send_at_once(&batch.iter().map(String::as_str).collect::<Vec<_>>());
+        for call in batch {
             assert_eq!(client.recv(), reply, "{call}");
         }
     }
@@ -36,7 +36,7 @@ fn memory(client: &mut Client) -> i64 {
     client.info("memory", "used_memory").parse().unwrap()
 }
 
-/// Who waits on `caller` is told on `listener`, or on the same connection if there is none.
+/// Waits on `caller` are notified on `listener`, or on the same connection if `listener` is `None`.
 fn granted_in_order(server: &Server, mut caller: Client, mut listener: Option<Client>) {
     let mut a = server.client();
     a.call("LOCK.ACQUIRE k a PX 600000");
@@ -50,8 +50,8 @@ fn granted_in_order(server: &Server, mut caller: Client, mut listener: Option<Cl
     assert_eq!(a.info("lock", "lock_notify_waits"), WAITS.to_string());
     assert_eq!(a.call("LOCK.RELEASE k a"), "0");
     for number in 0..WAITS {
-        let heard = listener.as_mut().unwrap_or(&mut caller).recv();
-        assert!(heard.ends_with(&format!("lock:inbox:w, granted r{number} k]")), "{heard}, not {number}");
+        let message = listener.as_mut().unwrap_or(&mut caller).recv();
+        assert!(message.ends_with(&format!("lock:inbox:w, granted r{number} k]")), "{message}, not {number}");
         caller.send_at_once(&[&ask(number), &format!("LOCK.RELEASE k o{number}")]);
         assert_eq!([caller.recv(), caller.recv()], ["1", "0"]);
     }
@@ -61,13 +61,13 @@ fn granted_in_order(server: &Server, mut caller: Client, mut listener: Option<Cl
     assert_eq!(a.call("EXISTS k"), "0");
 }
 
-fn ten_thousand_waits_are_granted_in_order_over_one_connection(flavor: Flavor) {
+fn ten_thousand_waits_share_one_connection(flavor: Flavor) {
     let mut server = Server::with_module(flavor, &[]);
     granted_in_order(&server, inbox(&server, "w"), None);
     server.assert_healthy();
 }
 
-fn ten_thousand_waits_are_granted_in_order_with_one_subscriber(flavor: Flavor) {
+fn ten_thousand_waits_share_one_subscriber(flavor: Flavor) {
     let mut server = Server::with_module(flavor, &[]);
     let mut listener = server.client();
     assert_eq!(listener.call("SUBSCRIBE lock:inbox:w"), "[subscribe, lock:inbox:w, 1]");
@@ -75,7 +75,7 @@ fn ten_thousand_waits_are_granted_in_order_with_one_subscriber(flavor: Flavor) {
     server.assert_healthy();
 }
 
-fn ten_thousand_waits_for_as_many_locks_end_with_their_connection(flavor: Flavor) {
+fn ten_thousand_waits_end_with_their_connection(flavor: Flavor) {
     let mut server = Server::with_module(flavor, &[]);
     let (mut a, mut b) = (server.client(), inbox(&server, "w"));
     call_all(&mut a, (0..WAITS).map(|number| format!("LOCK.ACQUIRE k{number} a PX 600000")), "1");
@@ -89,12 +89,12 @@ fn ten_thousand_waits_for_as_many_locks_end_with_their_connection(flavor: Flavor
     );
     let full = memory(&mut a);
     assert_eq!(a.call(&format!("CLIENT KILL ID {}", b.id)), "1");
-    until("nobody waits", || a.info("lock", "lock_table_notified_waits") == "0");
+    until("there are no waiters", || a.info("lock", "lock_table_notified_waits") == "0");
     assert_eq!(a.info("lock", "lock_waiters"), "0");
-    // The keys are there still, and the server's own buffers.
+    // The keys still exist, and the server keeps its own buffers.
     until("the memory of the waits is free", || memory(&mut a) < before + (full - before) / 10);
     call_all(&mut a, (0..WAITS).map(|number| format!("LOCK.RELEASE k{number} a")), "0");
     assert_eq!(a.call("DBSIZE"), "0", "nothing was granted");
-    until("nothing is left", || a.info("lock", "lock_table_locks") == "0");
+    until("no lock is tracked", || a.info("lock", "lock_table_locks") == "0");
     server.assert_healthy();
 }

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: MIT
 
-//! The network between a client and its server is away for some seconds, as the kernel has it: what was not acknowledged is sent
-//! again when it is back, also on a connection that the client gave up meanwhile. A package must not be undone by its own past: a
-//! renewal that comes late would bind the hold to that connection, whose end would then free it, while its holder takes it for
-//! valid.
+//! The network between a client and its server fails for some seconds. The kernel resends unacknowledged data afterwards,
+//! even on a connection that the client has closed. A late renewal would bind the hold to that closed connection and so end
+//! it, while its holder still trusts it. A package must prevent this.
 
 use std::process::{Command, Stdio};
 use std::thread;
@@ -15,7 +14,7 @@ use crate::support::driver::{Driver, Package};
 use crate::support::network::Network;
 use crate::support::{until, Flavor};
 
-mod a_kept_hold_outlives_an_outage {
+mod a_renewed_hold_outlives_an_outage {
     use super::{play, Package};
 
     #[test]
@@ -63,26 +62,27 @@ fn play(package: Package) {
     let mut driver = Driver::start(package, &server.url());
     let acquire = driver.ask(json!({"do": "acquire", "as": "h", "lock": "a", "lease": 15000, "keep": true}));
     assert_eq!(driver.answer(acquire)["is"], "granted");
-    // Somebody else waits where there is no outage: on the server's own machine.
+    // Another client waits on the server's own machine, which has no outage.
     let mut other = Command::new("nsenter");
     other.args(["--target", &server.pid().to_string(), "--net", "redis-cli", "-p", &server.port.to_string()]);
     other.args(["LOCK.ACQUIRE", "a", "other", "PX", "60000", "BLOCK", "0"]).stdout(Stdio::null());
     let mut other = other.spawn().unwrap();
-    // A third of the lease: the first renewal meets the outage. After five seconds without an answer its connection is given up.
+    // The first renewal, after a third of the lease, meets the outage. Its connection is closed after five seconds without a
+    // reply.
     thread::sleep(Duration::from_millis(4500));
     network.cut_clients_off(0);
     thread::sleep(Duration::from_millis(6800));
     network.let_clients_in(0);
-    // It must be bound again by then, and everything that comes late has come.
+    // The hold must be bound again by now, and all late data has arrived.
     for _ in 0..60 {
         thread::sleep(Duration::from_millis(200));
         let state = driver.ask(json!({"do": "state", "as": "h"}));
         assert_eq!(driver.answer(state)["is"], "held");
-        assert!(other.try_wait().unwrap().is_none(), "two have it");
+        assert!(other.try_wait().unwrap().is_none(), "two owners hold the lock");
     }
     let release = driver.ask(json!({"do": "release", "as": "h"}));
     assert_eq!(driver.answer(release)["is"], "released");
-    until("the other has it", || other.try_wait().unwrap().is_some());
+    until("the other client holds the lock", || other.try_wait().unwrap().is_some());
     let close = driver.ask(json!({"do": "close"}));
     driver.answer(close);
     driver.finish();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! The programs of `examples/` that stand on the packages of `clients/`, as a reader would run them.
+//! The programs of `examples/` that use the packages of `clients/`, run as a reader would run them.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -11,10 +11,10 @@ use crate::support::{until, Client, Flavor, Server};
 
 crate::on_every_server!(
     all_languages_count_together,
-    whoever_loses_its_lock_stops,
-    a_thousand_tasks_count,
-    no_more_calls_than_permits,
-    money_stays_the_same,
+    a_lost_lock_stops_the_program,
+    a_thousand_tasks_count_exactly,
+    permits_bound_concurrent_calls,
+    transfers_keep_the_total,
     a_late_write_is_refused,
     work_stops_when_its_lock_is_lost,
 );
@@ -23,7 +23,7 @@ const LOCK: &str = "example:lock";
 const COUNTER: &str = "example:counter";
 const ROUNDS: usize = 100;
 
-/// The counters that can run here, each with its language.
+/// The counter programs that this machine can run, each with its package.
 fn counters() -> Vec<(Package, Command)> {
     [Package::Python, Package::NodeIoredis, Package::Go, Package::JavaLettuce, Package::Rust]
         .into_iter()
@@ -32,7 +32,7 @@ fn counters() -> Vec<(Package, Command)> {
         .collect()
 }
 
-/// Without the lock, or with one that does not exclude the others, increments would get lost.
+/// Without a lock that excludes the other programs, increments would get lost.
 fn all_languages_count_together(flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
     let mut holder = server.client();
@@ -56,14 +56,14 @@ fn all_languages_count_together(flavor: Flavor) {
     assert_nothing_stays(server, holder);
 }
 
-fn whoever_loses_its_lock_stops(flavor: Flavor) {
+fn a_lost_lock_stops_the_program(flavor: Flavor) {
     for (package, mut program) in counters() {
         let server = Server::with_module(flavor, &[]);
         program.args([server.url(), "1000000".to_owned()]);
         let mut run = Run::spawn(program);
         let mut client = server.client();
-        run.until("it counts", || client.call(&format!("GET {COUNTER}")) != "nil");
-        // A grant that is not confirmed yet may be broken unseen.
+        run.until("the program counts", || client.call(&format!("GET {COUNTER}")) != "nil");
+        // A break may hit a grant that the program has not confirmed yet, so repeat it.
         until(&format!("{package:?} stops"), || {
             client.call(&format!("LOCK.BREAK {LOCK}"));
             run.has_ended()
@@ -76,7 +76,7 @@ fn whoever_loses_its_lock_stops(flavor: Flavor) {
     }
 }
 
-fn a_thousand_tasks_count(flavor: Flavor) {
+fn a_thousand_tasks_count_exactly(flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
     if printed_by_python("tasks", &[&server.url(), "1000"]).is_none() {
         return;
@@ -89,7 +89,7 @@ fn a_thousand_tasks_count(flavor: Flavor) {
     assert_nothing_stays(server, client);
 }
 
-fn no_more_calls_than_permits(flavor: Flavor) {
+fn permits_bound_concurrent_calls(flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
     let Some(printed) = printed_by_python("permits", &[&server.url()]) else { return };
     let most: usize = printed.stdout.strip_suffix(" calls at a time at most\n").unwrap().parse().unwrap();
@@ -98,7 +98,7 @@ fn no_more_calls_than_permits(flavor: Flavor) {
     assert_nothing_stays(server, client);
 }
 
-fn money_stays_the_same(flavor: Flavor) {
+fn transfers_keep_the_total(flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
     let Some(printed) = printed_by_python("transfer", &[&server.url()]) else { return };
     assert_eq!(printed.stdout, "there are 10000 of 10000\n");
@@ -107,7 +107,7 @@ fn money_stays_the_same(flavor: Flavor) {
     assert_nothing_stays(server, client);
 }
 
-/// Alice waits at her question until her lease is over, and Bob has deposited.
+/// Alice waits at her prompt until her lease has expired and Bob has deposited.
 fn a_late_write_is_refused(flavor: Flavor) {
     if !Package::Python.is_built() {
         return;
@@ -152,7 +152,7 @@ fn work_stops_when_its_lock_is_lost(flavor: Flavor) {
         program.arg(server.url());
         let mut run = Run::spawn(program);
         let mut client = server.client();
-        run.until("it has the lock", || client.call(&format!("{how} {LOCK}")) == "1");
+        run.until("the program holds the lock", || client.call(&format!("{how} {LOCK}")) == "1");
         let output = run.finish();
         let printed = Printed::new(&output);
         assert!(output.status.success() && printed.stdout.starts_with("lost after "), "{how}: {printed}");
@@ -160,7 +160,7 @@ fn work_stops_when_its_lock_is_lost(flavor: Flavor) {
     }
 }
 
-/// What an example in Python prints that succeeds; nothing if it cannot be had here.
+/// Output of a Python example, which must succeed. `None` if the example is not available.
 fn printed_by_python(example: &str, args: &[&str]) -> Option<Printed> {
     Package::Python.is_built().then(|| {
         let mut program = Package::Python.example(example);
@@ -172,7 +172,7 @@ fn printed_by_python(example: &str, args: &[&str]) -> Option<Printed> {
     })
 }
 
-/// With the only client that is still connected.
+/// Asserts that no key, waiter or connection is left; `client` is the last connected client.
 fn assert_nothing_stays(mut server: Server, mut client: Client) {
     until("the programs' connections are closed", || client.info("clients", "connected_clients") == "1");
     assert_eq!(client.call(&format!("EXISTS {LOCK}")), "0");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! What `make dist` makes, installed; and the image of the `Dockerfile`, as far as that can be tried without Docker.
+//! Installs the packages that `make dist` builds, and tests the image of the `Dockerfile` as far as possible without Docker.
 
 use std::fs;
 use std::process::Command;
@@ -11,9 +11,9 @@ use crate::support::{Flavor, Server};
 
 crate::on_every_server!(the_image_does_not_run_as_root);
 
-/// `tests/packages.sh` says what is tried, and skips it where that cannot be done.
+/// `tests/packages.sh` explains its checks, and skips those that this machine cannot run.
 #[test]
-fn long_the_packages_install_and_the_server_starts_with_them() {
+fn long_packages_install_and_start_a_server() {
     let mut script = Command::new("sh");
     script.arg("tests/packages.sh").current_dir(env!("CARGO_MANIFEST_DIR")).env_remove("CARGO_TARGET_DIR");
     assert!(script.status().unwrap().success());
@@ -21,38 +21,38 @@ fn long_the_packages_install_and_the_server_starts_with_them() {
 
 const DOCKERFILE: &str = include_str!("../../Dockerfile");
 
-/// What an instruction of the last stage of the Dockerfile says, in one line.
+/// The text of the last such instruction in the Dockerfile, in one line.
 fn last_instruction(name: &str) -> String {
     let text = DOCKERFILE.replace("\\\n", " ");
     let line = text.lines().rev().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
     line.unwrap_or_else(|| panic!("no {name}")).to_owned()
 }
 
-/// What Docker gives to the entrypoint: a list as it is, and anything else to a shell.
+/// The arguments that Docker passes to the entrypoint: a list unchanged, other commands through a shell.
 fn arguments_of_the_entrypoint() -> Vec<String> {
     let command = last_instruction("CMD");
     let shell = |text: String| vec!["/bin/sh".to_owned(), "-c".to_owned(), text];
     serde_json::from_str(&command).unwrap_or_else(|_| shell(command))
 }
 
-/// The rule of the entrypoints of the official images of Redis and Valkey: an option or a file that ends in `.conf` is for the
-/// server, and only a command that begins with the server's name gives up root. Returns that command and whether it does.
-fn enter(server: &str, mut arguments: Vec<String>) -> (Vec<String>, bool) {
+/// Follows the entrypoints of the official Redis and Valkey images. An option or a `.conf` file is for the server, and only
+/// a command that begins with the server's name drops root. Returns the command and whether it drops root.
+fn run_entrypoint(server: &str, mut arguments: Vec<String>) -> (Vec<String>, bool) {
     if arguments[0].starts_with('-') || arguments[0].ends_with(".conf") {
         arguments.insert(0, server.to_owned());
     }
-    let gives_up_root = arguments[0] == server;
-    (arguments, gives_up_root)
+    let drops_root = arguments[0] == server;
+    (arguments, drops_root)
 }
 
 fn the_image_does_not_run_as_root(flavor: Flavor) {
     let program = flavor.program();
-    let (command, gives_up_root) =
-        enter(program.file_name().unwrap().to_str().unwrap(), arguments_of_the_entrypoint());
-    assert!(gives_up_root, "{command:?} runs as root");
+    let (command, drops_root) =
+        run_entrypoint(program.file_name().unwrap().to_str().unwrap(), arguments_of_the_entrypoint());
+    assert!(drops_root, "{command:?} runs as root");
     assert!(!DOCKERFILE.contains("\nENTRYPOINT"), "the image has an entrypoint of its own");
 
-    // The step that writes the configuration, in a folder.
+    // Runs the Dockerfile's step that writes the configuration in a folder.
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path().to_str().unwrap();
     let in_root = |text: &str| {
@@ -78,9 +78,9 @@ fn the_image_does_not_run_as_root(flavor: Flavor) {
     assert_eq!(client.call("CONFIG REWRITE"), "OK");
 }
 
-/// The server has no protected mode in its container: whoever reaches the port may do anything.
+/// The server in the container has no protected mode: any client that reaches the port has full access.
 #[test]
-fn the_image_is_published_to_this_machine_alone() {
+fn the_image_listens_on_localhost_only() {
     let published: Vec<&str> = DOCKERFILE.lines().filter(|line| line.contains("docker run")).collect();
     assert!(!published.is_empty());
     for line in published {

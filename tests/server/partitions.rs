@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 
-//! A node of a cluster is cut off by its network while many clients use everything: the others elect its replica, and it goes on
-//! serving whoever reaches it until it finds itself alone. A checker that shares no code with the module decides whether what
-//! clients were promised was kept (1, 5). See `tests/history`.
+//! A network failure cuts off a cluster node while many clients use every feature. The other nodes elect its replica. The
+//! cut-off node serves its clients until it notices that it is alone. A checker that shares no code with the module decides
+//! whether every promise to clients was met (1, 5). See `tests/history`.
 
 use std::thread;
 use std::time::Duration;
@@ -10,35 +10,35 @@ use std::time::Duration;
 use rand::RngExt;
 use redis_lock_history::load::Promise;
 
-use super::failovers::{load, until_it_follows, Case, Outcome, KEPT};
-use super::histories::{address, judge, verify, MODULE_ARGS};
+use super::failovers::{load, until_it_follows, Case, Outcome, TWO_REPLICAS};
+use super::histories::{address, assert_no_state_left, assert_right, MODULE_ARGS};
 use crate::support::network::Network;
 use crate::support::{until, Flavor, Server};
 
 crate::on_every_server!(
-    what_the_replica_has_acknowledged_is_kept,
-    in_quarantine_nobody_overlaps,
-    what_nobody_was_promised_is_lost,
+    acknowledged_holds_survive_partitions,
+    quarantine_prevents_overlapping_holds,
+    unacknowledged_holds_get_lost,
 );
 
-/// All locks are in one slot, of the first node.
+/// All locks are in one slot of the first node.
 const TAG: &str = "{b}";
 
 /// Many leases outlast the election of a replica.
 const CUT_OFF: Case = Case {
     prefix: TAG,
-    every: Duration::from_millis(1500),
+    interval: Duration::from_millis(1500),
     stretch: 3,
     calls_per_key: 10_000,
     length: Duration::from_secs(12),
-    ..KEPT
+    ..TWO_REPLICAS
 };
 
-/// Three nodes with slots, and a replica of the first. A node that hears nothing for so many milliseconds takes itself for alone.
+/// Starts three nodes with slots and a replica of the first. A node considers itself cut off after `timeout` ms of silence.
 fn start(network: &Network, flavor: Flavor, timeout: &str, module_args: &[&str]) -> Vec<Server> {
     let module_args = [&MODULE_ARGS, module_args].concat();
     let cluster = ["--cluster-enabled", "yes", "--cluster-node-timeout", timeout];
-    // However long its replica has heard nothing from it.
+    // A replica may be elected however long its primary has been silent.
     let args = [&cluster[..], &["--cluster-replica-validity-factor", "0"]].concat();
     let nodes: Vec<Server> =
         (0..4).map(|machine| network.server(machine, flavor, &module_args, &args)).collect();
@@ -61,12 +61,12 @@ fn start(network: &Network, flavor: Flavor, timeout: &str, module_args: &[&str])
     assert_eq!(clients[3].call(&format!("CLUSTER REPLICATE {first}")), "OK");
     until("the replica is in sync", || clients[3].info("replication", "master_link_status") == "up");
     for client in &mut clients {
-        until("all know of the replica", || client.call("CLUSTER NODES").contains("slave"));
+        until("every node knows the replica", || client.call("CLUSTER NODES").contains("slave"));
     }
     nodes
 }
 
-/// What clients saw of it; nothing where there can be no network.
+/// Result of a run; `None` if this machine cannot create networks.
 fn run(flavor: Flavor, case: &Case) -> Option<Outcome> {
     let network = Network::enter()?;
     let mut nodes = start(&network, flavor, "250", case.module_args);
@@ -74,7 +74,7 @@ fn run(flavor: Flavor, case: &Case) -> Option<Outcome> {
     let outcome = load(case, address(&nodes[0]), |shared, rng| {
         let [before, next] = [primary, replica].map(|machine: u8| &nodes[usize::from(machine)]);
         network.cut_off(primary);
-        // The load's clients make new connections to the one that is cut off, too, until the other one leads.
+        // Until the replica leads, the clients also open new connections to the cut-off node.
         let mut client = next.client();
         until("the replica was elected", || client.call("ROLE").starts_with("[master"));
         shared.move_to(address(next));
@@ -83,38 +83,39 @@ fn run(flavor: Flavor, case: &Case) -> Option<Outcome> {
         until_it_follows(before);
         std::mem::swap(&mut primary, &mut replica);
     });
-    nodes.iter_mut().for_each(verify);
+    nodes.iter_mut().for_each(assert_no_state_left);
     Some(outcome)
 }
 
 fn run_strictly(flavor: Flavor, case: &Case) {
     if let Some(Outcome { seed, records, report, .. }) = run(flavor, case) {
-        judge(seed, &records, &report);
+        assert_right(seed, &records, &report);
     }
 }
 
-fn what_the_replica_has_acknowledged_is_kept(flavor: Flavor) {
+fn acknowledged_holds_survive_partitions(flavor: Flavor) {
     run_strictly(flavor, &Case { promise: Promise::Replicas(1), ..CUT_OFF });
 }
 
-/// It lasts for as long as the longest lease, and for as long as a node that is cut off may go on.
+/// Lasts for the longest lease plus the time that a cut-off node may continue to serve.
 const QUARANTINE: Case = Case {
     promise: Promise::Primary,
     module_args: &["lock.quarantine", "3500", "lock.max-lease", "2400"],
     names_once: true,
-    every: Duration::from_secs(4),
+    interval: Duration::from_secs(4),
     length: Duration::from_secs(12),
     ..CUT_OFF
 };
 
-fn in_quarantine_nobody_overlaps(flavor: Flavor) {
+fn quarantine_prevents_overlapping_holds(flavor: Flavor) {
     run_strictly(flavor, &QUARANTINE);
 }
 
-/// Without this the others would prove nothing: here two own a lock, as the first was promised no more than its node's word.
-fn what_nobody_was_promised_is_lost(flavor: Flavor) {
+/// Without this loss the other tests would prove nothing. Two owners hold a lock here, as only the first node had confirmed
+/// the first hold.
+fn unacknowledged_holds_get_lost(flavor: Flavor) {
     let Some(network) = Network::enter() else { return };
-    // Time enough for two calls on a busy machine.
+    // Enough time for two calls on a busy machine.
     let mut nodes = start(&network, flavor, "1000", &[]);
     network.cut_off(0);
     let mut alone = nodes[0].client();
@@ -126,7 +127,9 @@ fn what_nobody_was_promised_is_lost(flavor: Flavor) {
     for lock in ["plain", "promised"] {
         assert_eq!(next.call(&format!("LOCK.ACQUIRE {{b}}{lock} b PX 60000")), "1");
     }
-    until("the other one stops", || alone.call("LOCK.ACQUIRE {b}later a").starts_with("CLUSTERDOWN"));
+    until("the cut-off node stops serving", || {
+        alone.call("LOCK.ACQUIRE {b}later a").starts_with("CLUSTERDOWN")
+    });
     network.join(0);
     until_it_follows(&nodes[0]);
     let renewed = next.call("LOCK.RENEW {b}plain a PX 60000");
@@ -134,5 +137,5 @@ fn what_nobody_was_promised_is_lost(flavor: Flavor) {
     for lock in ["plain", "promised"] {
         assert_eq!(next.call(&format!("LOCK.RELEASE {{b}}{lock} b")), "0");
     }
-    nodes.iter_mut().for_each(verify);
+    nodes.iter_mut().for_each(assert_no_state_left);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-//! While the server may not write, nothing is granted; it is right after. Where a write nobody asked for would
-//! meet a paused server, the server would end with an assertion.
+//! While the server must not write, nothing is granted; grants follow right after. A write by the module during a pause
+//! would crash the server with an assertion.
 
 use std::time::{Duration, Instant};
 
@@ -9,21 +9,21 @@ use crate::support::server::unload_module;
 use crate::support::{in_world, until, Client, Flavor, Server, World};
 
 crate::on_every_server!(
-    a_pause_holds_grants_back,
-    a_wait_ends_in_time_in_a_pause,
-    too_few_replicas_hold_grants_back,
-    a_disk_error_holds_grants_back,
-    to_ask_whether_writes_are_refused_changes_nothing,
-    a_shutdown_that_waits_for_a_replica_grants_nothing,
+    a_pause_delays_grants,
+    waits_time_out_during_a_pause,
+    too_few_replicas_delay_grants,
+    a_disk_error_delays_grants,
+    the_write_check_changes_nothing,
+    a_waiting_shutdown_grants_nothing,
     a_failover_ends_all_waits,
     a_demotion_ends_all_waits,
-    a_promotion_starts_afresh,
-    a_clock_that_is_set_back_keeps_nobody_waiting,
+    a_promoted_server_hands_over_replicated_locks,
+    a_clock_set_back_delays_no_waiter,
     a_watchdog_survives_stalls_of_half_its_lease,
 );
 
-/// What `docs/guarantees.md` says of stalls: the hold survives those that are shorter than two thirds of its lease, however many, and
-/// no longer one than the lease.
+/// Checks the promise of `docs/guarantees.md` about stalls. A hold survives any number of stalls below two thirds of its
+/// lease, and no stall above the lease.
 fn a_watchdog_survives_stalls_of_half_its_lease(flavor: Flavor) {
     in_world(flavor, |world| {
         let (mut a, mut b) = (world.client(), world.client());
@@ -41,19 +41,19 @@ fn a_watchdog_survives_stalls_of_half_its_lease(flavor: Flavor) {
     });
 }
 
-fn a_pause_holds_grants_back(flavor: Flavor) {
+fn a_pause_delays_grants(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k a PX 150");
         let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0 PX 100000");
         assert_eq!(a.call("CLIENT PAUSE 100000 WRITE"), "OK");
-        until("the lease is over", || a.call("LOCK.INFO k") == "nil");
+        until("the lease has expired", || a.call("LOCK.INFO k") == "nil");
         assert_eq!(a.call("LOCK.WAITERS k").matches("owner").count(), 1);
         assert!(b.has_nothing(), "granted in a pause");
         assert_eq!(a.call("CLIENT UNPAUSE"), "OK");
         assert_eq!(b.recv(), "1");
         assert_eq!(b.call("LOCK.RELEASE k b"), "0");
-        // A pause of everything cannot be ended, but ends.
+        // A pause of all commands cannot be ended early.
         a.call("LOCK.ACQUIRE k a PX 100");
         let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0 PX 100000");
         let paused = Instant::now();
@@ -63,7 +63,7 @@ fn a_pause_holds_grants_back(flavor: Flavor) {
     });
 }
 
-fn a_wait_ends_in_time_in_a_pause(flavor: Flavor) {
+fn waits_time_out_during_a_pause(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k a PX 50");
@@ -79,14 +79,14 @@ fn a_wait_ends_in_time_in_a_pause(flavor: Flavor) {
     });
 }
 
-/// `refuse` makes the server refuse the writes of all clients, with an error that begins with `error`, and `allow` ends
-/// that. In between nothing is granted or renewed, and waits end in time.
+/// `refuse` makes the server refuse all clients' writes with an error that begins with `error`, and `allow` ends that. In
+/// between nothing is granted or renewed, and waits still time out.
 fn nothing_is_granted_while(server: &Server, error: &str, refuse: impl Fn(), allow: impl Fn()) {
     let mut a = server.client();
     for key in ["ends", "left", "kept"] {
         assert_eq!(a.call(&format!("DEL {key}")).len(), 1);
     }
-    // The first two become free meanwhile, by a lease that ends and by a client that goes; the third is renewed.
+    // The first two locks become free in between, by lease expiry and by a disconnect. The third is renewed.
     assert_eq!(a.call("LOCK.ACQUIRE ends a PX 1000"), "1");
     let mut gone = server.client();
     assert_eq!(gone.call("LOCK.ACQUIRE left gone EPHEMERAL PX 100000"), "1");
@@ -100,7 +100,7 @@ fn nothing_is_granted_while(server: &Server, error: &str, refuse: impl Fn(), all
     assert!(refused(&mut a), "{}", a.call("SET x y"));
     gone.close();
     assert_eq!(impatient.recv(), "nil");
-    until("the lease is over", || a.call("LOCK.INFO ends") == "nil");
+    until("the lease has expired", || a.call("LOCK.INFO ends") == "nil");
     until("a renewal was due", || a.number("PTTL kept") < 1900);
     assert!(a.call("LOCK.INFO left").contains("gone"));
     assert!(first.has_nothing() && heir.has_nothing(), "granted while the server refuses writes");
@@ -115,7 +115,7 @@ fn nothing_is_granted_while(server: &Server, error: &str, refuse: impl Fn(), all
     }
 }
 
-fn too_few_replicas_hold_grants_back(flavor: Flavor) {
+fn too_few_replicas_delay_grants(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut operator = world.client();
         nothing_is_granted_while(
@@ -124,7 +124,7 @@ fn too_few_replicas_hold_grants_back(flavor: Flavor) {
             || assert_eq!(world.client().call("CONFIG SET min-replicas-to-write 2"), "OK"),
             || assert_eq!(world.client().call("CONFIG SET min-replicas-to-write 1"), "OK"),
         );
-        // With enough replicas the setting stands in nobody's way.
+        // With enough replicas the setting delays nothing.
         assert_eq!(operator.call("LOCK.ACQUIRE k a PX 50"), "1");
         let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
         assert_eq!(b.recv(), "1");
@@ -132,9 +132,9 @@ fn too_few_replicas_hold_grants_back(flavor: Flavor) {
     });
 }
 
-fn a_disk_error_holds_grants_back(flavor: Flavor) {
+fn a_disk_error_delays_grants(flavor: Flavor) {
     let mut server = Server::with_module(flavor, &["--save", "3600 1", "--dbfilename", "dump"]);
-    let in_the_way = server.dir.path().join("dump");
+    let obstacle = server.dir.path().join("dump");
     let saved = |outcome: &str| {
         let mut a = server.client();
         a.call("BGSAVE");
@@ -147,20 +147,20 @@ fn a_disk_error_holds_grants_back(flavor: Flavor) {
         &server,
         "MISCONF ",
         || {
-            // No file can be put where a folder is.
-            std::fs::create_dir(&in_the_way).unwrap();
+            // A folder prevents the server from writing its file.
+            std::fs::create_dir(&obstacle).unwrap();
             saved("err");
         },
         || {
-            std::fs::remove_dir(&in_the_way).unwrap();
+            std::fs::remove_dir(&obstacle).unwrap();
             saved("ok");
         },
     );
     server.assert_healthy();
 }
 
-/// The server is asked with a command, which leaves no trace in any key, not even in one of the name that it asks with.
-fn to_ask_whether_writes_are_refused_changes_nothing(flavor: Flavor) {
+/// The module checks with a command that must leave no trace, not even in the key that it names.
+fn the_write_check_changes_nothing(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         for (make, look) in [
@@ -185,28 +185,28 @@ fn to_ask_whether_writes_are_refused_changes_nothing(flavor: Flavor) {
     });
 }
 
-/// SIGTERM with a replica that lags pauses writes until it has caught up, or a time is over.
-fn a_shutdown_that_waits_for_a_replica_grants_nothing(flavor: Flavor) {
+/// With a lagging replica, SIGTERM pauses writes until the replica has caught up or a timeout ends.
+fn a_waiting_shutdown_grants_nothing(flavor: Flavor) {
     let World { mut primary, replica } = World::start(flavor, &["--shutdown-timeout", "2"]);
     let mut a = primary.client();
     a.call("LOCK.ACQUIRE k a PX 300");
     a.call("LOCK.ACQUIRE other a PX 300000");
     let mut b = primary.waiting("LOCK.ACQUIRE k b BLOCK 0");
     let mut c = primary.waiting("LOCK.ACQUIRE other c BLOCK 0");
-    // The replica does not hear the latest write.
+    // The replica does not receive the latest write.
     replica.signal(libc::SIGSTOP);
     a.call("SET x y");
     primary.signal(libc::SIGTERM);
-    // Its lease ends in the shutdown, as does another's client.
-    until("the server is on its way down", || primary.log().contains("shutdown"));
+    // One lease expires and one client disconnects during the shutdown.
+    until("the shutdown has begun", || primary.log().contains("shutdown"));
     a.close();
     let ended_well = primary.ended_well();
     replica.signal(libc::SIGCONT);
     let log = primary.log();
     assert!(!log.contains("ASSERTION") && !log.contains("crashed"), "{log}");
-    // It says that it leaves a replica behind, and nothing worse.
+    // The log may report a lagging replica, but nothing worse.
     assert!(ended_well || log.contains("Lagging replica"), "{log}");
-    assert!(b.is_closed() && c.is_closed(), "a waiter was answered");
+    assert!(b.is_closed() && c.is_closed(), "a waiter got a reply");
 }
 
 fn a_failover_ends_all_waits(flavor: Flavor) {
@@ -237,7 +237,7 @@ fn a_demotion_ends_all_waits(flavor: Flavor) {
     a.call("LOCK.ACQUIRE l a PX 100000");
     let mut waiters =
         [server.waiting("LOCK.ACQUIRE l b BLOCK 0"), server.waiting("LOCK.ACQUIRE l c BLOCK 100000")];
-    // A grant is under way when it happens.
+    // A grant is pending at the demotion.
     let mut granted = server.waiting("LOCK.ACQUIRE l first BLOCK 0");
     a.send_at_once(&["LOCK.RELEASE l a", &format!("REPLICAOF 127.0.0.1 {}", other.port)]);
     assert_eq!([a.recv(), a.recv()], ["0", "OK"]);
@@ -246,12 +246,12 @@ fn a_demotion_ends_all_waits(flavor: Flavor) {
         assert!(waiter.is_closed());
     }
     let mut again = server.client();
-    until("nothing of it is left", || again.info("clients", "blocked_clients") == "0");
+    until("no client is blocked", || again.info("clients", "blocked_clients") == "0");
     unload_module(&mut again);
     server.assert_healthy();
 }
 
-fn a_promotion_starts_afresh(flavor: Flavor) {
+fn a_promoted_server_hands_over_replicated_locks(flavor: Flavor) {
     let primary = Server::with_module(flavor, &[]);
     let mut promoted = Server::with_module(flavor, &[]);
     let (mut p, mut r) = (primary.client(), promoted.client());
@@ -270,19 +270,19 @@ fn a_promotion_starts_afresh(flavor: Flavor) {
 }
 
 /// An operator corrects the wall clock by an hour while clients wait.
-fn a_clock_that_is_set_back_keeps_nobody_waiting(flavor: Flavor) {
+fn a_clock_set_back_delays_no_waiter(flavor: Flavor) {
     let mut server = Server::with_own_clock(flavor);
     let mut a = server.client();
     a.call("LOCK.ACQUIRE k a PX 60000");
     let mut b = server.waiting("LOCK.ACQUIRE k b BLOCK 1500");
     let before: i64 = a.call("TIME").trim_matches(['[', ']']).split(", ").next().unwrap().parse().unwrap();
     server.set_clock(-3600);
-    until("the server's clock is back", || {
+    until("the server's clock is set back", || {
         let now: i64 = a.call("TIME").trim_matches(['[', ']']).split(", ").next().unwrap().parse().unwrap();
         now < before - 3000
     });
     assert_eq!(b.recv(), "nil");
-    // A release, a deletion and a new wait are as quick as ever.
+    // A release, a deletion and a new wait are as fast as before.
     let mut b = server.waiting("LOCK.ACQUIRE k b BLOCK 0 PX 60000");
     let mut c = server.waiting("LOCK.ACQUIRE k c BLOCK 0");
     a.call("LOCK.RELEASE k a");

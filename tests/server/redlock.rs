@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 
-//! `examples/redlock`: a lock over five servers of which two may be gone, one owner at a time, tokens that grow.
+//! `examples/redlock`: a lock over five servers, two of which may fail, with one owner at a time and growing tokens.
 //!
-//! `HISTORY_SECONDS` makes the runs with faults so long, and `HISTORY_SEED` repeats the choices of one.
+//! `HISTORY_SECONDS` sets the length of the runs with faults. `HISTORY_SEED` repeats the random choices of a run.
 
 use std::fs::File;
 use std::io::BufWriter;
@@ -20,7 +20,7 @@ use redis_lock_history::record::{
 use serde_json::{json, Value};
 use tempfile::TempDir;
 
-use super::histories::verify;
+use super::histories::assert_no_state_left;
 use crate::support::programs::{rust, Printed, Run as Program};
 use crate::support::proxy::Proxy;
 use crate::support::{until, Client, Flavor, Server};
@@ -33,56 +33,56 @@ mod server;
 use algorithm::{NoMajority, Redlock};
 
 crate::on_every_server!(
-    two_of_five_may_be_gone,
-    with_three_gone_nothing_is_granted_or_kept,
-    what_was_granted_without_an_answer_is_undone,
-    an_acquire_that_arrives_late_holds_nothing,
-    a_server_that_forgets_lets_a_second_owner_in,
+    two_of_five_servers_may_fail,
+    three_failed_servers_end_grants_and_renewals,
+    grants_without_a_reply_are_undone,
+    a_late_acquire_holds_nothing,
+    a_forgetful_server_admits_a_second_owner,
     a_quarantine_keeps_the_second_owner_out,
-    a_hold_that_is_over_cannot_be_renewed,
-    a_grant_that_takes_too_long_is_none,
-    a_token_is_told_only_by_the_holder,
+    an_expired_hold_cannot_be_renewed,
+    a_slow_grant_is_refused,
+    only_a_holder_raises_the_token,
     tokens_grow_whichever_servers_answer,
-    a_clock_that_is_far_off_does_no_harm,
-    one_owner_at_a_time_while_servers_forget,
-    one_owner_at_a_time_while_clocks_differ,
-    clients_that_name_different_servers_are_found_out,
+    a_wrong_clock_does_no_harm,
+    forgetful_servers_with_quarantine_admit_one_owner,
+    servers_with_different_clocks_admit_one_owner,
+    clients_with_different_servers_are_detected,
     the_program_counts_exactly,
 );
 
 const KEY: &str = "k";
-/// A call to a server that is there is answered within that.
+/// Time limit of a call; a running server responds sooner.
 const LIMIT: Duration = Duration::from_secs(2);
-/// Nobody listens there.
-const GONE: &str = "redis://127.0.0.1:1";
+/// An address without a server.
+const NO_SERVER: &str = "redis://127.0.0.1:1";
 /// Longer than any test.
 const LONG: Duration = Duration::from_secs(1_000);
 
-fn five(flavor: Flavor, module_args: &[&str]) -> [Server; 5] {
+fn start_five(flavor: Flavor, module_args: &[&str]) -> [Server; 5] {
     [0; 5].map(|_| {
         Server::with_module_args(flavor, &[&["lock.request-ttl", "1000"], module_args].concat(), &[])
     })
 }
 
 /// A client whose calls reach only some of five servers.
-fn reaching(servers: &[Server], which: &[usize], limit: Duration) -> Redlock {
+fn client_of(servers: &[Server], reachable: &[usize], limit: Duration) -> Redlock {
     let urls: Vec<String> = servers.iter().map(Server::url).collect();
-    let url = |at: usize| if which.contains(&at) { urls[at].as_str() } else { GONE };
+    let url = |at: usize| if reachable.contains(&at) { urls[at].as_str() } else { NO_SERVER };
     Redlock::new((0..servers.len()).map(url), limit).unwrap()
 }
 
-/// Nobody holds the lock there, and nothing is remembered of anybody who did.
+/// Asserts that the servers have no holder and no state left.
 fn assert_nothing_is_left<'a>(servers: impl IntoIterator<Item = &'a mut Server>) {
     for server in servers {
         assert_eq!(server.client().call(&format!("LOCK.INFO {KEY}")), "nil");
-        verify(server);
+        assert_no_state_left(server);
     }
 }
 
-fn two_of_five_may_be_gone(flavor: Flavor) {
-    let mut servers = Vec::from(five(flavor, &[]));
-    let mut redlock = reaching(&servers, &[0, 1, 2, 3, 4], LIMIT);
-    let mut other = reaching(&servers, &[0, 1, 2, 3, 4], LIMIT);
+fn two_of_five_servers_may_fail(flavor: Flavor) {
+    let mut servers = Vec::from(start_five(flavor, &[]));
+    let mut redlock = client_of(&servers, &[0, 1, 2, 3, 4], LIMIT);
+    let mut other = client_of(&servers, &[0, 1, 2, 3, 4], LIMIT);
     let first = redlock.try_acquire(KEY, LONG).unwrap();
     servers.drain(3..);
     let refusal = other.try_acquire(KEY, LONG).err().unwrap();
@@ -98,9 +98,9 @@ fn two_of_five_may_be_gone(flavor: Flavor) {
     assert_nothing_is_left(&mut servers);
 }
 
-fn with_three_gone_nothing_is_granted_or_kept(flavor: Flavor) {
-    let mut servers = Vec::from(five(flavor, &[]));
-    let mut redlock = reaching(&servers, &[0, 1, 2, 3, 4], LIMIT);
+fn three_failed_servers_end_grants_and_renewals(flavor: Flavor) {
+    let mut servers = Vec::from(start_five(flavor, &[]));
+    let mut redlock = client_of(&servers, &[0, 1, 2, 3, 4], LIMIT);
     let mut hold = redlock.try_acquire("held before", LONG).unwrap();
     servers.drain(2..);
     let refusal = redlock.try_acquire(KEY, LONG).err().unwrap();
@@ -111,9 +111,9 @@ fn with_three_gone_nothing_is_granted_or_kept(flavor: Flavor) {
     assert_nothing_is_left(&mut servers);
 }
 
-/// Three servers have granted it, and their answers are lost: the client knows of two.
-fn what_was_granted_without_an_answer_is_undone(flavor: Flavor) {
-    let mut servers = five(flavor, &[]);
+/// Three servers grant the lock and their replies are lost, so the client knows of two grants.
+fn grants_without_a_reply_are_undone(flavor: Flavor) {
+    let mut servers = start_five(flavor, &[]);
     let proxies = [0, 1, 2].map(|at| Proxy::keeps_back_the_reply_to(servers[at].port, "LOCK.ACQUIRE"));
     let mut urls: Vec<String> = servers.iter().map(Server::url).collect();
     for (at, proxy) in proxies.iter().enumerate() {
@@ -127,9 +127,9 @@ fn what_was_granted_without_an_answer_is_undone(flavor: Flavor) {
     assert_nothing_is_left(&mut servers);
 }
 
-/// The servers stand still, and find the acquire and its cancel when they go on.
-fn an_acquire_that_arrives_late_holds_nothing(flavor: Flavor) {
-    let mut servers = five(flavor, &[]);
+/// The servers are frozen, and receive the acquire and its cancel when they resume.
+fn a_late_acquire_holds_nothing(flavor: Flavor) {
+    let mut servers = start_five(flavor, &[]);
     let proxies = [0, 1, 2].map(|at| Proxy::freezable(servers[at].port));
     let mut urls: Vec<String> = servers.iter().map(Server::url).collect();
     for (at, proxy) in proxies.iter().enumerate() {
@@ -144,28 +144,30 @@ fn an_acquire_that_arrives_late_holds_nothing(flavor: Flavor) {
         let mut client = server.client();
         for command in ["lock.acquire", "lock.cancel"] {
             let arrived = format!("cmdstat_{command}:calls=1,");
-            until("it has arrived", || client.call("INFO commandstats").to_lowercase().contains(&arrived));
+            until("the command has arrived", || {
+                client.call("INFO commandstats").to_lowercase().contains(&arrived)
+            });
         }
     }
     assert_nothing_is_left(&mut servers);
 }
 
-/// What the algorithm cannot know: one of the majority has forgotten its part.
-fn a_server_that_forgets_lets_a_second_owner_in(flavor: Flavor) {
-    let mut servers = five(flavor, &[]);
-    let first = reaching(&servers, &[0, 1, 2], LIMIT).try_acquire(KEY, LONG).unwrap();
+/// The algorithm cannot detect that one server of the majority has lost its data.
+fn a_forgetful_server_admits_a_second_owner(flavor: Flavor) {
+    let mut servers = start_five(flavor, &[]);
+    let first = client_of(&servers, &[0, 1, 2], LIMIT).try_acquire(KEY, LONG).unwrap();
     servers[2] = Server::with_module(flavor, &[]);
-    let second = reaching(&servers, &[2, 3, 4], LIMIT).try_acquire(KEY, LONG).unwrap();
+    let second = client_of(&servers, &[2, 3, 4], LIMIT).try_acquire(KEY, LONG).unwrap();
     assert!(Instant::now() < first.valid_until.min(second.valid_until), "both hold it");
     assert!(second.token > first.token, "a store that compares tokens refuses the first one");
 }
 
 fn a_quarantine_keeps_the_second_owner_out(flavor: Flavor) {
-    let mut servers = five(flavor, &[]);
+    let mut servers = start_five(flavor, &[]);
     let lease = Duration::from_secs(2);
-    let first = reaching(&servers, &[0, 1, 2], LIMIT).try_acquire(KEY, lease).unwrap();
+    let first = client_of(&servers, &[0, 1, 2], LIMIT).try_acquire(KEY, lease).unwrap();
     servers[2] = Server::with_module_args(flavor, &["lock.quarantine", "2000"], &[]);
-    let mut other = reaching(&servers, &[2, 3, 4], LIMIT);
+    let mut other = client_of(&servers, &[2, 3, 4], LIMIT);
     let refusal = other.try_acquire(KEY, lease).err().unwrap();
     assert_eq!(refusal, NoMajority { granted: 2, silent: 2, of: 5 });
     let second = other.acquire(KEY, lease, LONG).unwrap();
@@ -173,14 +175,14 @@ fn a_quarantine_keeps_the_second_owner_out(flavor: Flavor) {
     assert!(second.token > first.token);
 }
 
-fn a_hold_that_is_over_cannot_be_renewed(flavor: Flavor) {
-    let mut servers = five(flavor, &[]);
-    let mut redlock = reaching(&servers, &[0, 1, 2, 3, 4], LIMIT);
+fn an_expired_hold_cannot_be_renewed(flavor: Flavor) {
+    let mut servers = start_five(flavor, &[]);
+    let mut redlock = client_of(&servers, &[0, 1, 2, 3, 4], LIMIT);
     let mut hold = redlock.acquire(KEY, Duration::from_millis(300), LONG).unwrap();
     let begun = hold.valid_until;
-    until("it is over", || Instant::now() >= hold.valid_until);
+    until("the hold has expired", || Instant::now() >= hold.valid_until);
     assert!(!redlock.renew(&mut hold) && hold.valid_until == begun);
-    // Somebody ends it at three of five.
+    // The lock is broken at three of five servers.
     let mut hold = redlock.acquire(KEY, LONG, LONG).unwrap();
     for server in &servers[..3] {
         assert_eq!(server.client().call(&format!("LOCK.BREAK {KEY}")), "1");
@@ -190,9 +192,9 @@ fn a_hold_that_is_over_cannot_be_renewed(flavor: Flavor) {
     assert_nothing_is_left(&mut servers);
 }
 
-/// All servers grant it, after a time in which a lease could have ended.
-fn a_grant_that_takes_too_long_is_none(flavor: Flavor) {
-    let mut servers = five(flavor, &[]);
+/// All servers grant the lock, but only after a lease could have expired.
+fn a_slow_grant_is_refused(flavor: Flavor) {
+    let mut servers = start_five(flavor, &[]);
     let proxies = servers.each_ref().map(|server| Proxy::freezable(server.port));
     let urls = proxies.each_ref().map(|proxy| format!("redis://127.0.0.1:{}", proxy.port));
     let mut redlock = Redlock::new(urls.iter().map(String::as_str), LIMIT).unwrap();
@@ -209,8 +211,8 @@ fn a_grant_that_takes_too_long_is_none(flavor: Flavor) {
     assert_nothing_is_left(&mut servers);
 }
 
-/// Afterwards the next one may have a smaller token already.
-fn a_token_is_told_only_by_the_holder(flavor: Flavor) {
+/// Once the hold has ended, the next owner may already have a smaller token.
+fn only_a_holder_raises_the_token(flavor: Flavor) {
     let mut servers = [Server::with_module_args(flavor, &["lock.request-ttl", "1000"], &[])];
     let mut there = server::Server::new(&servers[0].url(), LIMIT).unwrap();
     let [first, second] = ["a", "b"].map(|owner| server::Claim {
@@ -228,21 +230,21 @@ fn a_token_is_told_only_by_the_holder(flavor: Flavor) {
     assert_nothing_is_left(&mut servers);
 }
 
-/// Five servers whose clocks are off by so many seconds.
+/// Starts five servers with these clock offsets in seconds.
 fn with_clocks(flavor: Flavor, seconds: [i64; 5]) -> [Server; 5] {
     seconds.map(|off| {
         let server = Server::with_own_clock(flavor);
         server.set_clock(off);
         let mut client = server.client();
         client.call("CONFIG SET lock.request-ttl 1000");
-        // The server's clock is a copy that it makes once in a turn.
+        // The server caches its clock and updates the copy once per event loop cycle.
         let here = || i64::try_from(now().as_secs()).unwrap();
         until("the clock is set", || (client_seconds(&mut client) - here() - off).abs() < 100);
         server
     })
 }
 
-/// What the server's clock shows.
+/// The server's time in seconds.
 fn client_seconds(client: &mut Client) -> i64 {
     let reply = client.call("TIME");
     reply.trim_start_matches('[').split(',').next().unwrap().parse().unwrap()
@@ -254,8 +256,8 @@ fn now() -> Duration {
 
 fn tokens_grow_whichever_servers_answer(flavor: Flavor) {
     let mut servers = with_clocks(flavor, [1_500, 1_000, 0, -500, -1_000]);
-    // The greatest token of each of two majorities, and no more: the second one is smaller.
-    let greatest = |which: [usize; 3]| {
+    // Compares only the greatest tokens of two majorities: the second is smaller.
+    let greatest = |reachable: [usize; 3]| {
         let token = |at: usize| {
             let mut client = servers[at].client();
             let reply = client.call("LOCK.ACQUIRE other a FENCE");
@@ -263,14 +265,14 @@ fn tokens_grow_whichever_servers_answer(flavor: Flavor) {
             let (_, token) = reply.strip_suffix(']').unwrap().rsplit_once(' ').unwrap();
             token.parse::<i64>().unwrap()
         };
-        which.map(token).into_iter().max().unwrap()
+        reachable.map(token).into_iter().max().unwrap()
     };
     assert!(greatest([0, 1, 2]) > greatest([2, 3, 4]));
     let mut last = 0;
-    let mut grow = |which: &[usize]| {
-        let mut redlock = reaching(&servers, which, LIMIT);
+    let mut grow = |reachable: &[usize]| {
+        let mut redlock = client_of(&servers, reachable, LIMIT);
         let hold = redlock.try_acquire(KEY, LONG).unwrap();
-        assert!(hold.token > last, "{which:?}: {} after {last}", hold.token);
+        assert!(hold.token > last, "{reachable:?}: {} after {last}", hold.token);
         last = hold.token;
         redlock.release(hold);
     };
@@ -286,25 +288,25 @@ fn tokens_grow_whichever_servers_answer(flavor: Flavor) {
     assert_nothing_is_left(&mut servers);
 }
 
-/// A server tells nobody a token that is an hour ahead of its own clock: it might be a mistake. As long as a majority is left
-/// without the one whose clock is off, nobody has to.
-fn a_clock_that_is_far_off_does_no_harm(flavor: Flavor) {
+/// A server rejects a token that is an hour ahead of its own clock, as it may be a mistake. A majority remains without that
+/// server.
+fn a_wrong_clock_does_no_harm(flavor: Flavor) {
     let mut servers = with_clocks(flavor, [100_000, 0, 0, 0, 0]);
     let mut last = 0;
-    for which in [&[0, 1, 2, 3, 4][..], &[1, 2, 3], &[0, 1, 3, 4], &[2, 3, 4]] {
-        let mut redlock = reaching(&servers, which, LIMIT);
+    for reachable in [&[0, 1, 2, 3, 4][..], &[1, 2, 3], &[0, 1, 3, 4], &[2, 3, 4]] {
+        let mut redlock = client_of(&servers, reachable, LIMIT);
         let hold = redlock.try_acquire(KEY, LONG).unwrap();
-        assert!(hold.token > last, "{which:?}");
+        assert!(hold.token > last, "{reachable:?}");
         last = hold.token;
         redlock.release(hold);
     }
-    // It is one of three that are needed.
-    let refusal = reaching(&servers, &[0, 1, 2], LIMIT).try_acquire(KEY, LONG).err().unwrap();
+    // The server with the wrong clock is needed for this majority.
+    let refusal = client_of(&servers, &[0, 1, 2], LIMIT).try_acquire(KEY, LONG).err().unwrap();
     assert_eq!(refusal, NoMajority { granted: 3, silent: 2, of: 5 });
     assert_nothing_is_left(&mut servers);
 }
 
-/// A load of clients on a few locks of five servers, some of which are gone at any time.
+/// Clients that use a few locks on five servers, some of which are down at any time.
 struct Load {
     seed: u64,
     duration: Duration,
@@ -312,21 +314,21 @@ struct Load {
     servers: [Mutex<Option<Server>>; 5],
     urls: Mutex<[String; 5]>,
     grants: AtomicU32,
-    /// Which servers a client names.
+    /// The servers that a client names.
     names: fn(u32) -> &'static [usize],
 }
 
-/// How a server starts again: with its data, or without.
+/// Restarts a server with its data or without.
 type Restart<'a> = &'a (dyn Fn(usize, TempDir) -> Server + Sync);
 
 const CLIENTS: u32 = 8;
 const LOCKS: u32 = 8;
-/// So many grants are to be in a run.
-const ENOUGH: u32 = 50;
+/// Minimum number of grants in a run.
+const MIN_GRANTS: u32 = 50;
 const LEASES_MS: std::ops::Range<u64> = 400..1_200;
-/// As long as the longest lease.
+/// Equals the longest lease.
 const QUARANTINE_MS: &str = "1200";
-/// A server that stands still costs each client so long.
+/// The time that a suspended server costs each client.
 const LIMIT_IN_LOAD: Duration = Duration::from_millis(40);
 
 impl Load {
@@ -347,14 +349,14 @@ impl Load {
         }
     }
 
-    /// Lets the clients do their work, and two others be in the way of the servers. Returns what a checker says that shares no
+    /// Runs the clients while two threads disturb the servers. Returns the history, and the report of a checker that shares no
     /// code with them.
     fn run(&self, restart: Option<Restart<'_>>) -> (Vec<Record>, Report) {
-        // On a machine that does other things, too, it takes longer until there is something to look at.
+        // A busy machine takes longer to produce enough grants.
         let (end, late) = (Instant::now() + self.duration, Instant::now() + 10 * self.duration);
         let is_over = || {
             let now = Instant::now();
-            now > late || now > end && self.grants.load(Ordering::Relaxed) >= ENOUGH
+            now > late || now > end && self.grants.load(Ordering::Relaxed) >= MIN_GRANTS
         };
         thread::scope(|scope| {
             for number in 0..CLIENTS {
@@ -368,7 +370,7 @@ impl Load {
             }
         });
         let records = self.recorder.history();
-        // How long a hold is valid is known to a microsecond. No lock here has a queue.
+        // The validity of a hold is known to a microsecond. These locks have no queue.
         let report = check(&records, &Limits { slack: 0, late: 0 });
         eprintln!("seed {}: {report}", self.seed);
         (records, report)
@@ -390,7 +392,7 @@ impl Load {
         let key = format!("k{}", random.random_range(0..LOCKS));
         let lease = Duration::from_millis(random.random_range(LEASES_MS));
         let (number, sent) = (self.recorder.next_call(), self.recorder.now());
-        // One that is not granted is as if it had not been asked for.
+        // A refused acquire leaves no trace in the history.
         let Ok(mut hold) = redlock.try_acquire(&key, lease) else { return };
         self.grants.fetch_add(1, Ordering::Relaxed);
         let (keys, owner, valid) = (vec![key], format!("hold-{number}"), Some(valid_ms(lease)));
@@ -414,7 +416,7 @@ impl Load {
             }
         }
         let (number, sent) = (self.recorder.next_call(), self.recorder.now());
-        // Some do not give it back, and others come too late for that: their leases end.
+        // Some clients do not release, and others are too late; their leases expire.
         if random.random_range(0..5) > 0 && Instant::now() < hold.valid_until {
             redlock.release(hold);
             let release = Release { keys, owner, ..Release::default() };
@@ -422,7 +424,7 @@ impl Load {
         }
     }
 
-    /// The lock of a history is that of all servers: what one of them says does not matter.
+    /// Records a call on the lock as a whole; replies of single servers do not matter.
     fn add(&self, client: u32, number: u64, sent: i64, command: Command, reply: Value) {
         let (answered, outcome) = (Some(self.recorder.now()), Outcome::Reply(reply));
         let connection = u64::from(client);
@@ -437,20 +439,20 @@ impl Load {
         }));
     }
 
-    /// Lets a server stand still, or kills up to three at once and starts them anew.
+    /// Suspends a server, or kills up to three at once and restarts them.
     fn disturb(&self, mut random: StdRng, is_over: impl Fn() -> bool, restart: Restart<'_>) {
         while !is_over() {
             thread::sleep(Duration::from_millis(random.random_range(0..500)));
             let at = random.random_range(0..5);
             if random.random_range(0..5) == 0 {
-                let mut which: Vec<usize> =
+                let mut killed: Vec<usize> =
                     (0..random.random_range(1..4)).map(|next| (at + next) % 5).collect();
-                // In this order, so that two who do that do not wait for each other.
-                which.sort_unstable();
+                // Sorted, so that two threads cannot deadlock.
+                killed.sort_unstable();
                 let mut servers: Vec<_> =
-                    which.iter().map(|at| (*at, self.servers[*at].lock().unwrap())).collect();
+                    killed.iter().map(|at| (*at, self.servers[*at].lock().unwrap())).collect();
                 let kill = |(at, server): &mut (usize, MutexGuard<'_, Option<Server>>)| {
-                    GONE.clone_into(&mut self.urls.lock().unwrap()[*at]);
+                    NO_SERVER.clone_into(&mut self.urls.lock().unwrap()[*at]);
                     server.take().unwrap().stop()
                 };
                 let folders: Vec<TempDir> = servers.iter_mut().map(kill).collect();
@@ -474,39 +476,39 @@ impl Load {
         }
     }
 
-    /// Fails if the history is wrong, or if there is next to nothing in it.
+    /// Fails if the history is wrong or nearly empty.
     fn assert_right(self, flavor: Flavor, records: &[Record], report: &Report) {
         if !report.violations.is_empty() {
             let seed = self.seed;
             let file = std::env::temp_dir().join(format!("redlock-{flavor:?}-{seed}.jsonl"));
             record::write(records, BufWriter::new(File::create(&file).unwrap())).unwrap();
-            panic!("HISTORY_SEED={seed} made a history that is wrong, see {}:\n{report}", file.display());
+            panic!("HISTORY_SEED={seed} has a wrong history, see {}:\n{report}", file.display());
         }
-        assert!(report.grants >= usize::try_from(ENOUGH).unwrap() && report.pairs > 0, "{report}");
+        assert!(report.grants >= usize::try_from(MIN_GRANTS).unwrap() && report.pairs > 0, "{report}");
         for server in self.servers {
-            verify(&mut server.into_inner().unwrap().unwrap());
+            assert_no_state_left(&mut server.into_inner().unwrap().unwrap());
         }
     }
 }
 
-/// For how many milliseconds such a lease is valid: what `examples/redlock` is to do, said anew.
+/// Validity of a lease in milliseconds: what `examples/redlock` must compute, written independently.
 fn valid_ms(lease: Duration) -> i64 {
     let lease = i64::try_from(lease.as_millis()).unwrap();
     lease - lease / 100 - 3
 }
 
-fn all(_client: u32) -> &'static [usize] {
+fn every_server(_client: u32) -> &'static [usize] {
     &[0, 1, 2, 3, 4]
 }
 
-fn one_owner_at_a_time_while_servers_forget(flavor: Flavor) {
+fn forgetful_servers_with_quarantine_admit_one_owner(flavor: Flavor) {
     let args = ["lock.request-ttl", "1000", "lock.quarantine", QUARANTINE_MS];
-    let load = Load::new(five(flavor, &[]), all);
+    let load = Load::new(start_five(flavor, &[]), every_server);
     let (records, report) = load.run(Some(&|_, _| Server::with_module_args(flavor, &args, &[])));
     load.assert_right(flavor, &records, &report);
 }
 
-fn one_owner_at_a_time_while_clocks_differ(flavor: Flavor) {
+fn servers_with_different_clocks_admit_one_owner(flavor: Flavor) {
     let args = ["--appendonly", "yes", "--appendfsync", "always"];
     let start = |off: i64, dir: TempDir| {
         let server = Server::with_own_clock_in(flavor, dir, &args);
@@ -515,21 +517,22 @@ fn one_owner_at_a_time_while_clocks_differ(flavor: Flavor) {
         server
     };
     let clocks = [1_500, 1_000, 0, -500, -1_000];
-    let load = Load::new(clocks.map(|off| start(off, TempDir::new().unwrap())), all);
+    let load = Load::new(clocks.map(|off| start(off, TempDir::new().unwrap())), every_server);
     let (records, report) = load.run(Some(&|at, dir| start(clocks[at], dir)));
     load.assert_right(flavor, &records, &report);
 }
 
-/// Two of five are no majority, and the checker says so. These clients take two of three for one, but each half names others.
-fn clients_that_name_different_servers_are_found_out(flavor: Flavor) {
-    let load = Load::new(five(flavor, &[]), |client| if client % 2 == 0 { &[0, 1, 2] } else { &[2, 3, 4] });
+/// Each half of these clients takes two of three servers for a majority, and names other servers. The checker must report it.
+fn clients_with_different_servers_are_detected(flavor: Flavor) {
+    let load =
+        Load::new(start_five(flavor, &[]), |client| if client % 2 == 0 { &[0, 1, 2] } else { &[2, 3, 4] });
     let (_, report) = load.run(None);
     let found = |rule: Rule| report.violations.iter().filter(|violation| violation.rule == rule).count();
     assert!(found(Rule::Exclusion) > 5, "{report}");
 }
 
 fn the_program_counts_exactly(flavor: Flavor) {
-    let mut servers = Vec::from(five(flavor, &[]));
+    let mut servers = Vec::from(start_five(flavor, &[]));
     let mut program = rust("redlock");
     program.args(servers.iter().map(Server::url));
     servers.drain(3..);
@@ -538,10 +541,10 @@ fn the_program_counts_exactly(flavor: Flavor) {
     assert!(output.status.success() && printed.stdout.starts_with("expected 100, got 100\n"), "{printed}");
     let mut program = rust("redlock");
     servers.drain(1..);
-    program.args(["--patience", "0"]).arg(servers[0].url()).args([GONE; 4]);
+    program.args(["--patience", "0"]).arg(servers[0].url()).args([NO_SERVER; 4]);
     let output = Program::spawn(program).finish();
     let printed = Printed::new(&output);
     assert!(!output.status.success(), "{printed}");
     assert!(printed.stderr.ends_with(" of 5 servers granted it, 4 did not answer\n"), "{printed}");
-    verify(&mut servers[0]);
+    assert_no_state_left(&mut servers[0]);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Grants and renewals that replicas have acknowledged before they are answered: a failover keeps what was promised (5, 8).
+//! Grants and renewals that reply only after replicas have acknowledged them: a failover keeps what was granted (5, 8).
 
 use redis::Value;
 
@@ -11,29 +11,29 @@ use crate::support::{in_world, until, Client, Flavor, Server, World};
 
 crate::on_every_server!(
     an_acknowledged_grant_is_on_the_replica,
-    it_is_an_acquire_like_any_other,
-    what_cannot_be_acknowledged_is_refused_at_once,
-    a_grant_that_is_not_acknowledged_is_undone,
-    a_renewal_that_is_not_acknowledged_stands,
-    who_is_next_wants_replicas_too,
-    who_leaves_meanwhile_keeps_nothing,
-    a_hold_that_ends_meanwhile_is_not_told,
-    a_hold_that_is_taken_meanwhile_is_not_told,
-    a_hold_that_ends_with_a_connection_is_not_told,
-    a_grant_whose_lease_ends_meanwhile_is_not_told,
-    a_grant_whose_slot_moves_meanwhile_is_told_so,
-    a_lease_is_not_shortened_before,
-    a_pause_delays_what_is_undone,
-    who_waits_for_replicas_hears_of_a_demotion,
-    replicas_are_asked_once_a_turn,
-    a_repeated_call_takes_over,
-    a_replica_that_accepts_writes_refuses,
-    what_is_cancelled_is_not_told,
-    a_watchdog_renews_what_is_acknowledged_late,
-    a_failover_keeps_every_grant,
+    replicas_combines_with_other_options,
+    impossible_acknowledgments_are_refused_at_once,
+    an_unacknowledged_grant_is_undone,
+    an_unacknowledged_renewal_stands,
+    waiters_need_replicas_at_their_grant,
+    a_departed_client_keeps_no_grant,
+    an_ended_hold_is_not_granted,
+    a_released_or_cancelled_hold_is_not_granted,
+    a_closed_connection_prevents_the_grant,
+    an_expired_lease_prevents_the_grant,
+    a_moved_slot_unblocks_the_caller,
+    leases_shrink_only_after_acknowledgment,
+    a_pause_delays_the_undo,
+    a_demotion_ends_waits_for_replicas,
+    replicas_are_asked_once_per_cycle,
+    a_retry_takes_over_the_wait,
+    a_writable_replica_refuses_replicas,
+    a_cancelled_request_is_not_granted,
+    a_watchdog_renews_late_acknowledged_holds,
+    a_failover_keeps_acknowledged_grants,
 );
 
-/// Waits until so many replicas are online.
+/// Waits until this number of replicas is online.
 fn until_online(client: &mut Client, replicas: usize) {
     until("the replicas are online", || match client.call_value("ROLE") {
         Value::Array(role) => matches!(&role[2], Value::Array(list) if list.len() == replicas),
@@ -47,7 +47,7 @@ fn with_replica(flavor: Flavor, scenario: impl FnOnce(&World)) {
         until_online(&mut client, 1);
         scenario(world);
         world.replica.signal(libc::SIGCONT);
-        until("nobody waits for replicas", || client.info("lock", "lock_table_awaiting_replicas") == "0");
+        until("no call awaits replicas", || client.info("lock", "lock_table_awaiting_replicas") == "0");
     });
 }
 
@@ -56,7 +56,7 @@ fn an_acknowledged_grant_is_on_the_replica(flavor: Flavor) {
         let (mut a, mut there) = (world.client(), world.replica.client());
         for round in 0..100 {
             assert_eq!(a.call(&format!("LOCK.ACQUIRE k{round} a PX 100000 REPLICAS 1")), "1");
-            // On another connection, which was not told anything.
+            // On another connection, which the grant did not affect.
             assert_eq!(there.call(&format!("HGETALL k{round}")), "[a, 1]");
         }
         a.call("LOCK.RENEW k1 a PX 500000");
@@ -65,7 +65,7 @@ fn an_acknowledged_grant_is_on_the_replica(flavor: Flavor) {
     });
 }
 
-fn it_is_an_acquire_like_any_other(flavor: Flavor) {
+fn replicas_combines_with_other_options(flavor: Flavor) {
     with_replica(flavor, |world| {
         let (mut a, mut b) = (world.client(), world.client());
         assert_eq!(a.call("LOCK.ACQUIRE k a PX 100000 REPLICAS 1"), "1");
@@ -82,16 +82,16 @@ fn it_is_an_acquire_like_any_other(flavor: Flavor) {
             assert_eq!(a.call(&format!("LOCK.ACQUIRE s r{reader} SHARED REPLICAS 1 PX 100000")), "1");
         }
         assert!(a.call("LOCK.ACQUIRE * * REPLICAS 1").starts_with("[owner, "));
-        // What depends on the connection begins with the answer.
+        // Bindings to the connection begin with the reply.
         let mut c = world.client();
         assert_eq!(c.call("LOCK.ACQUIRE e c PX 100000 EPHEMERAL WATCHDOG REPLICAS 1"), "1");
         c.close();
-        until("it is free", || a.call("EXISTS e") == "0");
+        until("the lock is free", || a.call("EXISTS e") == "0");
         assert_eq!(a.call("LOCK.RENEW k nobody REPLICAS 1"), a.call("LOCK.RENEW k nobody"));
     });
 }
 
-fn what_cannot_be_acknowledged_is_refused_at_once(flavor: Flavor) {
+fn impossible_acknowledgments_are_refused_at_once(flavor: Flavor) {
     with_replica(flavor, |world| {
         let mut a = world.client();
         for call in [
@@ -132,7 +132,7 @@ fn what_cannot_be_acknowledged_is_refused_at_once(flavor: Flavor) {
     });
 }
 
-fn a_grant_that_is_not_acknowledged_is_undone(flavor: Flavor) {
+fn an_unacknowledged_grant_is_undone(flavor: Flavor) {
     with_replica(flavor, |world| {
         let mut a = world.client();
         world.replica.signal(libc::SIGSTOP);
@@ -141,28 +141,28 @@ fn a_grant_that_is_not_acknowledged_is_undone(flavor: Flavor) {
             reply.starts_with("NOREPLICAS 0 of 1 replicas acknowledged the grant in time; it was revoked"),
             "{reply}"
         );
-        until("it is undone", || a.call("EXISTS k") == "0");
-        // The lock excludes others while it is waited for replicas; then the next in line has it.
+        until("the grant is undone", || a.call("EXISTS k") == "0");
+        // The lock excludes others while it awaits replicas; then the next waiter gets it.
         let mut held = world.waiting("LOCK.ACQUIRE k a PX 100000 REPLICAS 1 WITHIN 300");
         assert_eq!(a.call("LOCK.ACQUIRE k b"), "nil");
         let mut b = world.waiting("LOCK.ACQUIRE k b PX 100000 BLOCK 0");
         assert_eq!(prefix(&held.recv()), "NOREPLICAS");
         assert_eq!(b.recv(), "1");
         assert_eq!(a.call("HGETALL k"), "[b, 1]");
-        // A re-entry that is undone takes nothing but itself.
+        // Undoing a re-entry undoes nothing else.
         let end = b.number("PEXPIRETIME k");
         assert_eq!(prefix(&b.call("LOCK.ACQUIRE k b PX 200 REPLICAS 1 WITHIN 20")), "NOREPLICAS");
-        until("it is undone", || b.call("HGETALL k") == "[b, 1]");
+        until("the re-entry is undone", || b.call("HGETALL k") == "[b, 1]");
         assert_eq!(b.number("PEXPIRETIME k"), end);
-        // With an ID it is not remembered.
+        // An undone grant leaves no request record.
         assert_eq!(prefix(&b.call("LOCK.ACQUIRE l b REPLICAS 1 WITHIN 20 ID x")), "NOREPLICAS");
-        until("it is undone", || b.call("EXISTS l lock_request:{l}:b:x") == "0");
+        until("the grant and its record are removed", || b.call("EXISTS l lock_request:{l}:b:x") == "0");
         world.replica.signal(libc::SIGCONT);
         assert_eq!(b.call("LOCK.ACQUIRE l b REPLICAS 1 WITHIN 20000 ID x"), "1");
     });
 }
 
-fn a_renewal_that_is_not_acknowledged_stands(flavor: Flavor) {
+fn an_unacknowledged_renewal_stands(flavor: Flavor) {
     with_replica(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k a PX 100000");
@@ -180,7 +180,7 @@ fn a_renewal_that_is_not_acknowledged_stands(flavor: Flavor) {
     });
 }
 
-fn who_is_next_wants_replicas_too(flavor: Flavor) {
+fn waiters_need_replicas_at_their_grant(flavor: Flavor) {
     with_replica(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k a PX 100000");
@@ -190,7 +190,7 @@ fn who_is_next_wants_replicas_too(flavor: Flavor) {
         let mut there = world.replica.client();
         there.call("REPLICAOF NO ONE");
         until_online(&mut a, 0);
-        // None is online: nobody waits for as long as that.
+        // Without an online replica, no waiter waits for the full time.
         a.call("LOCK.RELEASE k a");
         for mut waiter in waiters {
             assert_eq!(prefix(&waiter.recv()), "NOREPLICAS");
@@ -201,7 +201,7 @@ fn who_is_next_wants_replicas_too(flavor: Flavor) {
     });
 }
 
-fn who_leaves_meanwhile_keeps_nothing(flavor: Flavor) {
+fn a_departed_client_keeps_no_grant(flavor: Flavor) {
     with_replica(flavor, |world| {
         let mut a = world.client();
         world.replica.signal(libc::SIGSTOP);
@@ -218,7 +218,7 @@ fn who_leaves_meanwhile_keeps_nothing(flavor: Flavor) {
         leaves(&mut a, &mut |waiter, _| waiter.close());
         leaves(&mut a, &mut |mut waiter, a| {
             assert_eq!(a.call(&format!("CLIENT KILL ID {}", waiter.id)), "1");
-            until("it is closed", || waiter.is_closed());
+            until("the connection is closed", || waiter.is_closed());
         });
         leaves(&mut a, &mut |mut waiter, a| {
             assert_eq!(a.call("LOCK.CANCEL k b ID x"), "1");
@@ -235,16 +235,16 @@ fn who_leaves_meanwhile_keeps_nothing(flavor: Flavor) {
                 assert_eq!(waiter.recv(), "nil");
             });
         }
-        // One that waits for a renewal keeps its hold.
+        // A client that awaits a renewal's acknowledgment keeps its hold.
         a.call("LOCK.ACQUIRE k b PX 100000");
         let waiter = world.waiting("LOCK.RENEW k b PX 100000 REPLICAS 1 WITHIN 60000");
         waiter.close();
-        until("it is gone", || a.info("lock", "lock_table_awaiting_replicas") == "0");
+        until("no call awaits replicas", || a.info("lock", "lock_table_awaiting_replicas") == "0");
         assert_eq!(a.call("HGETALL k"), "[b, 1]");
     });
 }
 
-fn a_hold_that_ends_meanwhile_is_not_told(flavor: Flavor) {
+fn an_ended_hold_is_not_granted(flavor: Flavor) {
     with_replica(flavor, |world| {
         let mut a = world.client();
         for ends in ["LOCK.BREAK k", "LOCK.RELEASE k b", "DEL k", "FLUSHALL", "PEXPIRE k 1", "RENAME k l"] {
@@ -258,11 +258,11 @@ fn a_hold_that_ends_meanwhile_is_not_told(flavor: Flavor) {
                 world.replica.signal(libc::SIGSTOP);
                 let mut waiter = world.waiting(call);
                 a.call(ends);
-                until("it is gone", || a.call("EXISTS k") == "0");
+                until("the lock is free", || a.call("EXISTS k") == "0");
                 if call.starts_with("LOCK.RENEW") {
                     world.replica.signal(libc::SIGCONT);
                 }
-                // A grant is not waited for any longer, whatever replicas do.
+                // The wait ends at once, even without the replicas.
                 assert_eq!(prefix(&waiter.recv()), "NOTOWNER", "{call}, {ends}");
                 assert_eq!(a.info("lock", "lock_table_awaiting_replicas"), "0");
                 world.replica.signal(libc::SIGCONT);
@@ -273,8 +273,8 @@ fn a_hold_that_ends_meanwhile_is_not_told(flavor: Flavor) {
     });
 }
 
-/// The owner goes on to hold the lock, but not by that grant.
-fn a_hold_that_is_taken_meanwhile_is_not_told(flavor: Flavor) {
+/// The owner still holds the lock, but not by that grant.
+fn a_released_or_cancelled_hold_is_not_granted(flavor: Flavor) {
     with_replica(flavor, |world| {
         let mut a = world.client();
         for take in ["LOCK.CANCEL k c ID r1", "LOCK.RELEASE k c", "LOCK.MRELEASE 1 k c"] {
@@ -297,7 +297,7 @@ fn a_hold_that_is_taken_meanwhile_is_not_told(flavor: Flavor) {
                 a.call("DEL lock_request:{k}:c:r1");
             }
         }
-        // What is known to be held is given back first.
+        // A release ends a confirmed hold first.
         assert_eq!(a.call("LOCK.ACQUIRE k c PX 100000"), "1");
         assert_eq!(a.call("WAIT 1 20000"), "1");
         world.replica.signal(libc::SIGSTOP);
@@ -309,8 +309,9 @@ fn a_hold_that_is_taken_meanwhile_is_not_told(flavor: Flavor) {
     });
 }
 
-/// The connection on which the owner's holds depend closes, and somebody else is granted the lock before the timer ends them.
-fn a_hold_that_ends_with_a_connection_is_not_told(flavor: Flavor) {
+/// The connection that the owner's holds are bound to closes. Another owner gets the lock before the timer has ended the
+/// holds.
+fn a_closed_connection_prevents_the_grant(flavor: Flavor) {
     with_replica(flavor, |world| {
         let mut a = world.client();
         for round in 0..5 {
@@ -319,7 +320,7 @@ fn a_hold_that_ends_with_a_connection_is_not_told(flavor: Flavor) {
             assert_eq!(a.call("WAIT 1 20000"), "1");
             world.replica.signal(libc::SIGSTOP);
             let mut again = world.waiting("LOCK.ACQUIRE k c PX 100000 REPLICAS 1 WITHIN 60000");
-            // The server reads in one turn that it has closed, and the other's call.
+            // The server reads the close and the other client's call in one event loop cycle.
             world.primary.signal(libc::SIGSTOP);
             bound.close();
             next.send("LOCK.ACQUIRE k d PX 100000 BLOCK 0");
@@ -332,7 +333,7 @@ fn a_hold_that_ends_with_a_connection_is_not_told(flavor: Flavor) {
     });
 }
 
-fn a_grant_whose_lease_ends_meanwhile_is_not_told(flavor: Flavor) {
+fn an_expired_lease_prevents_the_grant(flavor: Flavor) {
     with_replica(flavor, |world| {
         let mut a = world.client();
         world.replica.signal(libc::SIGSTOP);
@@ -346,29 +347,29 @@ fn a_grant_whose_lease_ends_meanwhile_is_not_told(flavor: Flavor) {
     });
 }
 
-/// Key slots: `b` is 3300, of the first node.
-fn a_grant_whose_slot_moves_meanwhile_is_told_so(flavor: Flavor) {
-    // Valkey moves no slot as long as a replica does not answer.
+/// Slot of `b`: 3300, which the first node serves.
+fn a_moved_slot_unblocks_the_caller(flavor: Flavor) {
+    // Valkey moves no slot while a replica does not respond.
     if flavor.is_valkey() {
         return;
     }
     let cluster = Cluster::start(flavor);
     let replica = cluster.replica_of(0, &[]);
     let mut first = cluster.nodes[0].client();
-    until("it is online", || first.info("replication", "slave0").contains("state=online"));
+    until("the replica is online", || first.info("replication", "slave0").contains("state=online"));
     replica.signal(libc::SIGSTOP);
     let mut waiter = cluster.nodes[0].client();
     waiter.send("LOCK.ACQUIRE b o PX 100000 REPLICAS 1 WITHIN 60000");
-    until("it is granted", || first.call("EXISTS b") == "1");
+    until("the lock is granted", || first.call("EXISTS b") == "1");
     cluster.migrate("b");
     assert_eq!(prefix(&waiter.recv()), "UNBLOCKED");
-    assert_eq!(cluster.nodes[1].client().call("LOCK.RELEASE b o"), "0", "it is held where it is now");
-    until("nothing is remembered", || first.info("lock", "lock_table_locks") == "0");
+    assert_eq!(cluster.nodes[1].client().call("LOCK.RELEASE b o"), "0", "the hold has not moved");
+    until("no lock is tracked", || first.info("lock", "lock_table_locks") == "0");
     replica.signal(libc::SIGCONT);
     cluster.assert_healthy();
 }
 
-fn a_lease_is_not_shortened_before(flavor: Flavor) {
+fn leases_shrink_only_after_acknowledgment(flavor: Flavor) {
     with_replica(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k a PX 100000");
@@ -376,25 +377,25 @@ fn a_lease_is_not_shortened_before(flavor: Flavor) {
         world.replica.signal(libc::SIGSTOP);
         let mut again = world.waiting("LOCK.ACQUIRE k a PX 5000 REPLICAS 1 WITHIN 60000");
         assert_eq!(a.call("HGETALL k"), "[a, 2]");
-        assert_eq!(a.number("PEXPIRETIME k"), end, "the lease that was promised");
+        assert_eq!(a.number("PEXPIRETIME k"), end, "the promised lease was shortened");
         world.replica.signal(libc::SIGCONT);
         assert_eq!(again.recv(), "2");
-        until("the lease is what was asked for", || a.number("PTTL k") <= 5000);
+        until("the lease is shortened", || a.number("PTTL k") <= 5000);
     });
 }
 
-fn a_pause_delays_what_is_undone(flavor: Flavor) {
+fn a_pause_delays_the_undo(flavor: Flavor) {
     with_replica(flavor, |world| {
         let mut a = world.client();
         world.replica.signal(libc::SIGSTOP);
         let mut waiter = world.waiting("LOCK.ACQUIRE k a PX 100000 REPLICAS 1 WITHIN 100");
         a.call("CLIENT PAUSE 60000 WRITE");
-        assert_eq!(prefix(&waiter.recv()), "NOREPLICAS", "the answer is not delayed");
-        assert_eq!(a.call("EXISTS k"), "1", "nothing may be written");
+        assert_eq!(prefix(&waiter.recv()), "NOREPLICAS", "the reply is not delayed");
+        assert_eq!(a.call("EXISTS k"), "1", "nothing may be written in a pause");
         a.call("CLIENT UNPAUSE");
-        until("it is undone", || a.call("EXISTS k") == "0");
+        until("the grant is undone", || a.call("EXISTS k") == "0");
         world.replica.signal(libc::SIGCONT);
-        // What is written just before a pause is acknowledged in it: replicas report by themselves.
+        // Writes right before a pause are acknowledged during it, as replicas report on their own.
         world.replica.signal(libc::SIGSTOP);
         let mut waiter = world.waiting("LOCK.ACQUIRE k a PX 100000 REPLICAS 1 WITHIN 60000");
         a.call("CLIENT PAUSE 60000 WRITE");
@@ -404,7 +405,7 @@ fn a_pause_delays_what_is_undone(flavor: Flavor) {
     });
 }
 
-fn who_waits_for_replicas_hears_of_a_demotion(flavor: Flavor) {
+fn a_demotion_ends_waits_for_replicas(flavor: Flavor) {
     with_replica(flavor, |world| {
         let mut a = world.client();
         let mut other = Server::start(flavor, &[]);
@@ -415,7 +416,7 @@ fn who_waits_for_replicas_hears_of_a_demotion(flavor: Flavor) {
             until_online(&mut a, 1);
             world.replica.signal(libc::SIGSTOP);
             let mut waiter = world.waiting(call);
-            // Of itself: so it keeps what it has.
+            // The server follows an empty primary, so it keeps its own data.
             a.call(&format!("REPLICAOF 127.0.0.1 {}", other.port));
             assert_eq!(prefix(&waiter.recv()), "UNBLOCKED");
             a.call("REPLICAOF NO ONE");
@@ -430,25 +431,25 @@ fn who_waits_for_replicas_hears_of_a_demotion(flavor: Flavor) {
     });
 }
 
-fn replicas_are_asked_once_a_turn(flavor: Flavor) {
+fn replicas_are_asked_once_per_cycle(flavor: Flavor) {
     with_replica(flavor, |world| {
         let mut a = world.client();
         let mut there = world.replica.client();
-        // The replica counts the commands of its primary, and nobody else sends it this one.
-        let mut asked = |a: &mut Client| {
+        // The replica counts this command, which only its primary sends.
+        let mut count_requests = |a: &mut Client| {
             assert_eq!(a.call("WAIT 1 20000"), "1");
             let stats = there.call("INFO commandstats");
             let calls =
                 stats.split("cmdstat_replconf:calls=").nth(1).map(|rest| rest.split(',').next().unwrap());
             calls.map_or(0, |calls| calls.parse::<u64>().unwrap())
         };
-        let at_start = asked(&mut a);
+        let at_start = count_requests(&mut a);
         a.call("LOCK.ACQUIRE k a");
         a.call("LOCK.RELEASE k a");
-        // `WAIT` asks, too: once for each of the two.
-        let before = asked(&mut a);
-        assert!(before <= at_start + 2, "nobody wanted that");
-        // The server reads what all have sent in one turn.
+        // `WAIT` also asks replicas, once for each of the two calls.
+        let before = count_requests(&mut a);
+        assert!(before <= at_start + 2, "replicas were asked without need");
+        // The server reads all these calls in one event loop cycle.
         let mut clients: Vec<Client> = (0..50).map(|_| world.client()).collect();
         world.primary.signal(libc::SIGSTOP);
         for (at, client) in clients.iter_mut().enumerate() {
@@ -458,14 +459,14 @@ fn replicas_are_asked_once_a_turn(flavor: Flavor) {
         for client in &mut clients {
             assert_eq!(client.recv(), "1");
         }
-        let asked = asked(&mut a) - before;
-        assert!((1..=6).contains(&asked), "asked {asked} times");
+        let count_requests = count_requests(&mut a) - before;
+        assert!((1..=6).contains(&count_requests), "the replicas were asked {count_requests} times");
         assert_eq!(a.info("lock", "lock_table_awaiting_replicas"), "0");
     });
 }
 
-/// A connection breaks while it is waited for replicas. The call comes again, on another one.
-fn a_repeated_call_takes_over(flavor: Flavor) {
+/// The connection breaks while the call awaits replicas, and the call is repeated on another connection.
+fn a_retry_takes_over_the_wait(flavor: Flavor) {
     with_replica(flavor, |world| {
         let mut a = world.client();
         world.replica.signal(libc::SIGSTOP);
@@ -478,12 +479,12 @@ fn a_repeated_call_takes_over(flavor: Flavor) {
         world.replica.signal(libc::SIGCONT);
         assert_eq!(second.recv(), "1");
         assert_eq!(a.call(call), "1");
-        assert_eq!(a.call("HGETALL k"), "[a, 1]", "it counts once");
+        assert_eq!(a.call("HGETALL k"), "[a, 1]", "the retry counted twice");
     });
 }
 
-/// A replica that accepts writes promises nothing to anybody.
-fn a_replica_that_accepts_writes_refuses(flavor: Flavor) {
+/// A writable replica promises nothing.
+fn a_writable_replica_refuses_replicas(flavor: Flavor) {
     let (primary, replica) =
         (Server::with_module(flavor, &[]), Server::with_module(flavor, &["--replica-read-only", "no"]));
     let mut there = replica.client();
@@ -497,8 +498,8 @@ fn a_replica_that_accepts_writes_refuses(flavor: Flavor) {
     assert_eq!(there.call("EXISTS l"), "0");
 }
 
-/// What is cancelled while it is waited for replicas is not told as a grant, also to who has taken over the call.
-fn what_is_cancelled_is_not_told(flavor: Flavor) {
+/// A request that is cancelled while it awaits replicas is not granted, even to a retry on another connection.
+fn a_cancelled_request_is_not_granted(flavor: Flavor) {
     with_replica(flavor, |world| {
         let mut a = world.client();
         assert_eq!(a.call("LOCK.ACQUIRE k a PX 100000"), "1");
@@ -511,7 +512,7 @@ fn what_is_cancelled_is_not_told(flavor: Flavor) {
         world.replica.signal(libc::SIGCONT);
         assert_eq!(prefix(&second.recv()), "UNBLOCKED");
         assert_eq!(a.call("HGETALL k"), "[a, 1]");
-        // A repetition gets what the first call got, also after a release.
+        // A retry gets the first call's reply, even after a release.
         assert_eq!(a.call("LOCK.ACQUIRE l a PX 100000 ID y REPLICAS 1 WITHIN 20000"), "1");
         assert_eq!(a.call("LOCK.RELEASE l a"), "0");
         assert_eq!(a.call("LOCK.ACQUIRE l a PX 100000 ID y REPLICAS 1 WITHIN 20000"), "1");
@@ -519,8 +520,8 @@ fn what_is_cancelled_is_not_told(flavor: Flavor) {
     });
 }
 
-/// The acknowledgement comes when most of the lease is over. A watchdog renews it in time, also another connection's.
-fn a_watchdog_renews_what_is_acknowledged_late(flavor: Flavor) {
+/// The acknowledgment comes when most of the lease has passed. A watchdog of this or another connection renews it in time.
+fn a_watchdog_renews_late_acknowledged_holds(flavor: Flavor) {
     with_replica(flavor, |world| {
         let (mut a, mut b) = (world.client(), world.client());
         for first in ["LOCK.ACQUIRE k a PX 3000 WATCHDOG", "PING"] {
@@ -531,11 +532,11 @@ fn a_watchdog_renews_what_is_acknowledged_late(flavor: Flavor) {
             b.send(&format!("LOCK.ACQUIRE k a PX 1500{watchdog} REPLICAS 1 WITHIN 60000"));
             world.until_blocked(&b);
             let granted = std::time::Instant::now();
-            until("most of the lease is over", || granted.elapsed().as_millis() > 1200);
+            until("most of the lease has passed", || granted.elapsed().as_millis() > 1200);
             world.replica.signal(libc::SIGCONT);
             assert!(["1", "2"].contains(&b.recv().as_str()));
-            until("it is renewed", || {
-                assert_eq!(a.call("EXISTS k"), "1", "the lease has run out");
+            until("the lease is renewed", || {
+                assert_eq!(a.call("EXISTS k"), "1", "the lease has expired");
                 a.number("PTTL k") > 1000
             });
             a.call("LOCK.BREAK k");
@@ -543,9 +544,9 @@ fn a_watchdog_renews_what_is_acknowledged_late(flavor: Flavor) {
     });
 }
 
-/// The primary is killed while clients acquire, and its links to the replicas are cut at any moment before that. What was
-/// granted with `REPLICAS` is on every replica. With `REPLICA_ROUNDS` in the environment so many primaries are killed.
-fn a_failover_keeps_every_grant(flavor: Flavor) {
+/// Kills the primary while clients acquire, and cuts its links to the replicas at some moment before. Every grant with
+/// `REPLICAS` must be on every replica. The environment variable `REPLICA_ROUNDS` sets the number of failovers.
+fn a_failover_keeps_acknowledged_grants(flavor: Flavor) {
     let rounds = std::env::var("REPLICA_ROUNDS").map_or(3, |rounds| rounds.parse().unwrap());
     let (mut kept, mut lost) = (0, 0);
     for round in 0..rounds {
@@ -553,17 +554,17 @@ fn a_failover_keeps_every_grant(flavor: Flavor) {
         assert_eq!(missing, 0, "of {promised} grants in round {round}");
         kept += promised;
     }
-    // Without it some are lost sooner or later, or this test would prove nothing.
+    // Without REPLICAS some grants must get lost, or this test would prove nothing.
     let mut others = 0;
     while lost == 0 && others < 100 {
         lost = fail_over(flavor, others, "").1;
         others += 1;
     }
-    assert!(lost > 0, "nothing is lost anyway");
-    println!("{kept} grants were promised before {rounds} failovers, and all were kept; {lost} others were lost in {others}");
+    assert!(lost > 0, "no grant was lost without REPLICAS");
+    println!("{kept} acknowledged grants survived {rounds} failovers; {lost} others were lost in {others} failovers");
 }
 
-/// How many grants clients were told of before their primary was killed, and how many of those a replica lacks.
+/// Number of grants that clients received before their primary was killed, and how many of these a replica lacks.
 fn fail_over(flavor: Flavor, round: usize, wanted: &str) -> (usize, usize) {
     let primary = Server::with_module(flavor, &[]);
     let replicas = [0, 1].map(|_| (Server::start(flavor, &[]), Proxy::freezable(primary.port)));
@@ -577,26 +578,26 @@ fn fail_over(flavor: Flavor, round: usize, wanted: &str) -> (usize, usize) {
         let calls: Vec<String> = (0..50).map(call).collect();
         client.send_at_once(&calls.iter().map(String::as_str).collect::<Vec<_>>());
     }
-    // Somewhere in the middle of it.
+    // At some point during the calls.
     let (first, replies) = (round % 20, 1 + round % 7);
-    let mut told: Vec<String> = Vec::new();
+    let mut granted_locks: Vec<String> = Vec::new();
     for call in 0..replies {
         assert_eq!(clients[first].recv(), "1");
-        told.push(format!("k{first}:{call}"));
+        granted_locks.push(format!("k{first}:{call}"));
     }
     replicas.iter().for_each(|(_, link)| link.freeze());
     let folder = primary.stop();
     for (at, client) in clients.iter_mut().enumerate() {
         let from = if at == first { replies } else { 0 };
         let granted = (from..50).take_while(|_| matches!(client.try_recv(), Ok(Value::Int(1))));
-        told.extend(granted.map(|call| format!("k{at}:{call}")));
+        granted_locks.extend(granted.map(|call| format!("k{at}:{call}")));
     }
     drop(folder);
     let lacks = |(replica, _): &(Server, Proxy)| {
         let mut promoted = replica.client();
         promoted.call("REPLICAOF NO ONE");
-        told.iter().filter(|lock| promoted.call(&format!("HGETALL {lock}")) != "[a, 1]").count()
+        granted_locks.iter().filter(|lock| promoted.call(&format!("HGETALL {lock}")) != "[a, 1]").count()
     };
     let missing = replicas.iter().map(lacks).max().unwrap();
-    (told.len(), missing)
+    (granted_locks.len(), missing)
 }

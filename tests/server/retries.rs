@@ -1,29 +1,29 @@
 // SPDX-License-Identifier: MIT
 
-//! Retries: the same call with the same `ID` does nothing and gets the first answer (7).
+//! Retries: a repeated call with the same `ID` does nothing and gets the first reply (7).
 
 use crate::support::server::{load_module, module};
 use crate::support::{in_world, until, Client, Flavor, Server, World};
 
 crate::on_every_server!(
     a_repeated_call_counts_once,
-    a_refusal_is_not_remembered,
-    calls_are_told_apart,
-    a_made_up_owner_is_remembered,
-    a_reply_is_remembered_for_a_while,
-    lost_while_it_waited,
-    lost_while_it_waited_and_nobody_knows_yet,
-    lost_before_the_grant_could_be_told,
-    lost_before_the_reply_was_read,
-    lost_before_the_reply_was_read_with_an_ephemeral_hold,
-    a_hold_that_a_connection_ended_is_acquired_anew,
-    an_old_connection_does_not_release_what_was_repeated,
-    lost_before_the_reply_to_a_release_was_read,
-    a_failover_keeps_the_replies,
-    a_restart_keeps_the_replies,
-    what_is_no_record_is_left_alone,
-    names_that_look_alike_are_not_mixed_up,
-    in_transactions_and_scripts,
+    refusals_are_not_recorded,
+    requests_are_separate,
+    a_generated_owner_is_recorded,
+    records_expire,
+    a_retry_after_a_disconnect_queues_again,
+    a_retry_takes_over_an_unnoticed_wait,
+    an_unsent_grant_is_not_recorded,
+    a_retry_gets_the_unread_reply,
+    a_retry_reacquires_an_ephemeral_hold,
+    a_hold_bound_later_is_reacquired,
+    an_old_connection_releases_no_retried_hold,
+    a_retried_release_counts_once,
+    a_failover_keeps_the_records,
+    a_restart_keeps_the_records,
+    invalid_records_stay_unchanged,
+    ambiguous_record_names_are_refused,
+    retries_work_in_transactions_and_scripts,
 );
 
 fn a_repeated_call_counts_once(flavor: Flavor) {
@@ -40,12 +40,12 @@ fn a_repeated_call_counts_once(flavor: Flavor) {
         }
         let fenced = a.call("LOCK.ACQUIRE k a FENCE ID four");
         assert_eq!(a.call("LOCK.ACQUIRE k a FENCE ID four"), fenced);
-        // An acquire and a release are not the same call.
+        // An acquire and a release are different requests.
         assert_eq!(a.call("LOCK.RELEASE k a ALL ID one"), "0");
         assert_eq!(a.call("LOCK.RELEASE k a ALL ID one"), "0");
         assert_eq!(a.call("LOCK.ACQUIRE k a ID one"), "1");
         assert_eq!(a.call("EXISTS k"), "0");
-        // Somebody else has it by now, and keeps it.
+        // Another owner holds the lock by now and keeps it.
         a.call("LOCK.ACQUIRE k b");
         assert_eq!(a.call("LOCK.RELEASE k a ID three"), "1");
         assert_eq!(a.call("HGETALL k"), "[b, 1]");
@@ -54,7 +54,7 @@ fn a_repeated_call_counts_once(flavor: Flavor) {
     });
 }
 
-fn a_refusal_is_not_remembered(flavor: Flavor) {
+fn refusals_are_not_recorded(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k b");
@@ -67,7 +67,7 @@ fn a_refusal_is_not_remembered(flavor: Flavor) {
     });
 }
 
-fn calls_are_told_apart(flavor: Flavor) {
+fn requests_are_separate(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k a SHARED ID one");
@@ -86,7 +86,7 @@ fn calls_are_told_apart(flavor: Flavor) {
     });
 }
 
-fn a_made_up_owner_is_remembered(flavor: Flavor) {
+fn a_generated_owner_is_recorded(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         let first = a.call("LOCK.ACQUIRE k * ID one");
@@ -98,7 +98,7 @@ fn a_made_up_owner_is_remembered(flavor: Flavor) {
     });
 }
 
-fn a_reply_is_remembered_for_a_while(flavor: Flavor) {
+fn records_expire(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k a ID one PX 100000");
@@ -106,9 +106,9 @@ fn a_reply_is_remembered_for_a_while(flavor: Flavor) {
         assert!((19_000..=20_000).contains(&ttl), "{ttl}");
         a.call("CONFIG SET lock.request-ttl 40");
         assert_eq!(a.call("LOCK.ACQUIRE k a ID two"), "2");
-        until("it is forgotten", || a.call("EXISTS lock_request:{k}:a:two") == "0");
+        until("the record has expired", || a.call("EXISTS lock_request:{k}:a:two") == "0");
         assert_eq!(a.call("LOCK.ACQUIRE k a ID two"), "3");
-        // A release with the same id does not prolong what an acquire got.
+        // A release with the same ID does not prolong the acquire's record.
         a.call("CONFIG SET lock.request-ttl 300");
         assert_eq!(a.call("LOCK.ACQUIRE l a ID one PX 100000"), "1");
         let granted = a.number("PEXPIRETIME lock_request:{l}:a:one");
@@ -117,23 +117,23 @@ fn a_reply_is_remembered_for_a_while(flavor: Flavor) {
             let (seconds, micros) = reply.trim_matches(['[', ']']).split_once(", ").unwrap();
             seconds.parse::<i64>().unwrap() * 1000 + micros.parse::<i64>().unwrap() / 1000
         };
-        until("some of that is over", || time(&mut a) > granted - 100);
+        until("the record is about to expire", || time(&mut a) > granted - 100);
         assert_eq!(a.call("LOCK.RELEASE l a ID one"), "0");
-        until("the acquire is forgotten", || time(&mut a) > granted + 5);
-        assert_eq!(a.call("LOCK.RELEASE l a ID one"), "0", "the release is not remembered");
+        until("the acquire's record has expired", || time(&mut a) > granted + 5);
+        assert_eq!(a.call("LOCK.RELEASE l a ID one"), "0", "the release's record is missing");
         assert_eq!(a.call("LOCK.ACQUIRE l a ID one PX 100000"), "1");
         assert_eq!(a.call("HGETALL l"), "[a, 1]");
     });
 }
 
-fn lost_while_it_waited(flavor: Flavor) {
+fn a_retry_after_a_disconnect_queues_again(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k a");
         let first = world.waiting("LOCK.ACQUIRE k b BLOCK 0 ID one FENCE");
         let mut c = world.waiting("LOCK.ACQUIRE k c BLOCK 0");
         first.close();
-        until("it has left", || a.call("LOCK.WAITERS k").matches("owner").count() == 1);
+        until("the first wait has ended", || a.call("LOCK.WAITERS k").matches("owner").count() == 1);
         let mut again = world.waiting("LOCK.ACQUIRE k b BLOCK 0 ID one FENCE");
         a.call("LOCK.RELEASE k a");
         assert_eq!(c.recv(), "1");
@@ -142,9 +142,9 @@ fn lost_while_it_waited(flavor: Flavor) {
     });
 }
 
-/// Its host lost power, say: the old connection looks alive. The call that is repeated is the same wait: it keeps
-/// its place, and is granted once.
-fn lost_while_it_waited_and_nobody_knows_yet(flavor: Flavor) {
+/// The old connection still looks open, for example because its host lost power. The retry is the same wait: it keeps its
+/// position and is granted once.
+fn a_retry_takes_over_an_unnoticed_wait(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         for owner in ["b", "*"] {
@@ -169,18 +169,18 @@ fn lost_while_it_waited_and_nobody_knows_yet(flavor: Flavor) {
     });
 }
 
-fn lost_before_the_grant_could_be_told(flavor: Flavor) {
+fn an_unsent_grant_is_not_recorded(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k a");
         let first = world.waiting("LOCK.ACQUIRE k b BLOCK 0 ID one");
-        // The grant is revoked, and with it what is remembered of it.
+        // The grant is revoked, and its record is removed.
         a.send_at_once(&["LOCK.RELEASE k a", &format!("CLIENT KILL ID {}", first.id)]);
         assert_eq!([a.recv(), a.recv()], ["0", "1"]);
-        until("it is revoked", || a.call("KEYS *") == "[]");
+        until("the grant is revoked", || a.call("KEYS *") == "[]");
         assert_eq!(a.call("LOCK.ACQUIRE k b BLOCK 0 ID one"), "1");
         assert_eq!(a.call("HGETALL k"), "[b, 1]");
-        // The call comes again in the same turn, before that.
+        // The retry arrives before that, in the same event loop cycle.
         a.call("LOCK.RELEASE k b ALL");
         a.call("FLUSHALL");
         a.call("LOCK.ACQUIRE k a");
@@ -188,42 +188,42 @@ fn lost_before_the_grant_could_be_told(flavor: Flavor) {
         let kill = format!("CLIENT KILL ID {}", first.id);
         a.send_at_once(&["LOCK.RELEASE k a", &kill, "LOCK.ACQUIRE k b BLOCK 0 ID one"]);
         assert_eq!([a.recv(), a.recv(), a.recv()], ["0", "1", "1"]);
-        assert_eq!(a.call("LOCK.RELEASE k b"), "0", "it was counted twice, or revoked");
+        assert_eq!(a.call("LOCK.RELEASE k b"), "0", "the grant was counted twice or revoked");
         assert_eq!(a.call("EXISTS k"), "0");
     });
 }
 
-fn lost_before_the_reply_was_read(flavor: Flavor) {
+fn a_retry_gets_the_unread_reply(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
-        // At once.
+        // Granted at once.
         let mut first = world.client();
         first.send("LOCK.ACQUIRE k b ID one FENCE");
-        until("it is granted", || a.call("EXISTS k") == "1");
+        until("the lock is granted", || a.call("EXISTS k") == "1");
         first.close();
         let reply = a.call("LOCK.ACQUIRE k b ID one FENCE");
         assert!(reply.starts_with("[owner, b, holds, 1, token, "), "{reply}");
         a.call("LOCK.RELEASE k b");
-        // After a wait.
+        // Granted after a wait.
         a.call("LOCK.ACQUIRE k a");
         let first = world.waiting("LOCK.ACQUIRE k b BLOCK 0 ID two");
         a.call("LOCK.RELEASE k a");
-        until("it is granted", || a.call("HGETALL k") == "[b, 1]");
+        until("the lock is granted", || a.call("HGETALL k") == "[b, 1]");
         first.close();
         assert_eq!(a.call("LOCK.ACQUIRE k b BLOCK 0 ID two"), "1");
         assert_eq!(a.call("HGETALL k"), "[b, 1]");
     });
 }
 
-/// What the connection's end has released must not be said to be held.
-fn lost_before_the_reply_was_read_with_an_ephemeral_hold(flavor: Flavor) {
+/// A hold that ended with its connection must not be reported as held.
+fn a_retry_reacquires_an_ephemeral_hold(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         let mut first = world.client();
         first.send("LOCK.ACQUIRE k b ID one EPHEMERAL FENCE");
-        until("it is granted", || a.call("EXISTS k") == "1");
+        until("the lock is granted", || a.call("EXISTS k") == "1");
         first.close();
-        until("it is released", || a.call("EXISTS k") == "0");
+        until("the lock is released", || a.call("EXISTS k") == "0");
         assert!(a
             .call("LOCK.ACQUIRE k b ID one EPHEMERAL FENCE")
             .starts_with("[owner, b, holds, 1, token, "));
@@ -231,8 +231,8 @@ fn lost_before_the_reply_was_read_with_an_ephemeral_hold(flavor: Flavor) {
     });
 }
 
-/// Also if the hold came to depend on the connection by a later call.
-fn a_hold_that_a_connection_ended_is_acquired_anew(flavor: Flavor) {
+/// A later call has bound the hold to the connection that closes.
+fn a_hold_bound_later_is_reacquired(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         for (acquire, bind, got) in [
@@ -245,21 +245,21 @@ fn a_hold_that_a_connection_ended_is_acquired_anew(flavor: Flavor) {
             let mut bound = world.client();
             bound.call(bind);
             bound.close();
-            until("it is released", || a.call("EXISTS {k} {k}l") == "0");
+            until("the locks are released", || a.call("EXISTS {k} {k}l") == "0");
             assert_eq!(a.call("LOCK.ACQUIRE {k} bob"), "1");
             assert_eq!(a.call(acquire), "nil", "{acquire}, {bind}");
             assert_eq!(a.call("LOCK.RELEASE {k} bob"), "0");
             assert_eq!(a.call("LOCK.CANCEL {k} alice ID r1"), "0", "nothing is held");
             a.call("DEL lock_request:{k}:alice:r1 lock_request:{k}l:alice:r1");
             for _ in 0..2 {
-                assert_eq!(a.call(acquire), got, "it is acquired anew, once");
+                assert_eq!(a.call(acquire), got, "the retry acquires once");
             }
             a.call("DEL {k} {k}l lock_request:{k}:alice:r1 lock_request:{k}l:alice:r1");
         }
     });
 }
 
-fn an_old_connection_does_not_release_what_was_repeated(flavor: Flavor) {
+fn an_old_connection_releases_no_retried_hold(flavor: Flavor) {
     in_world(flavor, |world| {
         let (mut first, mut again) = (world.client(), world.client());
         let call = "LOCK.ACQUIRE k b ID one EPHEMERAL WATCHDOG PX 300";
@@ -270,18 +270,18 @@ fn an_old_connection_does_not_release_what_was_repeated(flavor: Flavor) {
         until("its lease is renewed", || again.number("PEXPIRETIME k") > end);
         assert_eq!(again.call("HGETALL k"), "[b, 1]");
         again.close();
-        until("it is released", || world.client().call("EXISTS k") == "0");
+        until("the lock is released", || world.client().call("EXISTS k") == "0");
     });
 }
 
-fn lost_before_the_reply_to_a_release_was_read(flavor: Flavor) {
+fn a_retried_release_counts_once(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k a");
         a.call("LOCK.ACQUIRE k a");
         let mut first = world.client();
         first.send("LOCK.RELEASE k a ID one");
-        until("it is given back", || a.call("HGET k a") == "1");
+        until("the hold is released", || a.call("HGET k a") == "1");
         first.close();
         assert_eq!(a.call("LOCK.RELEASE k a ID one"), "1");
         assert_eq!(a.call("HGET k a"), "1");
@@ -292,7 +292,7 @@ fn lost_before_the_reply_to_a_release_was_read(flavor: Flavor) {
     });
 }
 
-fn a_failover_keeps_the_replies(flavor: Flavor) {
+fn a_failover_keeps_the_records(flavor: Flavor) {
     let world = World::start(flavor, &[]);
     let (mut a, mut r) = (world.client(), world.replica.client());
     load_module(&mut r);
@@ -307,7 +307,7 @@ fn a_failover_keeps_the_replies(flavor: Flavor) {
     assert_eq!(r.call("LOCK.RELEASE l a ID two"), "0");
 }
 
-fn a_restart_keeps_the_replies(flavor: Flavor) {
+fn a_restart_keeps_the_records(flavor: Flavor) {
     let server = Server::with_module(flavor, &["--appendonly", "yes"]);
     assert_eq!(server.client().call("LOCK.ACQUIRE k a ID one PX 100000"), "1");
     server.signal(libc::SIGKILL);
@@ -318,7 +318,7 @@ fn a_restart_keeps_the_replies(flavor: Flavor) {
     assert_eq!(a.call("HGETALL k"), "[a, 1]");
 }
 
-fn what_is_no_record_is_left_alone(flavor: Flavor) {
+fn invalid_records_stay_unchanged(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE held a");
@@ -337,8 +337,8 @@ fn what_is_no_record_is_left_alone(flavor: Flavor) {
     });
 }
 
-/// Owner `a:b` with request `c`, and owner `a` with request `b:c`, have one key.
-fn names_that_look_alike_are_not_mixed_up(flavor: Flavor) {
+/// Owner `a:b` with request `c` and owner `a` with request `b:c` share one record key.
+fn ambiguous_record_names_are_refused(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         assert_eq!(a.call("LOCK.ACQUIRE k a:b SHARED ID c"), "1");
@@ -349,7 +349,7 @@ fn names_that_look_alike_are_not_mixed_up(flavor: Flavor) {
     });
 }
 
-fn in_transactions_and_scripts(flavor: Flavor) {
+fn retries_work_in_transactions_and_scripts(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         let script = "return {redis.call('LOCK.ACQUIRE',KEYS[1],'a','ID','one','FENCE','BLOCK','0'), \

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! The set-ups of `docs/setups`, and what `docs/operations.md` says of an upgrade.
+//! Tests the set-ups of `docs/setups`, and the upgrade that `docs/operations.md` describes.
 
 use std::fs;
 use std::net::TcpListener;
@@ -13,13 +13,13 @@ use crate::support::server::module;
 use crate::support::{show, until, Client, Flavor, Server};
 
 crate::on_every_server!(
-    the_sentinels_find_a_new_primary,
-    the_cluster_keeps_locks_when_a_node_is_gone,
-    set_ups_leave_foreign_servers_alone,
-    an_upgrade_of_a_running_pair_loses_no_lock,
+    sentinels_promote_a_replica,
+    the_cluster_keeps_locks_without_a_node,
+    setups_leave_other_servers_alone,
+    an_upgrade_loses_no_lock,
 );
 
-/// A set-up of `docs/setups` that runs; gone with its test.
+/// A running set-up of `docs/setups`, which is stopped when dropped.
 struct SetUp {
     script: &'static str,
     flavor: Flavor,
@@ -62,7 +62,7 @@ impl Drop for SetUp {
     }
 }
 
-/// The first of six ports that nobody has, nor the ones on which nodes of a cluster talk, which are ten thousand higher.
+/// The first of six free ports whose cluster bus ports, ten thousand higher, are free as well.
 fn six_free_ports() -> u16 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
     let mut seed = now.subsec_nanos() ^ std::process::id().rotate_left(16);
@@ -76,25 +76,25 @@ fn six_free_ports() -> u16 {
     }
 }
 
-fn the_sentinels_find_a_new_primary(flavor: Flavor) {
+fn sentinels_promote_a_replica(flavor: Flavor) {
     let set_up = SetUp::start(flavor, "sentinel.sh");
     let url = format!("redis://127.0.0.1:{}", set_up.port + 3);
     let locked = ["-u", &url, "--sentinel", "locks", "order:42", "echo", "locked"];
     let mut primary = set_up.client(0);
-    assert_eq!(primary.call("LOCK.ACQUIRE at:once alice"), "1", "what has started grants locks");
+    assert_eq!(primary.call("LOCK.ACQUIRE at:once alice"), "1", "the new set-up grants no locks");
     assert_eq!(set_up.lockrun(&locked), "locked\n");
     assert_eq!(primary.call("LOCK.ACQUIRE held alice PX 600000 REPLICAS 2 WITHIN 10000"), "1");
     let _ = primary.try_send("SHUTDOWN NOSAVE FORCE");
     let mut sentinel = set_up.client(3);
     let mut new = None;
-    until("another one is the primary", || {
-        let told = sentinel.call("SENTINEL GET-MASTER-ADDR-BY-NAME locks");
-        new = (1..3).find(|nth| told.contains(&(set_up.port + nth).to_string()));
+    until("a replica is the primary", || {
+        let address = sentinel.call("SENTINEL GET-MASTER-ADDR-BY-NAME locks");
+        new = (1..3).find(|nth| address.contains(&(set_up.port + nth).to_string()));
         new.is_some_and(|nth| set_up.client(nth).call("ROLE").starts_with("[master"))
     });
     let mut new = set_up.client(new.unwrap());
     assert!(new.call("LOCK.INFO held").contains("alice"));
-    until("it has a replica, and locks", || new.call("LOCK.ACQUIRE other bob") == "1");
+    until("the new primary has a replica and grants locks", || new.call("LOCK.ACQUIRE other bob") == "1");
     assert_eq!(set_up.lockrun(&locked), "locked\n");
     assert!(Run::spawn(set_up.command("stop")).finish().status.success());
     until("all six have ended", || {
@@ -102,10 +102,10 @@ fn the_sentinels_find_a_new_primary(flavor: Flavor) {
     });
 }
 
-fn the_cluster_keeps_locks_when_a_node_is_gone(flavor: Flavor) {
+fn the_cluster_keeps_locks_without_a_node(flavor: Flavor) {
     let set_up = SetUp::start(flavor, "cluster.sh");
     let url = format!("redis://127.0.0.1:{}", set_up.port);
-    // Slots of the first, second and third node.
+    // Keys in slots of the first, second and third node.
     for (nth, key) in ["b", "c", "a"].into_iter().enumerate() {
         let node = u16::try_from(nth).unwrap();
         assert_eq!(set_up.client(node).call(&format!("LOCK.ACQUIRE {{{key}}}:at:once alice")), "1", "{key}");
@@ -122,11 +122,11 @@ fn the_cluster_keeps_locks_when_a_node_is_gone(flavor: Flavor) {
     });
     let mut replica = set_up.client(replica.expect("a replica of the first node"));
     until("its replica takes over", || replica.call("ROLE").starts_with("[master"));
-    until("the cluster is well", || second.call("CLUSTER INFO").contains("cluster_state:ok"));
+    until("the cluster is healthy", || second.call("CLUSTER INFO").contains("cluster_state:ok"));
     assert!(replica.call("LOCK.INFO b").contains("alice"));
 }
 
-fn set_ups_leave_foreign_servers_alone(flavor: Flavor) {
+fn setups_leave_other_servers_alone(flavor: Flavor) {
     for script in ["sentinel.sh", "cluster.sh"] {
         let mut foreign = Server::start(flavor, &[]);
         let mut client = foreign.client();
@@ -136,7 +136,7 @@ fn set_ups_leave_foreign_servers_alone(flavor: Flavor) {
         let refused = run("start");
         assert!(!refused.status.success(), "{script} starts beside another server");
         assert!(Printed::new(&refused).stderr.contains("is in use by another program"), "{script}");
-        // A pid file of an earlier start, whose number is that server's by now.
+        // A stale pid file of an earlier start, whose number now belongs to that server.
         let stale = set_up.dir.path().join(foreign.port.to_string());
         for with_stale_files in [false, true] {
             if with_stale_files {
@@ -150,11 +150,11 @@ fn set_ups_leave_foreign_servers_alone(flavor: Flavor) {
                 assert_eq!(client.call("GET its"), "data", "{script} {what}");
             }
         }
-        assert!(stale.exists(), "the files of a process that runs are kept");
+        assert!(stale.exists(), "files of a running process were deleted");
     }
 }
 
-/// A machine with a server that has a configuration file, as the page on operations has it.
+/// A machine whose server has a configuration file, as described on the operations page.
 struct Host {
     flavor: Flavor,
     dir: tempfile::TempDir,
@@ -189,7 +189,7 @@ impl Host {
     }
 
     fn until_it_answers(&self) {
-        until("the server answers", || {
+        until("the server responds", || {
             Client::try_connect(self.port)
                 .and_then(|mut client| {
                     client.try_send("PING")?;
@@ -199,11 +199,11 @@ impl Host {
         });
     }
 
-    /// What `systemctl restart` does. A server that writes its first AOF refuses to end, and is asked again.
+    /// Acts like `systemctl restart`. A server refuses to stop while it writes its first AOF, so the signal is repeated.
     fn restart(&mut self) {
         let pid = i32::try_from(self.child.id()).unwrap();
         until("the server has ended", || {
-            // SAFETY: the process is our child, and not reaped yet.
+            // SAFETY: the process is a child of this one and not reaped yet.
             self.child.try_wait().unwrap().is_some() || unsafe { libc::kill(pid, libc::SIGTERM) } != 0
         });
         self.child = Host::spawn(self.flavor, self.dir.path());
@@ -218,7 +218,7 @@ impl Drop for Host {
     }
 }
 
-/// Carries out the session on the page in a shell that knows both hosts.
+/// Runs the page's upgrade transcript in a shell that knows both hosts.
 fn follow_the_upgrade(a: &mut Host, b: &mut Host) {
     let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/operations.md")).unwrap();
     let (_, session) = page.split_once("<!-- session: upgrade -->\n```\n").unwrap();
@@ -246,10 +246,10 @@ fn follow_the_upgrade(a: &mut Host, b: &mut Host) {
     }
 }
 
-fn an_upgrade_of_a_running_pair_loses_no_lock(flavor: Flavor) {
+fn an_upgrade_loses_no_lock(flavor: Flavor) {
     let first = six_free_ports();
     let [mut a, mut b] = [first, first + 1].map(|port| Host::start(flavor, port));
-    // Nothing says so in a file.
+    // The replication is not configured in a file.
     assert_eq!(b.client().call(&format!("REPLICAOF 127.0.0.1 {}", a.port)), "OK");
     let mut primary = a.client();
     assert_eq!(primary.call("LOCK.ACQUIRE k alice PX 600000"), "1");
@@ -278,12 +278,12 @@ fn an_upgrade_of_a_running_pair_loses_no_lock(flavor: Flavor) {
         token(&info(&mut primary)).parse().unwrap()
     };
     assert!(next > before.parse().unwrap());
-    // Whenever they are started again, there is one primary.
+    // After further restarts, one server is still the primary.
     a.restart();
     b.restart();
     let role = |host: &Host| host.client().info("replication", "role");
     assert_eq!([role(&a), role(&b)], ["slave", "master"]);
     until("the replica is in sync", || a.client().info("replication", "master_link_status") == "up");
-    assert!(b.client().call("LOCK.ACQUIRE k dave").starts_with("nil"), "bob holds it");
+    assert!(b.client().call("LOCK.ACQUIRE k dave").starts_with("nil"), "bob holds the lock");
     assert!(a.client().call("LOCK.ACQUIRE k dave").starts_with("READONLY"));
 }

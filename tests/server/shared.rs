@@ -1,29 +1,29 @@
 // SPDX-License-Identifier: MIT
 
-//! Shared holds: many owners at once, each with its own count and lease, in one queue with exclusive ones.
+//! Shared holds: many owners at once, each with its own count and lease, in one queue with exclusive waiters.
 
 use crate::support::{in_world, until, Client, Flavor, World};
 
 crate::on_every_server!(
-    each_owner_holds_for_itself,
+    each_reader_has_its_own_hold,
     an_exclusive_owner_excludes_all_others,
     readers_do_not_overtake_a_writer,
-    readers_are_granted_together_up_to_the_next_writer,
-    a_writer_that_leaves_lets_readers_in,
-    an_owner_downgrades,
-    an_owner_upgrades,
+    readers_before_the_next_writer_are_granted_together,
+    a_departed_writer_lets_readers_in,
+    a_writer_can_downgrade,
+    a_reader_can_upgrade,
     an_upgrade_waits_ahead_of_the_queue,
-    a_lease_that_is_over_stops_counting,
-    what_an_ended_lease_leaves_behind_goes_at_the_next_touch,
-    a_break_ends_all,
-    one_part_is_given_back_at_a_time,
-    redisson_takes_it_for_somebody_elses,
+    an_expired_lease_stops_counting,
+    the_next_write_removes_expired_fields,
+    break_ends_every_hold,
+    each_release_ends_one_hold,
+    redisson_respects_shared_holds,
     the_hash_is_as_documented,
-    options_combine,
+    shared_combines_with_other_options,
     a_thousand_readers_come_and_go,
 );
 
-/// Redisson's acquire: nil if it got the lock, otherwise how long it is held.
+/// Redisson's acquire: nil if the lock is granted, otherwise the remaining lease.
 const REDISSON: &str = "if redis.call('exists',KEYS[1])==0 or redis.call('hexists',KEYS[1],ARGV[2])==1 then \
     redis.call('hincrby',KEYS[1],ARGV[2],1) redis.call('pexpire',KEYS[1],ARGV[1]) return nil end \
     return redis.call('pttl',KEYS[1])";
@@ -40,12 +40,12 @@ fn assert_ttl(client: &mut Client, key: &str, expected: i64) {
     assert!((expected - 5_000..=expected).contains(&ttl), "{ttl} ms are left of {expected}");
 }
 
-/// A client that waits in this mode, with a lease that outlives the test.
+/// A waiter in this mode, with a lease that outlives the test.
 fn waits(world: &World, key: &str, owner: &str, mode: &str) -> Client {
     world.waiting(&format!("LOCK.ACQUIRE {key} {owner} BLOCK 0 PX 100000 {mode}"))
 }
 
-fn each_owner_holds_for_itself(flavor: Flavor) {
+fn each_reader_has_its_own_hold(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         assert_eq!(a.call("LOCK.ACQUIRE k a SHARED PX 50000"), "1");
@@ -60,7 +60,7 @@ fn each_owner_holds_for_itself(flavor: Flavor) {
         };
         assert!((55_000..=60_000).contains(&ttl("[owner, a, mode, shared, holds, 2, ttl, ")), "{info}");
         assert!((85_000..=90_000).contains(&ttl("[owner, b, mode, shared, holds, 1, ttl, ")), "{info}");
-        // The longest lease is the key's, also when it is not the longest any more.
+        // The key has the longest lease, even after that lease was shortened.
         assert_eq!(a.call("LOCK.RENEW k b PX 40000"), "1");
         assert_ttl(&mut a, "k", 60_000);
         assert_eq!(a.call("LOCK.RELEASE k a PX 70000"), "1");
@@ -95,7 +95,7 @@ fn readers_do_not_overtake_a_writer(flavor: Flavor) {
         let mut w = waits(world, "k", "w", "");
         assert_eq!(a.call("LOCK.ACQUIRE k r2 SHARED"), "nil");
         let mut r2 = waits(world, "k", "r2", "SHARED");
-        // Who reads already may read more, or it would wait for itself.
+        // A reader may re-enter, or it would wait for itself.
         assert_eq!(a.call("LOCK.ACQUIRE k r1 SHARED"), "2");
         let line = a.call("LOCK.WAITERS k");
         assert!(line.starts_with("[[owner, w, mode, exclusive, waited, "), "{line}");
@@ -108,7 +108,7 @@ fn readers_do_not_overtake_a_writer(flavor: Flavor) {
     });
 }
 
-fn readers_are_granted_together_up_to_the_next_writer(flavor: Flavor) {
+fn readers_before_the_next_writer_are_granted_together(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k a");
@@ -130,27 +130,27 @@ fn readers_are_granted_together_up_to_the_next_writer(flavor: Flavor) {
     });
 }
 
-fn a_writer_that_leaves_lets_readers_in(flavor: Flavor) {
+fn a_departed_writer_lets_readers_in(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k a SHARED PX 100000");
-        // Its time is over.
+        // The wait times out.
         let mut w = world.waiting("LOCK.ACQUIRE k w BLOCK 100");
         let mut r = waits(world, "k", "r", "SHARED");
         assert_eq!([w.recv(), r.recv()], ["nil", "1"]);
-        // It disconnects.
+        // The waiter disconnects.
         let w = waits(world, "k", "w", "");
         let mut r = waits(world, "k", "r2", "SHARED");
         w.close();
         assert_eq!(r.recv(), "1");
-        // It is ended from outside.
+        // CLIENT UNBLOCK ends the wait.
         if flavor.may_unblock() {
             let mut w = waits(world, "k", "w", "");
             let mut r = waits(world, "k", "r3", "SHARED");
             assert_eq!(a.call(&format!("CLIENT UNBLOCK {}", w.id)), "1");
             assert_eq!([w.recv(), r.recv()], ["nil", "1"]);
         }
-        // One of two leaves: the other is still in the way.
+        // One of two writers leaves; the other still blocks.
         let mut first = world.waiting("LOCK.ACQUIRE k w1 BLOCK 50");
         let second = waits(world, "k", "w2", "");
         let mut r = waits(world, "k", "r4", "SHARED");
@@ -162,7 +162,7 @@ fn a_writer_that_leaves_lets_readers_in(flavor: Flavor) {
     });
 }
 
-fn an_owner_downgrades(flavor: Flavor) {
+fn a_writer_can_downgrade(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k a PX 50000");
@@ -173,7 +173,7 @@ fn an_owner_downgrades(flavor: Flavor) {
         assert!(info.contains("[owner, a, mode, shared, holds, 1, "), "{info}");
         let mut b = waits(world, "k", "b", "SHARED");
         let mut w = waits(world, "k", "w", "");
-        // Of both kinds, the exclusive one is given back first.
+        // A release ends the exclusive hold before the shared one.
         assert_eq!(a.call("LOCK.RELEASE k a"), "1");
         assert_eq!(b.recv(), "1");
         assert_ttl(&mut a, "k", 100_000);
@@ -185,7 +185,7 @@ fn an_owner_downgrades(flavor: Flavor) {
     });
 }
 
-fn an_owner_upgrades(flavor: Flavor) {
+fn a_reader_can_upgrade(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k a SHARED");
@@ -195,7 +195,7 @@ fn an_owner_upgrades(flavor: Flavor) {
         assert_eq!(a.call("HGETALL k"), "[a, 1]");
         assert!(a.call("LOCK.RELEASE k a SHARED").starts_with("NOTOWNER "));
         assert_eq!(a.call("LOCK.RELEASE k a"), "0");
-        // With somebody else there it has to wait.
+        // With another reader, the upgrade has to wait.
         a.call("LOCK.ACQUIRE k a SHARED");
         a.call("LOCK.ACQUIRE k b SHARED");
         assert_eq!(a.call("LOCK.ACQUIRE k a"), "nil");
@@ -221,12 +221,12 @@ fn an_upgrade_waits_ahead_of_the_queue(flavor: Flavor) {
         assert_eq!(a.call("LOCK.RELEASE k a ALL"), "0");
         assert_eq!(w.recv(), "1");
         a.call("LOCK.RELEASE k w");
-        // An owner who has lost what it held is in line as everybody else.
+        // An owner that has lost its hold waits in the queue like any other.
         a.call("LOCK.ACQUIRE k a SHARED PX 300");
         a.call("LOCK.ACQUIRE k b SHARED PX 100000");
         let mut w = waits(world, "k", "w", "");
         let mut up = waits(world, "k", "a", "");
-        until("its lease is over", || a.call("LOCK.WAITERS k").starts_with("[[owner, w, "));
+        until("the reader's lease has expired", || a.call("LOCK.WAITERS k").starts_with("[[owner, w, "));
         assert_eq!(a.call("LOCK.RELEASE k b"), "0");
         assert_eq!(w.recv(), "1");
         assert!(up.has_nothing());
@@ -235,12 +235,12 @@ fn an_upgrade_waits_ahead_of_the_queue(flavor: Flavor) {
     });
 }
 
-fn a_lease_that_is_over_stops_counting(flavor: Flavor) {
+fn an_expired_lease_stops_counting(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k gone SHARED PX 200");
         a.call("LOCK.ACQUIRE k a SHARED PX 100000");
-        // Nobody touches the key meanwhile.
+        // No client touches the key in between.
         let mut up = waits(world, "k", "a", "");
         assert_eq!(up.recv(), "2");
         assert_eq!(fields(&mut a, "k"), ["#shared:a", "a"]);
@@ -248,22 +248,22 @@ fn a_lease_that_is_over_stops_counting(flavor: Flavor) {
     });
 }
 
-fn what_an_ended_lease_leaves_behind_goes_at_the_next_touch(flavor: Flavor) {
+fn the_next_write_removes_expired_fields(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k gone SHARED PX 30");
         a.call("LOCK.ACQUIRE k a SHARED PX 100000");
-        until("its lease is over", || !a.call("LOCK.INFO k").contains("gone"));
+        until("the lease has expired", || !a.call("LOCK.INFO k").contains("gone"));
         assert_eq!(fields(&mut a, "k"), ["#shared:a", "#shared:gone"]);
         assert!(a.call("LOCK.RENEW k gone").starts_with("NOTOWNER "));
         assert_eq!(a.call("LOCK.ACQUIRE k b SHARED"), "1");
         assert_eq!(fields(&mut a, "k"), ["#shared:a", "#shared:b"]);
-        // It comes back as one who never was there.
+        // A returning owner starts a new hold.
         assert_eq!(a.call("LOCK.ACQUIRE k gone SHARED"), "1");
     });
 }
 
-fn a_break_ends_all(flavor: Flavor) {
+fn break_ends_every_hold(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         for owner in ["a", "b", "c", "a"] {
@@ -273,14 +273,14 @@ fn a_break_ends_all(flavor: Flavor) {
         assert_eq!(a.call("LOCK.BREAK k"), "3");
         assert_eq!(w.recv(), "1");
         assert_eq!(a.call("LOCK.BREAK k"), "1");
-        // An owner that has both kinds is one owner.
+        // An owner with both kinds of hold counts once.
         a.call("LOCK.ACQUIRE k a");
         a.call("LOCK.ACQUIRE k a SHARED");
         assert_eq!(a.call("LOCK.BREAK k"), "1");
     });
 }
 
-fn one_part_is_given_back_at_a_time(flavor: Flavor) {
+fn each_release_ends_one_hold(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         for mode in ["", "SHARED", "", "SHARED"] {
@@ -300,21 +300,21 @@ fn one_part_is_given_back_at_a_time(flavor: Flavor) {
     });
 }
 
-fn redisson_takes_it_for_somebody_elses(flavor: Flavor) {
+fn redisson_respects_shared_holds(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
-        let mut tries = |owner: &str| {
+        let mut try_acquire = |owner: &str| {
             a.call_args(&[b"EVAL", REDISSON.as_bytes(), b"1", b"k", b"30000", owner.as_bytes()])
         };
         let mut b = world.client();
         b.call("LOCK.ACQUIRE k uuid:1 SHARED PX 100000");
-        // Not even the same owner is mistaken for one who holds it exclusively.
+        // Even the same owner is not mistaken for an exclusive holder.
         for owner in ["uuid:1", "uuid:2"] {
-            let ttl: i64 = tries(owner).parse().expect("it was refused, and told for how long");
+            let ttl: i64 = try_acquire(owner).parse().expect("refused with the remaining lease");
             assert!((90_000..=100_000).contains(&ttl), "{ttl}");
         }
         assert_eq!(b.call("LOCK.RELEASE k uuid:1"), "0");
-        assert_eq!(tries("uuid:2"), "nil");
+        assert_eq!(try_acquire("uuid:2"), "nil");
         assert_eq!(b.call("LOCK.ACQUIRE k uuid:1 SHARED"), "nil");
     });
 }
@@ -328,7 +328,7 @@ fn the_hash_is_as_documented(flavor: Flavor) {
         a.call("LOCK.ACQUIRE k a:1 SHARED FENCE PX 100000");
         let (end, token) = (a.number("PEXPIRETIME k"), a.call("GET redisson_lock_token:{k}"));
         assert_eq!(a.call("HGETALL k"), format!("[#shared:a:1, 2:{end}:{token}]"));
-        // With an exclusive hold the token is where that of an exclusive lock is.
+        // With an exclusive hold, the token is in the exclusive lock's field.
         a.call("LOCK.ACQUIRE k a:1 FENCE PX 100000");
         assert_eq!(fields(&mut a, "k"), ["#fence", "#shared:a:1", "a:1"]);
         assert_eq!(a.call("HGET k #fence"), a.call("GET redisson_lock_token:{k}"));
@@ -338,8 +338,8 @@ fn the_hash_is_as_documented(flavor: Flavor) {
     });
 }
 
-/// Shared, fenced, watched, ephemeral, by a made-up owner, after a wait.
-fn options_combine(flavor: Flavor) {
+/// Shared, fenced, renewed and ephemeral, with a generated owner, after a wait.
+fn shared_combines_with_other_options(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k a");

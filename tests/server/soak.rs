@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: MIT
 
-//! One server under load for long: what it keeps afterwards is what it kept after the first load (1 to 7, 9).
+//! A long load on one server: its memory afterwards equals its memory after the first load (1 to 7, 9).
 //!
-//! `SOAK_SECONDS` makes the load so long.
+//! `SOAK_SECONDS` sets the length of the load.
 
 use std::time::{Duration, Instant};
 
 use redis_lock_history::load::{Faults, Settings};
 
-use super::histories::{address, run, settings, verify};
+use super::histories::{address, assert_no_state_left, run, settings};
 use crate::support::{until, Client, Flavor, Server};
 
 crate::on_every_server!(nothing_grows);
 
-/// What the server keeps while nobody uses it, in bytes.
+/// Memory of an idle server in bytes.
 #[derive(Clone, Copy, Debug)]
 struct Memory {
     used: i64,
@@ -21,7 +21,7 @@ struct Memory {
 }
 
 impl Memory {
-    /// The server gives back its own buffers and tables step by step, and tells of the process as of its last look.
+    /// The server frees its own buffers and tables gradually, and reports the process as of its last measurement.
     const SLACK: Memory = Memory { used: 200_000, resident: 4_000_000 };
 
     fn of(client: &mut Client) -> Memory {
@@ -30,24 +30,24 @@ impl Memory {
     }
 
     fn exceeds(self, before: Memory) -> bool {
-        // AddressSanitizer keeps what was freed, to see whether it is used. Its servers are shut down, so that leaks are told.
+        // AddressSanitizer keeps freed memory to detect its use. With it, servers are shut down so that leaks are reported.
         let is_sanitized = std::env::var_os("SHUT_SERVERS_DOWN").is_some();
         self.used > before.used + Memory::SLACK.used
             || !is_sanitized && self.resident > before.resident + Memory::SLACK.resident
     }
 }
 
-/// Waits until all is over that the load has left. The tokens of locks, and what was written under them, are to stay.
-fn come_to_rest(server: &mut Server) {
+/// Waits until the load's remains are gone. Token counters and the data written under the locks stay.
+fn until_idle(server: &mut Server) {
     let mut client = server.client();
-    verify(server);
-    until("every other key is gone", || {
+    assert_no_state_left(server);
+    until("all other keys are gone", || {
         let keys = client.call("KEYS *");
-        let stays = |key: &str| key.starts_with("log:") || key.starts_with("redisson_lock_token:");
+        let is_kept = |key: &str| key.starts_with("log:") || key.starts_with("redisson_lock_token:");
         let mut keys = keys.trim_matches(['[', ']']).split(", ");
-        keys.all(|key| key.is_empty() || stays(key))
+        keys.all(|key| key.is_empty() || is_kept(key))
     });
-    until("nobody else is connected", || client.info("clients", "connected_clients") == "1");
+    until("no other client is connected", || client.info("clients", "connected_clients") == "1");
     for gauge in
         ["waiters", "contended_locks", "known_held_locks", "watchdogs", "ephemeral_holds", "notify_waits"]
     {
@@ -58,7 +58,7 @@ fn come_to_rest(server: &mut Server) {
 
 fn nothing_grows(flavor: Flavor) {
     let asked: Option<u64> = std::env::var("SOAK_SECONDS").ok().map(|value| value.parse().unwrap());
-    // The first load fills what the server and the module keep for ever.
+    // The first load fills the caches that the server and the module never free.
     let (warm_up, round) = asked.map_or((1, 2), |_| (20, 30));
     let mut server = Server::with_module(flavor, &[]);
     let mut load = |number: u64, seconds: u64| {
@@ -71,7 +71,7 @@ fn nothing_grows(flavor: Flavor) {
             ..settings()
         };
         run(load, address(&server), |_| ());
-        come_to_rest(&mut server);
+        until_idle(&mut server);
         let memory = Memory::of(&mut server.client());
         eprintln!("load {number}: {memory:?}");
         memory
@@ -84,5 +84,5 @@ fn nothing_grows(flavor: Flavor) {
         load(number, round);
     }
     let mut client = server.client();
-    until("the memory is given back", || !Memory::of(&mut client).exceeds(before));
+    until("the memory is freed", || !Memory::of(&mut client).exceeds(before));
 }

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT
 
-//! Nothing stays in memory of calls that are over: every table of the module is empty then (9).
+//! Finished calls leave nothing in memory: every table of the module becomes empty (9).
 
 use std::time::Duration;
 
 use crate::support::{until, Client, Flavor, Server};
 
-crate::on_every_server!(re_entries_with_an_id_are_forgotten, every_table_is_empty_in_the_end);
+crate::on_every_server!(reentries_with_an_id_are_forgotten, every_table_is_empty_in_the_end);
 
-/// All tables of `INFO lock` that have something in them, but for those that are of one size for ever.
+/// Tables of `INFO lock` that are not empty, except those of constant size.
 pub(super) fn full_tables(client: &mut Client) -> Vec<String> {
     let info = client.call("INFO lock");
     let tables = info.lines().filter(|line| line.starts_with("lock_table_"));
@@ -19,9 +19,9 @@ pub(super) fn full_tables(client: &mut Client) -> Vec<String> {
     full.map(str::to_owned).collect()
 }
 
-/// Requests with an id that bound a hold: 4 MB of them stayed for ever, as they were swept only when their table was
-/// exactly full.
-fn re_entries_with_an_id_are_forgotten(flavor: Flavor) {
+/// A regression test for requests with an ID that bound a hold. They were removed only when their table was exactly full,
+/// and 4 MB of them stayed forever.
+fn reentries_with_an_id_are_forgotten(flavor: Flavor) {
     const ROUNDS: usize = 4_000;
     let server = Server::with_module(flavor, &[]);
     let mut client = server.client();
@@ -37,17 +37,17 @@ fn re_entries_with_an_id_are_forgotten(flavor: Flavor) {
     };
     let memory = |client: &mut Client| client.info("memory", "used_memory").parse::<i64>().unwrap();
     (0..50).for_each(|n| round(&mut client, n));
-    until("all is forgotten", || full_tables(&mut client).is_empty());
-    until("the keys are, too", || client.call("DBSIZE") == "0");
+    until("every table is empty", || full_tables(&mut client).is_empty());
+    until("the keys are gone, too", || client.call("DBSIZE") == "0");
     let before = memory(&mut client);
     (0..ROUNDS).for_each(|n| round(&mut client, n));
-    until("all is forgotten", || full_tables(&mut client).is_empty());
-    until("the keys are, too", || client.call("DBSIZE") == "0");
-    // The server gives back its own buffers and tables step by step.
-    until("the memory is given back", || memory(&mut client) < before + 500_000);
+    until("every table is empty", || full_tables(&mut client).is_empty());
+    until("the keys are gone, too", || client.call("DBSIZE") == "0");
+    // The server frees its own buffers and tables gradually.
+    until("the memory is freed", || memory(&mut client) < before + 500_000);
 }
 
-/// A bit of everything that is remembered, and then nothing of it.
+/// Fills every kind of table, and waits until all are empty.
 fn every_table_is_empty_in_the_end(flavor: Flavor) {
     let mut server = Server::with_module(flavor, &[]);
     let mut client = server.client();
@@ -60,7 +60,7 @@ fn every_table_is_empty_in_the_end(flavor: Flavor) {
         ));
         other.send(&format!("LOCK.ACQUIRE other o{number} SHARED PX 300 BLOCK 50 ID {number}"));
     }
-    until("somebody waits", || client.info("lock", "lock_waiters") != "0");
+    until("there are waiters", || client.info("lock", "lock_waiters") != "0");
     assert!(!full_tables(&mut client).is_empty());
     for number in 0..20 {
         client.call(&format!("LOCK.CANCEL k{} o{number} ID {number}", number % 4));
@@ -70,6 +70,6 @@ fn every_table_is_empty_in_the_end(flavor: Flavor) {
         }
     }
     drop(clients);
-    until("all is forgotten", || full_tables(&mut client).is_empty());
+    until("every table is empty", || full_tables(&mut client).is_empty());
     server.assert_healthy();
 }

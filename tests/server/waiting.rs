@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! The queue: who is served when, and how a wait ends (3, 4).
+//! The queue: its order, and the end of a wait (3, 4).
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,18 +11,18 @@ use crate::support::{in_world, in_world_with, show, until, Client, Flavor, Serve
 
 crate::on_every_server!(
     waiters_are_served_in_order,
-    a_wait_ends_in_time,
-    a_lease_runs_from_the_grant,
-    nobody_waits_where_nothing_can_block,
-    whoever_leaves_is_not_served,
+    waits_time_out,
+    leases_start_at_the_grant,
+    scripts_and_transactions_never_wait,
+    departed_waiters_are_not_served,
     client_unblock_ends_a_wait,
     waiters_are_listed,
     the_queue_is_bounded,
-    a_re_entry_does_not_queue,
-    a_star_is_granted_by_hand_over,
+    a_reentry_does_not_queue,
+    a_generated_owner_can_wait,
     a_release_hands_over_in_the_same_step,
     ten_thousand_wait_for_one_lock,
-    long_lists_are_whole,
+    long_lists_are_complete,
 );
 
 fn waiters_are_served_in_order(flavor: Flavor) {
@@ -35,14 +35,17 @@ fn waiters_are_served_in_order(flavor: Flavor) {
         for n in 0..5 {
             assert_eq!(waiters[n].recv(), "1");
             assert_eq!(a.call("HGETALL k"), format!("[w{n}, 1]"));
-            assert!(waiters[n + 1..].iter().all(|other| other.has_nothing()), "another one was woken too");
+            assert!(
+                waiters[n + 1..].iter().all(|other| other.has_nothing()),
+                "another waiter was woken, too"
+            );
             assert_eq!(waiters[n].call(&format!("LOCK.RELEASE k w{n}")), "0");
         }
         assert_eq!(a.call("EXISTS k"), "0");
     });
 }
 
-fn a_wait_ends_in_time(flavor: Flavor) {
+fn waits_time_out(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k a PX 100000");
@@ -50,10 +53,10 @@ fn a_wait_ends_in_time(flavor: Flavor) {
         let mut b = world.client();
         let started = Instant::now();
         assert_eq!(b.call("LOCK.ACQUIRE k b BLOCK 150"), "nil");
-        assert!(started.elapsed() >= Duration::from_millis(150), "it gave up early");
+        assert!(started.elapsed() >= Duration::from_millis(150), "the wait ended early");
         assert_eq!(a.call("LOCK.WAITERS k").matches("owner").count(), 1);
         assert!(other.has_nothing());
-        // The connection goes on as before.
+        // The connection works as before.
         assert_eq!(b.call("LOCK.ACQUIRE k b BLOCK 1"), "nil");
         assert_eq!(b.call("LOCK.ACQUIRE k b"), "nil");
         assert_eq!(a.call("LOCK.RELEASE k a"), "0");
@@ -61,14 +64,14 @@ fn a_wait_ends_in_time(flavor: Flavor) {
     });
 }
 
-fn a_lease_runs_from_the_grant(flavor: Flavor) {
+fn leases_start_at_the_grant(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k a");
         let mut b = world.waiting("LOCK.ACQUIRE k b PX 60000 BLOCK 0");
         let mut c = world.waiting("LOCK.ACQUIRE k c BLOCK 0");
-        // However long they waited.
-        until("they waited a while", || {
+        // The length of the wait must not matter.
+        until("both have waited for a while", || {
             let Value::Array(waiters) = a.call_value("LOCK.WAITERS k") else { panic!("no array") };
             waiters
                 .iter()
@@ -85,7 +88,7 @@ fn a_lease_runs_from_the_grant(flavor: Flavor) {
     });
 }
 
-fn nobody_waits_where_nothing_can_block(flavor: Flavor) {
+fn scripts_and_transactions_never_wait(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k a");
@@ -104,7 +107,7 @@ fn nobody_waits_where_nothing_can_block(flavor: Flavor) {
         assert_eq!(b.call_args(&[b"FUNCTION", b"LOAD", function]), "l");
         assert_eq!(b.call("FCALL take 1 k"), "nil");
         assert_eq!(b.call("LOCK.WAITERS k"), "[]");
-        // A release from there hands over all the same.
+        // A release in a script or a transaction hands over as well.
         let mut c = world.waiting("LOCK.ACQUIRE k c BLOCK 0");
         b.send_at_once(&["MULTI", "LOCK.RELEASE k a", "LOCK.ACQUIRE k b BLOCK 0", "EXEC"]);
         assert_eq!([b.recv(), b.recv(), b.recv(), b.recv()], ["OK", "QUEUED", "QUEUED", "[0, nil]"]);
@@ -116,7 +119,7 @@ fn nobody_waits_where_nothing_can_block(flavor: Flavor) {
     });
 }
 
-fn whoever_leaves_is_not_served(flavor: Flavor) {
+fn departed_waiters_are_not_served(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k a");
@@ -209,7 +212,7 @@ fn the_queue_is_bounded(flavor: Flavor) {
     });
 }
 
-fn a_re_entry_does_not_queue(flavor: Flavor) {
+fn a_reentry_does_not_queue(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k a");
@@ -218,7 +221,7 @@ fn a_re_entry_does_not_queue(flavor: Flavor) {
         let mut b2 = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
         assert_eq!(a.call("LOCK.ACQUIRE k a BLOCK 0"), "2");
         a.call("LOCK.RELEASE k a ALL");
-        // Both of the owner's calls are in, as if the second had come now.
+        // Both calls of the owner are granted, as if the second had come just now.
         assert_eq!(b.recv(), "1");
         assert_eq!(b2.recv(), "2");
         assert!(c.has_nothing());
@@ -228,7 +231,7 @@ fn a_re_entry_does_not_queue(flavor: Flavor) {
     });
 }
 
-fn a_star_is_granted_by_hand_over(flavor: Flavor) {
+fn a_generated_owner_can_wait(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k a");
@@ -242,7 +245,7 @@ fn a_star_is_granted_by_hand_over(flavor: Flavor) {
     });
 }
 
-/// Nobody can slip in between: not even in the same pipeline.
+/// No other client can acquire in between, even in the same pipeline.
 fn a_release_hands_over_in_the_same_step(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
@@ -251,7 +254,7 @@ fn a_release_hands_over_in_the_same_step(flavor: Flavor) {
         a.send_at_once(&["LOCK.RELEASE k a", "LOCK.ACQUIRE k a", "HGETALL k"]);
         assert_eq!([a.recv(), a.recv(), a.recv()], ["0", "nil", "[b, 1]"]);
         assert_eq!(b.recv(), "1");
-        // Nor after a foreign DEL, of which the module only gets an event.
+        // Nor after a foreign DEL, which the module learns of by an event.
         let mut c = world.waiting("LOCK.ACQUIRE k c BLOCK 0");
         a.send_at_once(&["DEL k", "LOCK.ACQUIRE k a", "HGETALL k"]);
         assert_eq!([a.recv(), a.recv(), a.recv()], ["1", "nil", "[c, 1]"]);
@@ -261,7 +264,7 @@ fn a_release_hands_over_in_the_same_step(flavor: Flavor) {
 
 fn ten_thousand_wait_for_one_lock(flavor: Flavor) {
     const WAITERS: usize = 10_000;
-    // One at a time: each takes as many descriptors here as it has waiters.
+    // One at a time, as the test needs a file descriptor for each waiter.
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let limit = raise_open_files();
@@ -276,13 +279,13 @@ fn ten_thousand_wait_for_one_lock(flavor: Flavor) {
                 client
             })
             .collect();
-        until("all are in line", || a.info("lock", "lock_waiters") == WAITERS.to_string());
+        until("all wait", || a.info("lock", "lock_waiters") == WAITERS.to_string());
         assert_eq!(a.call("LOCK.WAITERS k").matches("owner").count(), 100);
-        // Some leave from the middle, most are served.
+        // Some leave from the middle of the queue, most are served.
         for client in clients.drain(5_000..6_000) {
             client.close();
         }
-        until("they have left", || a.info("lock", "lock_waiters") == "9000");
+        until("1,000 have left", || a.info("lock", "lock_waiters") == "9000");
         let Value::Array(order) = a.call_value("LOCK.WAITERS k COUNT 10000") else { panic!("no array") };
         let order: Vec<String> =
             order.iter().map(|waiter| show(waiter).split(", ").nth(1).unwrap().to_owned()).collect();
@@ -299,8 +302,8 @@ fn ten_thousand_wait_for_one_lock(flavor: Flavor) {
     });
 }
 
-/// Lists that are too long for one go are made in portions, while their client is blocked.
-fn long_lists_are_whole(flavor: Flavor) {
+/// The module builds long lists in portions, while their client is blocked.
+fn long_lists_are_complete(flavor: Flavor) {
     const MANY: usize = 1_100;
     raise_open_files();
     in_world(flavor, |world| {
@@ -314,24 +317,24 @@ fn long_lists_are_whole(flavor: Flavor) {
             client
         };
         let queue: Vec<Client> = (0..MANY).map(|n| waiting(7, n)).collect();
-        until("all are in line", || a.info("lock", "lock_waiters") == MANY.to_string());
+        until("all wait", || a.info("lock", "lock_waiters") == MANY.to_string());
         let each: Vec<Client> = (0..MANY).map(|n| waiting(n, MANY + n)).collect();
-        until("all are in line", || a.info("lock", "lock_waiters") == (2 * MANY).to_string());
+        until("all wait", || a.info("lock", "lock_waiters") == (2 * MANY).to_string());
 
-        // What follows on the connection is answered after it.
+        // Later commands on the connection are answered after the list.
         a.send_at_once(&["LOCK.WAITERS l0007 COUNT 10000", "LOCK.LIST COUNT 10000", "PING"]);
         let mut b = world.client();
         b.send_at_once(&["HELLO 3", "LOCK.LIST MATCH l1* COUNT 10000", "LOCK.LIST COUNT 700", "PING"]);
         let (waiters, locks) = (a.recv(), a.recv());
         assert_eq!(a.recv(), "PONG");
-        // As maps or as flat arrays.
+        // From maps or flat arrays.
         let values = |field: &str, reply: &str| -> Vec<String> {
             let entries = reply.split(field).skip(1);
             entries.map(|entry| entry[2..].split(',').next().unwrap().to_owned()).collect()
         };
-        let in_line: Vec<String> = (0..MANY).chain([MANY + 7]).map(|n| format!("w{n}")).collect();
-        assert_eq!(values("owner", &waiters), in_line);
-        // The longest queue is first; of two that are as long, the lesser name.
+        let waiting_owners: Vec<String> = (0..MANY).chain([MANY + 7]).map(|n| format!("w{n}")).collect();
+        assert_eq!(values("owner", &waiters), waiting_owners);
+        // The longest queue comes first; equal queues are sorted by name.
         let mut order: Vec<String> = (0..MANY).map(|n| format!("l{n:04}")).collect();
         let longest = order.remove(7);
         order.insert(0, longest);
@@ -355,7 +358,7 @@ fn long_lists_are_whole(flavor: Flavor) {
         );
         assert!(info.ends_with(", waiters, 0]") || info.ends_with(", waiters: 0}"), "{info}");
 
-        // Where nothing can block it is made at once.
+        // In transactions and scripts the list is built at once.
         for list in ["LOCK.LIST COUNT 10000", "LOCK.WAITERS l0007 COUNT 10000", "LOCK.INFO many"] {
             let len = |reply: &str| reply.matches("mode").count();
             let plain = a.call(list);
@@ -367,7 +370,7 @@ fn long_lists_are_whole(flavor: Flavor) {
             assert_eq!(len(&scripted), len(&plain), "{list}");
         }
 
-        // Those who ask may be gone before they have it, and so may those who are listed.
+        // Callers may disconnect before the list is complete, and so may the listed waiters.
         for _ in 0..3 {
             let mut gone = world.client();
             gone.send_at_once(&["LOCK.LIST COUNT 10000", "LOCK.WAITERS l0007 COUNT 10000", "LOCK.INFO many"]);
@@ -378,11 +381,11 @@ fn long_lists_are_whole(flavor: Flavor) {
         let (waiters, locks) = (a.recv_value(), a.recv_value());
         assert!(matches!((waiters, locks), (Value::Array(_), Value::Array(_))));
         until("all have left", || a.call("LOCK.LIST COUNT 10000") == "[]");
-        until("no list is being made", || a.info("lock", "lock_table_long_replies") == "0");
+        until("no list is under construction", || a.info("lock", "lock_table_long_replies") == "0");
     });
 }
 
-/// Each waiter takes a descriptor here and one in the server.
+/// Each waiter needs a file descriptor here and one in the server.
 fn raise_open_files() -> u64 {
     // SAFETY: the structure is filled by the first call and only read by the second.
     unsafe {
@@ -394,9 +397,9 @@ fn raise_open_files() -> u64 {
     }
 }
 
-/// The server itself takes some seconds to give back what each blocked client cost it.
+/// The server takes some seconds to free the memory of blocked clients.
 #[test]
-fn the_memory_of_a_crowd_is_given_back() {
+fn memory_of_departed_waiters_is_freed() {
     let server = Server::with_module(Flavor::Redis7, &[]);
     let mut a = server.client();
     let mut crowd = |waiters: usize| {
@@ -408,16 +411,16 @@ fn the_memory_of_a_crowd_is_given_back() {
                 client
             })
             .collect();
-        until("all are in line", || a.info("lock", "lock_waiters") == waiters.to_string());
+        until("all wait", || a.info("lock", "lock_waiters") == waiters.to_string());
         drop(clients);
         until("all have left", || a.info("lock", "lock_waiters") == "0");
         a.call("DEL k");
     };
-    // Whatever is made once, is made now.
+    // Creates everything that is allocated once.
     crowd(1);
     let memory = |client: &mut Client| -> i64 { client.info("memory", "used_memory").parse().unwrap() };
     let mut watcher = server.client();
     let before = memory(&mut watcher);
     crowd(2_000);
-    until("the memory is given back", || memory(&mut watcher) - before < 500_000);
+    until("the memory is freed", || memory(&mut watcher) - before < 500_000);
 }

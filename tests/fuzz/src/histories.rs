@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Histories of the core beside its model.
+//! Plays histories on the core and its model.
 
 #![no_main]
 

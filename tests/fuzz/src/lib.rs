@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
 
-//! The module's sources that know no server, and what is tried with them. `make fuzz` runs it.
+//! The module's sources that need no server, and the checks of the fuzzer. `make fuzz` runs it.
 
-// Most of it is called by the module only.
+// The fuzzer calls only a small part of the sources.
 #![allow(dead_code, unused_imports, unreachable_pub, unreachable_code, missing_docs)]
 
-/// What the module reports and lives on with is a failure here.
+/// The module reports a defect and continues; the fuzzer fails.
 macro_rules! defect {
     ($what:literal) => {
         panic!($what)

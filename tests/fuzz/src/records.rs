@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! What is remembered of a request, whoever wrote it.
+//! Decodes arbitrary bytes as the record of a request.
 
 #![no_main]
 

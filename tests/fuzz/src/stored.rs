@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! What stands in a lock's hash, whoever wrote it.
+//! Parses arbitrary bytes as the hash of a lock.
 
 #![no_main]
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
 
-// A second opinion on histories of exclusive and shared locks, by Porcupine, a checker for linearizability that others have
-// written.
+// Command porcupine checks histories of exclusive and shared locks with Porcupine, an independent checker for
+// linearizability.
 //
-// Each lock is checked on its own: is there an order of all calls, each somewhere between its sending and its reply, in which
-// a plain lock with readers, limits, hold counts and tokens answers the same? What a point in time cannot decide is left out:
-// nil, as it depends on the queue, and times to wait.
+// Each lock is checked on its own. Is there an order of all calls, each between its sending and its reply, in which a plain
+// lock gives the same replies? The plain lock has readers, limits, hold counts and tokens. The model omits what a point in
+// time cannot decide: nil replies, which depend on the queue, and waiting times.
 //
 //	go run . [-timeout 60s] history.jsonl
 package main
@@ -24,7 +24,7 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// A call in the history. Times are microseconds, leases milliseconds.
+// call is a call in the history. Times are in microseconds, leases in milliseconds.
 type call struct {
 	Record       string          `json:"record"`
 	Command      string          `json:"command"`
@@ -59,7 +59,7 @@ type claim struct {
 	Token *int64  `json:"token"`
 }
 
-// What was asked, once. The end of a lease is an input, too.
+// input is an operation of a request, counted once. The end of a lease is an operation, too.
 type input struct {
 	what   string
 	number int
@@ -70,11 +70,11 @@ type input struct {
 	shared bool
 	limit  int64
 	token  int64
-	// When the lease that it sets ends: not before, and not after.
+	// Bounds in microseconds for the end of the lease that the operation sets.
 	early, late int64
 }
 
-// What came of it.
+// output is the outcome of an operation.
 type output struct {
 	unknown  bool
 	notOwner bool
@@ -82,13 +82,13 @@ type output struct {
 	token    int64
 }
 
-// What one owner has of a lock. The lease is the number of the operation that has set it.
+// hold is an owner's hold of a lock. Its lease is the number of the operation that has set it.
 type hold struct {
 	owner             string
 	exclusive, shared int64
 	lease             int
 	early, late       int64
-	// Of a hold whose token nobody was told: the greatest one before it, less than zero by one more.
+	// The token of the hold. If the token is unknown, the negated greatest token before it, minus one.
 	token int64
 }
 
@@ -96,7 +96,7 @@ func (h hold) total() int64 {
 	return h.exclusive + h.shared
 }
 
-// A lock: who holds it, in the order of their names, and the greatest token that was told. It is never changed, but made anew.
+// state is a lock: its holds, sorted by owner, and the greatest known token. A state is never changed, only copied.
 type state struct {
 	holds []hold
 	last  int64
@@ -117,7 +117,7 @@ func (s state) of(owner string) (hold, bool) {
 	return hold{owner: owner}, false
 }
 
-// The state with this hold, or without any of its owner if it is empty.
+// with returns the state with this hold. An empty hold removes its owner.
 func (s state) with(changed hold) state {
 	holds := make([]hold, 0, len(s.holds)+1)
 	for _, one := range s.holds {
@@ -134,7 +134,7 @@ func (s state) with(changed hold) state {
 	return state{holds: holds, last: s.last}
 }
 
-// The hold with the lease that an operation sets.
+// leased returns the hold with the lease that an operation sets.
 func (h hold) leased(in input) hold {
 	h.lease, h.early, h.late = in.number, in.early, in.late
 	return h
@@ -162,7 +162,7 @@ func step(s state, in input, out output) []state {
 	case "acquire":
 		return acquire(s, in, out)
 	}
-	// The others are for holders only.
+	// All other operations need a holder.
 	held, holds := s.of(in.owner)
 	if !holds {
 		if out.unknown || out.notOwner {
@@ -202,7 +202,7 @@ func step(s state, in input, out output) []state {
 	return []state{s.with(held)}
 }
 
-// Whether others keep the owner from what it asks for.
+// excludes reports whether other holds exclude the operation.
 func (s state) excludes(in input) bool {
 	others := int64(0)
 	for _, one := range s.holds {
@@ -214,20 +214,20 @@ func (s state) excludes(in input) bool {
 			return true
 		}
 	}
-	// Who has a permit already needs no other.
+	// An owner with a permit needs no other.
 	return in.limit > 0 && others >= in.limit && others == int64(len(s.holds))
 }
 
 func acquire(s state, in input, out output) []state {
 	if s.excludes(in) {
-		// It waited in vain, or was never carried out.
+		// The call timed out, or never ran.
 		if out.unknown {
 			return []state{s}
 		}
 		return nil
 	}
 	held, holds := s.of(in.owner)
-	// Others got newer tokens since a reader came that becomes the writer.
+	// A reader that upgrades needs a new token, as other owners may have got newer ones.
 	if !in.shared && held.exclusive == 0 {
 		held.token = 0
 	}
@@ -255,7 +255,7 @@ func acquire(s state, in input, out output) []state {
 		next.last = max(next.last, out.token)
 	}
 	same, longer := next.with(held), next.with(held.leased(in))
-	// Without a lease a re-entry shortens none: the longer one counts, whichever that is.
+	// A re-entry without a lease shortens nothing: the longer lease counts, whichever it is.
 	switch {
 	case !holds || in.sets || in.early >= held.late:
 		return []state{longer}
@@ -315,7 +315,7 @@ func read(name string) (calls []call, opened map[int64]int64, lease int64, err e
 		return nil, nil, 0, err
 	}
 	defer file.Close()
-	// What `CLIENT ID` said on each connection.
+	// The reply to `CLIENT ID` on each connection.
 	opened = map[int64]int64{}
 	lines := bufio.NewScanner(file)
 	lines.Buffer(nil, 1<<26)
@@ -375,7 +375,7 @@ func (c call) input(number int) (in input, lock string, known bool) {
 		} else {
 			in.owner = *c.Claim.Owner
 		}
-		// A guarded write is answered as the command that it guards.
+		// A guarded write gets the reply of its command.
 		in.fence = c.Command == "guard"
 	case "break":
 	default:
@@ -384,13 +384,13 @@ func (c call) input(number int) (in input, lock string, known bool) {
 	return in, lock, true
 }
 
-// When each call was last seen to wait: not before that was it granted.
+// waiting returns the last time at which each call was seen waiting; its grant came later.
 func waiting(calls []call, opened map[int64]int64) map[int64]int64 {
 	type waiter struct {
 		lock, owner string
 		client      int64
 	}
-	looks := map[waiter][]call{}
+	observations := map[waiter][]call{}
 	for _, c := range calls {
 		var queue [][]interface{}
 		if c.Command != "waiters" || c.Answered == nil || json.Unmarshal(c.Reply, &queue) != nil {
@@ -410,7 +410,7 @@ func waiting(calls []call, opened map[int64]int64) map[int64]int64 {
 					}
 				}
 			}
-			looks[who] = append(looks[who], c)
+			observations[who] = append(observations[who], c)
 		}
 	}
 	seen := map[int64]int64{}
@@ -418,27 +418,27 @@ func waiting(calls []call, opened map[int64]int64) map[int64]int64 {
 		if c.Command != "acquire" || c.Answered == nil {
 			continue
 		}
-		for _, look := range looks[waiter{c.Keys[0], c.Owner, opened[c.Connection]}] {
-			if look.Sent >= c.Sent && *look.Answered <= *c.Answered {
-				seen[c.Number] = max(seen[c.Number], look.Sent)
+		for _, observation := range observations[waiter{c.Keys[0], c.Owner, opened[c.Connection]}] {
+			if observation.Sent >= c.Sent && *observation.Answered <= *c.Answered {
+				seen[c.Number] = max(seen[c.Number], observation.Sent)
 			}
 		}
 	}
 	return seen
 }
 
-// The operations of each lock: calls with the same ID are one.
+// operations returns the operations of each lock. Calls with the same ID are one operation.
 func operations(calls []call, opened map[int64]int64, lease int64) (map[string][]porcupine.Operation, error) {
 	sort.SliceStable(calls, func(a, b int) bool { return calls[a].Sent < calls[b].Sent })
 	locks := map[string][]porcupine.Operation{}
-	// When a request was sent first without a reply, and what it was; nothing if it was answered.
+	// The first call of each request without a reply; nil once a reply has arrived.
 	open := map[string]*call{}
 	number := 0
 	seen := waiting(calls, opened)
 	add := func(c call, sent, end int64, out output) {
 		number++
 		in, lock, _ := c.input(number)
-		// It was granted after it was seen waiting. The request may have been granted by an earlier call.
+		// The grant came after the call was seen waiting. An earlier call of the request may have been granted.
 		if sent == c.Sent {
 			sent = max(sent, seen[c.Number])
 		}
@@ -476,7 +476,7 @@ func operations(calls []call, opened map[int64]int64, lease int64) (map[string][
 			request = strings.Join([]string{c.Command, c.Keys[0], c.Owner, *c.ID}, " ")
 			if first, is_open := open[request]; is_open {
 				if first == nil {
-					// It repeats what was answered.
+					// A retry of a request that already has a reply.
 					continue
 				}
 				sent = first.Sent

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 
-//! A load on the locks of a server that records what its clients saw, and a checker that decides whether a right server
-//! can have answered so. It knows what `docs/guide.md` and the commands' pages say, and shares no code with the module.
+//! Puts load on the locks of a server, and records its clients' observations. A checker decides whether a correct server
+//! can have given these replies. The checker implements `docs/guide.md` and the commands' pages, and shares no code with
+//! the module.
 
 pub mod check;
 pub mod load;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! `history run` makes a load on a server, records and checks it; `history check` checks what was recorded.
+//! `history run` runs a load on a server, and records and checks its history. `history check` checks a recorded history.
 
 use std::fs::File;
 use std::io::{BufReader, BufWriter};
@@ -14,20 +14,20 @@ use redis_lock_history::check::{check, Limits};
 use redis_lock_history::load::{self, Faults, Features, Settings, Shared};
 use redis_lock_history::record::{self, Record};
 
-/// Uses locks in every way, records what the clients see, and decides whether a right server can have answered so.
+/// Uses locks in every way, records the clients' observations, and decides whether a correct server can have replied so.
 #[derive(Parser)]
 struct Cli {
     #[command(subcommand)]
-    what: What,
+    command: Command,
 }
 
 #[derive(Subcommand)]
-enum What {
-    /// Runs a load, and checks what it saw.
+enum Command {
+    /// Runs a load and checks its history.
     Run(Run),
     /// Checks a history.
     Check {
-        /// Lines of JSON.
+        /// The history, as lines of JSON.
         file: PathBuf,
         /// How late a wait may end, in milliseconds.
         #[arg(long, default_value_t = 2_000)]
@@ -40,57 +40,57 @@ struct Run {
     /// The server. The load writes to it, and kills connections with --faults.
     #[arg(long, default_value = "127.0.0.1:6379")]
     server: String,
-    /// From which all choices come.
+    /// Seed of all random choices.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// How many clients.
+    /// Number of clients.
     #[arg(long, default_value_t = 8)]
     clients: u32,
-    /// How many clients wait by NOTIFY.
+    /// Number of clients that wait with NOTIFY.
     #[arg(long, default_value_t = 1)]
     listeners: u32,
-    /// How many scenes are played at a time: a few clients each, in an order that chance seldom brings about.
+    /// Number of scenes that run at a time: a few clients each, in an order that chance rarely produces.
     #[arg(long, default_value_t = 0)]
     scenes: u32,
-    /// How many calls each client makes.
+    /// Number of calls of each client.
     #[arg(long, default_value_t = 1_000)]
     calls: u32,
-    /// No more calls begin after so many seconds.
+    /// Number of seconds after which no calls start.
     #[arg(long, default_value_t = 3_600)]
     seconds: u64,
-    /// How many locks are in use at a time.
+    /// Number of locks in use at a time.
     #[arg(long, default_value_t = 4)]
     keys: u32,
-    /// After so many calls a client goes on with new locks.
+    /// Number of calls after which a client switches to new locks.
     #[arg(long, default_value_t = 100)]
     calls_per_key: u32,
-    /// How many owner names each client has.
+    /// Number of owner names of each client.
     #[arg(long, default_value_t = 3)]
     owners: u32,
-    /// Of a thousand calls so many have their connection broken.
+    /// Number of calls in a thousand whose connection is broken.
     #[arg(long, default_value_t = 40)]
     broken: u32,
-    /// Exclusive locks only, as porcupine can check them.
+    /// Use exclusive locks only, which Porcupine can check.
     #[arg(long)]
     exclusive: bool,
-    /// Exclusive and shared locks, with limits, only, as porcupine can check them.
+    /// Use only exclusive and shared locks with limits, which Porcupine can check.
     #[arg(long, conflicts_with = "exclusive")]
     readers: bool,
-    /// Kills, unblocks and pauses clients meanwhile.
+    /// Kill, unblock and pause clients during the load.
     #[arg(long)]
     faults: bool,
     /// How late a wait may end, in milliseconds.
     #[arg(long, default_value_t = 2_000)]
     late: i64,
-    /// Where to write the history.
+    /// File for the history.
     #[arg(long)]
     out: Option<PathBuf>,
 }
 
 fn main() -> ExitCode {
-    let result = match Cli::parse().what {
-        What::Run(run) => run_load(&run),
-        What::Check { file, late } => read(&file).map(|records| (records, late)),
+    let result = match Cli::parse().command {
+        Command::Run(run) => run_load(&run),
+        Command::Check { file, late } => read(&file).map(|records| (records, late)),
     };
     match result {
         Ok((records, late)) => {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 
-//! What a history is: lines of JSON, one for each call, connection, fault and message.
+//! The format of a history: lines of JSON, one for each call, connection, fault and message.
 //!
-//! All times are microseconds since the run began, of one clock that never steps, for all threads of the run.
+//! All times are microseconds since the start of the run, read by all threads from one monotonic clock.
 
 use std::io::{BufRead, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,117 +12,117 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// Microseconds since the run began.
+/// Microseconds since the start of the run.
 pub type Micros = i64;
 
 /// Microseconds in a millisecond.
 pub const MS: Micros = 1_000;
 
-/// For how many milliseconds replicas may be waited for.
+/// `WITHIN` of calls with `REPLICAS`, in milliseconds.
 const WITHIN: u32 = 200;
 
-/// One line of a history. Nearly all are calls, so it may be as large as one.
+/// One line of a history. Most lines are calls, so the enum may be as large as a call.
 #[allow(clippy::large_enum_variant)]
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "record")]
 pub enum Record {
-    /// How the run was made. There is one.
+    /// The settings of the run. A history has one such record.
     Run(Run),
-    /// A connection was made.
+    /// A connection was opened.
     Opened(Opened),
     /// A connection has ended.
     Closed(Closed),
-    /// A call that is over.
+    /// A finished call.
     Call(Call),
-    /// Something was done to the server or to its clients.
+    /// A disturbance of the server or its clients.
     Fault(Fault),
-    /// A message that a subscriber got.
+    /// A message received by a subscriber.
     Message(Message),
-    /// Somebody was subscribed to an inbox.
+    /// The time for which a client was subscribed to an inbox.
     Listened(Listened),
 }
 
-/// How the run was made, and what the server was set to.
+/// The settings of the run and of the server.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Run {
-    /// From which all choices of the clients come.
+    /// Seed of all random choices of the clients.
     pub seed: u64,
     /// `lock.default-lease`, in milliseconds.
     pub default_lease: i64,
     /// `lock.request-ttl`, in milliseconds.
     pub request_ttl: i64,
-    /// How many replicas the primary has. What so many have acknowledged is not lost.
+    /// Number of replicas of the primary. Data that all of them have acknowledged is not lost.
     #[serde(default)]
     pub replicas: u32,
 }
 
-/// A connection was made.
+/// A connection was opened.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Opened {
-    /// Its number in this run.
+    /// Number of the connection in this run.
     pub connection: u64,
-    /// Whose it is.
+    /// The client that uses the connection.
     pub client: u32,
-    /// When it was ready.
+    /// Time when the connection was ready.
     pub at: Micros,
-    /// What `CLIENT ID` answered on it.
+    /// The reply to `CLIENT ID` on the connection.
     pub server_id: i64,
 }
 
 /// A connection has ended.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Closed {
-    /// Which one.
+    /// Number of the connection.
     pub connection: u64,
-    /// Right before it was closed, or when it was found to be closed.
+    /// Right before the close, or when the close was noticed.
     pub at: Micros,
-    /// The server has closed it, at some time before.
+    /// Whether the server closed the connection, at some earlier time.
     pub by_peer: bool,
 }
 
-/// A call, from before it was sent until its reply was read.
+/// A call, from before its sending until its reply was read.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Call {
-    /// Its number in this run, in the order in which calls were sent.
+    /// Number of the call in this run, in order of sending.
     pub number: u64,
-    /// Who has sent it.
+    /// The client that sent the call.
     pub client: u32,
-    /// On which connection.
+    /// The connection of the call.
     pub connection: u64,
-    /// Right before the first byte was sent.
+    /// Time right before the first byte was sent.
     pub sent: Micros,
-    /// Right after the reply was read.
+    /// Time right after the reply was read.
     pub answered: Option<Micros>,
-    /// What was sent.
+    /// The command that was sent.
     #[serde(flatten)]
     pub command: Command,
-    /// What came back.
+    /// The outcome.
     #[serde(flatten)]
     pub outcome: Outcome,
 }
 
-/// What came of a call.
+/// The outcome of a call.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "outcome", content = "reply")]
 pub enum Outcome {
-    /// A reply that is no error.
+    /// A reply that is not an error.
     Reply(Value),
-    /// An error, as the server words it.
+    /// An error in the server's words.
     Error(String),
-    /// The connection has ended before a reply was read: nobody knows whether the call was carried out.
+    /// The connection ended before a reply was read, so the call may or may not have run.
     Unknown,
-    /// It was not sent as a whole, so it cannot have been carried out.
+    /// The call was not sent completely, so it cannot have run.
     Unsent,
 }
 
-/// What is done to the server or to its clients.
+/// A disturbance of the server or its clients.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Fault {
-    /// What.
+    /// The kind of fault.
     pub what: Disturbance,
-    /// Right before it began.
+    /// Time right before the fault began.
     pub from: Micros,
-    /// When it was over for sure, as far as the server is concerned.
+    /// Time by which the fault has certainly ended on the server.
     pub until: Micros,
 }
 
@@ -130,66 +130,66 @@ pub struct Fault {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum Disturbance {
-    /// `CLIENT KILL` of the connection with this id.
+    /// `CLIENT KILL` of the connection with this ID.
     Kill {
-        /// As `CLIENT ID` has it.
+        /// The ID from `CLIENT ID`.
         server_id: i64,
     },
-    /// `CLIENT UNBLOCK` of the connection with this id.
+    /// `CLIENT UNBLOCK` of the connection with this ID.
     Unblock {
-        /// As `CLIENT ID` has it.
+        /// The ID from `CLIENT ID`.
         server_id: i64,
     },
     /// `CLIENT PAUSE`.
     Pause,
-    /// Writes are paused, all of the time that is noted.
+    /// Writes are certainly paused throughout the recorded time.
     Paused,
-    /// The process was stopped (`SIGSTOP`) and went on.
+    /// The process was suspended (`SIGSTOP`) and resumed.
     Stop,
-    /// The process was killed and started again.
+    /// The process was killed and restarted.
     Restart {
-        /// It has lost nothing that it had answered.
+        /// Whether every acknowledged write survived.
         durable: bool,
     },
     /// The server refuses to use more memory.
     MemoryFull,
-    /// The wall clock of the server was set forward or back.
+    /// The server's wall clock was set forward or back.
     Clock {
-        /// By so many milliseconds.
+        /// The offset in milliseconds.
         by: i64,
     },
     /// The slot of all locks was moved to another node of the cluster.
     Move,
-    /// Another server has become the primary. It may not have heard of everything that was answered. What clients were
-    /// promised holds all the same: whoever was granted a lock has it until its lease is over.
+    /// Another server has become the primary and may lack acknowledged writes. Promises to clients still hold: a granted
+    /// lock belongs to its owner until its lease ends.
     Failover,
 }
 
-/// A message that a subscriber got.
+/// A message received by a subscriber.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Message {
-    /// Whose subscription it was.
+    /// The subscribed client.
     pub client: u32,
-    /// When it was read.
+    /// Time when the message was read.
     pub at: Micros,
     /// The channel.
     pub channel: String,
-    /// What it says.
+    /// The text.
     pub text: String,
 }
 
-/// Somebody was subscribed to an inbox.
+/// The time for which a client was subscribed to an inbox.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Listened {
-    /// As in `NOTIFY`.
+    /// The inbox, as in `NOTIFY`.
     pub inbox: String,
-    /// Not before.
+    /// Earliest time of the subscription.
     pub since: Micros,
-    /// Not longer.
+    /// Latest time of the subscription.
     pub until: Micros,
 }
 
-/// The commands that a history can have.
+/// The commands of a history.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "command")]
 pub enum Command {
@@ -217,16 +217,16 @@ pub enum Command {
     Check {
         /// The lock.
         key: String,
-        /// What is claimed.
+        /// The claim to check.
         claim: Claim,
     },
     /// `LOCK.GUARD` of an `RPUSH` to the log of the lock.
     Guard {
         /// The lock.
         key: String,
-        /// What is claimed.
+        /// The claim that guards the write.
         claim: Claim,
-        /// What is appended to the log. No two calls append the same.
+        /// The value appended to the log, unique in the history.
         entry: String,
     },
     /// `LOCK.INFO`.
@@ -239,20 +239,20 @@ pub enum Command {
         /// The lock.
         key: String,
     },
-    /// `LRANGE` of the log of a lock, all of it.
+    /// `LRANGE` of a lock's whole log.
     Log {
         /// The lock.
         key: String,
     },
 }
 
-/// What `LOCK.CHECK` and `LOCK.GUARD` ask for.
+/// The claim of `LOCK.CHECK` and `LOCK.GUARD`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Claim {
     /// This owner holds the lock.
     Owner(String),
-    /// Nobody was granted the lock with a newer token.
+    /// No newer token was granted for the lock.
     Token(i64),
 }
 
@@ -262,13 +262,13 @@ pub enum Claim {
 pub struct Acquire {
     /// The locks.
     pub keys: Vec<String>,
-    /// `LOCK.MACQUIRE`, also of one lock.
+    /// Use `LOCK.MACQUIRE`, even for one lock.
     pub several: bool,
-    /// Who is to hold them.
+    /// The owner to acquire for.
     pub owner: String,
     /// `PX`, in milliseconds.
     pub lease: Option<i64>,
-    /// The lease is sent in seconds, as `EX`.
+    /// Send the lease in seconds, as `EX`.
     pub seconds: bool,
     /// `BLOCK`, in milliseconds; 0 waits without limit.
     pub block: Option<i64>,
@@ -302,11 +302,11 @@ pub struct Acquire {
 pub struct Release {
     /// The locks.
     pub keys: Vec<String>,
-    /// `LOCK.MRELEASE`, also of one lock.
+    /// Use `LOCK.MRELEASE`, even for one lock.
     pub several: bool,
-    /// Who gives them back.
+    /// The owner to release.
     pub owner: String,
-    /// `PX` for what is left, in milliseconds.
+    /// `PX` for the remaining holds, in milliseconds.
     pub lease: Option<i64>,
     /// `SHARED`.
     pub shared: bool,
@@ -322,9 +322,9 @@ pub struct Release {
 pub struct Renew {
     /// The locks.
     pub keys: Vec<String>,
-    /// `LOCK.MRENEW`, also of one lock.
+    /// Use `LOCK.MRENEW`, even for one lock.
     pub several: bool,
-    /// Who renews.
+    /// The owner to renew.
     pub owner: String,
     /// `PX`, in milliseconds.
     pub lease: Option<i64>,
@@ -338,7 +338,7 @@ pub struct Renew {
     pub replicas: Option<u32>,
 }
 
-/// The words of a command, one after the other.
+/// The words of a command in order.
 struct Words(Vec<String>);
 
 impl Words {
@@ -381,7 +381,7 @@ impl Words {
     }
 }
 
-/// The list that guarded writes of a lock go to: in the slot of the lock.
+/// The list for guarded writes of a lock, in the lock's slot.
 pub fn log_of(key: &str) -> String {
     if key.contains('{') {
         format!("log:{key}")
@@ -445,7 +445,7 @@ impl Command {
     }
 }
 
-/// Takes down a run: one for all threads.
+/// Records a run, shared by all threads.
 pub struct Recorder {
     began: Instant,
     calls: AtomicU64,
@@ -454,13 +454,13 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Begins a run.
+    /// Starts a run.
     pub fn new(run: Run) -> Recorder {
         let records = Mutex::new(vec![Record::Run(run)]);
         Recorder { began: Instant::now(), calls: 0.into(), connections: 0.into(), records }
     }
 
-    /// The time.
+    /// The current time.
     pub fn now(&self) -> Micros {
         Micros::try_from(self.began.elapsed().as_micros()).unwrap_or(Micros::MAX)
     }
@@ -475,12 +475,12 @@ impl Recorder {
         self.connections.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Takes something down.
+    /// Adds a record.
     pub fn add(&self, record: Record) {
         self.records.lock().unwrap_or_else(PoisonError::into_inner).push(record);
     }
 
-    /// What was taken down so far, calls in the order of their numbers.
+    /// All records so far, with calls in order of their numbers.
     pub fn history(&self) -> Vec<Record> {
         let mut records = self.records.lock().unwrap_or_else(PoisonError::into_inner).clone();
         records.sort_by_key(|record| match record {

@@ -10,26 +10,26 @@ use redis::Parser;
 use serde_json::Value;
 use socket2::SockRef;
 
-/// What the server has answered.
+/// A reply of the server.
 pub type Answer = Result<Value, String>;
 
-/// Why there is no answer.
+/// Reason for a missing reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Silence {
     /// The connection has ended.
     Closed,
-    /// There was none in time. The connection is as it was.
+    /// No reply arrived in time. The connection is unchanged.
     Late,
 }
 
-/// How a connection is ended.
+/// The way a connection is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// In order: the server still reads what was sent.
+    /// In order: the server still reads everything that was sent.
     Close,
-    /// At once (`RST`): what the server has not read yet is lost.
+    /// At once (`RST`): data that the server has not read yet is lost.
     Reset,
-    /// In the direction to the server only: its answer can still be read.
+    /// In the direction to the server only: a reply can still be read.
     Half,
 }
 
@@ -40,14 +40,14 @@ pub struct Wire {
 }
 
 impl Wire {
-    /// Connects.
+    /// Connects to a server.
     pub fn connect(to: SocketAddr) -> std::io::Result<Wire> {
         let stream = TcpStream::connect_timeout(&to, Duration::from_secs(2))?;
         stream.set_nodelay(true)?;
         Ok(Wire { stream, parser: Parser::new() })
     }
 
-    /// Sends a command, or only so many bytes of it, but never the last one then.
+    /// Sends a command. With `at_most`, sends only this number of bytes, and never the last one.
     pub fn send(&mut self, words: &[String], at_most: Option<usize>) -> std::io::Result<()> {
         let mut command = redis::Cmd::new();
         for word in words {
@@ -58,14 +58,14 @@ impl Wire {
         self.stream.write_all(&bytes[..part])
     }
 
-    /// Sends a command of plain words, and reads the reply. None if there is none, or an error.
+    /// Sends a command of plain words and reads the reply. Returns `None` for an error or without a reply.
     pub fn ask(&mut self, command: &str) -> Option<Value> {
         let words: Vec<String> = command.split(' ').map(str::to_owned).collect();
         self.send(&words, None).ok()?;
         self.receive(Duration::from_secs(20)).ok()?.ok()
     }
 
-    /// Reads the next answer.
+    /// Reads the next reply.
     pub fn receive(&mut self, within: Duration) -> Result<Answer, Silence> {
         let deadline = Instant::now() + within;
         loop {
@@ -86,9 +86,9 @@ impl Wire {
         }
     }
 
-    /// Ends the connection. After [`End::Half`] an answer may be read.
+    /// Closes the connection. After [`End::Half`] a reply may be read.
     pub fn end(&mut self, how: End) {
-        // That it has ended already is as good.
+        // The connection may already be closed.
         let _ = match how {
             End::Close => self.stream.shutdown(Shutdown::Both),
             End::Reset => SockRef::from(&self.stream).set_linger(Some(Duration::ZERO)),

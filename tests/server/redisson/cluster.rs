@@ -1,25 +1,27 @@
 // SPDX-License-Identifier: MIT
 
-//! Both kinds of client in a cluster of three nodes. Older versions of Redisson listen for `PUBLISH` there, newer ones
-//! for `SPUBLISH`, and those between for either: 3.27.2 finds out what the server can by a command that only the node of
-//! slot 0 answers, and asks any.
+//! Both kinds of client in a cluster of three nodes. Redisson's older versions listen to `PUBLISH` messages there, newer
+//! ones to `SPUBLISH`.
+//!
+//! Version 3.27.2 may listen to either. It detects the server's abilities with a command that only the node of slot 0
+//! answers, and sends that command to any node.
 
 use super::count;
 use crate::support::redisson::{Redisson, Version};
 use crate::support::{until, Client, Flavor, Server};
 
 crate::with_every_redisson!(
-    each_version_listens_for_its_kind_of_message_and_is_woken,
+    a_message_of_the_right_kind_wakes_redisson,
     a_native_release_wakes_redisson_in_every_slot,
-    an_unlock_serves_native_waiters_in_every_slot,
-    whatever_ends_a_native_hold_wakes_redisson_in_a_cluster,
-    both_kinds_count_exactly_in_a_cluster,
-    one_message_of_each_kind_for_each_release,
-    the_setting_decides_which_versions_are_woken,
-    a_jvm_that_is_killed_serves_a_native_waiter_in_a_cluster,
+    an_unlock_wakes_native_waiters_in_every_slot,
+    every_end_of_a_native_hold_wakes_redisson,
+    both_clients_count_correctly_in_a_cluster,
+    each_release_sends_one_message_per_kind,
+    the_setting_selects_the_woken_versions,
+    native_waiters_get_locks_of_a_killed_jvm,
 );
 
-/// Slots 3300, 7365 and 15495: one in each node.
+/// Slots 3300, 7365 and 15495: a key for each node.
 const KEYS: [&str; 3] = ["b", "c", "a"];
 
 struct Cluster {
@@ -80,7 +82,7 @@ fn channel(key: &str) -> String {
     }
 }
 
-/// How many listen to a lock's classic messages, at any node, and to its sharded ones.
+/// The numbers of listeners to a lock's classic messages, at all nodes, and to its sharded messages.
 fn listeners(cluster: &Cluster, key: &str) -> (usize, usize) {
     let sum = |kind: &str| {
         let count = |node: &Server| {
@@ -92,8 +94,8 @@ fn listeners(cluster: &Cluster, key: &str) -> (usize, usize) {
     (sum("NUMSUB"), sum("SHARDNUMSUB"))
 }
 
-/// True if this client listens to sharded messages, and not to classic ones.
-fn listens_to_shards(cluster: &Cluster, redisson: &Redisson) -> bool {
+/// Whether this client listens to sharded messages instead of classic ones.
+fn uses_sharded_messages(cluster: &Cluster, redisson: &Redisson) -> bool {
     let (mut native, thread) = (cluster.node("{b}probe").client(), redisson.thread("probe"));
     assert_eq!(native.call("LOCK.ACQUIRE {b}probe native PX 100000"), "1");
     let waiting = thread.start("lock plain {b}probe");
@@ -102,13 +104,13 @@ fn listens_to_shards(cluster: &Cluster, redisson: &Redisson) -> bool {
     assert_eq!(native.call("LOCK.RELEASE {b}probe native"), "0");
     assert_eq!(waiting.wait(), "OK");
     thread.call("unlock plain {b}probe");
-    assert!(found == (1, 0) || found == (0, 1), "{found:?} listen to classic and to sharded messages");
+    assert!(found == (1, 0) || found == (0, 1), "listeners to classic and sharded messages: {found:?}");
     found == (0, 1)
 }
 
-fn each_version_listens_for_its_kind_of_message_and_is_woken(flavor: Flavor, version: Version) {
+fn a_message_of_the_right_kind_wakes_redisson(flavor: Flavor, version: Version) {
     in_cluster(flavor, version, "", |cluster, redisson| {
-        let found = listens_to_shards(cluster, redisson);
+        let found = uses_sharded_messages(cluster, redisson);
         match version {
             Version::V3_17_7 => assert!(!found),
             Version::V3_27_2 => {}
@@ -138,7 +140,7 @@ fn a_native_release_wakes_redisson_in_every_slot(flavor: Flavor, version: Versio
     });
 }
 
-fn an_unlock_serves_native_waiters_in_every_slot(flavor: Flavor, version: Version) {
+fn an_unlock_wakes_native_waiters_in_every_slot(flavor: Flavor, version: Version) {
     in_cluster(flavor, version, "", |cluster, redisson| {
         let java = redisson.thread("java");
         for name in [KEYS[0], KEYS[1], KEYS[2], "{b}rest", "rest{a}"] {
@@ -150,7 +152,7 @@ fn an_unlock_serves_native_waiters_in_every_slot(flavor: Flavor, version: Versio
     });
 }
 
-fn whatever_ends_a_native_hold_wakes_redisson_in_a_cluster(flavor: Flavor, version: Version) {
+fn every_end_of_a_native_hold_wakes_redisson(flavor: Flavor, version: Version) {
     in_cluster(flavor, version, "", |cluster, redisson| {
         let (mut native, java) = (cluster.node("b").client(), redisson.thread("java"));
         for free in ["LOCK.BREAK b", "LOCK.RENEW b native PX 300", "DEL b", "PEXPIRE b 100"] {
@@ -164,7 +166,7 @@ fn whatever_ends_a_native_hold_wakes_redisson_in_a_cluster(flavor: Flavor, versi
     });
 }
 
-fn both_kinds_count_exactly_in_a_cluster(flavor: Flavor, version: Version) {
+fn both_clients_count_correctly_in_a_cluster(flavor: Flavor, version: Version) {
     in_cluster(flavor, version, "", |cluster, redisson| {
         const ROUNDS: usize = 20;
         for key in KEYS {
@@ -177,7 +179,7 @@ fn both_kinds_count_exactly_in_a_cluster(flavor: Flavor, version: Version) {
                     scope.spawn(move || count(&mut client, key, owner, counter, ROUNDS))
                 });
                 for client in native {
-                    assert_eq!(client.join().unwrap(), 0, "somebody else was inside");
+                    assert_eq!(client.join().unwrap(), 0, "another client was inside");
                 }
             });
             for thread in java {
@@ -195,11 +197,11 @@ fn listener(server: &Server, subscribe: &str) -> Client {
     client
 }
 
-fn one_message_of_each_kind_for_each_release(flavor: Flavor, version: Version) {
+fn each_release_sends_one_message_per_kind(flavor: Flavor, version: Version) {
     in_cluster(flavor, version, "", |cluster, redisson| {
         let (node, java) = (cluster.node("b"), redisson.thread("java"));
-        let (mut native, shards) = (node.client(), listens_to_shards(cluster, redisson));
-        // A classic message goes to every node, a sharded one stays with the slot.
+        let (mut native, shards) = (node.client(), uses_sharded_messages(cluster, redisson));
+        // A classic message goes to every node, a sharded one only to the slot's node.
         let mut classic: Vec<Client> =
             cluster.nodes.iter().map(|node| listener(node, &format!("SUBSCRIBE {}", channel("b")))).collect();
         let mut sharded = listener(node, &format!("SSUBSCRIBE {}", channel("b")));
@@ -209,7 +211,7 @@ fn one_message_of_each_kind_for_each_release(flavor: Flavor, version: Version) {
             java.until_asleep();
             native.call(free);
             assert_eq!(waiting.wait(), "OK");
-            // What Redisson itself publishes marks the end: it is of one kind only.
+            // Redisson's own message, which has only one kind, marks the end.
             java.call("unlock plain b");
             native.call(&format!("PUBLISH {} end", channel("b")));
             native.call(&format!("SPUBLISH {} end", channel("b")));
@@ -220,19 +222,19 @@ fn one_message_of_each_kind_for_each_release(flavor: Flavor, version: Version) {
                 }
                 count
             };
-            let (of_classic, of_sharded) = if shards { (1, 2) } else { (2, 1) };
+            let (classic_count, sharded_count) = if shards { (1, 2) } else { (2, 1) };
             for listener in &mut classic {
-                assert_eq!(count(listener), of_classic, "classic messages after {free} and an unlock");
+                assert_eq!(count(listener), classic_count, "classic messages after {free} and an unlock");
             }
-            assert_eq!(count(&mut sharded), of_sharded, "sharded messages after {free} and an unlock");
+            assert_eq!(count(&mut sharded), sharded_count, "sharded messages after {free} and an unlock");
         }
     });
 }
 
-fn the_setting_decides_which_versions_are_woken(flavor: Flavor, version: Version) {
+fn the_setting_selects_the_woken_versions(flavor: Flavor, version: Version) {
     in_cluster(flavor, version, "", |cluster, redisson| {
         let (mut native, java) = (cluster.node("b").client(), redisson.thread("java"));
-        let shards = listens_to_shards(cluster, redisson);
+        let shards = uses_sharded_messages(cluster, redisson);
         for (setting, wakes) in
             [("auto", true), ("off", false), ("publish", !shards), ("spublish", shards), ("both", true)]
         {
@@ -252,7 +254,7 @@ fn the_setting_decides_which_versions_are_woken(flavor: Flavor, version: Version
     });
 }
 
-fn a_jvm_that_is_killed_serves_a_native_waiter_in_a_cluster(flavor: Flavor, version: Version) {
+fn native_waiters_get_locks_of_a_killed_jvm(flavor: Flavor, version: Version) {
     in_cluster(flavor, version, "lockWatchdogTimeout=1500", |cluster, redisson| {
         let java = redisson.thread("java");
         for key in KEYS {

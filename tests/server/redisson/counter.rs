@@ -1,37 +1,37 @@
 // SPDX-License-Identifier: MIT
 
-//! What locks are for: a counter that many change in two steps.
+//! A counter that many clients change in two steps, each while holding the lock.
 
 use super::{count, side_by_side};
 use crate::support::redisson::{Pending, Thread, Version};
 use crate::support::{until, Flavor, World};
 
 crate::with_every_redisson!(
-    both_kinds_count_exactly_and_are_never_inside_together,
-    two_redisson_clients_and_a_native_one_count_exactly,
-    redisson_threads_that_contend_without_pause_leave_a_free_lock_behind,
+    both_clients_count_correctly,
+    two_redissons_and_a_native_client_count_correctly,
+    contending_redisson_threads_leave_the_lock_free,
 );
 
 const ROUNDS: usize = 50;
 
-fn both_kinds_count_exactly_and_are_never_inside_together(flavor: Flavor, version: Version) {
+fn both_clients_count_correctly(flavor: Flavor, version: Version) {
     side_by_side(flavor, version, |world, redisson| {
         let java = ["a", "b", "c", "d"].map(|name| redisson.thread(name));
         assert_exact(world, &java, &["e", "f", "g", "h"]);
     });
 }
 
-fn two_redisson_clients_and_a_native_one_count_exactly(flavor: Flavor, version: Version) {
+fn two_redissons_and_a_native_client_count_correctly(flavor: Flavor, version: Version) {
     side_by_side(flavor, version, |world, redisson| {
         redisson.connect("second", &format!("single redis://127.0.0.1:{}", world.port));
         let of_second = |name| redisson.thread_of("second", name);
         let java = [redisson.thread("a"), redisson.thread("b"), of_second("c"), of_second("d")];
-        // Only one of them is native: it queues with nobody, and so really competes with the others.
+        // A single native client never gets the lock from a native queue, so it competes with Redisson.
         assert_exact(world, &java, &["e"]);
     });
 }
 
-/// They all begin together, when a lock becomes free for which they wait.
+/// All clients start at the same time: they wait for a lock that is then released.
 fn assert_exact(world: &World, java: &[Thread<'_>], native: &[&'static str]) {
     let mut client = world.client();
     assert_eq!(client.call("LOCK.ACQUIRE k gate PX 100000"), "1");
@@ -44,20 +44,22 @@ fn assert_exact(world: &World, java: &[Thread<'_>], native: &[&'static str]) {
             scope.spawn(move || count(&mut client, "k", owner, "n", ROUNDS))
         };
         let clients: Vec<_> = native.iter().map(|owner| start(owner)).collect();
-        until("all wait", || client.call("LOCK.WAITERS k").matches("owner, ").count() == native.len());
+        until("all clients wait", || {
+            client.call("LOCK.WAITERS k").matches("owner, ").count() == native.len()
+        });
         assert_eq!(client.call("LOCK.RELEASE k gate"), "0");
         for client in clients {
-            assert_eq!(client.join().unwrap(), 0, "somebody else was inside");
+            assert_eq!(client.join().unwrap(), 0, "another client was inside");
         }
     });
     for thread in counting {
-        assert_eq!(thread.wait(), format!("{ROUNDS} 0"), "rounds, and how often somebody else was inside");
+        assert_eq!(thread.wait(), format!("{ROUNDS} 0"), "rounds, and number of overlaps");
     }
     assert_eq!(client.call("GET n"), ((java.len() + native.len()) * ROUNDS).to_string());
     assert_eq!(client.call("EXISTS k"), "0");
 }
 
-fn redisson_threads_that_contend_without_pause_leave_a_free_lock_behind(flavor: Flavor, version: Version) {
+fn contending_redisson_threads_leave_the_lock_free(flavor: Flavor, version: Version) {
     side_by_side(flavor, version, |world, redisson| {
         let threads = ["a", "b"].map(|name| redisson.thread(name));
         let contending = threads.map(|thread| thread.start("contend plain k"));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Neither kind of client starves where both want one lock without pause.
+//! Neither kind of client starves when both contend for one lock without a pause.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -10,20 +10,19 @@ use crate::support::redisson::{Redisson, Version};
 use crate::support::{until, Client, Flavor, World};
 
 crate::with_every_redisson!(
-    each_gets_a_tenth_of_the_grants_at_least,
-    one_native_client_lets_redisson_in,
-    a_window_is_for_who_waits,
+    each_kind_gets_a_tenth_of_the_grants,
+    one_native_client_does_not_starve_redisson,
+    windows_need_a_redisson_waiter,
 );
 
 /// Native grants in a contest.
 const GRANTS: usize = 2000;
 
-/// Native grants in a contest in which Redisson has no chance to be fast: a JVM that gets no processor time comes too late,
-/// but not for ever.
-const MOST_GRANTS: usize = 20_000;
+/// Maximum number of native grants in a contest. A JVM without processor time is slow for a while, but not forever.
+const MAX_GRANTS: usize = 20_000;
 
-/// Everybody wants the lock again as soon as they have given it back, until there were so many native grants, or more if
-/// that was not fair. Returns how many there were, natively and of Redisson.
+/// All clients acquire the lock again right after they release it. The contest ends after `GRANTS` native grants, or later
+/// if the grants are unfair. Returns the numbers of native grants and of Redisson's.
 fn contend(world: &World, redisson: &Redisson, natives: usize, threads: usize) -> (usize, usize) {
     let names: Vec<String> = (0..threads).map(|thread| format!("java-{thread}")).collect();
     let java: Vec<_> = names.iter().map(|name| redisson.thread(name)).collect();
@@ -39,10 +38,10 @@ fn contend(world: &World, redisson: &Redisson, natives: usize, threads: usize) -
                     assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two native clients hold the lock");
                     let grants = native.fetch_add(1, Ordering::SeqCst) + 1;
                     inside.fetch_sub(1, Ordering::SeqCst);
-                    let enough = grants >= MOST_GRANTS
+                    let enough = grants >= MAX_GRANTS
                         || (grants >= GRANTS
                             && grants % 100 == 0
-                            && (threads == 0 || is_fair(grants, redissons(&mut client))));
+                            && (threads == 0 || is_fair(grants, count_redisson_grants(&mut client))));
                     if enough {
                         over.store(true, Ordering::SeqCst);
                     }
@@ -52,43 +51,46 @@ fn contend(world: &World, redisson: &Redisson, natives: usize, threads: usize) -
         }
     });
     java.iter().for_each(|thread| assert_eq!(thread.call("stop"), "OK"));
-    let theirs = contending.into_iter().map(|contending| contending.wait().parse::<usize>().unwrap()).sum();
-    (native.into_inner(), theirs)
+    let redisson_grants =
+        contending.into_iter().map(|contending| contending.wait().parse::<usize>().unwrap()).sum();
+    (native.into_inner(), redisson_grants)
 }
 
-/// How often Redisson had the lock: its scripts count up and down, and nobody else does.
-fn redissons(client: &mut Client) -> usize {
+/// Number of Redisson's grants: only its scripts use HINCRBY, once for an acquire and once for a release.
+fn count_redisson_grants(client: &mut Client) -> usize {
     let stats = client.call("INFO commandstats");
     let calls = stats.lines().find_map(|line| line.strip_prefix("cmdstat_hincrby:calls=")?.split(',').next());
     calls.map_or(0, |calls| calls.parse::<usize>().unwrap() / 2)
 }
 
-/// A tenth for each.
-fn is_fair(native: usize, theirs: usize) -> bool {
-    native.min(theirs) * 10 >= native + theirs
+/// Each kind gets at least a tenth of the grants.
+fn is_fair(native: usize, redisson_grants: usize) -> bool {
+    native.min(redisson_grants) * 10 >= native + redisson_grants
 }
 
-fn assert_fair((native, theirs): (usize, usize)) {
-    assert!(is_fair(native, theirs), "{native} native grants, {theirs} of Redisson");
+fn assert_fair((native, redisson_grants): (usize, usize)) {
+    assert!(is_fair(native, redisson_grants), "{native} native grants, {redisson_grants} grants to Redisson");
 }
 
-fn each_gets_a_tenth_of_the_grants_at_least(flavor: Flavor, version: Version) {
+fn each_kind_gets_a_tenth_of_the_grants(flavor: Flavor, version: Version) {
     side_by_side(flavor, version, |world, redisson| assert_fair(contend(world, redisson, 4, 4)));
 }
 
-/// Without a queue, it would be back before anybody has read the message.
-fn one_native_client_lets_redisson_in(flavor: Flavor, version: Version) {
+/// Without a fairness window, the native client would acquire the lock again before Redisson reads the message.
+fn one_native_client_does_not_starve_redisson(flavor: Flavor, version: Version) {
     side_by_side(flavor, version, |world, redisson| assert_fair(contend(world, redisson, 1, 2)));
 }
 
-/// When nobody is left who waits elsewhere, the lock goes from hand to hand again.
-fn a_window_is_for_who_waits(flavor: Flavor, version: Version) {
+/// After the last Redisson waiter has left, native waiters get the lock without a window.
+fn windows_need_a_redisson_waiter(flavor: Flavor, version: Version) {
     side_by_side(flavor, version, |world, redisson| {
         contend(world, redisson, 2, 1);
         let mut client = world.client();
-        until("nobody listens", || client.call("PUBSUB NUMSUB redisson_lock__channel:{k}").ends_with(", 0]"));
-        let given = client.info("lock", "lock_fairness_windows_given");
+        until("Redisson has unsubscribed", || {
+            client.call("PUBSUB NUMSUB redisson_lock__channel:{k}").ends_with(", 0]")
+        });
+        let windows = client.info("lock", "lock_fairness_windows_given");
         contend(world, redisson, 4, 0);
-        assert_eq!(client.info("lock", "lock_fairness_windows_given"), given);
+        assert_eq!(client.info("lock", "lock_fairness_windows_given"), windows);
     });
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Tokens of both kinds for one lock: each is greater than all before.
+//! Both kinds of client share one token counter per lock: each token is greater than all before it.
 
 use std::time::{Duration, Instant};
 
@@ -9,15 +9,15 @@ use crate::support::redisson::{Pending, Thread, Version};
 use crate::support::{until, Client, Flavor};
 
 crate::with_every_redisson!(
-    native_tokens_and_redissons_go_on_from_each_other,
-    a_waiter_gets_a_greater_token_both_ways_round,
-    a_hold_without_a_token_keeps_fenced_clients_out,
-    a_plain_redisson_lock_shares_a_fenced_native_one,
+    native_and_redisson_tokens_share_a_counter,
+    a_waiter_gets_a_greater_token,
+    a_hold_without_a_token_excludes_fenced_clients,
+    plain_redisson_locks_share_fenced_native_holds,
 );
 
-fn java_token(java: Thread<'_>, how: &str) -> i64 {
-    let reply = java.call(how);
-    reply.parse().unwrap_or_else(|_| panic!("{how} answered {reply}"))
+fn java_token(java: Thread<'_>, operation: &str) -> i64 {
+    let reply = java.call(operation);
+    reply.parse().unwrap_or_else(|_| panic!("{operation} replied {reply}"))
 }
 
 /// The token in a reply to `LOCK.ACQUIRE … FENCE`.
@@ -26,33 +26,33 @@ fn native_token(reply: &str) -> i64 {
     token.trim_end_matches(']').parse().unwrap()
 }
 
-fn native_take(native: &mut Client) -> i64 {
+fn native_cycle(native: &mut Client) -> i64 {
     let token = native_token(&native.call("LOCK.ACQUIRE k native FENCE PX 100000"));
     assert_eq!(native.call("LOCK.RELEASE k native"), "0");
     token
 }
 
-fn java_take(java: Thread<'_>) -> i64 {
+fn java_cycle(java: Thread<'_>) -> i64 {
     let token = java_token(java, "lock-token fenced k 100000");
     assert_eq!(java_token(java, "token fenced k"), token);
     assert_eq!(java.call("unlock fenced k"), "OK");
     token
 }
 
-/// Begins to wait for a fenced lock. Other than with plain ones, the Java thread waits for the end of it all: that
-/// it sleeps shows in that it has tried, listens, and has tried once more.
+/// Starts a wait for a fenced lock. A Java thread in such a wait does not look asleep. The proof is that it has tried,
+/// listens, and has tried again.
 fn waiting<'a>(native: &mut Client, java: Thread<'a>, wait: &str) -> Pending<'a> {
     let before = scripts(native);
     let waiting = java.start(wait);
-    until("it listens, and has tried twice", || {
+    until("Redisson listens, and has tried twice", || {
         native.call("PUBSUB NUMSUB redisson_lock__channel:{k}").ends_with(" 2]")
             && scripts(native) >= before + 2
     });
     waiting
 }
 
-/// What a wait comes to that a message has ended. Redisson looks whether one has come, and only then asks to be told of
-/// the next: what comes in between it misses, and sleeps on. So there is a second one, late, if the first was in vain.
+/// The result of a wait that a message has ended. Redisson checks for a message, and only then registers for the next one. A
+/// message in between is lost, and Redisson continues to sleep. Therefore a late second message follows.
 fn woken(native: &mut Client, waiting: Pending<'_>) -> String {
     let late = Instant::now() + Duration::from_secs(5);
     while !waiting.is_done() && Instant::now() < late {
@@ -64,34 +64,34 @@ fn woken(native: &mut Client, waiting: Pending<'_>) -> String {
     waiting.wait()
 }
 
-fn native_tokens_and_redissons_go_on_from_each_other(flavor: Flavor, version: Version) {
+fn native_and_redisson_tokens_share_a_counter(flavor: Flavor, version: Version) {
     if !version.has_fenced_locks() {
         return;
     }
     side_by_side(flavor, version, |world, redisson| {
         let (mut native, java) = (world.client(), redisson.thread("java"));
-        // Redisson's own counters begin with 1 and do not expire.
-        let mut tokens = vec![java_take(java), java_take(java)];
+        // Redisson's own counters start at 1 and do not expire.
+        let mut tokens = vec![java_cycle(java), java_cycle(java)];
         assert_eq!(tokens, [1, 2]);
         for _ in 0..5 {
-            tokens.push(native_take(&mut native));
-            tokens.push(java_take(java));
-            tokens.push(java_take(java));
-            tokens.push(native_take(&mut native));
-            tokens.push(native_take(&mut native));
+            tokens.push(native_cycle(&mut native));
+            tokens.push(java_cycle(java));
+            tokens.push(java_cycle(java));
+            tokens.push(native_cycle(&mut native));
+            tokens.push(native_cycle(&mut native));
         }
         assert!(tokens.windows(2).all(|pair| pair[0] < pair[1]), "{tokens:?}");
-        assert_eq!(native.call("PTTL redisson_lock_token:{k}"), "-1", "a counter that Redisson made");
-        // Nor do they depend on the lock's key or on the clock.
+        assert_eq!(native.call("PTTL redisson_lock_token:{k}"), "-1", "Redisson's counter must not expire");
+        // The tokens do not depend on the lock's key or on the clock either.
         let ahead = tokens.last().unwrap() + 1_000_000_000_000;
         native.call(&format!("SET redisson_lock_token:{{k}} {ahead}"));
-        assert_eq!(native_take(&mut native), ahead + 1);
-        assert_eq!(java_take(java), ahead + 2);
-        assert_eq!(native_take(&mut native), ahead + 3);
+        assert_eq!(native_cycle(&mut native), ahead + 1);
+        assert_eq!(java_cycle(java), ahead + 2);
+        assert_eq!(native_cycle(&mut native), ahead + 3);
     });
 }
 
-fn a_waiter_gets_a_greater_token_both_ways_round(flavor: Flavor, version: Version) {
+fn a_waiter_gets_a_greater_token(flavor: Flavor, version: Version) {
     if !version.has_fenced_locks() {
         return;
     }
@@ -118,7 +118,7 @@ fn a_waiter_gets_a_greater_token_both_ways_round(flavor: Flavor, version: Versio
             assert_eq!(listener.recv(), "[message, redisson_lock__channel:{k}, 0]");
             let reply = woken(&mut native, waiting);
             let token = java_token(java, "token fenced k");
-            assert!([&*token.to_string(), "OK", "true"].contains(&&*reply), "{wait} answered {reply}");
+            assert!([&*token.to_string(), "OK", "true"].contains(&&*reply), "{wait} replied {reply}");
             check(token);
             let mut waiter = world.waiting("LOCK.ACQUIRE k native FENCE BLOCK 0 PX 100000");
             assert_eq!(java.call("unlock fenced k"), "OK");
@@ -126,14 +126,14 @@ fn a_waiter_gets_a_greater_token_both_ways_round(flavor: Flavor, version: Versio
             check(token);
             assert_eq!(java_token(java, "token fenced k"), token);
             assert_eq!(waiter.call("LOCK.RELEASE k native"), "0");
-            // What Redisson's unlock and this release have said.
+            // Skips the messages of Redisson's unlock and of this release.
             native.call("PUBLISH redisson_lock__channel:{k} end");
             while listener.recv() != "[message, redisson_lock__channel:{k}, end]" {}
         }
     });
 }
 
-fn a_hold_without_a_token_keeps_fenced_clients_out(flavor: Flavor, version: Version) {
+fn a_hold_without_a_token_excludes_fenced_clients(flavor: Flavor, version: Version) {
     if !version.has_fenced_locks() {
         return;
     }
@@ -143,7 +143,7 @@ fn a_hold_without_a_token_keeps_fenced_clients_out(flavor: Flavor, version: Vers
             assert_eq!(native.call(acquire), "1");
             assert_eq!(java.call("try fenced k"), "false");
             assert_eq!(java.call("try-token fenced k 1500 40000"), "null");
-            assert_eq!(native.call("EXISTS redisson_lock_token:{k}"), "0", "a token that nobody got");
+            assert_eq!(native.call("EXISTS redisson_lock_token:{k}"), "0", "a refused call made a token");
             assert_eq!(native.call("LOCK.RELEASE k native"), "0");
         }
         assert_eq!(java.call("lock fenced k 100000"), "OK");
@@ -152,8 +152,8 @@ fn a_hold_without_a_token_keeps_fenced_clients_out(flavor: Flavor, version: Vers
     });
 }
 
-/// Also one that the thread itself holds: the lock is gone with its last hold, and the token's field with it.
-fn a_plain_redisson_lock_shares_a_fenced_native_one(flavor: Flavor, version: Version) {
+/// A native owner and a Java thread share a hold by name. The token's field is deleted with the last hold.
+fn plain_redisson_locks_share_fenced_native_holds(flavor: Flavor, version: Version) {
     side_by_side(flavor, version, |world, redisson| {
         let (mut native, java) = (world.client(), redisson.thread("java"));
         let owner = java.owner();
@@ -171,6 +171,6 @@ fn a_plain_redisson_lock_shares_a_fenced_native_one(flavor: Flavor, version: Ver
         assert_eq!(java.call("unlock plain k"), "OK");
         assert_eq!(java.call("unlock plain k"), "OK");
         assert_eq!(native.call("EXISTS k"), "0");
-        assert!(native_take(&mut native) > second);
+        assert!(native_cycle(&mut native) > second);
     });
 }

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT
 
-//! The message that wakes Redisson: one for each release that leaves the lock free, at every subscriber.
+//! The message that wakes Redisson: every subscriber gets one for each release that leaves the lock free.
 
 use super::{side_by_side, side_by_side_with};
 use crate::support::redisson::{Redisson, Version};
 use crate::support::{in_world, until, Client, Flavor, Server};
 
 crate::with_every_redisson!(
-    one_message_for_each_release_while_redisson_waits,
-    a_redisson_that_listens_at_a_replica_is_woken,
-    the_setting_decides_whether_redisson_is_woken,
+    each_release_sends_one_message,
+    a_message_at_a_replica_wakes_redisson,
+    the_setting_enables_messages,
 );
 
 const CHANNEL: &str = "redisson_lock__channel:{k}";
@@ -22,7 +22,7 @@ fn listener(server: &Server) -> Client {
     client
 }
 
-/// How many messages arrived at each listener before one that is published at the primary now.
+/// Number of messages that each listener got before a message that the primary publishes now.
 fn messages<const N: usize>(primary: &mut Client, listeners: &mut [Client; N]) -> [usize; N] {
     primary.call("PUBLISH end now");
     listeners.each_mut().map(|listener| {
@@ -38,12 +38,16 @@ fn messages<const N: usize>(primary: &mut Client, listeners: &mut [Client; N]) -
     })
 }
 
-fn one_message_for_each_release_while_redisson_waits(flavor: Flavor, version: Version) {
+fn each_release_sends_one_message(flavor: Flavor, version: Version) {
     side_by_side(flavor, version, |world, redisson| {
         let (mut native, java) = (world.client(), redisson.thread("java"));
         let mut listeners = [listener(world), listener(&world.replica)];
         let mut check = |native: &mut Client, expected: usize, what: &str| {
-            assert_eq!(messages(native, &mut listeners), [expected; 2], "{what}, here and at the replica");
+            assert_eq!(
+                messages(native, &mut listeners),
+                [expected; 2],
+                "messages at the primary and the replica: {what}"
+            );
         };
         for free in ["LOCK.RELEASE k native", "LOCK.BREAK k", "LOCK.RELEASE k native ALL"] {
             native.call("LOCK.ACQUIRE k native PX 100000");
@@ -51,26 +55,26 @@ fn one_message_for_each_release_while_redisson_waits(flavor: Flavor, version: Ve
             assert_eq!(native.call("LOCK.ACQUIRE k other"), "nil");
             let waiting = java.start("lock plain k 100000");
             java.until_asleep();
-            check(&mut native, 0, "not free yet");
+            check(&mut native, 0, "the lock is held");
             native.call(free);
             waiting.wait();
             check(&mut native, 1, free);
-            // A native waiter takes it at once: there is nothing to tell.
+            // A native waiter gets the lock at once, so the module sends no message.
             let mut waiter = world.waiting("LOCK.ACQUIRE k native BLOCK 0");
             java.call("unlock plain k");
             assert_eq!(waiter.recv(), "1");
-            check(&mut native, 1, "Redisson's own");
+            check(&mut native, 1, "only Redisson's own message");
             let mut second = world.waiting("LOCK.ACQUIRE k second BLOCK 0");
             waiter.call("LOCK.RELEASE k native");
             assert_eq!(second.recv(), "1");
-            check(&mut native, 0, "handed over");
+            check(&mut native, 0, "the lock was handed over");
             second.call("LOCK.RELEASE k second");
-            check(&mut native, 1, "nobody is left");
+            check(&mut native, 1, "no waiter is left");
         }
     });
 }
 
-fn a_redisson_that_listens_at_a_replica_is_woken(flavor: Flavor, version: Version) {
+fn a_message_at_a_replica_wakes_redisson(flavor: Flavor, version: Version) {
     in_world(flavor, |world| {
         let redisson = Redisson::start(version);
         let servers = [&world.primary, &world.replica].map(|server| server.url());
@@ -85,7 +89,7 @@ fn a_redisson_that_listens_at_a_replica_is_woken(flavor: Flavor, version: Versio
             assert_eq!(native.call(&format!("PUBSUB NUMSUB {CHANNEL}")), format!("[{CHANNEL}, 0]"));
             native.call("LOCK.RELEASE k native");
             waiting.wait();
-            // And the way back, where Redisson waits for the replica to confirm.
+            // The other direction: Redisson waits for the replica's confirmation.
             let mut waiter = world.waiting("LOCK.ACQUIRE k native BLOCK 0 PX 100000");
             java.call("unlock plain k");
             assert_eq!(waiter.recv(), "1");
@@ -94,7 +98,7 @@ fn a_redisson_that_listens_at_a_replica_is_woken(flavor: Flavor, version: Versio
     });
 }
 
-fn the_setting_decides_whether_redisson_is_woken(flavor: Flavor, version: Version) {
+fn the_setting_enables_messages(flavor: Flavor, version: Version) {
     side_by_side_with(flavor, version, "", |world, redisson| {
         let (mut native, java) = (world.client(), redisson.thread("java"));
         let mut listener = [listener(world)];
@@ -113,7 +117,9 @@ fn the_setting_decides_whether_redisson_is_woken(flavor: Flavor, version: Versio
             }
             assert_eq!(waiting.wait(), "OK", "{setting}");
             java.call("unlock plain k");
-            until("it listens no more", || native.call(&format!("PUBSUB NUMSUB {CHANNEL}")).ends_with(" 1]"));
+            until("Redisson has unsubscribed", || {
+                native.call(&format!("PUBSUB NUMSUB {CHANNEL}")).ends_with(" 1]")
+            });
             messages(&mut native, &mut listener);
         }
     });

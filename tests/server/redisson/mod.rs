@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Redisson and native clients on the same locks. Each test runs a real Redisson, see
+//! Redisson and native clients use the same locks. Each test runs a real Redisson, see
 //! [`support::redisson`](crate::support::redisson).
 
 mod cluster;
@@ -20,12 +20,12 @@ mod watchdog;
 use crate::support::redisson::{Redisson, Version};
 use crate::support::{in_world, Client, Flavor, World};
 
-/// Runs a scenario with a Redisson client of the primary, and afterwards [`World::verify`].
+/// Runs a scenario with a Redisson client of the primary, and then [`World::verify`].
 fn side_by_side(flavor: Flavor, version: Version, scenario: impl FnOnce(&World, &Redisson)) {
     side_by_side_with(flavor, version, "", scenario);
 }
 
-/// Runs a scenario as [`side_by_side`], with settings of Redisson.
+/// Runs a scenario like [`side_by_side`], with settings for Redisson.
 fn side_by_side_with(
     flavor: Flavor,
     version: Version,
@@ -38,8 +38,8 @@ fn side_by_side_with(
     });
 }
 
-/// So many times: acquires the lock, adds one to a counter in two steps, checks that nobody else is inside, and
-/// releases. Returns how often somebody was. Redisson's `count` does the same.
+/// Acquires the lock, increments a counter in two steps, and releases the lock, `rounds` times. Returns how often another client
+/// was inside. Redisson's `count` does the same.
 fn count(client: &mut Client, lock: &str, owner: &str, counter: &str, rounds: usize) -> usize {
     let mut violations = 0;
     for _ in 0..rounds {
@@ -55,8 +55,7 @@ fn count(client: &mut Client, lock: &str, owner: &str, counter: &str, rounds: us
     violations
 }
 
-/// How many scripts the server has run, other than those that it did not know. All that Redisson does to a lock is
-/// done by scripts.
+/// Number of scripts that the server has run, without unknown ones. Redisson changes locks only by scripts.
 fn scripts(client: &mut Client) -> i64 {
     let stats = client.call("INFO commandstats");
     let field = |command: &str, name: &str| -> Option<i64> {

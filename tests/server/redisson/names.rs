@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: MIT
 
-//! Names with and without braces: Redisson's channels and keys are found in each case.
+//! Lock names with and without braces: the module finds Redisson's channels and keys in each case.
 
 use super::side_by_side;
 use crate::support::redisson::Version;
 use crate::support::Flavor;
 
 crate::with_every_redisson!(
-    a_native_release_wakes_redisson_whatever_the_lock_is_called,
-    an_unlock_serves_native_waiters_whatever_the_lock_is_called,
-    tokens_are_shared_whatever_the_lock_is_called,
+    a_native_release_wakes_redisson_with_any_name,
+    an_unlock_wakes_native_waiters_with_any_name,
+    tokens_are_shared_with_any_name,
 );
 
 const NAMES: [&str; 9] =
     ["plain", "{tag}rest", "rest{tag}", "a{b", "a}b", "}a{", "{}x", "{a}{b}", "with:colon/and*star"];
 
-fn a_native_release_wakes_redisson_whatever_the_lock_is_called(flavor: Flavor, version: Version) {
+fn a_native_release_wakes_redisson_with_any_name(flavor: Flavor, version: Version) {
     side_by_side(flavor, version, |world, redisson| {
         let (mut native, java) = (world.client(), redisson.thread("java"));
         for name in NAMES {
@@ -29,7 +29,7 @@ fn a_native_release_wakes_redisson_whatever_the_lock_is_called(flavor: Flavor, v
     });
 }
 
-fn an_unlock_serves_native_waiters_whatever_the_lock_is_called(flavor: Flavor, version: Version) {
+fn an_unlock_wakes_native_waiters_with_any_name(flavor: Flavor, version: Version) {
     side_by_side(flavor, version, |world, redisson| {
         let java = redisson.thread("java");
         for name in NAMES {
@@ -41,7 +41,7 @@ fn an_unlock_serves_native_waiters_whatever_the_lock_is_called(flavor: Flavor, v
     });
 }
 
-fn tokens_are_shared_whatever_the_lock_is_called(flavor: Flavor, version: Version) {
+fn tokens_are_shared_with_any_name(flavor: Flavor, version: Version) {
     if !version.has_fenced_locks() {
         return;
     }

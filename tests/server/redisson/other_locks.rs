@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: MIT
 
-//! Redisson's other kinds of lock under a name that native clients use too: refused, and never damaged.
+//! Redisson's other kinds of lock under a name that native clients use, too: native commands refuse them and do not damage
+//! them.
 
 use super::side_by_side;
 use crate::support::redisson::Version;
 use crate::support::{Client, Flavor};
 
 crate::with_every_redisson!(
-    a_read_write_lock_is_refused_natively_and_stays_as_it_is,
-    a_read_write_lock_with_waiters_is_refused_natively_and_goes_on,
-    a_native_waiter_is_refused_when_a_read_write_lock_takes_the_name,
-    a_fair_lock_with_a_queue_stays_as_it_is_and_goes_on,
-    a_fair_lock_with_a_queue_is_refused_natively,
+    native_commands_refuse_a_read_write_lock,
+    native_commands_do_not_disturb_read_write_waiters,
+    a_read_write_lock_ends_native_waits,
+    native_commands_do_not_change_a_fair_queue,
+    native_commands_refuse_a_fair_queue,
 );
 
-/// Every command that could do something to a lock, but not to one of another kind.
+/// Every command that may change a lock, but never one of another kind.
 const COMMANDS: [&str; 12] = [
     "LOCK.ACQUIRE k native PX 100000",
     "LOCK.ACQUIRE k native BLOCK 0",
@@ -30,8 +31,8 @@ const COMMANDS: [&str; 12] = [
     "LOCK.INFO k",
 ];
 
-/// Every key, with what is in it and when it expires; but not the answers that Redisson keeps for its own retries.
-fn everything(client: &mut Client) -> Vec<String> {
+/// All keys with their content and expiry, except for the replies that Redisson saves for its own retries.
+fn all_keys(client: &mut Client) -> Vec<String> {
     let reply = client.call("KEYS *");
     let mut names: Vec<&str> = reply.trim_matches(['[', ']']).split(", ").collect();
     names.sort_unstable();
@@ -39,20 +40,20 @@ fn everything(client: &mut Client) -> Vec<String> {
         let (dump, at) = (client.call(&format!("DUMP {name}")), client.call(&format!("PEXPIRETIME {name}")));
         format!("{name} {dump} until {at}")
     };
-    let kept = |name: &&str| !name.is_empty() && !name.starts_with("redisson_unlock_latch:");
-    names.into_iter().filter(kept).map(&mut state).collect()
+    let is_counted = |name: &&str| !name.is_empty() && !name.starts_with("redisson_unlock_latch:");
+    names.into_iter().filter(is_counted).map(&mut state).collect()
 }
 
 fn assert_refused(client: &mut Client) {
-    let before = everything(client);
+    let before = all_keys(client);
     for command in COMMANDS {
         let reply = client.call(command);
-        assert!(reply.starts_with("WRONGTYPE "), "{command} answered {reply}");
-        assert_eq!(everything(client), before, "{command} has changed something");
+        assert!(reply.starts_with("WRONGTYPE "), "{command} replied {reply}");
+        assert_eq!(all_keys(client), before, "{command} changed a key");
     }
 }
 
-fn a_read_write_lock_is_refused_natively_and_stays_as_it_is(flavor: Flavor, version: Version) {
+fn native_commands_refuse_a_read_write_lock(flavor: Flavor, version: Version) {
     side_by_side(flavor, version, |world, redisson| {
         let mut native = world.client();
         let (java, other) = (redisson.thread("java"), redisson.thread("other"));
@@ -64,7 +65,7 @@ fn a_read_write_lock_is_refused_natively_and_stays_as_it_is(flavor: Flavor, vers
             java.call(&format!("lock {kind} k 100000"));
             java.call(&format!("lock {kind} k 100000"));
             assert_refused(&mut native);
-            // Not even in the name of the thread that holds it.
+            // The holding thread's own name is refused, too.
             for command in &commands {
                 assert!(native.call(command).starts_with("WRONGTYPE "), "{command}");
             }
@@ -73,15 +74,15 @@ fn a_read_write_lock_is_refused_natively_and_stays_as_it_is(flavor: Flavor, vers
             java.call(&format!("unlock {kind} k"));
             assert_refused(&mut native);
             java.call(&format!("unlock {kind} k"));
-            assert_eq!(everything(&mut native), [""; 0]);
-            // Free, it is a lock like any other.
+            assert_eq!(all_keys(&mut native), [""; 0]);
+            // After the last unlock, the name can be used for a native lock.
             assert_eq!(native.call("LOCK.ACQUIRE k native"), "1");
             assert_eq!(native.call("LOCK.RELEASE k native"), "0");
         }
     });
 }
 
-fn a_read_write_lock_with_waiters_is_refused_natively_and_goes_on(flavor: Flavor, version: Version) {
+fn native_commands_do_not_disturb_read_write_waiters(flavor: Flavor, version: Version) {
     side_by_side(flavor, version, |world, redisson| {
         let mut native = world.client();
         let [reader, reader_2, writer] = ["a", "b", "c"].map(|name| redisson.thread(name));
@@ -100,11 +101,11 @@ fn a_read_write_lock_with_waiters_is_refused_natively_and_goes_on(flavor: Flavor
         writer.call("unlock write k");
         assert_eq!(reading.wait(), "OK");
         reader.call("unlock read k");
-        assert_eq!(everything(&mut native), [""; 0]);
+        assert_eq!(all_keys(&mut native), [""; 0]);
     });
 }
 
-fn a_native_waiter_is_refused_when_a_read_write_lock_takes_the_name(flavor: Flavor, version: Version) {
+fn a_read_write_lock_ends_native_waits(flavor: Flavor, version: Version) {
     side_by_side(flavor, version, |world, redisson| {
         let (mut native, java) = (world.client(), redisson.thread("java"));
         java.call("lock read other 100000");
@@ -118,7 +119,7 @@ fn a_native_waiter_is_refused_when_a_read_write_lock_takes_the_name(flavor: Flav
     });
 }
 
-fn a_fair_lock_with_a_queue_stays_as_it_is_and_goes_on(flavor: Flavor, version: Version) {
+fn native_commands_do_not_change_a_fair_queue(flavor: Flavor, version: Version) {
     side_by_side(flavor, version, |world, redisson| {
         let (mut native, java) = (world.client(), redisson.thread("java"));
         let waiters = [redisson.thread("second"), redisson.thread("third")];
@@ -128,13 +129,13 @@ fn a_fair_lock_with_a_queue_stays_as_it_is_and_goes_on(flavor: Flavor, version: 
             waiter.until_asleep();
             waiting
         });
-        let before = everything(&mut native);
-        assert_eq!(before.len(), 3, "the lock, its queue and the times until which each waits");
+        let before = all_keys(&mut native);
+        assert_eq!(before.len(), 3, "expected the lock, its queue and the deadlines of the waits");
         for command in COMMANDS {
-            // What a client does that has the name of the lock wrong; not what an operator does to break it.
+            // Commands that a client may send with a wrong lock name; LOCK.BREAK is an operator's.
             if !command.contains("BLOCK 0") && !command.contains("BREAK") {
                 native.call(command);
-                assert_eq!(everything(&mut native), before, "{command} has changed something");
+                assert_eq!(all_keys(&mut native), before, "{command} changed a key");
             }
         }
         java.call("unlock fair k");
@@ -142,11 +143,11 @@ fn a_fair_lock_with_a_queue_stays_as_it_is_and_goes_on(flavor: Flavor, version: 
             assert_eq!(waiting.wait(), "OK");
             assert_eq!(waiter.call("unlock fair k"), "OK");
         }
-        assert_eq!(everything(&mut native), [""; 0]);
+        assert_eq!(all_keys(&mut native), [""; 0]);
     });
 }
 
-fn a_fair_lock_with_a_queue_is_refused_natively(flavor: Flavor, version: Version) {
+fn native_commands_refuse_a_fair_queue(flavor: Flavor, version: Version) {
     side_by_side(flavor, version, |world, redisson| {
         let (mut native, java, other) = (world.client(), redisson.thread("java"), redisson.thread("other"));
         java.call("lock fair k 100000");

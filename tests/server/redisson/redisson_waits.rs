@@ -1,44 +1,44 @@
 // SPDX-License-Identifier: MIT
 
-//! Redisson waits for a lock that a native client holds, and gets a message when it is free. It saw a lease of many seconds
-//! when it began to wait: without the message it would sleep until that is over.
+//! Redisson waits for a lock that a native client holds, and gets a message when the lock is free. It saw a lease of many
+//! seconds when it started to wait. Without the message, it would sleep until that lease expires.
 
 use super::side_by_side;
 use crate::support::redisson::Version;
 use crate::support::Flavor;
 
 crate::with_every_redisson!(
-    a_native_release_wakes_it_at_once,
-    a_break_wakes_it_at_once,
-    a_native_lease_that_ends_wakes_it_at_once,
-    whatever_ends_a_native_hold_wakes_it_at_once,
-    a_flush_wakes_it_at_once,
-    the_last_native_reader_that_leaves_wakes_it_at_once,
-    a_native_connection_that_closes_wakes_it_at_once,
-    a_release_wakes_one_thread_after_the_other,
-    it_gives_up_when_its_time_is_over,
+    a_native_release_wakes_redisson,
+    a_break_wakes_redisson,
+    an_expired_native_lease_wakes_redisson,
+    every_foreign_end_of_a_hold_wakes_redisson,
+    a_flush_wakes_redisson,
+    the_last_native_reader_wakes_redisson,
+    a_closed_native_connection_wakes_redisson,
+    waiting_threads_are_woken_one_by_one,
+    redisson_waits_can_time_out,
 );
 
-/// The ways in which a Java thread can wait.
-const WAYS: [&str; 4] =
+/// The calls with which a Java thread can wait.
+const WAIT_CALLS: [&str; 4] =
     ["lock plain k", "lock plain k 40000", "try plain k 90000 40000", "try plain k 90000 -1"];
 
-/// A native hold ends by each of these while Redisson sleeps: it must have the lock then.
-fn wakes(flavor: Flavor, version: Version, acquire: &[&str], frees: &[&[&str]]) {
+/// Each of `frees` ends the native holds while Redisson sleeps; Redisson must then get the lock.
+fn assert_wakes(flavor: Flavor, version: Version, acquire: &[&str], frees: &[&[&str]]) {
     side_by_side(flavor, version, |world, redisson| {
         let (mut native, java) = (world.client(), redisson.thread("java"));
         let owner = java.owner();
-        for (at, wait) in WAYS.iter().cycle().take(WAYS.len().max(frees.len())).enumerate() {
+        for (index, wait) in WAIT_CALLS.iter().cycle().take(WAIT_CALLS.len().max(frees.len())).enumerate() {
             for command in acquire {
                 assert_eq!(native.call(command), "1");
             }
             let waiting = java.start(wait);
             java.until_asleep();
             assert!(native.number("PTTL k") > 60_000);
-            for command in frees[at % frees.len()] {
+            for command in frees[index % frees.len()] {
                 assert!(!waiting.is_done(), "before {command}");
                 let reply = native.call(command);
-                assert!(["0", "1", "OK"].contains(&&*reply), "{command} answered {reply}");
+                assert!(["0", "1", "OK"].contains(&&*reply), "{command} replied {reply}");
             }
             let expected = if wait.starts_with("try") { "true" } else { "OK" };
             assert_eq!(waiting.wait(), expected, "{wait}");
@@ -50,30 +50,36 @@ fn wakes(flavor: Flavor, version: Version, acquire: &[&str], frees: &[&[&str]]) 
 
 const HOLD: &str = "LOCK.ACQUIRE k native PX 100000";
 
-fn a_native_release_wakes_it_at_once(flavor: Flavor, version: Version) {
-    wakes(flavor, version, &[HOLD], &[&["LOCK.RELEASE k native"]]);
+fn a_native_release_wakes_redisson(flavor: Flavor, version: Version) {
+    assert_wakes(flavor, version, &[HOLD], &[&["LOCK.RELEASE k native"]]);
 }
 
-fn a_break_wakes_it_at_once(flavor: Flavor, version: Version) {
-    wakes(flavor, version, &[HOLD], &[&["LOCK.BREAK k"]]);
+fn a_break_wakes_redisson(flavor: Flavor, version: Version) {
+    assert_wakes(flavor, version, &[HOLD], &[&["LOCK.BREAK k"]]);
 }
 
-fn a_native_lease_that_ends_wakes_it_at_once(flavor: Flavor, version: Version) {
-    wakes(flavor, version, &[HOLD], &[&["LOCK.RENEW k native PX 300"]]);
+fn an_expired_native_lease_wakes_redisson(flavor: Flavor, version: Version) {
+    assert_wakes(flavor, version, &[HOLD], &[&["LOCK.RENEW k native PX 300"]]);
 }
 
-fn whatever_ends_a_native_hold_wakes_it_at_once(flavor: Flavor, version: Version) {
-    let ways: [&[&str]; 5] = [&["DEL k"], &["UNLINK k"], &["PEXPIRE k 100"], &["RENAME k x"], &["MOVE k 9"]];
-    wakes(flavor, version, &[HOLD], &ways);
+fn every_foreign_end_of_a_hold_wakes_redisson(flavor: Flavor, version: Version) {
+    let commands: [&[&str]; 5] =
+        [&["DEL k"], &["UNLINK k"], &["PEXPIRE k 100"], &["RENAME k x"], &["MOVE k 9"]];
+    assert_wakes(flavor, version, &[HOLD], &commands);
 }
 
-fn a_flush_wakes_it_at_once(flavor: Flavor, version: Version) {
-    wakes(flavor, version, &[HOLD], &[&["FLUSHALL"], &["FLUSHDB"], &["SWAPDB 0 9"], &["FLUSHALL ASYNC"]]);
+fn a_flush_wakes_redisson(flavor: Flavor, version: Version) {
+    assert_wakes(
+        flavor,
+        version,
+        &[HOLD],
+        &[&["FLUSHALL"], &["FLUSHDB"], &["SWAPDB 0 9"], &["FLUSHALL ASYNC"]],
+    );
 }
 
-fn the_last_native_reader_that_leaves_wakes_it_at_once(flavor: Flavor, version: Version) {
+fn the_last_native_reader_wakes_redisson(flavor: Flavor, version: Version) {
     let readers = ["LOCK.ACQUIRE k a SHARED PX 100000", "LOCK.ACQUIRE k b SHARED PX 100000"];
-    wakes(
+    assert_wakes(
         flavor,
         version,
         &readers,
@@ -81,10 +87,10 @@ fn the_last_native_reader_that_leaves_wakes_it_at_once(flavor: Flavor, version: 
     );
 }
 
-fn a_native_connection_that_closes_wakes_it_at_once(flavor: Flavor, version: Version) {
+fn a_closed_native_connection_wakes_redisson(flavor: Flavor, version: Version) {
     side_by_side(flavor, version, |world, redisson| {
         let java = redisson.thread("java");
-        for wait in WAYS {
+        for wait in WAIT_CALLS {
             let mut holder = world.client();
             assert_eq!(holder.call("LOCK.ACQUIRE k native EPHEMERAL PX 100000"), "1");
             let waiting = java.start(wait);
@@ -96,8 +102,8 @@ fn a_native_connection_that_closes_wakes_it_at_once(flavor: Flavor, version: Ver
     });
 }
 
-/// They share one subscription: each message wakes one, and each unlock is another message.
-fn a_release_wakes_one_thread_after_the_other(flavor: Flavor, version: Version) {
+/// The threads share one subscription: each message wakes one of them, and each unlock sends another message.
+fn waiting_threads_are_woken_one_by_one(flavor: Flavor, version: Version) {
     side_by_side(flavor, version, |world, redisson| {
         redisson.connect("second", &format!("single redis://127.0.0.1:{}", world.port));
         let mut native = world.client();
@@ -121,7 +127,7 @@ fn a_release_wakes_one_thread_after_the_other(flavor: Flavor, version: Version) 
     });
 }
 
-fn it_gives_up_when_its_time_is_over(flavor: Flavor, version: Version) {
+fn redisson_waits_can_time_out(flavor: Flavor, version: Version) {
     side_by_side(flavor, version, |world, redisson| {
         let (mut native, java) = (world.client(), redisson.thread("java"));
         native.call("LOCK.ACQUIRE k native PX 100000");

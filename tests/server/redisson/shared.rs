@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: MIT
 
-//! Native shared holds, which Redisson takes for somebody else's lock. That its waiters wake when the last reader
-//! leaves is among [`redisson_waits`](super::redisson_waits).
+//! Native shared holds, which Redisson treats as another client's lock. [`redisson_waits`](super::redisson_waits) tests that
+//! the last reader wakes Redisson's waiters.
 
 use super::side_by_side;
 use crate::support::redisson::Version;
 use crate::support::{Client, Flavor};
 
 crate::with_every_redisson!(
-    readers_keep_redisson_out_and_are_not_harmed_by_it,
-    a_reader_with_the_name_of_a_java_thread_keeps_that_out_too,
-    a_forced_unlock_ends_all_holds_of_readers_as_a_break_does,
-    a_redisson_hold_keeps_readers_out_and_lets_them_in_together,
-    one_who_holds_in_both_ways_keeps_redisson_out,
+    native_readers_exclude_redisson,
+    a_reader_excludes_the_thread_of_its_name,
+    a_forced_unlock_ends_all_shared_holds,
+    a_redisson_hold_excludes_native_readers,
+    a_mixed_native_hold_excludes_redisson,
 );
 
 fn state(client: &mut Client) -> [String; 2] {
     [client.call("DUMP k"), client.call("PEXPIRETIME k")]
 }
 
-fn readers_keep_redisson_out_and_are_not_harmed_by_it(flavor: Flavor, version: Version) {
+fn native_readers_exclude_redisson(flavor: Flavor, version: Version) {
     side_by_side(flavor, version, |world, redisson| {
         let (mut native, java) = (world.client(), redisson.thread("java"));
         assert_eq!(native.call("LOCK.ACQUIRE k a SHARED PX 100000"), "1");
@@ -41,7 +41,7 @@ fn readers_keep_redisson_out_and_are_not_harmed_by_it(flavor: Flavor, version: V
         assert!(exception.starts_with("IllegalMonitorStateException "), "{exception}");
         let waiting = java.start("lock plain k 40000");
         java.until_asleep();
-        assert_eq!(state(&mut native), before, "a reader was harmed");
+        assert_eq!(state(&mut native), before, "Redisson changed a shared hold");
         for owner in ["a", "b", "c"] {
             assert!(!waiting.is_done());
             assert_eq!(native.call(&format!("LOCK.RELEASE k {owner}")), "0");
@@ -50,8 +50,8 @@ fn readers_keep_redisson_out_and_are_not_harmed_by_it(flavor: Flavor, version: V
     });
 }
 
-/// The field of a shared hold is another than that of Redisson's.
-fn a_reader_with_the_name_of_a_java_thread_keeps_that_out_too(flavor: Flavor, version: Version) {
+/// A shared hold has another field than Redisson's hold.
+fn a_reader_excludes_the_thread_of_its_name(flavor: Flavor, version: Version) {
     side_by_side(flavor, version, |world, redisson| {
         let (mut native, java) = (world.client(), redisson.thread("java"));
         let owner = java.owner();
@@ -68,7 +68,7 @@ fn a_reader_with_the_name_of_a_java_thread_keeps_that_out_too(flavor: Flavor, ve
     });
 }
 
-fn a_forced_unlock_ends_all_holds_of_readers_as_a_break_does(flavor: Flavor, version: Version) {
+fn a_forced_unlock_ends_all_shared_holds(flavor: Flavor, version: Version) {
     side_by_side(flavor, version, |world, redisson| {
         let (mut native, java) = (world.client(), redisson.thread("java"));
         native.call("LOCK.ACQUIRE k a SHARED PX 100000");
@@ -83,7 +83,7 @@ fn a_forced_unlock_ends_all_holds_of_readers_as_a_break_does(flavor: Flavor, ver
     });
 }
 
-fn a_redisson_hold_keeps_readers_out_and_lets_them_in_together(flavor: Flavor, version: Version) {
+fn a_redisson_hold_excludes_native_readers(flavor: Flavor, version: Version) {
     side_by_side(flavor, version, |world, redisson| {
         let java = redisson.thread("java");
         java.call("lock plain k 100000");
@@ -91,20 +91,20 @@ fn a_redisson_hold_keeps_readers_out_and_lets_them_in_together(flavor: Flavor, v
             ["a", "b", "c"].map(|owner| world.waiting(&format!("LOCK.ACQUIRE k {owner} SHARED BLOCK 0")));
         java.call("lock plain k 100000");
         java.call("unlock plain k");
-        assert!(readers.iter().all(Client::has_nothing), "a reader got in");
+        assert!(readers.iter().all(Client::has_nothing), "a reader was granted the lock");
         java.call("unlock plain k");
         assert!(readers.iter_mut().all(|reader| reader.recv() == "1"));
         assert_eq!(java.call("try plain k"), "false");
     });
 }
 
-/// An owner that holds exclusively and shared, and then gives back the exclusive hold.
-fn one_who_holds_in_both_ways_keeps_redisson_out(flavor: Flavor, version: Version) {
+/// An owner holds the lock exclusively and shared, and then releases the exclusive hold.
+fn a_mixed_native_hold_excludes_redisson(flavor: Flavor, version: Version) {
     side_by_side(flavor, version, |world, redisson| {
         let (mut native, java) = (world.client(), redisson.thread("java"));
         let owner = java.owner();
-        // In the name of the thread, which gives the exclusive hold back by what Redisson takes for a whole release:
-        // that ends both.
+        // With the thread's name, Redisson's unlock releases the exclusive hold. Redisson takes that for the last hold, so
+        // the unlock ends both.
         native.call(&format!("LOCK.ACQUIRE k {owner} PX 100000"));
         native.call("LOCK.ACQUIRE k native SHARED");
         assert_eq!(java.call("holds plain k"), "1");

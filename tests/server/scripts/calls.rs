@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: MIT
 
-//! One call in the words of the commands and in those of the scripts, and what the replies to them mean.
+//! A call as a command and as a script, and the meaning of the replies.
 
 use super::OWNERS;
 use crate::support::Client;
 
-/// Which way a call goes.
+/// How a call is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Way {
     Command,
     Script,
 }
 
-/// What Redisson's release was in the course of its versions.
+/// Redisson's release in different versions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Variant {
-    /// One that is sent again gets its first reply again. The command does that with an `ID`.
+    /// A release that is sent again gets its first reply again. The command does so with an `ID`.
     Latched,
     Plain,
-    /// A free lock can be released, and is published then.
+    /// The release of a free lock succeeds and publishes a message.
     Oldest,
 }
 
@@ -34,14 +34,14 @@ impl Variant {
     }
 }
 
-/// What somebody wants of a lock. Leases are in milliseconds.
+/// A call on a lock. Leases are in milliseconds.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Call {
     Acquire {
         owner: usize,
         lease: i64,
     },
-    /// With a number that is the same only for the same release.
+    /// The request number is equal only for the same release.
     Release {
         owner: usize,
         lease: i64,
@@ -54,21 +54,20 @@ pub(super) enum Call {
     Break,
 }
 
-/// What came of a call.
+/// The result of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Outcome {
-    /// Acquired.
     Granted,
-    /// Somebody else has it.
+    /// Another owner holds the lock.
     Busy,
-    /// Released, and there are holds left.
+    /// Released, but holds are left.
     Kept,
-    /// Released or broken, and free.
+    /// Released or broken, and the lock is free.
     Freed,
-    /// There was nothing to break.
+    /// A break of a free lock.
     WasFree,
     Renewed,
-    /// There was nothing to release or renew.
+    /// A release or renewal without a hold.
     NotOwner,
 }
 
@@ -84,13 +83,13 @@ impl Outcome {
     ];
 }
 
-/// A reply, understood.
+/// A parsed reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Answer {
     pub(super) outcome: Outcome,
-    /// How many holds the owner has now: only the commands tell.
+    /// The owner's number of holds; only commands report it.
     pub(super) holds: Option<i64>,
-    /// How long the lock is held still: only the script tells.
+    /// The remaining lease; only the script reports it.
     pub(super) ttl: Option<i64>,
 }
 
@@ -100,7 +99,7 @@ impl Answer {
     }
 }
 
-/// The scripts as the server knows them, by their digests.
+/// The digests of the loaded scripts.
 pub(super) struct Scripts {
     pub(super) variant: Variant,
     acquire: String,
@@ -123,7 +122,7 @@ impl Scripts {
 }
 
 impl Call {
-    /// The lease that it sets if it has an effect and a lock is left.
+    /// The lease that the call sets if it has an effect and a hold is left.
     pub(super) fn lease(self) -> Option<i64> {
         match self {
             Call::Acquire { lease, .. } | Call::Release { lease, .. } | Call::Renew { lease, .. } => {
@@ -142,7 +141,7 @@ impl Call {
 
     fn as_command(self, key: &str, variant: Variant) -> String {
         match self {
-            // Without a lease a re-entry would shorten none, as a script's does.
+            // With PX, a re-entry shortens the lease as the script does; without PX, it never does.
             Call::Acquire { owner, lease } => format!("LOCK.ACQUIRE {key} {} PX {lease}", OWNERS[owner]),
             Call::Release { owner, lease, request } => {
                 let id = if variant == Variant::Latched { format!(" ID {request}") } else { String::new() };
@@ -170,13 +169,13 @@ impl Call {
         }
     }
 
-    /// What a reply to it means.
+    /// Parses the reply to a call.
     pub(super) fn answer(self, way: Way, reply: &str) -> Answer {
         let answer = match way {
             Way::Command => self.answer_of_command(reply),
             Way::Script => self.answer_of_script(reply),
         };
-        answer.unwrap_or_else(|| panic!("{self:?} by {way:?} was answered {reply}"))
+        answer.unwrap_or_else(|| panic!("{self:?} by {way:?} had the reply {reply}"))
     }
 
     fn answer_of_command(self, reply: &str) -> Option<Answer> {
@@ -212,7 +211,7 @@ impl Call {
     }
 }
 
-/// A lease as an option, but for the one that the server takes if none is given.
+/// A lease as an option, which the server's default does not need.
 fn px(lease: i64) -> String {
     if lease == 30_000 {
         String::new()
@@ -221,7 +220,7 @@ fn px(lease: i64) -> String {
     }
 }
 
-/// Where it is announced that the lock is free.
+/// The channel for messages that the lock is free.
 pub(super) fn channel(key: &str) -> String {
     derived("redisson_lock__channel", key)
 }

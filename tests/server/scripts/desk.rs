@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Where calls are made and their effects are read: one client that calls, and one that gets the messages.
+//! Makes calls and reads their effects, with one client for calls and one for messages.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
@@ -20,11 +20,11 @@ pub(super) struct Desk {
     client: Client,
     listener: Client,
     pub(super) scripts: Scripts,
-    /// What came of calls of each way, and whether they were sent again.
+    /// The outcomes of calls, and whether the calls were sent again.
     pub(super) seen: BTreeSet<(Way, Outcome, bool)>,
-    /// How many histories have begun: each has keys of its own.
+    /// Number of histories so far: each one uses its own keys.
     histories: u32,
-    /// How many releases have been named.
+    /// Number of releases so far.
     requests: u64,
 }
 
@@ -32,32 +32,32 @@ impl Desk {
     pub(super) fn open(world: &World, variant: Variant) -> Desk {
         let (mut client, mut listener) = (world.client(), world.client());
         let scripts = Scripts::load(&mut client, variant);
-        // For `settle`, and maybe there from an earlier desk.
+        // For `settle`. An earlier desk may hold it already.
         client.call("LOCK.ACQUIRE settling a PX 3600000");
         assert!(listener.call(&format!("PSUBSCRIBE {CHANNELS}")).starts_with("[psubscribe"));
         assert!(listener.call("SUBSCRIBE end").starts_with("[subscribe"));
         Desk { client, listener, scripts, seen: BTreeSet::new(), histories: 0, requests: 0 }
     }
 
-    /// Begins a history: what an earlier one has left behind is none of it.
+    /// Begins a history, and drops messages of an earlier one.
     pub(super) fn begin(&mut self) {
         self.histories += 1;
         self.settle();
-        self.heard();
+        self.messages();
     }
 
-    /// A key that no other history has: the star stands for what makes it so.
+    /// A key for this history only: replaces the star by a unique text.
     pub(super) fn key(&self, name: &str) -> String {
         name.replace('*', &format!("{:?}-{}", self.scripts.variant, self.histories))
     }
 
-    /// A name for a release that none has had.
+    /// A new number for a release.
     pub(super) fn request(&mut self) -> u64 {
         self.requests += 1;
         self.requests
     }
 
-    /// Runs commands in one go, and says when.
+    /// Runs commands without a pause, and returns the time span.
     pub(super) fn run(&mut self, commands: &[String]) -> (Span, Vec<Value>) {
         let mut all = vec!["TIME"];
         all.extend(commands.iter().map(String::as_str));
@@ -69,39 +69,39 @@ impl Desk {
         (Span { from, to }, replies)
     }
 
-    /// Waits until a lease of a millisecond has ended.
+    /// Waits until a lease of one millisecond has expired.
     pub(super) fn until_gone(&mut self, key: &str) -> TestCaseResult {
-        // One that is longer would be waited for in vain, again and again.
+        // Waiting for a longer lease would time out at each step of the shrinking.
         let ttl = self.client.number(&format!("PTTL {key}"));
         prop_assert!((-2..=1).contains(&ttl) && ttl != -1, "the TTL of {} is {}", key, ttl);
-        until("its lease is over", || self.client.call(&format!("EXISTS {key}")) == "0");
+        until("the lease has expired", || self.client.call(&format!("EXISTS {key}")) == "0");
         Ok(())
     }
 
-    /// When this is over, what the module does a moment later than the server tells it is done too.
+    /// Waits for the module's work that follows a server event with a short delay.
     pub(super) fn settle(&mut self) {
         assert_eq!(self.client.call("LOCK.ACQUIRE settling b BLOCK 1"), "nil");
     }
 
-    /// How many messages each channel got since this was asked last.
-    pub(super) fn heard(&mut self) -> BTreeMap<String, usize> {
+    /// Number of messages in each channel since the last call.
+    pub(super) fn messages(&mut self) -> BTreeMap<String, usize> {
         self.client.call("PUBLISH end now");
-        let mut heard = BTreeMap::new();
+        let mut messages = BTreeMap::new();
         loop {
             let text = self.listener.recv();
             if text == "[message, end, now]" {
-                return heard;
+                return messages;
             }
             let channel = text
                 .strip_prefix(&format!("[pmessage, {CHANNELS}, "))
                 .and_then(|rest| rest.strip_suffix(", 0]"))
-                .unwrap_or_else(|| panic!("the message {text}"));
-            *heard.entry(channel.to_owned()).or_default() += 1;
+                .unwrap_or_else(|| panic!("unexpected message {text}"));
+            *messages.entry(channel.to_owned()).or_default() += 1;
         }
     }
 }
 
-/// When the server ran something: not before and not after, by its own clock in milliseconds.
+/// The time span of a run, in milliseconds of the server's clock.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Span {
     from: i64,
@@ -109,12 +109,12 @@ pub(super) struct Span {
 }
 
 impl Span {
-    /// When a lease ends that was set meanwhile. Mostly this is one millisecond.
+    /// The possible ends of a lease that was set in this span. Mostly this is one millisecond.
     pub(super) fn ends(self, lease: i64) -> RangeInclusive<i64> {
         self.from + lease..=self.to + lease
     }
 
-    /// What a TTL that is read meanwhile may be.
+    /// The possible TTLs of a lease that is read in this span.
     pub(super) fn ttls(self, end: i64) -> RangeInclusive<i64> {
         end - self.to..=end - self.from
     }
@@ -126,12 +126,12 @@ fn milliseconds(time: &Value) -> i64 {
     seconds.parse::<i64>().unwrap() * 1000 + micros.parse::<i64>().unwrap() / 1000
 }
 
-/// What the server tells of a lock.
+/// The stored state of a lock.
 #[derive(Clone, Debug)]
 pub(super) struct Stored {
-    /// The owner and the count; nothing if there is no key.
+    /// The owner and the count, or nothing without a key.
     pub(super) holder: Option<(usize, i64)>,
-    /// When the key expires, -2 if there is none.
+    /// The key's expiry, or -2 without a key.
     pub(super) end: i64,
     ttl: i64,
     info: String,
@@ -149,12 +149,12 @@ impl Stored {
         Stored { holder: holder(&show(hash)), end: number(end), ttl: number(ttl), info: show(info) }
     }
 
-    /// Nothing.
+    /// A free lock.
     pub(super) fn free() -> Stored {
         Stored { holder: None, end: -2, ttl: -2, info: "nil".to_owned() }
     }
 
-    /// Fails unless TTL and `LOCK.INFO` tell the same as the hash and its end.
+    /// Asserts that TTL and `LOCK.INFO` agree with the hash and its expiry.
     pub(super) fn assert_consistent(&self, span: Span) -> TestCaseResult {
         let Some((owner, holds)) = self.holder else {
             prop_assert_eq!((self.end, self.ttl, self.info.as_str()), (-2, -2, "nil"));
@@ -176,7 +176,7 @@ impl Stored {
     }
 }
 
-/// The one field of a lock's hash, as `HGETALL` shows it.
+/// The single field of a lock's hash, from the reply to `HGETALL`.
 fn holder(hash: &str) -> Option<(usize, i64)> {
     if hash == "[]" {
         return None;
@@ -185,5 +185,5 @@ fn holder(hash: &str) -> Option<(usize, i64)> {
         let (owner, holds) = hash.split_once(", ")?;
         Some((OWNERS.iter().position(|name| *name == owner)?, holds.parse().ok()?))
     });
-    Some(field.unwrap_or_else(|| panic!("the hash {hash} is no lock of ours")))
+    Some(field.unwrap_or_else(|| panic!("the hash {hash} is not a lock of this test")))
 }

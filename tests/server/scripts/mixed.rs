@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-//! One history on one key, each step by a command or by a script. A model, that is an owner, a count and an end,
-//! says what must come of it.
+//! One history on one key: each step is a command or a script. A model with owner, count and expiry gives the expected
+//! outcome.
 
 use std::collections::BTreeMap;
 
@@ -14,23 +14,23 @@ use super::desk::{Desk, Stored};
 use super::Op;
 use crate::support::show;
 
-/// A lock that is held.
+/// A hold in the model.
 #[derive(Clone, Debug)]
 struct Hold {
     owner: usize,
     count: i64,
-    /// When its lease ends. What was read when it was set, after it was found to be right.
+    /// When the lease expires: the value that the server stored, after a check.
     end: i64,
-    /// A command has granted or renewed it: the module knows that the key is a lock.
+    /// Whether a command has granted or renewed the hold, so that the module knows the lock.
     known: bool,
 }
 
-/// What a call must lead to.
+/// The expected effects of a call.
 struct Expected {
     outcome: Outcome,
-    /// The lease that it sets.
+    /// The lease that the call sets.
     lease: Option<i64>,
-    /// How many messages there may be.
+    /// The allowed numbers of messages.
     messages: std::ops::RangeInclusive<usize>,
 }
 
@@ -38,14 +38,13 @@ struct Mixed {
     variant: Variant,
     key: String,
     model: Option<Hold>,
-    /// The last release of each owner, the way it went, and its reply if that is remembered for when it comes
-    /// again.
+    /// The last release of each owner: its number, its way, and its reply if the server remembers the reply.
     releases: BTreeMap<usize, (u64, Way, Option<String>)>,
 }
 
 pub(super) fn run(desk: &mut Desk, variant: Variant, history: Vec<(Way, Op)>) -> TestCaseResult {
     let mut mixed = Mixed { variant, key: desk.key("mixed-*"), model: None, releases: BTreeMap::new() };
-    for (place, (way, op)) in history.into_iter().enumerate() {
+    for (index, (way, op)) in history.into_iter().enumerate() {
         match op {
             Op::End => mixed.end(desk, way),
             Op::Expire => mixed.expire(desk),
@@ -54,10 +53,10 @@ pub(super) fn run(desk: &mut Desk, variant: Variant, history: Vec<(Way, Op)>) ->
             Op::Renew { owner, lease } => mixed.step(desk, way, Call::Renew { owner, lease }),
             Op::Break => mixed.step(desk, way, Call::Break),
         }
-        .map_err(|why| TestCaseError::fail(format!("step {place}, {op:?} by {way:?}: {why}")))?;
+        .map_err(|why| TestCaseError::fail(format!("step {index}, {op:?} by {way:?}: {why}")))?;
     }
     desk.settle();
-    prop_assert_eq!(desk.heard(), BTreeMap::new(), "long after");
+    prop_assert_eq!(desk.messages(), BTreeMap::new(), "messages after the end");
     Ok(())
 }
 
@@ -103,7 +102,7 @@ impl Mixed {
         if let Some(ttl) = answer.ttl {
             prop_assert!(span.ttls(stored.end).contains(&ttl), "{} in {:?} of {:?}", ttl, span, stored);
         }
-        self.assert_heard(desk, &expected)?;
+        self.assert_messages(desk, &expected)?;
         if let Call::Release { owner, request, .. } = call {
             let remembered = self.variant == Variant::Latched && answer.outcome != Outcome::NotOwner;
             self.releases.insert(owner, (request, way, remembered.then_some(text)));
@@ -111,25 +110,25 @@ impl Mixed {
         Ok(())
     }
 
-    /// Does to the model what the call does, but for the end of the lease.
+    /// Applies the call to the model, except for the lease's expiry.
     fn expect(&mut self, way: Way, call: Call) -> Expected {
-        let quiet = |outcome, lease| Expected { outcome, lease, messages: 0..=0 };
+        let silent = |outcome, lease| Expected { outcome, lease, messages: 0..=0 };
         let oldest = self.variant == Variant::Oldest && way == Way::Script;
         match (call, &mut self.model) {
             (Call::Acquire { owner, lease }, None) => {
                 self.model = Some(Hold { owner, count: 1, end: 0, known: way == Way::Command });
-                quiet(Outcome::Granted, Some(lease))
+                silent(Outcome::Granted, Some(lease))
             }
             (Call::Acquire { owner, lease }, Some(hold)) if hold.owner == owner => {
                 hold.count += 1;
                 hold.known |= way == Way::Command;
-                quiet(Outcome::Granted, Some(lease))
+                silent(Outcome::Granted, Some(lease))
             }
-            (Call::Acquire { .. }, Some(_)) => quiet(Outcome::Busy, None),
+            (Call::Acquire { .. }, Some(_)) => silent(Outcome::Busy, None),
             (Call::Release { owner, lease, .. }, Some(hold)) if hold.owner == owner => {
                 hold.count -= 1;
                 if hold.count > 0 {
-                    return quiet(Outcome::Kept, Some(lease));
+                    return silent(Outcome::Kept, Some(lease));
                 }
                 self.freed(way)
             }
@@ -138,23 +137,23 @@ impl Mixed {
             }
             (Call::Renew { owner, lease }, Some(hold)) if hold.owner == owner => {
                 hold.known |= way == Way::Command;
-                quiet(Outcome::Renewed, Some(lease))
+                silent(Outcome::Renewed, Some(lease))
             }
-            (Call::Release { .. } | Call::Renew { .. }, _) => quiet(Outcome::NotOwner, None),
+            (Call::Release { .. } | Call::Renew { .. }, _) => silent(Outcome::NotOwner, None),
             (Call::Break, Some(_)) => self.freed(way),
-            (Call::Break, None) => quiet(Outcome::WasFree, None),
+            (Call::Break, None) => silent(Outcome::WasFree, None),
         }
     }
 
-    /// A command publishes that the lock is free, and so does a script. If that was a lock which the module
-    /// knows, it sees a foreign write delete it, and may publish too.
+    /// Both a command and a script publish that the lock is free. If the module knew the lock, it notices the script's
+    /// foreign delete, and may publish, too.
     fn freed(&mut self, way: Way) -> Expected {
         let known = self.model.take().is_some_and(|hold| hold.known);
         let twice = way == Way::Script && known;
         Expected { outcome: Outcome::Freed, lease: None, messages: 1..=if twice { 2 } else { 1 } }
     }
 
-    /// A release that comes again gets the reply that it had, and nothing changes.
+    /// A repeated release gets its first reply and changes nothing.
     fn again(&mut self, desk: &mut Desk, way: Way, call: Call, first: &str) -> TestCaseResult {
         let mut commands = vec![call.words(way, &self.key, &desk.scripts)];
         commands.extend(Stored::commands(&self.key));
@@ -162,10 +161,10 @@ impl Mixed {
         let text = show(&replies[0]);
         let stored = Stored::read(&replies[1..]);
         desk.seen.insert((way, call.answer(way, &text).outcome, true));
-        prop_assert_eq!(text.as_str(), first, "sent again");
+        prop_assert_eq!(text.as_str(), first, "the reply to a repeated release");
         stored.assert_consistent(span)?;
         self.assert_stored(&stored)?;
-        prop_assert_eq!(desk.heard(), BTreeMap::new(), "sent again");
+        prop_assert_eq!(desk.messages(), BTreeMap::new(), "messages of a repeated release");
         Ok(())
     }
 
@@ -176,18 +175,18 @@ impl Mixed {
         Ok(())
     }
 
-    fn assert_heard(&self, desk: &mut Desk, expected: &Expected) -> TestCaseResult {
+    fn assert_messages(&self, desk: &mut Desk, expected: &Expected) -> TestCaseResult {
         if expected.messages.start() != expected.messages.end() {
             desk.settle();
         }
-        let mut heard = desk.heard();
-        let ours = heard.remove(&channel(&self.key)).unwrap_or(0);
+        let mut messages = desk.messages();
+        let ours = messages.remove(&channel(&self.key)).unwrap_or(0);
         prop_assert!(expected.messages.contains(&ours), "{} messages, not {:?}", ours, expected.messages);
-        prop_assert_eq!(heard, BTreeMap::new(), "messages to others");
+        prop_assert_eq!(messages, BTreeMap::new(), "messages in other channels");
         Ok(())
     }
 
-    /// The lease ends, with nobody there to wait for the lock.
+    /// The lease expires without a waiter.
     fn end(&mut self, desk: &mut Desk, way: Way) -> TestCaseResult {
         let Some(Hold { owner, known, .. }) = &mut self.model else { return Ok(()) };
         *known |= way == Way::Command;
@@ -204,8 +203,8 @@ impl Mixed {
         self.is_gone(desk)
     }
 
-    /// The key has gone without a release. Of a lock that the module knows that is published; of one that only scripts
-    /// have touched it may be or not.
+    /// The key was deleted without a release. The module publishes that for a lock that it knows. For a lock that only
+    /// scripts have used, it may do so.
     fn is_gone(&mut self, desk: &mut Desk) -> TestCaseResult {
         let messages = match self.model.take().map(|hold| hold.known) {
             Some(true) => 1..=1,
@@ -213,6 +212,6 @@ impl Mixed {
             None => return Ok(()),
         };
         desk.settle();
-        self.assert_heard(desk, &Expected { outcome: Outcome::Freed, lease: None, messages })
+        self.assert_messages(desk, &Expected { outcome: Outcome::Freed, lease: None, messages })
     }
 }

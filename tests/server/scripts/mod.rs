@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
 
-//! The commands and the scripts of Redisson's clients do the same: random histories of acquires, releases and
-//! renewals go both ways, on two keys side by side ([`twins`]) and mixed on one ([`mixed`]).
+//! The module's commands and the scripts of Redisson's clients have the same effects. Random histories of acquires, releases
+//! and renewals use both: on two keys beside each other ([`twins`]), and mixed on one key ([`mixed`]).
 //!
-//! The scripts are our own, with the semantics of Redisson's. Of its release there are three: see [`Variant`].
+//! The scripts are this project's own, with the semantics of Redisson's scripts. The release has three variants, see
+//! [`Variant`].
 
 mod calls;
 mod desk;
@@ -23,17 +24,17 @@ use desk::Desk;
 
 crate::on_every_server!(twin_keys_stay_equal, one_key_is_shared);
 
-/// How many histories, for each variant of the release.
+/// Number of histories for each variant of the release.
 const HISTORIES: u32 = 32;
 
-/// Named as Redisson names its own, and not.
+/// Two names like Redisson's own, and another one.
 const OWNERS: [&str; 3] =
     ["0a4b7f4e-3a45-4f3e-9a70-2f4a3d1c7b11:1", "0a4b7f4e-3a45-4f3e-9a70-2f4a3d1c7b11:27", "c"];
 
-/// In milliseconds. Long enough that none is over before its history is; the default is among them.
+/// In milliseconds, longer than any history. The default is among them.
 const LEASES: [i64; 4] = [30_000, 60_000, 75_001, 3_600_000];
 
-/// Something that can happen to a lock.
+/// A change of a lock.
 #[derive(Clone, Debug)]
 enum Op {
     Acquire {
@@ -43,7 +44,7 @@ enum Op {
     Release {
         owner: usize,
         lease: i64,
-        /// The owner did not get the answer to its last release, and sends the same again.
+        /// The owner did not get the reply to its last release, and sends that release again.
         again: bool,
     },
     Renew {
@@ -51,14 +52,14 @@ enum Op {
         lease: i64,
     },
     Break,
-    /// The lease is over.
+    /// The lease expires.
     End,
-    /// Somebody who knows nothing of locks makes the key expire.
+    /// An external client makes the key expire.
     Expire,
 }
 
 fn op() -> impl Strategy<Value = Op> {
-    // Mostly the same one, so that many holds pile up.
+    // Mostly the first owner, so holds add up.
     let owner = prop_oneof![6 => Just(0), 2 => Just(1), 1 => Just(2)];
     let both = (owner, prop::sample::select(LEASES.as_slice()));
     prop_oneof![
@@ -83,7 +84,7 @@ fn one_key_is_shared(flavor: Flavor) {
     check(flavor, history, mixed::run);
 }
 
-/// Runs histories with each variant of the release. One that fails is made as short as it can be, and shown.
+/// Runs histories with each variant of the release. A failing history is shrunk and shown.
 fn check<S>(flavor: Flavor, history: S, run: impl Fn(&mut Desk, Variant, S::Value) -> TestCaseResult)
 where
     S: Strategy<Value: Debug + Clone>,
@@ -113,13 +114,13 @@ where
     });
 }
 
-/// Histories in which nothing of interest happens prove nothing.
+/// Asserts that the histories have every outcome; without them they would prove nothing.
 fn assert_all_seen(seen: &BTreeSet<(Way, Outcome, bool)>) {
     for way in [Way::Command, Way::Script] {
         let once = Outcome::ALL.map(|outcome| (way, outcome, false));
         let again = [(way, Outcome::Kept, true), (way, Outcome::Freed, true)];
         for wanted in once.into_iter().chain(again) {
-            assert!(seen.contains(&wanted), "by what way, what, and whether again: never {wanted:?}");
+            assert!(seen.contains(&wanted), "no history has (way, outcome, sent again) = {wanted:?}");
         }
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-//! One history runs by commands on one key and by scripts on its twin: after every step both have the same hash
-//! and the same TTL, and the same has come of it.
+//! Commands run a history on one key, and scripts run it on its twin. After every step, both keys have the same hash and
+//! TTL, and both replies mean the same.
 
 use std::collections::BTreeMap;
 
@@ -16,34 +16,34 @@ use crate::support::show;
 
 const WAYS: [Way; 2] = [Way::Command, Way::Script];
 
-/// A lock twice. In every array the first is of the commands and the second of the scripts.
+/// One lock, twice. In every array, the first element belongs to the commands and the second to the scripts.
 struct Pair {
     variant: Variant,
     keys: [String; 2],
     stored: [Stored; 2],
-    /// The last release of each owner, and the replies if they are remembered for when it comes again.
+    /// The last release of each owner: its number, and its replies if the server remembers them.
     releases: BTreeMap<usize, (u64, Option<[String; 2]>)>,
 }
 
 pub(super) fn run(desk: &mut Desk, variant: Variant, history: Vec<(usize, Op)>) -> TestCaseResult {
-    // In braces or not, a name has a channel and a latch of its own.
+    // A name has its own channel and latch, with or without braces.
     let mut locks = ["*", "x{*}"].map(|name| Pair {
         variant,
         keys: ["command-*", "script-*"].map(|twin| desk.key(&name.replace('*', twin))),
         stored: [Stored::free(), Stored::free()],
         releases: BTreeMap::new(),
     });
-    for (place, (lock, op)) in history.into_iter().enumerate() {
+    for (index, (lock, op)) in history.into_iter().enumerate() {
         let pair = &mut locks[lock];
         match &op {
             Op::End => pair.end(desk),
             Op::Expire => pair.expire(desk),
             op => pair.step(desk, op),
         }
-        .map_err(|why| TestCaseError::fail(format!("step {place}, {op:?} of lock {lock}: {why}")))?;
+        .map_err(|why| TestCaseError::fail(format!("step {index}, {op:?} of lock {lock}: {why}")))?;
     }
     desk.settle();
-    prop_assert_eq!(desk.heard(), BTreeMap::new(), "long after");
+    prop_assert_eq!(desk.messages(), BTreeMap::new(), "messages after the end");
     Ok(())
 }
 
@@ -63,24 +63,24 @@ impl Pair {
         if was_free && self.variant == Variant::Oldest && matches!(call, Call::Release { .. }) {
             prop_assert_eq!(outcomes, [Outcome::NotOwner, Outcome::Freed]);
         } else {
-            prop_assert_eq!(outcomes[0], outcomes[1], "by command and by script");
+            prop_assert_eq!(outcomes[0], outcomes[1], "outcomes of command and script");
         }
-        prop_assert_eq!(stored[0].holder, stored[1].holder, "by command and by script");
+        prop_assert_eq!(stored[0].holder, stored[1].holder, "holders after command and script");
         for twin in [0, 1] {
             desk.seen.insert((WAYS[twin], outcomes[twin], again));
             stored[twin].assert_consistent(span)?;
             self.assert_ends(twin, call, outcomes[twin], again, &stored[twin], span)?;
         }
-        assert_told(&answers, again, &stored, span)?;
+        assert_reported(&answers, again, &stored, span)?;
         let mut expected = BTreeMap::new();
         for twin in [0, 1] {
             if outcomes[twin] == Outcome::Freed && !again {
                 expected.insert(channel(&self.keys[twin]), 1);
             }
         }
-        prop_assert_eq!(desk.heard(), expected, "messages");
+        prop_assert_eq!(desk.messages(), expected, "messages");
         if let Some(first) = first {
-            prop_assert_eq!(texts, first, "sent again");
+            prop_assert_eq!(texts, first, "the replies to a repeated release");
         } else if let Call::Release { owner, request, .. } = call {
             let remembered = self.variant == Variant::Latched && outcomes[0] != Outcome::NotOwner;
             self.releases.insert(owner, (request, remembered.then_some(texts)));
@@ -89,7 +89,7 @@ impl Pair {
         Ok(())
     }
 
-    /// What the operation asks for, and the replies that it had before if it is sent again.
+    /// The call of an operation, and its first replies if it is repeated.
     fn call(&self, desk: &mut Desk, op: &Op) -> (Call, Option<[String; 2]>) {
         match *op {
             Op::Acquire { owner, lease } => (Call::Acquire { owner, lease }, None),
@@ -100,7 +100,7 @@ impl Pair {
             }
             Op::Renew { owner, lease } => (Call::Renew { owner, lease }, None),
             Op::Break => (Call::Break, None),
-            Op::End | Op::Expire => unreachable!("no call"),
+            Op::End | Op::Expire => unreachable!("these operations have no call"),
         }
     }
 
@@ -108,7 +108,7 @@ impl Pair {
         WAYS.iter().zip(&self.keys).map(|(way, key)| call.words(*way, key, &desk.scripts)).collect()
     }
 
-    /// A lease that is set begins now, in both; one that is not set runs on as it did.
+    /// A new lease starts now for both twins; other leases do not change.
     fn assert_ends(
         &self,
         twin: usize,
@@ -138,7 +138,7 @@ impl Pair {
         Ok(())
     }
 
-    /// The lease ends, with nobody there to wait for the lock.
+    /// The lease expires without a waiter.
     fn end(&mut self, desk: &mut Desk) -> TestCaseResult {
         let Some((owner, _)) = self.stored[0].holder else { return Ok(()) };
         let call = Call::Renew { owner, lease: 1 };
@@ -163,33 +163,37 @@ impl Pair {
         Ok(())
     }
 
-    /// The key has gone without a release. Of a lock that was granted here that is published; of one that a script
-    /// took it may be or not.
+    /// The key was deleted without a release. The module publishes that for a lock that a command granted. For a lock that a
+    /// script took, it may do so.
     fn is_gone(&mut self, desk: &mut Desk) -> TestCaseResult {
         self.stored = [Stored::free(), Stored::free()];
         desk.settle();
-        let mut heard = desk.heard();
-        heard.remove(&channel(&self.keys[1]));
-        prop_assert_eq!(heard, BTreeMap::from([(channel(&self.keys[0]), 1)]), "messages");
+        let mut messages = desk.messages();
+        messages.remove(&channel(&self.keys[1]));
+        prop_assert_eq!(messages, BTreeMap::from([(channel(&self.keys[0]), 1)]), "messages");
         Ok(())
     }
 }
 
-/// Both twins in one transaction. (A lease that a command sets begins when the command runs, and one that a
-/// script sets may begin with the transaction: that is not always the same millisecond.)
+/// Runs both twins in one transaction. A command's lease starts when the command runs. A script's lease may start with the
+/// transaction, so the two can differ by a millisecond.
 fn in_transaction(desk: &mut Desk, commands: Vec<String>) -> (Span, Vec<Value>) {
     let all: Vec<String> = [vec!["MULTI".to_owned()], commands, vec!["EXEC".to_owned()]].concat();
     let (span, mut replies) = desk.run(&all);
     match replies.pop() {
         Some(Value::Array(results)) => (span, results),
-        other => panic!("EXEC answered {other:?}"),
+        other => panic!("EXEC replied {other:?}"),
     }
 }
 
-/// What only one of both tells is true.
-fn assert_told(answers: &[Answer; 2], again: bool, stored: &[Stored; 2], span: Span) -> TestCaseResult {
+/// Asserts the values that only one kind of reply reports.
+fn assert_reported(answers: &[Answer; 2], again: bool, stored: &[Stored; 2], span: Span) -> TestCaseResult {
     if let Some(holds) = answers[0].holds.filter(|_| !again) {
-        prop_assert_eq!(holds, stored[0].holder.map_or(0, |(_, count)| count), "told by the command");
+        prop_assert_eq!(
+            holds,
+            stored[0].holder.map_or(0, |(_, count)| count),
+            "holds in the command's reply"
+        );
     }
     if let Some(ttl) = answers[1].ttl {
         prop_assert!(span.ttls(stored[1].end).contains(&ttl), "{} in {:?} of {:?}", ttl, span, stored[1]);

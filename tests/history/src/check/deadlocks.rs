@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Who waits in a circle is told, and nobody else is.
+//! Rule: every deadlock is reported, and nothing else is reported as a deadlock.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,10 +10,10 @@ use super::operations::{Done, History, Operation, NEVER};
 use super::{Limits, Report, Rule};
 use crate::record::{Call, Disturbance, Micros};
 
-/// Longer circles are not looked for.
+/// Maximum length of cycles to search.
 const LONGEST: usize = 4;
 
-/// An owner certainly waits for another one in this time.
+/// An interval in which an owner certainly waits for another.
 struct Edge<'a> {
     to: &'a str,
     from: Micros,
@@ -29,21 +29,21 @@ pub(super) fn check(
     limits: &Limits,
     report: &mut Report,
 ) {
-    // Each node knows its own waits only.
-    if history.moves() {
+    // Each node knows only its own waits.
+    if history.has_moves() {
         return;
     }
     check_missed(history, views, limits.late, report);
     for view in views.values() {
         for operation in &view.lock.operations {
             if matches!(operation.done, Done::Refused(error) if error.starts_with("DEADLOCK")) {
-                check_told(views, view, operation, report);
+                check_reported(views, view, operation, report);
             }
         }
     }
 }
 
-/// Nobody waits in a circle for longer than the server may be late.
+/// Checks that no cycle of waits outlasts the server's permitted delay.
 fn check_missed(history: &History<'_>, views: &BTreeMap<&str, View<'_>>, late: Micros, report: &mut Report) {
     let mut graph = Graph::new();
     for view in views.values() {
@@ -51,17 +51,16 @@ fn check_missed(history: &History<'_>, views: &BTreeMap<&str, View<'_>>, late: M
     }
     for start in graph.keys() {
         let mut path = Vec::new();
-        if let Some((from, until)) = circle(&graph, start, start, (0, NEVER), late, &mut path) {
+        if let Some((from, until)) = find_cycle(&graph, start, start, (0, NEVER), late, &mut path) {
             if history.disturbed(from, until, |_| true) {
                 continue;
             }
             let owners: Vec<&str> = path.iter().map(|edge| edge.to).collect();
-            // Each of them is a start.
+            // A cycle is found from each of its owners; report it once.
             if owners.iter().any(|owner| owner < start) {
                 continue;
             }
-            let text =
-                format!("{owners:?} wait for each other from {from} to {until} µs, and nobody is told");
+            let text = format!("{owners:?} wait for each other from {from} to {until} µs without an error");
             let calls: Vec<&Call> = path.iter().map(|edge| edge.call).collect();
             report.add(Rule::Deadlock, "locks", text, &calls);
         }
@@ -89,8 +88,8 @@ fn add_certain<'a>(view: &View<'a>, graph: &mut Graph<'a>) {
     }
 }
 
-/// A way back to where it began, all of it at one time, which is returned.
-fn circle<'g, 'a>(
+/// Searches a path back to `start` whose waits overlap, and returns their common interval.
+fn find_cycle<'g, 'a>(
     graph: &'g Graph<'a>,
     start: &str,
     at: &str,
@@ -105,7 +104,7 @@ fn circle<'g, 'a>(
         }
         path.push(edge);
         let found =
-            if edge.to == start { Some(time) } else { circle(graph, start, edge.to, time, late, path) };
+            if edge.to == start { Some(time) } else { find_cycle(graph, start, edge.to, time, late, path) };
         if found.is_some() {
             return found;
         }
@@ -114,29 +113,34 @@ fn circle<'g, 'a>(
     None
 }
 
-/// Who is told of a deadlock possibly waits for itself.
-fn check_told(views: &BTreeMap<&str, View<'_>>, view: &View<'_>, told: &Operation<'_>, report: &mut Report) {
-    let within = (told.first_sent, told.end.unwrap_or(NEVER));
+/// Checks that an owner that gets a deadlock error may have been in a cycle.
+fn check_reported(
+    views: &BTreeMap<&str, View<'_>>,
+    view: &View<'_>,
+    reported: &Operation<'_>,
+    report: &mut Report,
+) {
+    let within = (reported.first_sent, reported.end.unwrap_or(NEVER));
     let mut seen: BTreeSet<&str> = BTreeSet::new();
-    let mut next = vec![told.owner];
+    let mut next = vec![reported.owner];
     while let Some(owner) = next.pop() {
         for view in views.values() {
-            let own = || view.of(owner).iter().filter(|one| is_in(view, one, within));
+            let own = || view.of(owner).iter().filter(|one| may_be_queued(view, one, within));
             let reads = own()
                 .all(|one| one.acquire().is_some_and(|acquire| acquire.shared && acquire.limit.is_none()));
             if own().next().is_none() {
                 continue;
             }
-            // Who holds a lock goes before those who only wait for it.
+            // A holder comes before owners that only wait.
             let once = own().any(|one| one.acquire().is_some_and(|acquire| acquire.once));
             let is_first = !once && view.holds_all_the_time(owner, within);
             for other in view.lock.operations.iter().filter(|other| other.owner != owner) {
-                // Who is in line behind a call for several locks is let pass.
+                // An owner may overtake a call for several locks that it stands behind.
                 let is_alone = other.acquire().is_some_and(|acquire| acquire.keys.len() == 1);
-                let holds = view.possible_hold(other).is_some_and(|held| meets(held, within));
+                let holds = view.possible_hold(other).is_some_and(|held| overlaps(held, within));
                 let excludes = holds && (!reads || view.may_be_exclusive(other));
-                if excludes || is_alone && !is_first && is_in(view, other, within) {
-                    if other.owner == told.owner {
+                if excludes || is_alone && !is_first && may_be_queued(view, other, within) {
+                    if other.owner == reported.owner {
                         return;
                     }
                     if seen.insert(other.owner) {
@@ -152,15 +156,15 @@ fn check_told(views: &BTreeMap<&str, View<'_>>, view: &View<'_>, told: &Operatio
     {
         return;
     }
-    let text = format!("{} was told of a deadlock, and waited for nobody who waited for it", told.owner);
-    report.add(Rule::Deadlock, view.lock.key, text, &[told.call()]);
+    let text = format!("{} got a deadlock error, but waited for no owner that waited for it", reported.owner);
+    report.add(Rule::Deadlock, view.lock.key, text, &[reported.call()]);
 }
 
-fn meets(one: (Micros, Micros), other: (Micros, Micros)) -> bool {
+fn overlaps(one: (Micros, Micros), other: (Micros, Micros)) -> bool {
     one.0 <= other.1 && one.1 >= other.0
 }
 
-/// An operation may have been in the queue at this time.
-fn is_in(view: &View<'_>, one: &Operation<'_>, within: (Micros, Micros)) -> bool {
-    possible_wait(view, one).is_some_and(|wait| meets(wait, within))
+/// Whether an operation may have been in the queue during this interval.
+fn may_be_queued(view: &View<'_>, one: &Operation<'_>, within: (Micros, Micros)) -> bool {
+    possible_wait(view, one).is_some_and(|wait| overlaps(wait, within))
 }

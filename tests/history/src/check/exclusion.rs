@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! One owner at a time, or as many as a limit allows.
+//! Rule: one owner at a time, or as many as a limit allows.
 
 use std::collections::BTreeSet;
 
@@ -25,7 +25,7 @@ pub(super) fn check(view: &View<'_>, report: &mut Report) {
             if later.owner != hold.owner && conflict(hold.mode, later.mode) {
                 doubled.insert((hold.owner, later.owner));
                 let text = format!(
-                    "{} and {} both hold it from {} to {} µs, and exclude each other",
+                    "{} and {} both hold the lock from {} to {} µs and exclude each other",
                     hold.owner,
                     later.owner,
                     later.from,
@@ -36,14 +36,14 @@ pub(super) fn check(view: &View<'_>, report: &mut Report) {
         }
     }
     for operation in &view.lock.operations {
-        let beside =
+        let excluding =
             check_operation(view, &holds, operation, report).filter(|_| operation.acquire().is_some());
-        doubled.extend(beside.map(|hold| (hold.owner, operation.owner)));
+        doubled.extend(excluding.map(|hold| (hold.owner, operation.owner)));
     }
     report.doubled += doubled.len();
 }
 
-/// Certain holds of other owners that last all the time in which a call took effect.
+/// Certain holds of other owners that cover the whole interval in which a call took effect.
 fn around<'a, 'b>(
     holds: &'b [Hold<'a>],
     owner: &'b str,
@@ -56,8 +56,7 @@ fn around<'a, 'b>(
         .filter(move |hold| hold.owner != owner && hold.until >= until)
 }
 
-/// A call that was carried out only because its owner holds the lock, in the middle of a hold that excludes it, which is
-/// returned.
+/// Checks that a call that needs its owner's hold did not succeed during an excluding hold. Returns that hold.
 fn check_operation<'a, 'b>(
     view: &View<'a>,
     holds: &'b [Hold<'a>],
@@ -77,7 +76,8 @@ fn check_operation<'a, 'b>(
     report.pairs += others.len();
     let excluded = others.iter().copied().find(|hold| conflict(mode, hold.mode));
     if let Some(hold) = excluded {
-        let text = format!("{} was served although {} holds it all the time", operation.owner, hold.owner);
+        let text =
+            format!("{} succeeded although {} holds the lock all the time", operation.owner, hold.owner);
         report.add(Rule::Exclusion, view.lock.key, text, &[hold.proof.call(), operation.call()]);
     }
     let limit = operation.acquire().and_then(|acquire| acquire.limit);
@@ -93,7 +93,7 @@ fn check_operation<'a, 'b>(
     excluded
 }
 
-/// `LOCK.INFO` shows all who certainly hold the lock, and nobody who never asked for it.
+/// Checks that `LOCK.INFO` shows every certain holder, and no owner that never acquired the lock.
 pub(super) fn check_reports(view: &View<'_>, report: &mut Report) {
     let holds = view.holds();
     for info in &view.lock.infos {
@@ -107,28 +107,26 @@ pub(super) fn check_reports(view: &View<'_>, report: &mut Report) {
         for hold in around(&holds, "", info.sent, answered) {
             report.pairs += 1;
             if !owners.contains(hold.owner) {
-                let text = format!("{} holds it, and LOCK.INFO does not know", hold.owner);
+                let text = format!("{} holds the lock, but LOCK.INFO does not show it", hold.owner);
                 report.add(Rule::Report, view.lock.key, text, &[hold.proof.call(), info]);
             }
         }
         let asked = |owner: &str| {
-            // A grant that did not reach its client is taken back in the turn after its client is told so.
-            let is_taken_back = |one: &Operation<'_>| {
+            // An undelivered grant is revoked in the event loop cycle after its client gets an error.
+            let is_revoked = |one: &Operation<'_>| {
                 matches!(one.done, Done::Refused(error) if error.starts_with("UNBLOCKED"))
                     && one.end.is_some_and(|end| info.sent < end + view.limits.late)
             };
             let acquires = view.of(owner).iter().filter(|one| one.acquire().is_some());
-            acquires
-                .filter(|one| one.may_be_done() || is_taken_back(one))
-                .any(|one| one.first_sent < answered)
+            acquires.filter(|one| one.may_be_done() || is_revoked(one)).any(|one| one.first_sent < answered)
         };
-        if let Some(stranger) = owners.iter().find(|owner| !asked(owner)) {
-            let text = format!("LOCK.INFO says that {stranger} holds it, who was never granted it");
+        if let Some(unknown) = owners.iter().find(|owner| !asked(owner)) {
+            let text = format!("LOCK.INFO shows {unknown}, which was never granted the lock");
             report.add(Rule::Report, view.lock.key, text, &[info]);
         }
         let mode = |one: &&Value| field(one, "mode").and_then(Value::as_str) == Some("exclusive");
         if owners.len() > 1 && listed.iter().any(mode) {
-            let text = "LOCK.INFO shows an exclusive holder beside another one".to_owned();
+            let text = "LOCK.INFO shows an exclusive holder beside another".to_owned();
             report.add(Rule::Exclusion, view.lock.key, text, &[info]);
         }
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Nobody waits for long for a lock that nobody holds.
+//! Rule: no call waits for a free lock for long.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use super::operations::{millis, reply, Operation, Times, NEVER};
 use super::{Report, Rule};
 use crate::record::{Acquire, Call, Micros};
 
-/// Times without a gap, in order.
+/// Merges overlapping intervals into sorted, separate ones.
 fn merged(mut times: Times) -> Times {
     times.sort_unstable();
     let mut merged: Times = Vec::new();
@@ -24,7 +24,7 @@ fn merged(mut times: Times) -> Times {
     merged
 }
 
-/// The parts of a time that are in none of these.
+/// The parts of an interval outside of all `taken` intervals.
 fn gaps(of: (Micros, Micros), taken: &[(Micros, Micros)]) -> Times {
     let mut from = of.0;
     let mut gaps = Vec::new();
@@ -37,7 +37,7 @@ fn gaps(of: (Micros, Micros), taken: &[(Micros, Micros)]) -> Times {
     gaps
 }
 
-/// Somebody who asks for locks, and how.
+/// A call that acquires locks, with its operation.
 struct Waiter<'a, 'b> {
     operation: &'b Operation<'a>,
     acquire: &'a Acquire,
@@ -45,20 +45,20 @@ struct Waiter<'a, 'b> {
 }
 
 impl Waiter<'_, '_> {
-    /// An operation is what it asks for at one of its locks.
+    /// Whether `one` is an operation of this call, at any of its locks.
     fn is_of(&self, one: &Operation<'_>) -> bool {
         one.owner == self.operation.owner && one.calls.iter().any(|call| call.number == self.call.number)
     }
 }
 
-/// Nobody waits for long for locks that nobody holds, and nobody is refused one.
+/// Checks that no call waits for free locks for long or is refused a free lock.
 pub(super) fn check(views: &BTreeMap<&str, View<'_>>, report: &mut Report) {
     for view in views.values() {
         for operation in &view.lock.operations {
             let Some(acquire) = operation.acquire().filter(|acquire| acquire.notify.is_none()) else {
                 continue;
             };
-            // A call for several is looked at once, not at each of them.
+            // A call for several locks is checked once, at its first lock.
             if acquire.keys[0] != view.lock.key {
                 continue;
             }
@@ -74,7 +74,7 @@ pub(super) fn check(views: &BTreeMap<&str, View<'_>>, report: &mut Report) {
     }
 }
 
-/// Who does not wait is behind everybody.
+/// A call without BLOCK comes after every waiter.
 fn check_refusal(view: &View<'_>, waiter: &Waiter<'_, '_>, report: &mut Report) {
     let (true, Some(answered)) = (reply(waiter.call).is_some_and(Value::is_null), waiter.call.answered)
     else {
@@ -86,12 +86,13 @@ fn check_refusal(view: &View<'_>, waiter: &Waiter<'_, '_>, report: &mut Report) 
     taken.extend(others().filter_map(|one| possible_wait(view, one)));
     let asked = (waiter.call.sent, answered);
     if gaps(asked, &merged(taken)).first() == Some(&asked) {
-        let text = format!("{} was refused it, and nobody held it or waited for it", waiter.operation.owner);
+        let text =
+            format!("{} was refused the lock, which had neither holders nor waiters", waiter.operation.owner);
         report.add(Rule::Free, view.lock.key, text, &[waiter.call]);
     }
 }
 
-/// Who waits is served as soon as nothing is in the way at any of its locks.
+/// A waiter must be granted soon after nothing blocks it at any of its locks.
 fn check_wait(views: &BTreeMap<&str, View<'_>>, waiter: &Waiter<'_, '_>, report: &mut Report) {
     let Some(view) = views.get(waiter.acquire.keys[0].as_str()) else { return };
     let until = waiter.call.answered.unwrap_or_else(|| view.history.open_until(waiter.call.connection));
@@ -102,28 +103,26 @@ fn check_wait(views: &BTreeMap<&str, View<'_>>, waiter: &Waiter<'_, '_>, report:
     let mut taken = disturbed(view);
     let own = || waiter.acquire.keys.iter().filter_map(|key| views.get(key.as_str()));
     for view in own() {
-        taken.extend(in_the_way(views, view, waiter));
+        taken.extend(blocked_times(views, view, waiter));
     }
     for gap in gaps(waited, &merged(taken)) {
-        let turns: Micros = own().map(|view| turns(view, waiter, gap)).sum();
-        if gap.1 - gap.0 > view.limits.late + turns {
-            let text = format!(
-                "{} waited for it while it was free, from {} to {} µs",
-                waiter.operation.owner, gap.0, gap.1
-            );
+        let unconfirmed_time: Micros = own().map(|view| unconfirmed_time(view, waiter, gap)).sum();
+        if gap.1 - gap.0 > view.limits.late + unconfirmed_time {
+            let text =
+                format!("{} waited for the free lock from {} to {} µs", waiter.operation.owner, gap.0, gap.1);
             return report.add(Rule::Free, view.lock.key, text, &[waiter.call]);
         }
     }
 }
 
-/// When something was done to the server or to clients.
+/// Times of faults on the server or its clients.
 fn disturbed(view: &View<'_>) -> Times {
     let late = view.limits.late;
     view.history.faults.iter().map(|fault| (fault.from, fault.until + late)).collect()
 }
 
-/// When holds of others, and calls before it, can have kept somebody waiting.
-fn in_the_way(views: &BTreeMap<&str, View<'_>>, view: &View<'_>, waiter: &Waiter<'_, '_>) -> Times {
+/// Times at which other holds or earlier calls can have blocked the waiter.
+fn blocked_times(views: &BTreeMap<&str, View<'_>>, view: &View<'_>, waiter: &Waiter<'_, '_>) -> Times {
     let Waiter { operation, acquire, .. } = waiter;
     let mut times = Vec::new();
     let mut readers: BTreeMap<&str, Times> = BTreeMap::new();
@@ -131,18 +130,18 @@ fn in_the_way(views: &BTreeMap<&str, View<'_>>, view: &View<'_>, waiter: &Waiter
         if waiter.is_of(one) {
             continue;
         }
-        // A call for several locks waits for the others of them, too, and only then is what is behind it served.
+        // A call for several locks also waits for its other locks, and calls behind it wait until it is served.
         let others = one.acquire();
         let waits_for_more = others.is_some_and(|other| other.keys.len() > 1);
-        // Readers that come first are served with a reader, but for a limit.
-        let is_passed = || others.is_some_and(|other| other.shared && other.limit.is_none());
-        if waits_for_more || acquire.shared && !is_passed() {
-            let wait = possible_wait(view, one).filter(|_| !view.is_turn(one));
+        // Earlier readers without a limit are granted together with this reader.
+        let is_granted_together = || others.is_some_and(|other| other.shared && other.limit.is_none());
+        if waits_for_more || acquire.shared && !is_granted_together() {
+            let wait = possible_wait(view, one).filter(|_| !view.is_unconfirmed(one));
             let waits_for_it = if waits_for_more { waits_for(views, one, operation.owner) } else { vec![] };
             times.extend(wait.into_iter().flat_map(|wait| gaps(wait, &waits_for_it)));
         }
-        // An owner's own holds are in the way of `ONCE` only: a reader that is alone becomes the writer at once.
-        let Some(held) = view.possible_hold(one).filter(|_| !view.is_turn(one)) else { continue };
+        // An owner's own holds block only `ONCE`: a single reader upgrades at once.
+        let Some(held) = view.possible_hold(one).filter(|_| !view.is_unconfirmed(one)) else { continue };
         if one.owner == operation.owner && !acquire.once {
             continue;
         }
@@ -156,13 +155,13 @@ fn in_the_way(views: &BTreeMap<&str, View<'_>>, view: &View<'_>, waiter: &Waiter
         times.extend(readers.get(operation.owner).into_iter().flatten());
     }
     if let Some(limit) = acquire.limit {
-        times.extend(crowded(readers.into_values().map(merged), limit));
+        times.extend(times_at_limit(readers.into_values().map(merged), limit));
     }
     times
 }
 
-/// When a call for several locks certainly waits for an owner that holds one of them. Who is behind such a call, and has what it
-/// waits for, is let pass.
+/// Times at which a call for several locks certainly waits for an owner that holds one of them. That owner may overtake the
+/// call.
 fn waits_for(views: &BTreeMap<&str, View<'_>>, several: &Operation<'_>, owner: &str) -> Times {
     let Some(acquire) = several.acquire() else { return vec![] };
     let of_all = acquire.keys.iter().filter_map(|key| views.get(key.as_str()));
@@ -171,52 +170,52 @@ fn waits_for(views: &BTreeMap<&str, View<'_>>, several: &Operation<'_>, owner: &
     merged(excluding.map(|hold| (hold.from, hold.until)).collect())
 }
 
-/// When as many as a limit says, or more, hold a lock.
-fn crowded(holders: impl Iterator<Item = Times>, limit: i64) -> Times {
+/// Times at which at least `limit` owners hold the lock.
+fn times_at_limit(holders: impl Iterator<Item = Times>, limit: i64) -> Times {
     let mut steps: BTreeSet<(Micros, i64, usize)> = BTreeSet::new();
     for (number, times) in holders.enumerate() {
         for (from, until) in times {
-            // Who comes when somebody else goes is counted with it.
+            // An owner that arrives when another leaves is counted together with it.
             steps.extend([(from, -1, number), (until, 1, number)]);
         }
     }
-    let mut crowded = Vec::new();
+    let mut times_at_limit = Vec::new();
     let (mut count, mut since) = (0, None);
     for (at, step, _) in steps {
         count -= step;
         match since {
             None if count >= limit => since = Some(at),
             Some(from) if count < limit => {
-                crowded.push((from, at));
+                times_at_limit.push((from, at));
                 since = None;
             }
             _ => {}
         }
     }
-    crowded.extend(since.map(|from| (from, NEVER)));
-    crowded
+    times_at_limit.extend(since.map(|from| (from, NEVER)));
+    times_at_limit
 }
 
-/// For how long those who wait for a message can have had the lock without taking it.
-fn turns(view: &View<'_>, waiter: &Waiter<'_, '_>, gap: (Micros, Micros)) -> Micros {
+/// Total time for which other waiters can have had unconfirmed grants by message.
+fn unconfirmed_time(view: &View<'_>, waiter: &Waiter<'_, '_>, gap: (Micros, Micros)) -> Micros {
     let late = view.limits.late;
     let others = view.lock.operations.iter().filter(|one| !waiter.is_of(one));
-    let turns = others.filter(|one| view.is_turn(one)).filter_map(|one| {
+    let unconfirmed_time = others.filter(|one| view.is_unconfirmed(one)).filter_map(|one| {
         let inbox = one.acquire()?.notify.as_deref()?;
         let grace = millis(one.grace()?) + view.limits.slack;
         let (from, until) = possible_wait(view, one)?;
         if from > gap.1 || until.saturating_add(grace) < gap.0 {
             return None;
         }
-        let heard = if view.history.may_be_heard(inbox, gap.0, gap.1) { grace } else { 0 };
-        // Each call may have begun a wait anew, and had a turn.
+        let received_for = if view.history.may_be_received(inbox, gap.0, gap.1) { grace } else { 0 };
+        // Each call may have started a new wait and got a grant.
         let calls = Micros::try_from(one.calls.len()).unwrap_or(NEVER);
-        Some(calls.saturating_mul(heard + late))
+        Some(calls.saturating_mul(received_for + late))
     });
-    turns.fold(0, Micros::saturating_add)
+    unconfirmed_time.fold(0, Micros::saturating_add)
 }
 
-/// When an operation may have been in the queue.
+/// The interval in which an operation may have been in the queue.
 pub(super) fn possible_wait(view: &View<'_>, one: &Operation<'_>) -> Option<(Micros, Micros)> {
     let acquire = one.acquire()?;
     if acquire.block.is_none() && acquire.notify.is_none() {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! When somebody certainly holds a lock, and how often; and when somebody possibly does.
+//! Certain and possible holds of a lock, with their counts.
 
 use std::collections::BTreeMap;
 
@@ -10,36 +10,36 @@ use super::operations::{millis, reply, Done, History, Kind, Lock, Operation, NEV
 use super::Limits;
 use crate::record::{Call, Disturbance, Micros};
 
-/// Of how many replies before a call it is tried what they say about it. More would tell the same.
+/// Number of earlier replies to evaluate; more would give the same bounds.
 const LAST: usize = 8;
 
-/// What an owner's hold keeps out.
+/// The owners that a hold excludes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
     Exclusive,
-    /// Other owners that want it exclusively, at least.
+    /// Excludes at least the exclusive holds of other owners.
     Shared,
 }
 
-/// A time in which an owner certainly holds the lock.
+/// An interval in which an owner certainly holds the lock.
 pub(super) struct Hold<'a> {
     pub(super) owner: &'a str,
     pub(super) mode: Mode,
     pub(super) from: Micros,
     pub(super) until: Micros,
-    /// The reply that says so.
+    /// The operation whose reply proves the hold.
     pub(super) proof: &'a Operation<'a>,
 }
 
-/// How often an owner may have held the lock when a call took effect.
+/// Bounds for the number of an owner's holds when a call took effect.
 pub(super) struct Bounds<'a> {
     pub(super) least: i64,
     pub(super) most: i64,
-    /// Which reply the first one follows from.
+    /// The operation whose reply proves the lower bound.
     pub(super) proof: Option<&'a Operation<'a>>,
 }
 
-/// One lock of a history.
+/// One lock of a history, with its operations by owner.
 pub(super) struct View<'a> {
     pub(super) history: &'a History<'a>,
     pub(super) lock: &'a Lock<'a>,
@@ -47,7 +47,7 @@ pub(super) struct View<'a> {
     owners: BTreeMap<&'a str, Vec<&'a Operation<'a>>>,
 }
 
-fn same(one: &Operation<'_>, other: &Operation<'_>) -> bool {
+fn is_same(one: &Operation<'_>, other: &Operation<'_>) -> bool {
     std::ptr::eq(one, other)
 }
 
@@ -66,17 +66,18 @@ impl<'a> View<'a> {
         self.lock.operations.iter().filter(granted).count()
     }
 
-    /// Every server knows of a grant, also after a failover.
-    pub(super) fn is_kept(&self, operation: &Operation<'_>) -> bool {
-        let have_it = operation.acquire().and_then(|acquire| acquire.replicas);
-        !self.history.fails_over() || have_it.is_some_and(|replicas| replicas >= self.history.run.replicas)
+    /// Whether every server has the grant, even after a failover.
+    pub(super) fn survives_failover(&self, operation: &Operation<'_>) -> bool {
+        let acknowledged_by = operation.acquire().and_then(|acquire| acquire.replicas);
+        !self.history.has_failover()
+            || acknowledged_by.is_some_and(|replicas| replicas >= self.history.run.replicas)
     }
 
     pub(super) fn of(&self, owner: &str) -> &[&'a Operation<'a>] {
         self.owners.get(owner).map_or(&[], Vec::as_slice)
     }
 
-    /// What the holds of an owner keep out, whichever of them are left.
+    /// The mode of an owner's holds, whichever of them remain.
     pub(super) fn mode(&self, owner: &str) -> Mode {
         let mut acquires =
             self.of(owner).iter().filter(|one| one.may_be_done()).filter_map(|operation| operation.acquire());
@@ -94,7 +95,7 @@ impl<'a> View<'a> {
         holds
     }
 
-    /// Those of one owner.
+    /// The certain holds of one owner.
     pub(super) fn holds_of(&self, owner: &str) -> impl Iterator<Item = Hold<'a>> + '_ {
         let mode = self.mode(owner);
         let hold = move |proof: &&'a Operation<'a>| {
@@ -104,13 +105,13 @@ impl<'a> View<'a> {
         self.of(owner).iter().filter_map(hold)
     }
 
-    /// An owner certainly holds the lock throughout this time.
+    /// Whether an owner certainly holds the lock throughout this interval.
     pub(super) fn holds_all_the_time(&self, owner: &str, within: (Micros, Micros)) -> bool {
         self.holds_of(owner).any(|hold| hold.from <= within.0 && hold.until >= within.1)
     }
 
-    /// The count that a reply tells, at the time when the call took effect.
-    fn told(operation: &Operation<'_>) -> Option<i64> {
+    /// The count in a reply, at the time when the call took effect.
+    fn reported_count(operation: &Operation<'_>) -> Option<i64> {
         match (operation.kind, operation.done) {
             (Kind::Acquire(_) | Kind::Release(_) | Kind::Renew(_) | Kind::Check, Done::Count(count)) => {
                 Some(count)
@@ -122,23 +123,23 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Operations of the owner that may have taken effect after this one did, but for `but`.
+    /// Operations of the owner that may have taken effect after `of`, except `but`.
     fn after<'b>(
         &'b self,
         of: &'b Operation<'a>,
         but: Option<&'b Operation<'a>>,
     ) -> impl Iterator<Item = &'a Operation<'a>> + 'b {
         let is_late = move |other: &&'a Operation<'a>| {
-            !same(other, of)
-                && !but.is_some_and(|but| same(other, but))
+            !is_same(other, of)
+                && !but.is_some_and(|but| is_same(other, but))
                 && other.end.is_none_or(|end| end > of.sent)
                 && other.void_after.is_none_or(|end| end > of.sent)
         };
         self.of(of.owner).iter().copied().filter(is_late)
     }
 
-    /// By how many holds an operation may make the count smaller.
-    fn takes(operation: &Operation<'_>) -> i64 {
+    /// The maximum number of holds that an operation may end.
+    fn max_decrease(operation: &Operation<'_>) -> i64 {
         match (operation.kind, operation.done) {
             (Kind::Release(release), Done::Count(_) | Done::Unknown) if release.all => NEVER,
             (Kind::Release(_), Done::Count(_) | Done::Unknown) => 1,
@@ -147,9 +148,9 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Until when the hold certainly lasts of which a reply tells, leaving out what `but` does to it.
+    /// End of the certain hold that a reply proves, without the effect of `but`.
     pub(super) fn certain_until(&self, of: &Operation<'a>, but: Option<&Operation<'a>>) -> Micros {
-        let (Some(count), Some(_)) = (Self::told(of), of.end) else { return 0 };
+        let (Some(count), Some(_)) = (Self::reported_count(of), of.end) else { return 0 };
         if count < 1 {
             return 0;
         }
@@ -158,18 +159,18 @@ impl<'a> View<'a> {
             self.leased_until(of, but),
             self.unbroken_until(of),
             self.connected_until(of, but),
-            self.kept_until(of),
+            self.stored_until(of),
         ];
         ends.into_iter().min().unwrap_or(0)
     }
 
-    /// The times at which the count may become smaller, or is certainly greater again.
+    /// The times at which the count may decrease, or certainly increases again.
     fn changes(&self, of: &Operation<'a>, but: Option<&Operation<'a>>) -> Vec<(Micros, i64)> {
         let mut changes = Vec::new();
         for other in self.after(of, but) {
-            let takes = Self::takes(other);
-            if takes > 0 {
-                changes.push((other.sent, -takes));
+            let max_decrease = Self::max_decrease(other);
+            if max_decrease > 0 {
+                changes.push((other.sent, -max_decrease));
             } else if let (Kind::Acquire(_), Done::Count(_), Some(end)) = (other.kind, other.done, other.end)
             {
                 if of.end.is_some_and(|before| other.sent > before) {
@@ -191,7 +192,7 @@ impl<'a> View<'a> {
         NEVER
     }
 
-    /// The lease that an operation sets if it takes effect, in microseconds. A re-entry without one shortens none.
+    /// The lease in microseconds that an operation sets if it takes effect. A re-entry without a lease shortens nothing.
     fn sets(&self, operation: &Operation<'_>) -> Option<Micros> {
         let default = self.history.run.default_lease;
         let ms = match (operation.kind, operation.done) {
@@ -206,7 +207,7 @@ impl<'a> View<'a> {
 
     fn leased_until(&self, of: &Operation<'a>, but: Option<&Operation<'a>>) -> Micros {
         let own = self.of(of.owner).iter().copied();
-        let before = own.clone().filter(|one| same(one, of) || one.end.is_some_and(|end| end <= of.sent));
+        let before = own.clone().filter(|one| is_same(one, of) || one.end.is_some_and(|end| end <= of.sent));
         let Some(last) = before.filter(|one| self.sets(one).is_some()).max_by_key(|one| one.sent) else {
             return 0;
         };
@@ -214,7 +215,7 @@ impl<'a> View<'a> {
         let mut until =
             others.chain(self.sets(last).map(|lease| last.low().saturating_add(lease))).min().unwrap_or(0);
         if own.clone().any(Operation::is_watched) {
-            // A renewal is as long as one of the leases that the owner gave.
+            // A renewal has the length of one of the owner's leases.
             let default = millis(self.history.run.default_lease);
             let least = own.filter_map(|one| self.sets(one)).fold(default, Micros::min);
             until = until.min(last.low().saturating_add(least));
@@ -232,20 +233,20 @@ impl<'a> View<'a> {
             .unwrap_or(NEVER)
     }
 
-    /// An ephemeral hold may end with each connection that it may be bound to.
+    /// An ephemeral hold may end with every connection that it may be bound to.
     fn connected_until(&self, of: &Operation<'a>, but: Option<&Operation<'a>>) -> Micros {
         let mut until = NEVER;
         for one in self.of(of.owner).iter().filter(|one| one.is_ephemeral() && one.may_be_done()) {
             for call in &one.calls {
                 let end = self.history.open_until(call.connection);
-                // What ended before a later hold began ended with the earlier one.
+                // Holds before the start of a later hold ended with the earlier connection.
                 let is_over = self.of(of.owner).iter().any(|later| {
-                    let begins_anew = matches!((later.kind, later.done), (Kind::Acquire(_), Done::Count(1)));
-                    let is_before = same(later, of) || later.end.is_some_and(|at| at <= of.sent);
-                    begins_anew && is_before && later.sent > end && one.end.is_some_and(|at| at < later.sent)
+                    let starts_again = matches!((later.kind, later.done), (Kind::Acquire(_), Done::Count(1)));
+                    let is_before = is_same(later, of) || later.end.is_some_and(|at| at <= of.sent);
+                    starts_again && is_before && later.sent > end && one.end.is_some_and(|at| at < later.sent)
                 });
-                // Of the call that is looked at only what came before can have ended something before it.
-                let is_itself = call.answered.is_some() && but.is_some_and(|but| same(but, one));
+                // For the examined call itself, only earlier events can have ended a hold before it.
+                let is_itself = call.answered.is_some() && but.is_some_and(|but| is_same(but, one));
                 if !is_over && !is_itself {
                     until = until.min(end);
                 }
@@ -254,8 +255,8 @@ impl<'a> View<'a> {
         until
     }
 
-    /// A lease that ends when the clock is set forward is over for everybody.
-    fn kept_until(&self, of: &Operation<'a>) -> Micros {
+    /// A restart may lose the hold, and a clock that is set forward ends leases early.
+    fn stored_until(&self, of: &Operation<'a>) -> Micros {
         let lost = |what: &Disturbance| match what {
             Disturbance::Restart { durable } => !durable,
             Disturbance::Clock { by } => *by > 0,
@@ -265,12 +266,12 @@ impl<'a> View<'a> {
         faults.map(|fault| fault.from).min().unwrap_or(NEVER)
     }
 
-    /// How often the owner of a call held the lock right before the call took effect.
+    /// Bounds for the number of holds of a call's owner right before the call took effect.
     pub(super) fn bounds(&self, of: &'a Operation<'a>) -> Bounds<'a> {
         let mut bounds = Bounds { least: 0, most: self.most(None, of), proof: None };
         let before = self.of(of.owner).iter().copied().filter(|one| one.end.is_some_and(|end| end < of.sent));
-        let told = before.filter(|one| Self::told(one).is_some());
-        for one in told.rev().take(LAST) {
+        let reported_count = before.filter(|one| Self::reported_count(one).is_some());
+        for one in reported_count.rev().take(LAST) {
             let least = self.least(one, of);
             if least > bounds.least {
                 (bounds.least, bounds.proof) = (least, Some(one));
@@ -288,18 +289,18 @@ impl<'a> View<'a> {
         if self.certain_until(after, Some(of)) < end {
             return 0;
         }
-        let relevant = |(at, change): &(Micros, i64)| if *change < 0 { *at < end } else { *at < of.sent };
+        let is_relevant = |(at, change): &(Micros, i64)| if *change < 0 { *at < end } else { *at < of.sent };
         let changes = self.changes(after, Some(of));
-        Self::told(after).unwrap_or(0)
-            + changes.iter().filter(|one| relevant(one)).map(|one| one.1).sum::<i64>()
+        Self::reported_count(after).unwrap_or(0)
+            + changes.iter().filter(|one| is_relevant(one)).map(|one| one.1).sum::<i64>()
     }
 
     fn most(&self, after: Option<&Operation<'a>>, of: &Operation<'a>) -> i64 {
-        let mut most = after.and_then(Self::told).unwrap_or(0);
-        for one in self.of(of.owner).iter().filter(|one| !same(one, of)) {
+        let mut most = after.and_then(Self::reported_count).unwrap_or(0);
+        for one in self.of(of.owner).iter().filter(|one| !is_same(one, of)) {
             if after.is_some_and(|after| {
                 let is_before = one.end.is_some_and(|end| end <= after.sent);
-                same(one, after) || is_before || one.void_after.is_some_and(|end| end <= after.sent)
+                is_same(one, after) || is_before || one.void_after.is_some_and(|end| end <= after.sent)
             }) {
                 continue;
             }
@@ -316,9 +317,10 @@ impl<'a> View<'a> {
         most
     }
 
-    /// When the last lease that this owner can have had before a call was certainly over.
+    /// The time at which the last possible lease before a call has certainly ended.
     fn may_hold_until(&self, of: &Operation<'a>) -> Micros {
-        let own = self.of(of.owner).iter().filter(|one| !same(one, of) && one.sent < of.end.unwrap_or(NEVER));
+        let own =
+            self.of(of.owner).iter().filter(|one| !is_same(one, of) && one.sent < of.end.unwrap_or(NEVER));
         own.filter(|one| one.may_be_done()).map(|one| self.lease_over(one)).max().unwrap_or(0)
     }
 
@@ -336,11 +338,11 @@ impl<'a> View<'a> {
         }
     }
 
-    /// What an operation gave its owner may be exclusive.
+    /// Whether the operation may have given its owner an exclusive hold.
     pub(super) fn may_be_exclusive(&self, one: &Operation<'_>) -> bool {
         match one.acquire() {
             Some(acquire) => !acquire.shared,
-            // It prolongs whatever its owner has.
+            // A renewal prolongs any hold of its owner.
             None => {
                 let own = self.of(one.owner).iter().filter(|one| one.may_be_done());
                 own.filter_map(|one| one.acquire()).any(|acquire| !acquire.shared)
@@ -348,14 +350,14 @@ impl<'a> View<'a> {
         }
     }
 
-    /// It waits for a message, and was never seen to take its turn: it can have had the lock, but not for longer than its
+    /// Whether the operation waits for a message and never confirmed a grant. It may have held the lock, but only for its
     /// grace.
-    pub(super) fn is_turn(&self, one: &Operation<'_>) -> bool {
+    pub(super) fn is_unconfirmed(&self, one: &Operation<'_>) -> bool {
         let is_queued = |call: &&Call| reply(call).and_then(Value::as_i64) == Some(0);
         one.grace().is_some() && one.done == Done::Unknown && one.calls.iter().all(is_queued)
     }
 
-    /// When the last renewal was made at the latest: `MAX` counts from the last grant, or from a renewal by the owner.
+    /// Latest time of the last renewal. `MAX` counts from the last grant or the owner's last renewal.
     fn watched_until(&self, one: &Operation<'_>) -> Micros {
         let own = || self.of(one.owner).iter().filter(|own| own.may_be_done());
         let limits = own().filter(|own| own.is_watched()).map(|own| own.watchdog_max().map_or(NEVER, millis));
@@ -365,8 +367,8 @@ impl<'a> View<'a> {
         last.saturating_add(limit).saturating_add(self.limits.late)
     }
 
-    /// The time in which an operation possibly gave its owner a hold. It takes for granted that the server notices what its
-    /// clients do in time, so it is for rules about time only.
+    /// The interval in which an operation may have given its owner a hold. It assumes that the server notices its clients'
+    /// actions in time, so only rules about time may use it.
     pub(super) fn possible_hold(&self, one: &'a Operation<'a>) -> Option<(Micros, Micros)> {
         let is_relevant = matches!(one.kind, Kind::Acquire(_) | Kind::Renew(_)) || one.lease().is_some();
         if !is_relevant || !one.may_be_done() {
@@ -375,9 +377,9 @@ impl<'a> View<'a> {
         let default = self.history.run.default_lease;
         let of_all = self.of(one.owner).iter().filter_map(|one| one.lease()).fold(default, i64::max);
         let own = if one.is_watched() { of_all } else { one.lease().unwrap_or(default) };
-        let unread = one.end.is_none() || one.is_watched();
+        let may_last_longer = one.end.is_none() || one.is_watched();
         let lease = millis(
-            if unread { own.max(one.grace().unwrap_or(0)) } else { own }
+            if may_last_longer { own.max(one.grace().unwrap_or(0)) } else { own }
                 + self.history.set_back_since(one.sent),
         );
         let connections = one.calls.iter().map(|call| self.history.closed_by(call.connection));

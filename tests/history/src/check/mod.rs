@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
 
-//! Decides whether a right server can have answered as a history says. It knows the commands by their documentation, and
-//! shares no code with the module.
+//! Decides whether a correct server can have replied as a history says. The checker implements the commands' documentation
+//! and shares no code with the module.
 //!
-//! It reports only what no right server can have done. So it goes by intervals: a call takes effect at some time between its
-//! sending and its reply, and one whose reply was lost at any time from its sending on, or never. What follows for every
-//! choice of those times is certain, and only that is held against the server.
+//! The checker reports only what no correct server can have done. It reasons by intervals: a call takes effect at some time
+//! between its sending and its reply. A call without a reply takes effect at any later time, or never. Only conclusions that
+//! hold for every choice of those times count against the server.
 
 mod deadlocks;
 mod exclusion;
@@ -26,13 +26,13 @@ use crate::record::{Call, Micros, Outcome, Record, MS};
 use holds::View;
 use operations::History;
 
-/// What a right server is allowed.
+/// Tolerances for a correct server.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// By how much a lease may seem to end early: the server counts whole milliseconds, and its clock may be corrected.
+    /// Time by which a lease may seem to end early: the server counts whole milliseconds, and its clock may be corrected.
     pub slack: Micros,
-    /// How late a wait may be answered, a free lock be granted, and the end of a connection be noticed. It is the one
-    /// assumption about how fast the server is, and no rule about exclusion, counts or tokens uses it.
+    /// Maximum delay of a timeout, of a grant of a free lock, and of noticing a closed connection. It is the only assumption
+    /// about the server's speed, and no rule about exclusion, counts or tokens uses it.
     pub late: Micros,
 }
 
@@ -42,43 +42,43 @@ impl Default for Limits {
     }
 }
 
-/// Something that no right server can have done.
+/// An observation that no correct server can have caused.
 #[derive(Clone, Debug)]
 pub struct Violation {
-    /// Which rule it breaks.
+    /// The broken rule.
     pub rule: Rule,
     /// The lock.
     pub key: String,
-    /// What is wrong.
+    /// Description of the violation.
     pub text: String,
     /// The calls that prove it.
     pub proof: Vec<String>,
 }
 
-/// What is decided.
+/// The rules of the checker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rule {
-    /// Two owners hold a lock that excludes each other, or more than a limit allows.
+    /// Two owners hold a lock that excludes one of them, or more owners than a limit allows.
     Exclusion,
-    /// A hold is over before its lease, or is still there after its end; or a count is wrong.
+    /// A hold ends before its lease or outlasts it, or a count is wrong.
     Count,
-    /// A token is not greater than those before, or changes in a re-entry.
+    /// A token is not greater than all earlier ones, or changes in a re-entry.
     Token,
-    /// A repeated call is answered differently.
+    /// A repeated call gets a different reply.
     Retry,
-    /// What was cancelled was granted.
+    /// A cancelled request was granted.
     Cancel,
     /// A wait ended too early or too late.
     Time,
-    /// Somebody was granted the lock before one who had waited longer.
+    /// An owner was granted the lock before another that had waited longer.
     Order,
-    /// Somebody waited for a free lock, or was refused it.
+    /// A call waited for a free lock, or was refused it.
     Free,
-    /// Owners wait for each other and nobody is told, or somebody is told of it where they do not.
+    /// A deadlock is not reported, or a reported deadlock does not exist.
     Deadlock,
-    /// A guarded write was carried out that had to be refused, or the other way round.
+    /// A guarded write ran that had to be refused, or was refused although it had to run.
     Guard,
-    /// What the server tells of holders and waiters cannot be so.
+    /// Reported holders or waiters are impossible.
     Report,
     /// An error that the call cannot get.
     Error,
@@ -91,26 +91,26 @@ impl fmt::Display for Violation {
     }
 }
 
-/// What the checker found, and how much it looked at.
+/// The result of a check, with statistics.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// Empty if a right server can have answered so.
+    /// Empty if a correct server can have replied so.
     pub violations: Vec<Violation>,
-    /// Calls in the history.
+    /// Number of calls in the history.
     pub calls: usize,
-    /// Acquires that were granted, one for each lock.
+    /// Number of granted acquires, counted for each lock.
     pub grants: usize,
-    /// Calls whose reply was lost.
+    /// Number of calls whose reply was lost.
     pub unknown: usize,
-    /// Locks.
+    /// Number of locks.
     pub locks: usize,
-    /// Intervals in which a hold is certain.
+    /// Number of intervals with a certain hold.
     pub holds: usize,
-    /// Pairs of such an interval and a call or another interval that were compared.
+    /// Number of comparisons of such an interval with a call or another interval.
     pub pairs: usize,
-    /// Waits of which it is known that somebody who came later was there.
+    /// Number of pairs of a wait and a later call that was present during it.
     pub orders: usize,
-    /// Pairs of owners on a lock who both held it at some time, where one excludes the other.
+    /// Number of pairs of owners that both held a lock at some time although one excludes the other.
     pub doubled: usize,
 }
 
@@ -128,7 +128,7 @@ impl fmt::Display for Report {
 }
 
 impl Report {
-    /// How often a rule is broken.
+    /// Number of violations of a rule.
     pub fn count(&self, rule: Rule) -> usize {
         self.violations.iter().filter(|violation| violation.rule == rule).count()
     }
@@ -152,8 +152,8 @@ pub fn check(records: &[Record], limits: &Limits) -> Report {
         exclusion::check(view, &mut report);
         tokens::check(view, &mut report);
         writes::check(view, &mut report);
-        // Where another server has become the primary, what it had not heard of is gone: releases, places, counts.
-        if !history.fails_over() {
+        // A new primary may lack releases, queue positions and counts.
+        if !history.has_failover() {
             exclusion::check_reports(view, &mut report);
             replies::check_counts(view, &mut report);
             replies::check_cancels(view, &mut report);
@@ -162,7 +162,7 @@ pub fn check(records: &[Record], limits: &Limits) -> Report {
             queue::check_queued(view, &mut report);
         }
     }
-    if !history.fails_over() {
+    if !history.has_failover() {
         free::check(&views, &mut report);
         deadlocks::check(&history, &views, limits, &mut report);
     }
@@ -170,7 +170,7 @@ pub fn check(records: &[Record], limits: &Limits) -> Report {
     report
 }
 
-/// A call as one line.
+/// Formats a call as one line.
 #[allow(clippy::cast_precision_loss)]
 fn show(call: &Call) -> String {
     let ms = |at: Micros| at as f64 / 1e3;

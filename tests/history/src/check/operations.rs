@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! The operations of a history: what was asked of one lock for one owner, once, however often it was sent.
+//! Operations of a history: a request by one owner on one lock, counted once however often it was sent.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -11,13 +11,13 @@ use crate::record::{
     Release, Renew, Run, MS,
 };
 
-/// Later than everything.
+/// Later than every other time.
 pub(super) const NEVER: Micros = Micros::MAX / 4;
 
-/// Times with a begin and an end.
+/// Time intervals, each with a start and an end.
 pub(super) type Times = Vec<(Micros, Micros)>;
 
-/// What an operation asks for.
+/// The kind of an operation.
 #[derive(Clone, Copy)]
 pub(super) enum Kind<'a> {
     Acquire(&'a Acquire),
@@ -30,47 +30,47 @@ pub(super) enum Kind<'a> {
     Guard,
 }
 
-/// What came of it.
+/// The outcome of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Done<'a> {
-    /// The number that was answered.
+    /// The number in the reply.
     Count(i64),
     Nil,
     Refused(&'a str),
-    /// It may have been carried out at any time from its sending on, or not.
+    /// The operation may have taken effect at any time after its sending, or never.
     Unknown,
 }
 
-/// A look at a queue in which a call stood.
+/// An observation of a waiting call in a queue.
 pub(super) struct Seen {
-    /// Which of the calls of the operation.
+    /// The observed call of the operation.
     pub(super) call: u64,
     pub(super) sent: Micros,
     pub(super) answered: Micros,
 }
 
-/// What was asked of one lock for one owner, once.
+/// A request by one owner on one lock.
 pub(super) struct Operation<'a> {
     pub(super) kind: Kind<'a>,
     pub(super) owner: &'a str,
-    /// All that may have carried it out, and the one that was answered.
+    /// All calls that may have performed the operation, and the one with a reply.
     pub(super) calls: Vec<&'a Call>,
-    /// It did not take effect before.
+    /// Earliest time at which the operation can have taken effect.
     pub(super) sent: Micros,
-    /// When it was sent first: its place in the queue may be that old.
+    /// Time of the first sending, from which the queue position may date.
     pub(super) first_sent: Micros,
-    /// It did not take effect later.
+    /// Latest time at which the operation can have taken effect.
     pub(super) end: Option<Micros>,
     pub(super) done: Done<'a>,
     pub(super) token: Option<i64>,
-    /// When somebody looked and saw one of the calls waiting.
+    /// Observations of a waiting call of this operation.
     pub(super) seen: Vec<Seen>,
-    /// A cancel of it was answered then: nothing of it is left.
+    /// Time of a reply to its cancel: no effect remains afterwards.
     pub(super) void_after: Option<Micros>,
 }
 
 impl<'a> Operation<'a> {
-    /// It was granted, if at all, no earlier.
+    /// Earliest time of the grant, if any.
     pub(super) fn low(&self) -> Micros {
         self.seen.iter().map(|seen| seen.sent).fold(self.sent, Micros::max)
     }
@@ -89,12 +89,12 @@ impl<'a> Operation<'a> {
         }
     }
 
-    /// It has changed something, or may have.
+    /// Whether the operation changed something, or may have.
     pub(super) fn may_be_done(&self) -> bool {
         matches!(self.done, Done::Count(_) | Done::Unknown)
     }
 
-    /// The lease that it asks for, in milliseconds, if it asks for one.
+    /// The lease in the operation's arguments, in milliseconds.
     pub(super) fn lease(&self) -> Option<i64> {
         match self.kind {
             Kind::Acquire(acquire) => acquire.lease,
@@ -112,7 +112,7 @@ impl<'a> Operation<'a> {
         }
     }
 
-    /// After how many milliseconds a watchdog is to end, if it is one and has a limit.
+    /// The limit of the operation's watchdog in milliseconds.
     pub(super) fn watchdog_max(&self) -> Option<i64> {
         match self.kind {
             Kind::Acquire(acquire) => acquire.watchdog_max,
@@ -121,7 +121,7 @@ impl<'a> Operation<'a> {
         }
     }
 
-    /// For how many milliseconds it has its turn, if it waits for a message.
+    /// The grace in milliseconds if the operation waits for a message.
     pub(super) fn grace(&self) -> Option<i64> {
         let by_message = self.acquire().filter(|acquire| acquire.notify.is_some())?;
         Some(by_message.grace.unwrap_or(5_000))
@@ -135,7 +135,7 @@ impl<'a> Operation<'a> {
         }
     }
 
-    /// It is about this lock only. Others are refused for any of theirs.
+    /// Whether the operation concerns this lock only. Operations on several locks are refused because of any of them.
     pub(super) fn is_alone(&self) -> bool {
         match self.kind {
             Kind::Acquire(acquire) => acquire.keys.len() == 1,
@@ -157,7 +157,7 @@ pub(super) struct Break<'a> {
     pub(super) count: Option<i64>,
 }
 
-/// All about one lock.
+/// All operations on one lock.
 #[derive(Default)]
 pub(super) struct Lock<'a> {
     pub(super) key: &'a str,
@@ -165,23 +165,23 @@ pub(super) struct Lock<'a> {
     pub(super) breaks: Vec<Break<'a>>,
     pub(super) infos: Vec<&'a Call>,
     /// `LOCK.WAITERS`.
-    pub(super) looks: Vec<&'a Call>,
-    /// All calls that ask for it.
+    pub(super) observations: Vec<&'a Call>,
+    /// All acquires of this lock.
     pub(super) acquires: Vec<&'a Call>,
     pub(super) guards: Vec<&'a Call>,
     /// `LOCK.CHECK … TOKEN`.
     pub(super) token_checks: Vec<&'a Call>,
-    /// Fenced acquires that were refused by what ended their wait: each may have been granted, with a token, and taken back.
-    pub(super) taken_back: Vec<&'a Call>,
+    /// Fenced acquires whose wait ended with an error. Each may have been granted, with a token, and revoked.
+    pub(super) maybe_revoked: Vec<&'a Call>,
     pub(super) logs: Vec<&'a Call>,
 }
 
-/// A connection.
+/// The lifetime of a connection.
 pub(super) struct Connection {
     pub(super) server_id: i64,
-    /// The server cannot have noticed its end before.
+    /// Earliest time at which the server can have noticed the end.
     pub(super) open_until: Micros,
-    /// It was closed then at the latest.
+    /// Latest time of the close.
     pub(super) closed_by: Micros,
 }
 
@@ -194,7 +194,7 @@ pub(super) struct History<'a> {
     pub(super) faults: Vec<&'a Fault>,
     pub(super) messages: Vec<&'a Message>,
     pub(super) listened: Vec<&'a Listened>,
-    /// When somebody was seen waiting: by lock, owner, and the id of the connection.
+    /// Times at which owners were seen waiting, by lock, owner and ID of the connection.
     sightings: HashMap<(&'a str, &'a str, i64), Times>,
 }
 
@@ -226,38 +226,38 @@ impl<'a> History<'a> {
         history
     }
 
-    /// Until when the server has not noticed the end of a connection.
+    /// Time until which the server has not noticed the end of a connection.
     pub(super) fn open_until(&self, connection: u64) -> Micros {
         self.connections.get(&connection).map_or(NEVER, |one| one.open_until)
     }
 
-    /// When a connection was closed at the latest.
+    /// Latest time of a connection's close.
     pub(super) fn closed_by(&self, connection: u64) -> Micros {
         self.connections.get(&connection).map_or(NEVER, |one| one.closed_by)
     }
 
-    /// A fault that may have met a time.
+    /// Whether a fault may have happened during an interval.
     pub(super) fn disturbed(&self, from: Micros, until: Micros, what: impl Fn(&Disturbance) -> bool) -> bool {
         self.faults.iter().any(|fault| fault.from <= until && fault.until >= from && what(&fault.what))
     }
 
-    /// Somebody may have listened at an inbox. What another node of a cluster knows of that nobody knows here.
-    pub(super) fn may_be_heard(&self, inbox: &str, from: Micros, until: Micros) -> bool {
+    /// Whether a client may have been subscribed to an inbox. In a cluster, subscribers at other nodes are unknown.
+    pub(super) fn may_be_received(&self, inbox: &str, from: Micros, until: Micros) -> bool {
         let mut listened = self.listened.iter().filter(|one| one.inbox == inbox);
-        self.moves() || listened.any(|one| one.since <= until && one.until >= from)
+        self.has_moves() || listened.any(|one| one.since <= until && one.until >= from)
     }
 
-    /// Servers have taken each other's place.
-    pub(super) fn fails_over(&self) -> bool {
+    /// Whether the history has a failover.
+    pub(super) fn has_failover(&self) -> bool {
         self.disturbed(Micros::MIN, NEVER, |what| *what == Disturbance::Failover)
     }
 
-    /// Locks have moved from node to node.
-    pub(super) fn moves(&self) -> bool {
+    /// Whether locks have moved between nodes.
+    pub(super) fn has_moves(&self) -> bool {
         self.disturbed(Micros::MIN, NEVER, |what| *what == Disturbance::Move)
     }
 
-    /// By how many milliseconds the wall clock was set back since some time: so much longer a lease may last.
+    /// Milliseconds by which the wall clock was set back since `from`: leases may last that much longer.
     pub(super) fn set_back_since(&self, from: Micros) -> i64 {
         let steps = self.faults.iter().filter(|fault| fault.until >= from).map(|fault| match fault.what {
             Disturbance::Clock { by } => (-by).max(0),
@@ -266,7 +266,7 @@ impl<'a> History<'a> {
         steps.sum()
     }
 
-    /// True if a grant that was read may have been taken back: its client was being killed already.
+    /// Whether a grant with a reply may have been revoked, as its client was already being killed.
     fn may_be_killed(&self, call: &Call) -> bool {
         let Some(id) = self.connections.get(&call.connection).map(|one| one.server_id) else { return false };
         let until = call.answered.unwrap_or(NEVER);
@@ -280,7 +280,7 @@ impl<'a> History<'a> {
     }
 
     fn sort_by_lock(&mut self) {
-        // The calls of one request, by lock, owner, and what they ask for.
+        // The calls of each request, by lock, owner and kind.
         let mut requests: BTreeMap<(&str, &str, u8, &str), Vec<&'a Call>> = BTreeMap::new();
         let mut single: Vec<(&'a str, Operation<'a>)> = Vec::new();
         for call in self.calls.clone() {
@@ -297,7 +297,7 @@ impl<'a> History<'a> {
                     if acquire.fence
                         && matches!(&call.outcome, Outcome::Error(error) if error.starts_with("UNBLOCKED"))
                     {
-                        acquire.keys.iter().for_each(|key| self.lock(key).taken_back.push(call));
+                        acquire.keys.iter().for_each(|key| self.lock(key).maybe_revoked.push(call));
                     }
                 }
                 Command::Release(release) => {
@@ -321,7 +321,7 @@ impl<'a> History<'a> {
                 }
                 Command::Info { key } => self.lock(key).infos.push(call),
                 Command::Log { key } => self.lock(key).logs.push(call),
-                Command::Waiters { key } => self.lock(key).looks.push(call),
+                Command::Waiters { key } => self.lock(key).observations.push(call),
             }
             if let Command::Acquire(acquire) = &call.command {
                 acquire.keys.iter().for_each(|key| self.lock(key).acquires.push(call));
@@ -338,12 +338,12 @@ impl<'a> History<'a> {
             .collect();
         for ((key, owner, which, id), calls) in &requests {
             let mut before: &[&Call] = &[];
-            for calls in self.remembered(calls) {
+            for calls in self.split_by_record(calls) {
                 let Some(mut operation) = self.operation(key, calls) else { continue };
                 let may_repeat =
                     operation.is_ephemeral() && !before.is_empty() || self.may_repeat(before, calls);
                 if may_repeat && operation.may_be_done() {
-                    // It was granted anew, or is told what the first call got.
+                    // The call was granted again, or got the first call's reply.
                     (operation.done, operation.end, operation.token) = (Done::Unknown, None, None);
                 }
                 before = calls;
@@ -373,9 +373,10 @@ impl<'a> History<'a> {
         }
     }
 
-    /// The calls of one request, in parts: what comes so late that the first call may be forgotten can be a new one. So can
-    /// the repetition of an ephemeral one on another connection, after the first hold has ended with its own.
-    fn remembered<'b>(&self, calls: &'b [&'a Call]) -> Vec<&'b [&'a Call]> {
+    /// Splits the calls of one request into parts. A late call can be a new request, as the record of the first call may
+    /// have expired. So can a retry of an ephemeral acquire on another connection, after the first hold has ended with its
+    /// connection.
+    fn split_by_record<'b>(&self, calls: &'b [&'a Call]) -> Vec<&'b [&'a Call]> {
         let ttl = millis(self.run.request_ttl);
         let mut parts = Vec::new();
         let mut begin = 0;
@@ -387,8 +388,8 @@ impl<'a> History<'a> {
             };
             let granted = |one: &&&Call| reply(one).is_some_and(|reply| !reply.is_null());
             let before = calls[begin..number].iter().find(granted);
-            let is_anew = bound && before.is_some_and(|before| before.connection != call.connection);
-            if (is_late || is_anew) && number > begin {
+            let is_new_request = bound && before.is_some_and(|before| before.connection != call.connection);
+            if (is_late || is_new_request) && number > begin {
                 parts.push(&calls[begin..number]);
                 begin = number;
             }
@@ -397,8 +398,8 @@ impl<'a> History<'a> {
         parts
     }
 
-    /// Calls of one request, of which the first are old: true if what they got may be remembered still. A call that waits for long
-    /// is granted long after it was sent.
+    /// Whether a record of earlier calls of this request may still exist. A call that waits long is granted, and recorded,
+    /// long after it was sent.
     fn may_repeat(&self, before: &[&Call], calls: &[&Call]) -> bool {
         let ttl = millis(self.run.request_ttl);
         let granted =
@@ -408,7 +409,7 @@ impl<'a> History<'a> {
             .is_some_and(|latest| calls.iter().any(|call| call.sent < latest.saturating_add(ttl + ttl / 20)))
     }
 
-    /// Joins the calls of one request. `None` if none of them can have done anything.
+    /// Joins the calls of one request. Returns `None` if no call can have had an effect.
     fn operation(&self, key: &'a str, calls: &[&'a Call]) -> Option<Operation<'a>> {
         let first = calls.first()?;
         let (kind, owner): (Kind<'a>, &'a str) = match &first.command {
@@ -431,7 +432,7 @@ impl<'a> History<'a> {
             let reply = reply(call)?;
             number.map_or(Some(reply), |number| reply.get(number))
         };
-        // 0 says that it waits, and nil that nothing has happened.
+        // 0 means that the call waits, and nil that nothing has happened.
         let is_final = |call: &&'a Call| {
             part(call)
                 .is_some_and(|reply| !(reply.is_null() || waits_by_message && reply.as_i64() == Some(0)))
@@ -480,7 +481,7 @@ impl<'a> History<'a> {
         })
     }
 
-    /// Notes who was seen waiting.
+    /// Collects the times at which owners were seen waiting.
     fn note_sightings(&mut self) {
         for call in &self.calls {
             let (Command::Waiters { key }, Some(answered)) = (&call.command, call.answered) else { continue };
@@ -494,7 +495,7 @@ impl<'a> History<'a> {
         }
     }
 
-    /// When a call was seen waiting. It is meant if its connection had no other in that time.
+    /// Times at which a call was seen waiting. The observation counts if the connection had no other call then.
     pub(super) fn seen<'b>(
         &'b self,
         key: &'b str,
@@ -502,19 +503,20 @@ impl<'a> History<'a> {
         call: &'b Call,
     ) -> impl Iterator<Item = (Micros, Micros)> + 'b {
         let connection = self.connections.get(&call.connection);
-        // After a restart another connection may have the same id.
+        // After a restart another connection may have the same ID.
         let until = call.answered.or(connection.map(|one| one.closed_by));
         let times = connection.and_then(|one| self.sightings.get(&(key, owner, one.server_id)));
-        let is_it = move |time: &(Micros, Micros)| time.0 >= call.sent && Some(time.1) <= until;
-        times.into_iter().flatten().copied().filter(is_it)
+        let is_same_call = move |time: &(Micros, Micros)| time.0 >= call.sent && Some(time.1) <= until;
+        times.into_iter().flatten().copied().filter(is_same_call)
     }
 }
 
 fn connections(records: &[Record], calls: &[&Call]) -> HashMap<u64, Connection> {
-    // When each was certainly open. A reply may be read long after it came, and after the end of the connection.
-    let mut alive: HashMap<u64, Micros> = HashMap::new();
+    // Times at which connections were certainly open. A reply may be read long after its arrival and after the connection's
+    // end.
+    let mut last_alive: HashMap<u64, Micros> = HashMap::new();
     for call in calls.iter().filter(|call| call.answered.is_some()) {
-        let last = alive.entry(call.connection).or_insert(call.sent);
+        let last = last_alive.entry(call.connection).or_insert(call.sent);
         *last = call.sent.max(*last);
     }
     let mut closed: HashMap<u64, &Closed> = HashMap::new();
@@ -529,13 +531,13 @@ fn connections(records: &[Record], calls: &[&Call]) -> HashMap<u64, Connection> 
     let mut found = HashMap::new();
     for record in records {
         let Record::Opened(opened) = record else { continue };
-        let last = alive.get(&opened.connection).copied().unwrap_or(0).max(opened.at);
+        let last = last_alive.get(&opened.connection).copied().unwrap_or(0).max(opened.at);
         let (open_until, closed_by) = match closed.get(&opened.connection) {
             Some(one) if one.by_peer => (last.min(one.at), one.at),
             Some(one) => (one.at, one.at),
             None => (NEVER, NEVER),
         };
-        // It may have been closed by the server, and its client did not read on.
+        // The server may have closed the connection while its client did not read.
         let ended =
             faults.iter().filter(|fault| fault.until >= opened.at).filter_map(|fault| match fault.what {
                 Disturbance::Kill { server_id } => (server_id == opened.server_id).then_some(fault.from),
@@ -548,15 +550,15 @@ fn connections(records: &[Record], calls: &[&Call]) -> HashMap<u64, Connection> 
     found
 }
 
-/// It may have been carried out. What replicas have not acknowledged may stand, for a while or on another primary, and the
-/// lease that a renewal has set may be over before they have.
+/// Whether the call may have had an effect. A grant that replicas have not acknowledged may exist for a while or on another
+/// primary. The lease of a renewal may end before the acknowledgment.
 fn is_unknown(call: &Call) -> bool {
     match &call.outcome {
         Outcome::Unknown => true,
         Outcome::Error(error) => {
-            let is_over = matches!(call.command, Command::Renew(_)) && error.starts_with("NOTOWNER");
+            let is_expired = matches!(call.command, Command::Renew(_)) && error.starts_with("NOTOWNER");
             let ends = ["NOREPLICAS", "UNBLOCKED"].iter().any(|word| error.starts_with(word));
-            (ends || is_over) && waits_for_replicas(&call.command)
+            (ends || is_expired) && waits_for_replicas(&call.command)
         }
         Outcome::Reply(_) | Outcome::Unsent => false,
     }
@@ -570,7 +572,7 @@ pub(super) fn waits_for_replicas(command: &Command) -> bool {
     }
 }
 
-/// The reply, if there is one and it is no error.
+/// The reply, unless it is missing or an error.
 pub(super) fn reply(call: &Call) -> Option<&Value> {
     match &call.outcome {
         Outcome::Reply(reply) => Some(reply),
@@ -578,7 +580,7 @@ pub(super) fn reply(call: &Call) -> Option<&Value> {
     }
 }
 
-/// A field of a flat map.
+/// The value of a field in a flat map.
 pub(super) fn field<'a>(map: &'a Value, name: &str) -> Option<&'a Value> {
     let parts = map.as_array()?;
     parts.chunks_exact(2).find(|pair| pair[0] == name).map(|pair| &pair[1])
@@ -592,7 +594,7 @@ fn token(reply: &Value) -> Option<i64> {
     field(reply, "token")?.as_i64()
 }
 
-/// Milliseconds as the history counts.
+/// Converts milliseconds to microseconds.
 pub(super) fn millis(ms: i64) -> Micros {
     ms.saturating_mul(MS).min(NEVER)
 }

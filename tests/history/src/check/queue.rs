@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! First come, first served, and nobody is in a queue who waits for nothing.
+//! Rules: first come, first served, and no ended wait stays in a queue.
 
 use serde_json::Value;
 
@@ -9,21 +9,21 @@ use super::operations::{field, reply};
 use super::{Report, Rule};
 use crate::record::{Acquire, Call, Command, Disturbance, Outcome};
 
-/// Somebody was seen waiting before another one called, and after that one was granted the lock.
+/// Checks that no call is granted before a call that was already seen waiting and still waits.
 pub(super) fn check_order(view: &View<'_>, report: &mut Report) {
-    // A call for several locks may be passed by somebody whom it waits for.
-    let alone = |acquire: &Acquire| !acquire.shared && !acquire.several;
-    let waiting = view.lock.operations.iter().filter(|one| one.acquire().is_some_and(alone));
+    // A call for several locks may be overtaken by an owner that it waits for.
+    let is_single_exclusive = |acquire: &Acquire| !acquire.shared && !acquire.several;
+    let waiting = view.lock.operations.iter().filter(|one| one.acquire().is_some_and(is_single_exclusive));
     let calls = waiting.flat_map(|one| one.calls.iter().map(move |call| (one, *call)));
     for (first, call) in calls {
         let seen = || first.seen.iter().filter(|seen| seen.call == call.number);
-        // A call that comes again has the place of an earlier one, unless the server had noticed the end of that one.
-        let relieved = view.lock.acquires.iter().filter(|earlier| was_relieved(view, earlier, call));
-        let before = relieved.flat_map(|earlier| view.history.seen(view.lock.key, first.owner, earlier));
+        // A retry has the position of the earlier call, unless the server had noticed that call's end.
+        let taken_over = view.lock.acquires.iter().filter(|earlier| was_taken_over(view, earlier, call));
+        let before = taken_over.flat_map(|earlier| view.history.seen(view.lock.key, first.owner, earlier));
         let since = seen().map(|seen| seen.answered).chain(before.map(|(_, answered)| answered)).min();
         let last = seen().map(|seen| seen.sent).max();
         let (Some(since), Some(last)) = (since, last) else { continue };
-        // Each node has a queue of its own.
+        // Each node has its own queue.
         if view.history.disturbed(since, last, |what| *what == Disturbance::Move) {
             continue;
         }
@@ -38,7 +38,7 @@ pub(super) fn check_order(view: &View<'_>, report: &mut Report) {
             report.orders += usize::from(second.sent < last);
             if end < last {
                 let text = format!(
-                    "{} waited from {since} to {last} µs, and {} passed it",
+                    "{} waited from {since} to {last} µs, and {} overtook it",
                     first.owner, second.owner
                 );
                 report.add(Rule::Order, view.lock.key, text, &[call, second.call()]);
@@ -47,22 +47,22 @@ pub(super) fn check_order(view: &View<'_>, report: &mut Report) {
     }
 }
 
-/// A call took the place of this one, which was still waiting and was told so.
-fn was_relieved(view: &View<'_>, earlier: &Call, by: &Call) -> bool {
-    let is_told =
+/// Whether `by` took over the position of `earlier`, which was still waiting and got the error for that.
+fn was_taken_over(view: &View<'_>, earlier: &Call, by: &Call) -> bool {
+    let was_replaced =
         matches!(&earlier.outcome, Outcome::Error(error) if error.starts_with("UNBLOCKED the same request"));
     let is_open = earlier.answered.is_some_and(|at| at < view.history.open_until(earlier.connection));
-    is_told
+    was_replaced
         && is_open
         && earlier.sent < by.sent
         && earlier.answered > Some(by.sent)
         && earlier.command == by.command
 }
 
-/// Nobody is seen in a queue whose call was answered before, or whose connection was closed long before.
+/// Checks that no queue shows a call that already has its reply or whose connection closed long before.
 pub(super) fn check_queued(view: &View<'_>, report: &mut Report) {
-    for look in &view.lock.looks {
-        let (Some(queue), Some(looked)) = (reply(look).and_then(Value::as_array), look.answered) else {
+    for look in &view.lock.observations {
+        let (Some(queue), Some(observed)) = (reply(look).and_then(Value::as_array), look.answered) else {
             continue;
         };
         for owner in queue.iter().filter_map(|entry| field(entry, "owner").and_then(Value::as_str)) {
@@ -71,10 +71,10 @@ pub(super) fn check_queued(view: &View<'_>, report: &mut Report) {
                 let Command::Acquire(acquire) = &call.command else { return false };
                 let closed = || view.history.closed_by(call.connection).saturating_add(view.limits.late);
                 let until = call.answered.filter(|_| acquire.notify.is_none()).unwrap_or_else(closed);
-                acquire.owner == owner && call.sent <= looked && until >= look.sent
+                acquire.owner == owner && call.sent <= observed && until >= look.sent
             };
             if !view.lock.acquires.iter().any(waits) {
-                let text = format!("LOCK.WAITERS shows {owner}, who waits for nothing any more");
+                let text = format!("LOCK.WAITERS shows {owner}, which no longer waits");
                 report.add(Rule::Report, view.lock.key, text, &[look]);
             }
         }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! What single calls are answered: counts, times to wait, repetitions, errors.
+//! Rules for single replies: counts, waiting times, retries and errors.
 
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ use super::operations::{millis, reply, waits_for_replicas, Done, History, Kind};
 use super::{Limits, Report, Rule};
 use crate::record::{Acquire, Call, Command, Disturbance, Fault, Micros, Outcome, MS};
 
-/// Every count fits the calls of its owner.
+/// Checks that every count fits the calls of its owner.
 pub(super) fn check_counts(view: &View<'_>, report: &mut Report) {
     for operation in &view.lock.operations {
         if operation.end.is_none() {
@@ -26,10 +26,12 @@ pub(super) fn check_counts(view: &View<'_>, report: &mut Report) {
         match (operation.kind, operation.done) {
             (Kind::Acquire(acquire), Done::Count(count)) => {
                 if !(least + 1..=most + 1).contains(&count) {
-                    wrong(format!("{owner} had {least} to {most} holds before, and {count} after one more"));
+                    wrong(format!(
+                        "{owner} had {least} to {most} holds before an acquire and {count} after it"
+                    ));
                 }
                 if acquire.once && !acquire.shared && count != 1 {
-                    wrong(format!("{owner} was granted it with ONCE beside another hold"));
+                    wrong(format!("{owner} was granted the lock with ONCE despite another hold"));
                 }
             }
             (Kind::Acquire(acquire), Done::Nil)
@@ -38,22 +40,24 @@ pub(super) fn check_counts(view: &View<'_>, report: &mut Report) {
                     && !acquire.once
                     && view.mode(owner) == Mode::Exclusive =>
             {
-                wrong(format!("{owner} holds it, and was refused another hold"));
+                wrong(format!("{owner} holds the lock and was refused a re-entry"));
             }
             (Kind::Release(release), Done::Count(left)) => {
                 let before = if release.all { most.max(1) } else { left + 1 };
                 if !(least..=most).contains(&before) || left < 0 || (release.all && left != 0) {
-                    wrong(format!("{owner} had {least} to {most} holds before, and {left} after a release"));
+                    wrong(format!(
+                        "{owner} had {least} to {most} holds before a release and {left} after it"
+                    ));
                 }
             }
             (Kind::Renew(_) | Kind::Check, Done::Count(count)) if !(least.max(1)..=most).contains(&count) => {
-                wrong(format!("{owner} had {least} to {most} holds, and not {count}"));
+                wrong(format!("{owner} had {least} to {most} holds, not {count}"));
             }
-            (Kind::Guard, Done::Count(_)) if most < 1 => wrong(format!("{owner} held nothing, and wrote")),
+            (Kind::Guard, Done::Count(_)) if most < 1 => wrong(format!("{owner} held nothing and wrote")),
             (Kind::Release(_) | Kind::Renew(_) | Kind::Check | Kind::Guard, Done::Refused(error))
                 if least > 0 && operation.is_alone() && error.starts_with("NOTOWNER") =>
             {
-                wrong(format!("{owner} has lost at least {least} holds before their time"));
+                wrong(format!("{owner} lost at least {least} holds too early"));
             }
             _ => {}
         }
@@ -63,13 +67,13 @@ pub(super) fn check_counts(view: &View<'_>, report: &mut Report) {
         let holds = view.holds();
         let held = holds.iter().find(|hold| hold.from <= one.call.sent && hold.until >= answered);
         if let (Some(0), Some(hold)) = (one.count, held) {
-            let text = format!("LOCK.BREAK found nobody, where {} holds it", hold.owner);
+            let text = format!("LOCK.BREAK found no holder although {} holds the lock", hold.owner);
             report.add(Rule::Count, view.lock.key, text, &[hold.proof.call(), one.call]);
         }
     }
 }
 
-/// While the server takes no writes nothing is granted.
+/// Checks that nothing is granted while the server refuses writes.
 pub(super) fn check_pauses(view: &View<'_>, report: &mut Report) {
     let is_pause = |fault: &&&Fault| fault.what == Disturbance::Paused;
     for pause in view.history.faults.iter().filter(is_pause) {
@@ -77,16 +81,18 @@ pub(super) fn check_pauses(view: &View<'_>, report: &mut Report) {
             let (Some(_), Some(_), Some(end)) = (one.acquire(), one.count(), one.end) else { continue };
             report.pairs += 1;
             if one.low() >= pause.from && end <= pause.until {
-                let text =
-                    format!("{} was granted it in a pause, {} to {} µs", one.owner, pause.from, pause.until);
+                let text = format!(
+                    "{} was granted the lock in a pause from {} to {} µs",
+                    one.owner, pause.from, pause.until
+                );
                 report.add(Rule::Time, view.lock.key, text, &[one.call()]);
             }
         }
     }
 }
 
-/// A cancel gives back what its request got, and nothing else: where the server knows that it has ended, which is documented
-/// for holds that depend on a connection.
+/// Checks that a cancel ends only the hold of its request. This is documented for bound holds only, whose end the server
+/// tracks.
 pub(super) fn check_cancels(view: &View<'_>, report: &mut Report) {
     let cancels = view.lock.operations.iter().filter(|one| matches!(one.kind, Kind::Cancel));
     for cancel in cancels.filter(|one| one.done == Done::Count(1)) {
@@ -104,13 +110,13 @@ pub(super) fn check_cancels(view: &View<'_>, report: &mut Report) {
             is_last && one.sent > end && one.end.is_some_and(|end| end < cancel.first_sent)
         });
         if let Some(freed) = freed {
-            let text = format!("{} had given back what it cancelled, and something was undone", cancel.owner);
+            let text = format!("{} had released the cancelled hold, and another was undone", cancel.owner);
             report.add(Rule::Cancel, view.lock.key, text, &[only.call(), freed.call(), cancel.call()]);
         }
     }
 }
 
-/// What can be said of a call without knowing the others, or only those of the same request.
+/// Checks each call on its own or together with the calls of its request.
 pub(super) fn check_calls(history: &History<'_>, limits: &Limits, report: &mut Report) {
     let mut requests: HashMap<String, Vec<&Call>> = HashMap::new();
     let mut cancels: HashMap<(&str, &str, &str), &Call> = HashMap::new();
@@ -119,7 +125,7 @@ pub(super) fn check_calls(history: &History<'_>, limits: &Limits, report: &mut R
             Command::Acquire(acquire) => acquire.id.as_ref(),
             Command::Release(release) => release.id.as_ref(),
             Command::Cancel { key, owner, id } => {
-                // The first one that was sent: the others repeat it.
+                // Keeps the first one that was sent; later ones repeat it.
                 cancels.entry((key, owner, id)).or_insert(call);
                 Some(id)
             }
@@ -131,8 +137,8 @@ pub(super) fn check_calls(history: &History<'_>, limits: &Limits, report: &mut R
     }
     for (words, calls) in &requests {
         let key = key_of(&calls[0].command);
-        // What another primary has not heard of it does not remember.
-        if history.fails_over() {
+        // A new primary may lack request records.
+        if history.has_failover() {
             continue;
         }
         check_repetitions(history, key, words, calls, report);
@@ -146,7 +152,7 @@ pub(super) fn check_calls(history: &History<'_>, limits: &Limits, report: &mut R
                     .iter()
                     .find_map(|key| cancels.get(&(key.as_str(), acquire.owner.as_str(), id)).copied())
             });
-            if !history.fails_over() {
+            if !history.has_failover() {
                 check_cancelled(history, key, acquire, call, cancel, report);
             }
             let id = acquire.id.is_some().then(|| call.command.words().join(" "));
@@ -160,13 +166,18 @@ pub(super) fn check_calls(history: &History<'_>, limits: &Limits, report: &mut R
                     && cancel.is_none()
                     && !is_disturbed(history, call)
                 {
-                    report.add(Rule::Error, key, "nobody has ended this wait".to_owned(), &[call]);
+                    report.add(
+                        Rule::Error,
+                        key,
+                        "no command or fault has ended this wait".to_owned(),
+                        &[call],
+                    );
                 }
                 if error.starts_with("DEADLOCK") && acquire.block.is_none() && acquire.notify.is_none() {
                     report.add(
                         Rule::Error,
                         key,
-                        "a call that does not wait is in no deadlock".to_owned(),
+                        "a call that does not wait cannot be in a deadlock".to_owned(),
                         &[call],
                     );
                 }
@@ -176,15 +187,15 @@ pub(super) fn check_calls(history: &History<'_>, limits: &Limits, report: &mut R
             let word = error.split(' ').next().unwrap_or_default();
             let known = ["ERR", "NOTOWNER", "DEADLOCK", "UNBLOCKED", "LOADING", "QUARANTINE", "NOREPLICAS"];
             let of_a_replica = ["READONLY", "MASTERDOWN"];
-            if history.fails_over() && of_a_replica.contains(&word) {
+            if history.has_failover() && of_a_replica.contains(&word) {
                 continue;
             }
             let of_a_cluster = ["MOVED", "TRYAGAIN", "CLUSTERDOWN"];
-            if (history.moves() || history.fails_over()) && of_a_cluster.contains(&word) {
+            if (history.has_moves() || history.has_failover()) && of_a_cluster.contains(&word) {
                 continue;
             }
             let until = call.answered.unwrap_or(Micros::MAX);
-            // That a request which is not known is cancelled must be remembered.
+            // Cancelling an unknown request must record it.
             let takes_memory =
                 matches!(&call.command, Command::Acquire(_) | Command::Guard { .. } | Command::Cancel { .. });
             let is_full = |what: &Disturbance| *what == Disturbance::MemoryFull;
@@ -192,7 +203,7 @@ pub(super) fn check_calls(history: &History<'_>, limits: &Limits, report: &mut R
                 continue;
             }
             let in_place = match &call.command {
-                // The request is remembered at some of its locks only.
+                // Only some of its locks have a record of the request.
                 Command::Acquire(acquire) if word == "ERR" => {
                     let id = acquire.id.as_deref().unwrap_or_default();
                     let cancelled =
@@ -200,7 +211,7 @@ pub(super) fn check_calls(history: &History<'_>, limits: &Limits, report: &mut R
                     let in_part = acquire.ephemeral || acquire.keys.iter().any(cancelled);
                     acquire.several && in_part && error.contains("with this ID was made before")
                 }
-                // Its lease was over before replicas had acknowledged it.
+                // Its lease may have expired before replicas acknowledged it.
                 Command::Acquire(acquire) => word != "NOTOWNER" || acquire.replicas.is_some(),
                 command if waits_for_replicas(command) => !matches!(word, "ERR" | "DEADLOCK" | "QUARANTINE"),
                 _ => !matches!(word, "ERR" | "DEADLOCK" | "UNBLOCKED" | "QUARANTINE"),
@@ -228,33 +239,33 @@ fn key_of(command: &Command) -> &str {
     }
 }
 
-/// A repeated call gets the first one's reply. A nil and an error are not remembered, and neither is the reply of a hold
-/// that ended with a connection, whichever call of its owner had bound the hold to that.
+/// Checks that a repeated call gets the first reply. Nil replies and errors are not recorded. A hold's record ends when the
+/// hold ends with a connection, whichever call has bound it.
 fn check_repetitions(history: &History<'_>, key: &str, words: &str, calls: &[&Call], report: &mut Report) {
     let (may_end, by_message) = match &calls[0].command {
         Command::Acquire(acquire) => {
-            (acquire.ephemeral || is_made_ephemeral(history, acquire, calls), acquire.notify.is_some())
+            (acquire.ephemeral || was_bound_later(history, acquire, calls), acquire.notify.is_some())
         }
         _ => (false, false),
     };
     if may_end && calls.iter().any(|call| call.connection != calls[0].connection) {
         return;
     }
-    let told = |call: &&&Call| {
+    let is_final = |call: &&&Call| {
         reply(call).is_some_and(|reply| !(reply.is_null() || by_message && reply.as_i64() == Some(0)))
     };
-    let mut answered = calls.iter().filter(told);
+    let mut answered = calls.iter().filter(is_final);
     let Some(first) = answered.next() else { return };
     for later in answered {
         let age = later.answered.unwrap_or(Micros::MAX) - calls[0].sent;
         if reply(first) != reply(later) && age < millis(history.run.request_ttl) {
-            report.add(Rule::Retry, key, format!("{words} was answered in two ways"), &[first, later]);
+            report.add(Rule::Retry, key, format!("{words} got two different replies"), &[first, later]);
         }
     }
 }
 
-/// True if another call of the owner bound its hold of such a lock to a connection before the last of these calls was answered.
-fn is_made_ephemeral(history: &History<'_>, acquire: &Acquire, calls: &[&Call]) -> bool {
+/// Whether another call bound the owner's hold of such a lock to a connection before the last of these replies.
+fn was_bound_later(history: &History<'_>, acquire: &Acquire, calls: &[&Call]) -> bool {
     let made = calls.iter().filter_map(|call| reply(call)?.get("owner")?.as_str());
     let owners: Vec<&str> = std::iter::once(acquire.owner.as_str()).chain(made).collect();
     let last = calls.iter().map(|call| call.answered.unwrap_or(Micros::MAX)).max();
@@ -292,7 +303,7 @@ fn check_cancelled(
 
 fn is_disturbed(history: &History<'_>, call: &Call) -> bool {
     let id = history.connections.get(&call.connection).map(|one| one.server_id);
-    // It was answered after its client had closed its half of the connection.
+    // The call got its reply after its client had half-closed the connection.
     if call.answered.is_some_and(|at| history.open_until(call.connection) < at) {
         return true;
     }
@@ -318,25 +329,25 @@ fn check_time(
     let is_nil = reply(call).is_some_and(Value::is_null);
     let is_early = block == 0 || waited < millis(block) - MS;
     if is_nil && is_early && !is_disturbed(history, call) {
-        report.add(Rule::Time, key, format!("it gave up after {waited} µs of {block} ms"), &[call]);
+        report.add(Rule::Time, key, format!("it timed out after {waited} µs of {block} ms"), &[call]);
     }
     let is_late = block > 0 && waited > millis(block) + limits.late;
     if is_late && !history.disturbed(call.sent, answered, |_| true) {
         report.add(
             Rule::Time,
             key,
-            format!("it was answered after {waited} µs, where {block} ms is the limit"),
+            format!("the reply came after {waited} µs, with a limit of {block} ms"),
             &[call],
         );
     }
 }
 
-/// Nobody is told of a grant that was not asked for.
+/// Checks that every message belongs to a call.
 fn check_messages(history: &History<'_>, report: &mut Report) {
     for message in &history.messages {
         let mut words = message.text.split(' ');
         let (Some(word), Some(id), Some(key)) = (words.next(), words.next(), words.next()) else { continue };
-        let asked = history.calls.iter().any(|call| match &call.command {
+        let is_expected = history.calls.iter().any(|call| match &call.command {
             Command::Acquire(acquire) => {
                 let is_meant = acquire.id.as_deref() == Some(id) && acquire.keys.iter().any(|one| one == key);
                 is_meant
@@ -346,8 +357,8 @@ fn check_messages(history: &History<'_>, report: &mut Report) {
             }
             _ => false,
         });
-        if !asked || !matches!(word, "granted" | "lost") {
-            report.add(Rule::Report, key, format!("the message '{}' is about no call", message.text), &[]);
+        if !is_expected || !matches!(word, "granted" | "lost") {
+            report.add(Rule::Report, key, format!("the message '{}' belongs to no call", message.text), &[]);
         }
     }
 }

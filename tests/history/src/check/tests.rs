@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
 
-//! Every rule has histories that it refuses, and right ones that look odd.
+//! Each rule has histories that it refuses, and unusual histories that it accepts.
 //!
-//! A history is told in lines: `CONNECTION SENT..ANSWERED COMMAND = REPLY`, with times in milliseconds. A reply is a number,
-//! `nil`, `HOLDS/TOKEN`, several of these for several locks, `!` and an error, `?` if none was read, or `-` if the call was
-//! not sent as a whole. Connections are closed by `close CONNECTION AT`, and disturbed by `fault KIND [CONNECTION] FROM..UNTIL`.
-//! Somebody is subscribed by `listen INBOX FROM..UNTIL`.
+//! Each line of a history is `CONNECTION SENT..ANSWERED COMMAND = REPLY`, with times in milliseconds. A reply is a number,
+//! `nil`, `HOLDS/TOKEN`, several of these for several locks, or `!` and an error. `?` means that no reply was read, and `-`
+//! that the call was not sent completely. `close CONNECTION AT` closes a connection, and `fault KIND [CONNECTION]
+//! FROM..UNTIL` is a disturbance. `listen INBOX FROM..UNTIL` is a subscription.
 
 use serde_json::{json, Value};
 
@@ -115,7 +115,7 @@ fn value(command: &Command, text: &str) -> Value {
     let words = || text.split_whitespace();
     match command {
         Command::Log { .. } => words().filter(|word| *word != "none").collect(),
-        // The mode, and the owners.
+        // The mode and the owners.
         Command::Info { .. } if text != "nil" => {
             let mode = words().next().unwrap();
             let holders: Vec<Value> =
@@ -205,7 +205,7 @@ fn history(lines: &str) -> Vec<Record> {
 }
 
 fn report(lines: &str) -> Report {
-    // It is the same after it was written and read.
+    // Writing and reading must not change the history.
     let records = history(lines);
     let mut file = Vec::new();
     crate::record::write(&records, &mut file).unwrap();
@@ -225,9 +225,9 @@ fn refuses(rule: Rule, lines: &str) {
 }
 
 #[test]
-fn two_owners() {
+fn overlapping_owners_are_refused() {
     refuses(Rule::Exclusion, "1 0..1 ACQUIRE k a PX 500 = 1\n2 10..11 ACQUIRE k b PX 500 = 1");
-    // Also if the second has given it back at once, and if a call only shows that it holds it.
+    // Refused even if the second owner released at once, or if only a check shows its hold.
     refuses(
         Rule::Exclusion,
         "1 0..1 ACQUIRE k a PX 500 = 1\n2 10..11 ACQUIRE k b PX 5 = 1\n2 12..13 RELEASE k b = 0",
@@ -239,17 +239,17 @@ fn two_owners() {
     refuses(Rule::Exclusion, "1 0..1 MACQUIRE 2 j k a PX 500 = 1 1\n2 10..11 ACQUIRE k b PX 500 = 1");
     refuses(Rule::Exclusion, "1 0..1 ACQUIRE k a PX 500 SHARED = 1\n2 10..11 ACQUIRE k b PX 500 = 1");
     refuses(Rule::Exclusion, "1 0..1 ACQUIRE k a PX 500 = 1\n2 10..11 ACQUIRE k b PX 500 SHARED = 1");
-    // A re-entry without a lease does not shorten it, and one of two holds is left.
+    // A re-entry without a lease shortens nothing, and one of two holds is left.
     refuses(
         Rule::Exclusion,
         "1 0..1 ACQUIRE k a PX 500 = 1\n1 2..3 ACQUIRE k a = 2\n1 4..5 RELEASE k a = 1\n2 10..11 ACQUIRE k b = 1",
     );
-    // A renewal makes it longer.
+    // A renewal prolongs the hold.
     refuses(
         Rule::Exclusion,
         "1 0..1 ACQUIRE k a PX 50 = 1\n1 20..21 RENEW k a PX 500 = 1\n2 200..201 ACQUIRE k b PX 100 = 1",
     );
-    // A durable restart keeps it.
+    // A durable restart keeps the hold.
     refuses(
         Rule::Exclusion,
         "1 0..1 ACQUIRE k a PX 500 = 1\nfault restart 2..9\n2 10..11 ACQUIRE k b PX 500 = 1",
@@ -257,53 +257,53 @@ fn two_owners() {
 }
 
 #[test]
-fn one_after_the_other() {
+fn possible_successions_are_accepted() {
     accepts("1 0..1 ACQUIRE k a PX 500 SHARED = 1\n2 10..11 ACQUIRE k b PX 500 SHARED = 1");
-    // The release was sent when the other one was granted it.
+    // The release was sent by the time of the second grant.
     accepts("1 0..1 ACQUIRE k a PX 500 = 1\n1 9..20 RELEASE k a = 0\n2 10..11 ACQUIRE k b PX 500 = 1");
     accepts("1 0..1 ACQUIRE k a PX 500 = 1\n1 5..5 RELEASE k a = ?\n2 10..11 ACQUIRE k b PX 500 = 1");
     // The lease runs from the sending at the earliest, and the server counts whole milliseconds.
     accepts("1 0..90 ACQUIRE k a PX 100 = 1\n2 97..98 ACQUIRE k b PX 500 = 1");
-    // Somebody breaks it. Nobody knows when the call arrived.
+    // A break of unknown arrival.
     accepts("3 5..5 BREAK k = ?\n1 0..1 ACQUIRE k a PX 500 = 1\n2 10..11 ACQUIRE k b PX 500 = 1");
     accepts("1 0..1 ACQUIRE k a PX 500 = 1\n3 9..11 BREAK k = 1\n2 10..11 ACQUIRE k b PX 500 = 1");
-    // A call of the owner that was never answered may have made the lease shorter.
+    // A call of the owner without a reply may have shortened the lease.
     accepts("1 0..1 ACQUIRE k a PX 500 = 1\n1 2..2 RENEW k a PX 5 = ?\n2 20..21 ACQUIRE k b PX 500 = 1");
-    // It was granted when the owner's connection had been closed.
+    // The grant follows the close of the owner's connection.
     accepts("1 0..1 ACQUIRE k a PX 500 EPHEMERAL = 1\nclose 1 8\n2 10..11 ACQUIRE k b PX 500 = 1");
     accepts("1 0..1 ACQUIRE k a PX 500 EPHEMERAL = 1\nclose 1 90 peer\n2 10..11 ACQUIRE k b PX 500 = 1");
-    // A connection that closes does not end an ordinary hold: but a cancel does.
+    // A close does not end an unbound hold, but a cancel does.
     accepts(
         "1 0..1 ACQUIRE k a PX 500 ID x = 1\n3 4..5 CANCEL k a ID x = 1\n2 10..11 ACQUIRE k b PX 500 = 1",
     );
-    // A server that forgets.
+    // A server that loses its data.
     accepts("1 0..1 ACQUIRE k a PX 500 = 1\nfault loss 2..9\n2 10..11 ACQUIRE k b PX 500 = 1");
-    // A release from before, which arrived late.
+    // An earlier release that arrived late.
     accepts(
         "1 0..1 ACQUIRE k a PX 50 = 1\n1 2..2 RELEASE k a = ?\n3 3..4 ACQUIRE k a PX 500 = 1
          2 10..11 ACQUIRE k b PX 500 = 1",
     );
-    // The client of a grant was being killed.
+    // The client of the grant was being killed.
     accepts("1 0..2 ACQUIRE k a PX 500 = 1\nfault kill 1 1..2\n2 10..11 ACQUIRE k b PX 500 = 1");
-    // A retry tells of a grant that is as old as the first call.
+    // A retry reports a grant that is as old as the first call.
     accepts("1 0..0 ACQUIRE k a PX 100 ID x = ?\n3 90..91 ACQUIRE k a PX 100 ID x = 1\n2 105..106 ACQUIRE k b = 1");
 }
 
 #[test]
-fn an_ephemeral_hold_lasts_as_long_as_its_connection() {
+fn ephemeral_holds_end_with_their_connection() {
     refuses(
         Rule::Exclusion,
         "1 0..1 ACQUIRE k a PX 500 EPHEMERAL = 1\n2 10..11 ACQUIRE k b PX 500 = 1\nclose 1 300",
     );
-    // A re-entry whose first call made the hold ephemeral and ended it with its connection.
+    // A re-entry whose first call made the hold ephemeral; the hold ended with that connection.
     accepts(
         "1 0..1 ACQUIRE k a PX 500 = 1\n2 2..2 ACQUIRE k a PX 500 EPHEMERAL ID x = ?\nclose 2 3
          3 10..11 ACQUIRE k a PX 500 EPHEMERAL ID x = 1",
     );
-    // The reply to the call after it came before the end of the connection, and was read after it; or nobody read any more.
+    // The later reply arrived before the connection ended and was read afterwards, or was never read.
     accepts("1 0..1 ACQUIRE k a PX 500 EPHEMERAL = 1\n1 2..9 ACQUIRE j a = 1\n9 5..6 INFO k = nil\nclose 1 10 peer");
     accepts("1 0..1 ACQUIRE k a PX 500 EPHEMERAL = 1\nfault kill 1 3..4\n9 5..6 INFO k = nil\nclose 1 10");
-    // The one that ended with its connection was an earlier one.
+    // An earlier hold ended with its connection.
     refuses(
         Rule::Exclusion,
         "1 0..1 ACQUIRE k a PX 500 EPHEMERAL = 1\nclose 1 5\n3 10..11 ACQUIRE k a PX 500 = 1
@@ -312,13 +312,13 @@ fn an_ephemeral_hold_lasts_as_long_as_its_connection() {
 }
 
 #[test]
-fn limits() {
+fn limits_are_checked() {
     refuses(
         Rule::Exclusion,
         "1 0..1 ACQUIRE k a SHARED LIMIT 2 = 1\n2 2..3 ACQUIRE k b SHARED LIMIT 2 = 1
          3 4..5 ACQUIRE k c SHARED LIMIT 2 = 1",
     );
-    // Each is judged by its own, and who holds it already is admitted.
+    // Each call has its own limit, and a holder may re-enter.
     accepts(
         "1 0..1 ACQUIRE k a SHARED LIMIT 2 = 1\n2 2..3 ACQUIRE k b SHARED LIMIT 2 = 1
          3 4..5 ACQUIRE k c SHARED LIMIT 3 = 1\n1 6..7 ACQUIRE k a SHARED LIMIT 1 = 2",
@@ -326,7 +326,7 @@ fn limits() {
 }
 
 #[test]
-fn counts() {
+fn counts_are_checked() {
     refuses(Rule::Count, "1 0..1 ACQUIRE k a PX 500 = 2");
     refuses(Rule::Count, "1 0..1 ACQUIRE k a PX 500 = 1\n1 2..3 ACQUIRE k a PX 500 = 1");
     refuses(Rule::Count, "1 0..1 ACQUIRE k a PX 500 = 1\n1 2..3 ACQUIRE k a PX 500 = 3");
@@ -339,7 +339,7 @@ fn counts() {
     refuses(Rule::Count, "1 0..1 ACQUIRE k a PX 50 = 1\n1 90..91 GUARD k OWNER a w1 = 1");
     refuses(Rule::Count, "1 0..1 RELEASE k a = 0");
     refuses(Rule::Count, "1 0..1 ACQUIRE k a PX 500 = 1\n2 2..3 BREAK k = 0");
-    // A retry counts once, whichever of the two was carried out.
+    // A retry counts once, whichever call took effect.
     refuses(
         Rule::Count,
         "1 0..0 ACQUIRE k a PX 500 ID x = ?\n2 1..2 ACQUIRE k a PX 500 ID x = 1\n2 3..4 ACQUIRE k a PX 500 = 3",
@@ -353,7 +353,7 @@ fn counts() {
         "1 0..0 ACQUIRE k a PX 500 ID x = ?\n2 1..2 ACQUIRE k a PX 500 ID x = 1\n2 3..4 ACQUIRE k a PX 500 = 2
          2 5..5 RELEASE k a ID y = ?\n3 6..7 RELEASE k a ID y = 1\n3 8..9 RELEASE k a = 0",
     );
-    // A call without a reply may count, or not.
+    // A call without a reply may count or not.
     accepts("1 0..1 ACQUIRE k a PX 500 = 1\n1 2..2 ACQUIRE k a = ?\n2 3..4 ACQUIRE k a PX 500 = 2");
     accepts("1 0..1 ACQUIRE k a PX 500 = 1\n1 2..2 ACQUIRE k a = ?\n2 3..4 ACQUIRE k a PX 500 = 3");
     refuses(
@@ -362,19 +362,19 @@ fn counts() {
     );
     // Two connections of one owner.
     accepts("1 0..5 ACQUIRE k a PX 500 = 2\n2 1..4 ACQUIRE k a PX 500 = 1\n2 6..9 RELEASE k a = 0\n1 6..9 RELEASE k a = 1");
-    // The lease is over, may be over, or was renewed by the server.
+    // The lease has expired, may have expired, or was renewed by the server.
     accepts("1 0..1 ACQUIRE k a PX 50 = 1\n1 90..91 RELEASE k a = !NOTOWNER");
     accepts("1 0..1 ACQUIRE k a PX 50 = 1\n1 51..52 RELEASE k a = 0");
     accepts("1 0..1 ACQUIRE k a PX 50 WATCHDOG = 1\n1 90..91 RELEASE k a = 0");
     accepts("1 0..1 ACQUIRE k a PX 50 = 1\n1 90..91 ACQUIRE k a = 1");
-    // It is about one of two locks, and nobody knows which.
+    // The error concerns one of two locks, and it is unknown which.
     accepts("1 0..1 ACQUIRE k a PX 500 = 1\n1 2..3 MRELEASE 2 j k a = !NOTOWNER\n1 4..5 RELEASE k a = 0");
-    // ALL ends both.
+    // ALL ends both holds.
     accepts("1 0..1 ACQUIRE k a PX 500 = 1\n1 2..3 ACQUIRE k a = 2\n1 4..5 RELEASE k a ALL = 0\n1 6..7 ACQUIRE k a = 1");
 }
 
 #[test]
-fn tokens() {
+fn tokens_must_grow() {
     let first = "1 0..1 ACQUIRE k a FENCE = 1/10\n1 2..3 RELEASE k a = 0\n";
     refuses(Rule::Token, &format!("{first}2 4..5 ACQUIRE k b FENCE = 1/10"));
     refuses(Rule::Token, &format!("{first}2 4..5 ACQUIRE k b FENCE = 1/9"));
@@ -385,19 +385,19 @@ fn tokens() {
     refuses(Rule::Token, "1 0..1 ACQUIRE k a FENCE = 1/9007199254740992");
     accepts(&format!("{first}2 4..5 ACQUIRE k b FENCE = 1/11"));
     accepts("1 0..1 ACQUIRE k a FENCE = 1/10\n1 2..3 ACQUIRE k a FENCE = 2/10");
-    // Who has read only, and others got a token since, gets a new one when it writes.
+    // A reader that upgrades needs a new token if other owners got one since.
     let reads = "1 0..1 ACQUIRE k a SHARED FENCE = 1/10\n2 2..3 ACQUIRE k b SHARED FENCE = 1/11\n2 4..5 RELEASE k b = 0\n";
     refuses(Rule::Token, &format!("{reads}1 6..7 ACQUIRE k a FENCE = 2/10"));
     accepts(&format!("{reads}1 6..7 ACQUIRE k a FENCE = 2/12\n1 8..9 ACQUIRE k a FENCE = 3/12"));
-    // Two at the same time, in either order; and a re-entry that is older than another reader.
+    // Two acquires at the same time, in either order, and a re-entry older than another reader.
     accepts("1 0..3 ACQUIRE k a SHARED FENCE = 1/11\n2 1..2 ACQUIRE k b SHARED FENCE = 1/10");
     accepts(
         "1 0..1 ACQUIRE k a SHARED FENCE = 1/10\n2 2..3 ACQUIRE k b SHARED FENCE = 1/11
          1 4..5 ACQUIRE k a SHARED FENCE = 2/10",
     );
-    // The lease was over in between.
+    // The lease expired in between.
     accepts("1 0..1 ACQUIRE k a FENCE PX 5 = 1/10\n1 20..21 ACQUIRE k a FENCE = 1/11");
-    // It was granted with those that waited beside it, and confirmed after the other had its reply.
+    // The grant came together with other waiters, and its confirmation after their reply.
     accepts(
         "1 0..1 ACQUIRE k a SHARED FENCE NOTIFY i ID x = 0\n2 2..30 ACQUIRE k b SHARED FENCE BLOCK 0 = 1/11
          1 31..32 ACQUIRE k a SHARED FENCE NOTIFY i ID x = 1/10",
@@ -405,14 +405,14 @@ fn tokens() {
 }
 
 #[test]
-fn retries() {
+fn retries_must_get_the_first_reply() {
     refuses(Rule::Retry, "1 0..1 ACQUIRE k a ID x = 1\n1 2..3 ACQUIRE k a ID x = 2");
     refuses(
         Rule::Retry,
         "1 0..1 ACQUIRE k a = 1\n1 2..3 ACQUIRE k a = 2\n1 4..5 RELEASE k a ID x = 1\n1 6..7 RELEASE k a ID x = 0",
     );
     accepts("1 0..1 ACQUIRE k a ID x = 1\n1 2..3 RELEASE k a = 0\n1 4..5 ACQUIRE k a ID x = 1");
-    // A nil is not remembered, and neither is what ended with its connection.
+    // A nil is not recorded, nor is a hold that ended with its connection.
     accepts("2 0..1 ACQUIRE k b PX 5 = 1\n1 2..3 ACQUIRE k a ID x = nil\n1 30..31 ACQUIRE k a ID x = 1");
     accepts(
         "1 0..1 ACQUIRE k a FENCE EPHEMERAL ID x = 1/5\nclose 1 2\n2 9..10 ACQUIRE k a FENCE EPHEMERAL ID x = 1/6",
@@ -421,22 +421,22 @@ fn retries() {
         "1 0..1 ACQUIRE k a EPHEMERAL ID x = 1\nclose 1 2\n2 5..6 CHECK k OWNER a = !NOTOWNER
          2 9..10 ACQUIRE k a EPHEMERAL ID x = 1\n2 11..12 RELEASE k a = 0",
     );
-    // A renewal has bound the hold to the connection.
+    // A renewal bound the hold to the connection.
     let renewed = "1 0..1 ACQUIRE k a FENCE ID x = 1/5\n1 2..3 RENEW k a PX 5000 EPHEMERAL = 1\nclose 1 4";
     accepts(&format!("{renewed}\n2 9..10 ACQUIRE k a FENCE ID x = 1/6"));
     refuses(
         Rule::Retry,
         "1 0..1 ACQUIRE k a FENCE PX 5 ID x = 1/5\nclose 1 2\n2 29..30 ACQUIRE k a FENCE PX 5 ID x = 1/6",
     );
-    // So late that the first call may be forgotten.
+    // Late enough for the first call's record to expire.
     accepts("1 0..1 ACQUIRE k a PX 50 ID x = 1\n1 90000..90001 ACQUIRE k a PX 50 ID x = 1");
     accepts("1 0..1 ACQUIRE k a PX 99999 ID x = 1\n1 90000..90001 ACQUIRE k a PX 50 ID x = 2");
-    // What was granted late is remembered late.
+    // A late grant is recorded late.
     let late = "2 0..1 ACQUIRE k b PX 24990 = 1\n1 2..25000 ACQUIRE k a PX 50 BLOCK 0 FENCE ID x = 1/5";
     accepts(&format!("{late}\n1 30000..30001 ACQUIRE k a PX 50 BLOCK 0 FENCE ID x = 1/5"));
     accepts(&format!("{late}\n3 30000..30001 ACQUIRE k c PX 5 = 1\n1 30000..30002 ACQUIRE k a PX 50 BLOCK 0 FENCE ID x = 1/5"));
     refuses(Rule::Token, &format!("{late}\n1 90000..90001 ACQUIRE k a PX 50 BLOCK 0 FENCE ID x = 1/5"));
-    // 0 says that it still waits.
+    // 0 means that the call still waits.
     accepts(
         "2 0..1 ACQUIRE k b PX 5 = 1\n1 2..3 ACQUIRE k a NOTIFY i ID x = 0\nmessage 7 granted x k
          1 8..9 ACQUIRE k a NOTIFY i ID x = 1",
@@ -444,29 +444,30 @@ fn retries() {
 }
 
 #[test]
-fn cancels() {
+fn cancels_are_checked() {
     refuses(Rule::Cancel, "1 0..1 CANCEL k a ID x = 0\n1 2..3 ACQUIRE k a ID x = 1");
     accepts("1 0..1 CANCEL k a ID x = 0\n1 2..3 ACQUIRE k a ID x = !UNBLOCKED");
     accepts("1 0..3 CANCEL k a ID x = 1\n2 1..2 ACQUIRE k a ID x = 1\n2 5..6 ACQUIRE k a = 1");
-    // The hold had ended, and its owner has a later one.
+    // The hold had ended, and its owner has a later hold.
     let past = "1 0..1 ACQUIRE k a EPHEMERAL ID x = 1\n1 2..3 RELEASE k a = 0\n1 4..5 ACQUIRE k a ID y = 1\n";
     refuses(Rule::Cancel, &format!("{past}1 6..7 CANCEL k a ID x = 1"));
     accepts(&format!("{}1 6..7 CANCEL k a ID x = 1", past.replace("EPHEMERAL", "")));
     accepts(&format!("{past}1 6..7 CANCEL k a ID x = 0\n1 8..9 CANCEL k a ID y = 1"));
-    // It has undone the call that had no reply.
+    // The cancel undid the call without a reply.
     accepts("1 0..0 ACQUIRE k a ID x = ?\n2 1..2 CANCEL k a ID x = 1\n2 3..4 ACQUIRE k a = 1");
-    refuses(Rule::Count, "1 0..0 ACQUIRE k a ID x = ?\n2 1..2 CANCEL k a ID x = 1\n2 3..4 RELEASE k a = !NOTOWNER\n2 5..6 ACQUIRE k a = 2");
+    let undone = "1 0..0 ACQUIRE k a ID x = ?\n2 1..2 CANCEL k a ID x = 1\n2 3..4 RELEASE k a = !NOTOWNER";
+    refuses(Rule::Count, &format!("{undone}\n2 5..6 ACQUIRE k a = 2"));
 }
 
 #[test]
-fn times_to_wait() {
+fn waiting_times_are_checked() {
     let held = "1 0..1 ACQUIRE k a PX 9000 = 1\n";
     refuses(Rule::Time, &format!("{held}2 2..20 ACQUIRE k b BLOCK 50 = nil"));
     refuses(Rule::Time, &format!("{held}2 2..20 ACQUIRE k b BLOCK 0 = nil"));
     refuses(Rule::Time, &format!("{held}2 2..4000 ACQUIRE k b BLOCK 50 = nil"));
     accepts(&format!("{held}2 2..60 ACQUIRE k b BLOCK 50 = nil"));
     accepts(&format!("{held}fault unblock 2 10..12\n2 2..20 ACQUIRE k b BLOCK 50 = nil"));
-    // Nothing is granted in a pause. What was granted before it may be read in it.
+    // Nothing is granted in a pause. An earlier grant may be read in the pause.
     let waits = "1 0..1 ACQUIRE k a PX 20 = 1\n2 2..30 ACQUIRE k b BLOCK 0 = 1\n9 10..11 WAITERS k = b@2\n";
     refuses(Rule::Time, &format!("{waits}fault paused 9..50"));
     accepts(&format!("{waits}fault paused 11..50"));
@@ -475,20 +476,20 @@ fn times_to_wait() {
 }
 
 #[test]
-fn queues() {
+fn queue_order_is_checked() {
     let waiting = "1 0..1 ACQUIRE k a PX 900 = 1\n2 2..900 ACQUIRE k b BLOCK 0 = 1\n9 5..6 WAITERS k = b@2\n";
     let passed = format!("{waiting}1 20..21 RELEASE k a = 0\n3 10..25 ACQUIRE k c BLOCK 0 PX 5 = 1\n");
     refuses(Rule::Order, &format!("{passed}9 30..31 WAITERS k = b@2"));
-    // Nobody has seen it wait after that: it may have been granted and broken before.
+    // Later it was not seen waiting: it may have been granted and broken in between.
     accepts(&passed);
-    // The other one came before anybody had seen this one, or holds the lock.
+    // The other call came before this one was seen waiting, or its owner holds the lock.
     accepts(&format!(
         "{waiting}1 20..21 RELEASE k a = 0\n3 4..25 ACQUIRE k c BLOCK 0 PX 5 = 1\n9 30..31 WAITERS k = b@2"
     ));
     accepts(&format!("{waiting}3 10..11 ACQUIRE k a = 2\n9 30..31 WAITERS k = b@2"));
-    // It is a wait of another owner on that connection.
+    // The observation belongs to another owner's wait on that connection.
     accepts(&format!("{passed}2 26..40 ACQUIRE k d BLOCK 14 = nil\n9 30..31 WAITERS k = d@2"));
-    // It has come again on another connection, and has its place.
+    // The retry on another connection has the first call's position.
     let again = |first: &str, at: u64| {
         format!(
             "1 0..1 ACQUIRE k a PX 900 = 1\n2 2..12 ACQUIRE k b BLOCK 0 ID x = {first}\n9 5..6 WAITERS k = b@2
@@ -505,31 +506,31 @@ fn queues() {
 }
 
 #[test]
-fn who_waits_no_more_is_in_no_queue() {
+fn ended_waits_must_leave_the_queue() {
     let held = "1 0..1 ACQUIRE k a PX 900 = 1\n";
     let refused = format!("{held}fault unblock 2 8..9\n2 2..9 ACQUIRE k b BLOCK 0 = !UNBLOCKED by k\n");
     refuses(Rule::Report, &format!("{refused}9 10..11 WAITERS k = b@2"));
     accepts(&format!("{refused}9 8..11 WAITERS k = b@2"));
     accepts(&format!("{refused}2 10..12 ACQUIRE k b BLOCK 1 = nil\n9 10..11 WAITERS k = b@2"));
     refuses(Rule::Report, &format!("{held}9 10..11 WAITERS k = b@2"));
-    // The end of a connection may be noticed a while later.
+    // The server may notice the end of a connection later.
     let gone = format!("{held}2 2..2 ACQUIRE k b BLOCK 0 = ?\nclose 2 9\n");
     accepts(&format!("{gone}9 1800..1801 WAITERS k = b@2"));
     refuses(Rule::Report, &format!("{gone}9 2800..2801 WAITERS k = b@2"));
-    // A wait by message goes on after its reply, as long as its connection.
+    // A wait by message continues after its reply until its connection ends.
     let asked = format!("{held}2 2..3 ACQUIRE k b NOTIFY inbox ID x = 0\n9 800..801 WAITERS k = b@2\n");
     accepts(&asked);
     refuses(Rule::Report, &format!("{asked}close 2 5\n9 2800..2801 WAITERS k = b@2"));
 }
 
 #[test]
-fn free_locks() {
-    // A release long ago, and nobody else.
+fn free_locks_must_be_granted() {
+    // Released long ago, with no other call.
     let free = "1 0..1 ACQUIRE k a PX 500 = 1\n1 9..10 RELEASE k a = 0\n";
     refuses(Rule::Free, &format!("{free}2 5..9000 ACQUIRE k b BLOCK 0 = 1"));
     refuses(Rule::Free, &format!("{free}2 5..9000 ACQUIRE k b BLOCK 0 = ?\nclose 2 9000"));
     refuses(Rule::Free, &format!("{free}2 20..21 ACQUIRE k b = nil"));
-    // A hold that had to end with its connection, and readers who wait for nobody but themselves.
+    // A hold that had to end with its connection, and readers that wait only for themselves.
     let bound = "1 0..1 ACQUIRE k a PX 20000 EPHEMERAL = 1\n2 5..9000 ACQUIRE k b BLOCK 0 = 1\n";
     accepts(&format!("{bound}close 1 8000"));
     refuses(Rule::Free, &format!("{bound}close 1 100"));
@@ -539,7 +540,7 @@ fn free_locks() {
     accepts("1 0..1 ACQUIRE k a PX 20000 SHARED = 1\n1 5..9000 ACQUIRE k a BLOCK 0 ONCE = nil\nfault unblock 1 8999..9000");
     accepts(&format!("{free}2 5..900 ACQUIRE k b BLOCK 0 = 1"));
     accepts(&format!("{free}2 5..9000 ACQUIRE k b BLOCK 0 = 1\nfault stop 100..8000"));
-    // Readers wait for writers only, and for as many others as a limit says.
+    // Readers wait only for writers, and for other readers up to a limit.
     let reader = "2 0..1 ACQUIRE k b PX 20000 SHARED = 1\n";
     let writer = "3 2..3000 ACQUIRE k c BLOCK 2990 = nil\n";
     refuses(Rule::Free, &format!("{reader}{writer}4 4..9000 ACQUIRE k d SHARED BLOCK 0 = 1"));
@@ -554,11 +555,11 @@ fn free_locks() {
     let short = "3 0..1 ACQUIRE k c PX 100 SHARED = 1\n";
     refuses(Rule::Free, &format!("{reader}{short}4 4..9000 ACQUIRE k d SHARED LIMIT 2 BLOCK 0 = 1"));
     accepts(&format!("{reader}{short}4 4..1900 ACQUIRE k d SHARED LIMIT 2 BLOCK 0 = 1"));
-    // Several locks are free if all of them are.
+    // Several locks are free once all of them are.
     let one = "1 0..1 ACQUIRE j a PX 100 = 1\n3 0..1 ACQUIRE k c PX 6500 = 1\n";
     accepts(&format!("{one}4 2..8000 MACQUIRE 2 j k d BLOCK 0 = 1 1"));
     refuses(Rule::Free, &format!("{one}4 2..9000 MACQUIRE 2 j k d BLOCK 0 = 1 1"));
-    // Who stands behind a call for several that waits for it is let pass.
+    // An owner may overtake a call for several locks that waits for it.
     let several = "1 0..1 ACQUIRE j a PX 20000 = 1\n2 2..9000 MACQUIRE 2 j k b BLOCK 8998 = nil\n";
     refuses(Rule::Free, &format!("{several}1 4..8000 ACQUIRE k a BLOCK 7990 = nil"));
     accepts(&format!("{several}3 4..8000 ACQUIRE k c BLOCK 7990 = nil"));
@@ -568,13 +569,13 @@ fn free_locks() {
     refuses(Rule::Free, &format!("{watched}2 5..9000 ACQUIRE k b BLOCK 0 = 1"));
     accepts(&format!("{watched}1 3000..3001 RENEW k a PX 100 = 1\n2 5..9000 ACQUIRE k b BLOCK 0 = 1"));
     refuses(Rule::Free, &format!("{watched}close 1 50\n2 51..6000 ACQUIRE k b BLOCK 0 = 1"));
-    // A turn by message lasts for its grace, and only if somebody listens.
+    // An unconfirmed grant lasts for its grace, and only with a subscriber.
     let turn = "1 0..1 ACQUIRE k a NOTIFY i ID x GRACE 3000 PX 9000 = 0\n";
     refuses(Rule::Free, &format!("{turn}2 5..9000 ACQUIRE k b BLOCK 0 = 1\nlisten i 0..9000"));
     accepts(&format!("{turn}2 5..6900 ACQUIRE k b BLOCK 0 = 1\nlisten i 0..9000"));
     refuses(Rule::Free, &format!("{turn}2 5..6900 ACQUIRE k b BLOCK 0 = 1"));
     accepts(&format!("{turn}1 3000..3001 ACQUIRE k a NOTIFY i ID x GRACE 3000 PX 9000 = 1\n2 5..9000 ACQUIRE k b BLOCK 0 = 1"));
-    // Somebody may hold it, or be before it for two locks.
+    // Another owner may hold the lock, or be ahead with a call for two locks.
     accepts(&format!("{free}3 4..5 ACQUIRE k c PX 9000 = ?\n2 5..9000 ACQUIRE k b BLOCK 0 = 1"));
     accepts(&format!("{free}3 4..8000 MACQUIRE 2 j k c BLOCK 0 = 1 1\n2 5..9000 ACQUIRE k b BLOCK 0 = 1"));
     accepts(&format!("{free}3 4..25 ACQUIRE k c BLOCK 0 PX 5 = 1\n2 20..21 ACQUIRE k b = nil"));
@@ -584,7 +585,7 @@ fn free_locks() {
 }
 
 #[test]
-fn deadlocks() {
+fn deadlocks_must_be_reported() {
     let two = "1 0..1 ACQUIRE j a PX 20000 = 1\n2 0..1 ACQUIRE k b PX 20000 = 1\n";
     let waits = format!("{two}1 2..5000 ACQUIRE k a BLOCK 4990 = nil\n");
     refuses(Rule::Deadlock, &format!("{waits}2 3..5000 ACQUIRE j b BLOCK 4990 = nil"));
@@ -594,27 +595,29 @@ fn deadlocks() {
     let waits = format!("{reads}1 2..5000 ACQUIRE k a BLOCK 4990 = nil\n");
     refuses(Rule::Deadlock, &format!("{waits}2 3..5000 ACQUIRE k b BLOCK 4990 = nil"));
     accepts(&format!("{waits}2 3..4 ACQUIRE k b BLOCK 4990 = !DEADLOCK by k"));
-    // Through three, one of them a reader that stands behind a writer.
-    let third = "3 0..1 ACQUIRE i c PX 20000 = 1\n2 3..90 ACQUIRE i b BLOCK 87 = nil\n3 3..4 ACQUIRE j c BLOCK 0 = !DEADLOCK by j\n";
+    // A cycle of three, one of them a reader behind a writer.
+    let third = "3 0..1 ACQUIRE i c PX 20000 = 1\n\
+                 2 3..90 ACQUIRE i b BLOCK 87 = nil\n\
+                 3 3..4 ACQUIRE j c BLOCK 0 = !DEADLOCK by j\n";
     accepts(&format!("{two}{third}1 2..40 ACQUIRE k a SHARED BLOCK 38 = nil"));
-    // Who waits for nobody, or whom nobody waits for.
+    // No cycle: an owner that waits for no other, or that no other waits for.
     refuses(Rule::Deadlock, "3 0..1 ACQUIRE k b PX 500 = 1\n1 2..3 ACQUIRE k a BLOCK 0 = !DEADLOCK by k");
     refuses(Rule::Deadlock, &format!("{two}{third}1 20..40 ACQUIRE k a BLOCK 20 = nil"));
-    // A reader that wants to write goes before the writer that waits for it.
+    // A reader that upgrades comes before the writer that waits for it.
     let reads = "1 0..1 ACQUIRE k a SHARED PX 20000 = 1\n2 2..20 ACQUIRE k b BLOCK 18 = nil\n";
     refuses(Rule::Deadlock, &format!("{reads}1 4..5 ACQUIRE k a BLOCK 0 = !DEADLOCK by k"));
-    // To stand behind a call for several locks is no circle.
+    // Waiting behind a call for several locks is not a cycle.
     let several = "1 0..1 ACQUIRE j a PX 20000 = 1\n2 2..50 MACQUIRE 2 j k b BLOCK 48 = nil\n";
     refuses(Rule::Deadlock, &format!("{several}1 4..5 ACQUIRE k a BLOCK 0 = !DEADLOCK by k"));
     accepts(&format!("3 0..1 ACQUIRE k b PX 500 = 1\n{several}1 4..5 ACQUIRE k a BLOCK 0 = !DEADLOCK by k"));
 }
 
 #[test]
-fn guarded_writes() {
+fn guarded_writes_are_checked() {
     let two = "1 0..1 ACQUIRE k a FENCE PX 50 = 1/10\n2 60..61 ACQUIRE k b FENCE PX 50 = 1/11\n";
     refuses(Rule::Guard, &format!("{two}1 70..71 GUARD k TOKEN 10 w1 = 1"));
     refuses(Rule::Guard, &format!("{two}2 70..71 GUARD k TOKEN 11 w1 = !NOTOWNER"));
-    // A grant that was taken back, as its client had gone, has taken a token: but not one that was asked for later.
+    // A grant that was revoked for a disconnected client has drawn a token, unless it was sent later.
     let gone = |from| {
         let (cancel, until) = (from + 1, from + 3);
         format!("3 {from}..{until} ACQUIRE k c FENCE ID x = !UNBLOCKED\n4 {cancel}..{until} CANCEL k c ID x = 1\n")
@@ -628,14 +631,14 @@ fn guarded_writes() {
     );
     refuses(Rule::Guard, "1 0..1 GUARD k OWNER a w1 = !NOTOWNER\n9 9..10 LOG k = w1");
     refuses(Rule::Guard, "9 9..10 LOG k = w1");
-    // Out of order: by their places, and by their tokens.
+    // Out of order by position, and by token.
     refuses(
         Rule::Guard,
         "1 0..1 ACQUIRE k a PX 500 = 1\n1 2..3 GUARD k OWNER a w1 = 2\n1 4..5 GUARD k OWNER a w2 = 1",
     );
     refuses(Rule::Guard, &format!("{two}2 62..80 GUARD k TOKEN 11 w1 = 1\n1 58..81 GUARD k TOKEN 10 w2 = 2"));
     accepts(&format!("{two}2 70..71 GUARD k TOKEN 11 w1 = 1\n1 72..73 GUARD k TOKEN 10 w2 = !NOTOWNER\n9 90..91 LOG k = w1"));
-    // A token passes after its lease, as long as there is no newer one. A lost reply says nothing.
+    // A token passes after its lease until a newer one exists. A lost reply proves nothing.
     accepts("1 0..1 ACQUIRE k a FENCE PX 5 = 1/10\n1 60..61 GUARD k TOKEN 10 w1 = 1\n9 90..91 LOG k = w1");
     accepts("1 0..1 ACQUIRE k a PX 500 = 1\n1 2..2 GUARD k OWNER a w1 = ?\n9 90..91 LOG k = w1");
     accepts("1 0..1 ACQUIRE k a PX 500 = 1\n1 2..2 GUARD k OWNER a w1 = ?\n9 90..91 LOG k = none");
@@ -643,24 +646,24 @@ fn guarded_writes() {
 }
 
 #[test]
-fn what_the_server_tells() {
+fn server_reports_are_checked() {
     let held = "1 0..1 ACQUIRE k a PX 500 = 1\n";
     refuses(Rule::Report, &format!("{held}9 5..6 INFO k = nil"));
     refuses(Rule::Report, &format!("{held}9 5..6 INFO k = exclusive b"));
     refuses(Rule::Exclusion, &format!("{held}2 2..7 ACQUIRE k b BLOCK 0 = ?\n9 5..6 INFO k = exclusive a b"));
     refuses(Rule::Report, "message 5 granted x k");
     accepts(&format!("{held}9 5..6 INFO k = exclusive a\n1 7..8 RELEASE k a = 0\n9 9..10 INFO k = nil"));
-    // It was granted for a moment, and is told that it was not.
+    // Granted for a moment, and reported as not granted.
     let told = "3 0..1 ACQUIRE k b PX 5 = 1\nclose 1 8\n1 2..9 ACQUIRE k a BLOCK 0 = !UNBLOCKED\n";
     accepts(&format!("{told}9 10..11 INFO k = exclusive a"));
     refuses(Rule::Report, &format!("{told}9 3000..3001 INFO k = exclusive a"));
-    // It has called, and waits for the reply.
+    // The owner has called and waits for its reply.
     accepts("1 0..9 ACQUIRE k a PX 500 = 1\n9 5..6 INFO k = exclusive a");
     accepts("1 0..9 ACQUIRE k a PX 500 = 1\n9 5..6 INFO k = nil");
 }
 
 #[test]
-fn errors() {
+fn impossible_errors_are_refused() {
     refuses(Rule::Error, "1 0..1 ACQUIRE k a = !ERR syntax error");
     refuses(Rule::Error, "1 0..1 MACQUIRE 2 j k a ID x = !ERR a call with this ID was made before");
     accepts("1 0..1 MACQUIRE 2 j k a EPHEMERAL ID x = !ERR a call with this ID was made before");
@@ -680,19 +683,19 @@ fn errors() {
 }
 
 #[test]
-fn failovers() {
+fn failovers_may_lose_unacknowledged_writes() {
     let held = "1 0..1 ACQUIRE k a FENCE PX 500 = 1/10\nfault failover 2..3\n";
     refuses(Rule::Exclusion, &format!("{held}2 10..11 ACQUIRE k b PX 500 = 1"));
     refuses(Rule::Token, &format!("{held}2 600..601 ACQUIRE k b FENCE PX 500 = 1/10"));
     assert_eq!(report(&format!("{held}2 10..11 ACQUIRE k b = 1\n2 12..13 ACQUIRE k b = 2")).doubled, 1);
     accepts(&format!("{held}2 600..601 ACQUIRE k b FENCE PX 500 = 1/11"));
-    // Nobody knows whether replicas have it, or its lease was over meanwhile.
+    // Whether replicas have the grant is unknown, or its lease ended meanwhile.
     accepts("1 0..1 ACQUIRE k a REPLICAS 2 = !NOTOWNER\n1 2..3 RENEW k a REPLICAS 2 = !UNBLOCKED");
     refuses(Rule::Error, "1 2..3 RENEW k a = !UNBLOCKED");
     accepts("1 0..1 ACQUIRE k a REPLICAS 2 = !NOREPLICAS\n2 10..11 ACQUIRE k b REPLICAS 2 = 1");
     accepts(&format!("{held}2 10..11 ACQUIRE k b = !READONLY"));
     refuses(Rule::Error, "2 10..11 ACQUIRE k b = !READONLY");
-    // The lease that a renewal has set was over before the reply.
+    // The lease of a renewal ended before the reply.
     let renewed = |replicas: &str| {
         format!(
             "1 0..1 ACQUIRE k a PX 600 = 1\n1 2..50 RENEW k a PX 5 {replicas} = !NOTOWNER
@@ -701,11 +704,11 @@ fn failovers() {
     };
     accepts(&renewed("REPLICAS 2"));
     refuses(Rule::Exclusion, &renewed(""));
-    // The new primary has not heard of a release, or of the hold.
+    // The new primary lacks a release, or the hold.
     let released = "1 0..1 ACQUIRE k a = 1\n1 2..3 RELEASE k a = 0\nfault failover 4..5\n";
     accepts(&format!("{released}1 20..21 ACQUIRE k a = 2"));
     accepts(&format!("{held}1 20..21 RENEW k a = !NOTOWNER"));
-    // Nor of a newer token, unless it was promised; and what is left of the writes is in order.
+    // It may also lack a newer token, unless that was acknowledged. The remaining writes are in order.
     let written = "1 0..1 ACQUIRE k a FENCE PX 5 = 1/10\n2 10..11 ACQUIRE k b FENCE REPLICAS = 1/11\nfault failover 12..13
         2 11..12 GUARD k TOKEN 11 w1 = 1\n1 14..15 GUARD k TOKEN 10 w2 = 1\n9 90..91 LOG k = LEFT";
     let with = |replicas: &str, left: &str| written.replace("REPLICAS", replicas).replace("LEFT", left);
@@ -718,7 +721,7 @@ fn failovers() {
 }
 
 #[test]
-fn memory_and_clocks() {
+fn memory_and_clock_faults_are_considered() {
     refuses(Rule::Error, "1 0..1 ACQUIRE k a = !OOM");
     refuses(Rule::Error, "fault full 0..1\n1 2..3 ACQUIRE k a = !OOM");
     refuses(Rule::Error, "fault full 0..9\n1 2..3 RELEASE k a = !OOM");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Fencing tokens grow.
+//! Rule: fencing tokens grow.
 
 use super::holds::View;
 use super::operations::Operation;
@@ -28,11 +28,11 @@ pub(super) fn check(view: &View<'_>, report: &mut Report) {
     }
     for (operation, token, _) in &fenced {
         if !(1..END).contains(token) {
-            report.add(Rule::Token, key, format!("{token} is no token"), &[operation.call()]);
+            report.add(Rule::Token, key, format!("{token} is not a token"), &[operation.call()]);
         }
-        check_re_entry(view, &fenced, operation, *token, report);
+        check_reentry(view, &fenced, operation, *token, report);
     }
-    // A first hold takes a token of its own, greater than all that were answered before it was asked for.
+    // A first hold needs a token that is greater than all tokens in earlier replies.
     fenced.sort_by_key(|one| one.2);
     let mut greatest: Option<(&Operation<'_>, i64)> = None;
     let mut starts: Vec<_> = fenced.iter().filter(|one| begins(view, one.0)).collect();
@@ -54,7 +54,7 @@ pub(super) fn check(view: &View<'_>, report: &mut Report) {
     }
 }
 
-/// It is the first hold of its owner, or a reader's first exclusive one.
+/// Whether the operation is its owner's first hold, or a reader's first exclusive hold.
 fn begins(view: &View<'_>, operation: &Operation<'_>) -> bool {
     let writes =
         |one: &Operation<'_>| one.may_be_done() && one.acquire().is_some_and(|acquire| !acquire.shared);
@@ -65,7 +65,7 @@ fn begins(view: &View<'_>, operation: &Operation<'_>) -> bool {
     operation.count() == Some(1) || writes(operation) && is_first()
 }
 
-/// When a token was taken at the earliest: with `NOTIFY` that may be long before the grant was confirmed.
+/// Earliest time at which the token was drawn. With `NOTIFY` that may be long before the confirmation.
 fn granted_from(operation: &Operation<'_>) -> Micros {
     match operation.acquire() {
         Some(acquire) if acquire.notify.is_some() => operation.first_sent,
@@ -73,8 +73,8 @@ fn granted_from(operation: &Operation<'_>) -> Micros {
     }
 }
 
-/// As long as an owner holds a lock exclusively, its token is the same.
-fn check_re_entry(
+/// Checks that an owner's token stays the same during an exclusive hold.
+fn check_reentry(
     view: &View<'_>,
     fenced: &[(&Operation<'_>, i64, i64)],
     operation: &Operation<'_>,
@@ -86,13 +86,13 @@ fn check_re_entry(
     }
     let earlier = fenced.iter().filter(|one| one.0.owner == operation.owner && one.2 < operation.sent);
     let Some((last, before, _)) = earlier.max_by_key(|one| one.2) else { return };
-    if !view.is_kept(last) {
+    if !view.survives_failover(last) {
         return;
     }
     let last = view.of(operation.owner).iter().find(|one| std::ptr::eq(**one, *last));
     let until = last.map_or(0, |last| view.certain_until(last, None));
     if operation.end.is_some_and(|end| until >= end) && *before != token {
-        let text = format!("{} still had the token {before}, and got {token}", operation.owner);
+        let text = format!("{} still had the token {before} and got {token}", operation.owner);
         let proof: Vec<_> = last.iter().map(|one| one.call()).chain([operation.call()]).collect();
         report.add(Rule::Token, view.lock.key, text, &proof);
     }

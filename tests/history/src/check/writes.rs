@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Guarded writes: `LOCK.GUARD … RPUSH`. Each tells by its reply at which place it stands in the list.
+//! Rules for guarded writes (`LOCK.GUARD … RPUSH`). Each reply gives the write's position in the list.
 
 use std::collections::BTreeMap;
 
@@ -19,39 +19,39 @@ fn claim(call: &Call) -> Option<(&Claim, &str)> {
 }
 
 pub(super) fn check(view: &View<'_>, report: &mut Report) {
-    check_places(view, report);
+    check_positions(view, report);
     check_tokens(view, report);
     if let Some(log) = view.lock.logs.last() {
         check_log(view, log, report);
     }
 }
 
-/// Answered writes may be gone. Those that are there are right all the same.
+/// Whether acknowledged writes may be lost. The remaining ones must still be right.
 fn may_be_lost(view: &View<'_>) -> bool {
     view.history.disturbed(Micros::MIN, NEVER, |what| {
         matches!(what, Disturbance::Restart { durable: false } | Disturbance::Failover)
     })
 }
 
-/// The places follow the order in which the calls were made, and the tokens do not become smaller.
-fn check_places(view: &View<'_>, report: &mut Report) {
+/// Checks that positions follow the order of the calls, and that tokens never decrease.
+fn check_positions(view: &View<'_>, report: &mut Report) {
     if may_be_lost(view) {
         return;
     }
     let key = view.lock.key;
-    let mut places: BTreeMap<i64, &Call> = BTreeMap::new();
+    let mut positions: BTreeMap<i64, &Call> = BTreeMap::new();
     for call in &view.lock.guards {
-        let Some(place) = reply(call).and_then(Value::as_i64) else { continue };
-        if let Some(other) = places.insert(place, call) {
-            report.add(Rule::Guard, key, format!("two writes have place {place}"), &[other, call]);
+        let Some(position) = reply(call).and_then(Value::as_i64) else { continue };
+        if let Some(other) = positions.insert(position, call) {
+            report.add(Rule::Guard, key, format!("two writes have position {position}"), &[other, call]);
         }
     }
     let mut greatest: Option<(&Call, i64)> = None;
     let mut latest: Option<&Call> = None;
-    for call in places.values().copied() {
+    for call in positions.values().copied() {
         report.pairs += 1;
         if let Some(earlier) = latest.filter(|earlier| call.answered.is_some_and(|at| at < earlier.sent)) {
-            let text = "a write stands behind one that was sent after its reply".to_owned();
+            let text = "a write is behind one that was sent after its reply".to_owned();
             report.add(Rule::Guard, key, text, &[earlier, call]);
         }
         if latest.is_none_or(|earlier| earlier.sent < call.sent) {
@@ -67,7 +67,7 @@ fn check_places(view: &View<'_>, report: &mut Report) {
     }
 }
 
-/// Nobody writes with a token after a newer one was granted, and whoever has the newest may.
+/// Checks that no token passes after a newer grant, and that the newest token passes.
 fn check_tokens(view: &View<'_>, report: &mut Report) {
     let key = view.lock.key;
     let fenced =
@@ -80,7 +80,7 @@ fn check_tokens(view: &View<'_>, report: &mut Report) {
         };
         let newer = fenced().find(|one| {
             let is_newer = one.token.is_some_and(|other| other > *token);
-            is_newer && view.is_kept(one) && one.end.is_some_and(|end| end < call.sent)
+            is_newer && view.survives_failover(one) && one.end.is_some_and(|end| end < call.sent)
         });
         if let (Some(newer), Outcome::Reply(_)) = (newer, &call.outcome) {
             let text = format!("{token} passed although a newer one had been granted");
@@ -90,44 +90,44 @@ fn check_tokens(view: &View<'_>, report: &mut Report) {
         let may_be_newer = |one: &Operation<'_>| {
             one.sent < until && one.may_be_done() && one.token.is_none_or(|other| other > *token)
         };
-        let may_be_taken_back = |one: &&Call| one.sent < until;
+        let may_be_revoked = |one: &&Call| one.sent < until;
         let granted =
             fenced().any(|one| one.token == Some(*token) && one.end.is_some_and(|end| end < call.sent));
         let refused = matches!(&call.outcome, Outcome::Error(error) if error.starts_with("NOTOWNER"));
-        let is_newest = !fenced().any(may_be_newer) && !view.lock.taken_back.iter().any(may_be_taken_back);
+        let is_newest = !fenced().any(may_be_newer) && !view.lock.maybe_revoked.iter().any(may_be_revoked);
         if refused && granted && !may_be_lost(view) && is_newest {
-            report.add(Rule::Guard, key, format!("{token} is the newest, and was refused"), &[call]);
+            report.add(Rule::Guard, key, format!("{token} is the newest and was refused"), &[call]);
         }
     }
 }
 
-/// What is in the list at the end is what was written, or may be lost. What is left of it is in the order of its tokens.
+/// Checks the list at the end: every entry was written, every write is there or may be lost, and tokens are in order.
 fn check_log(view: &View<'_>, log: &Call, report: &mut Report) {
     let Some(entries) = reply(log).and_then(Value::as_array) else { return };
     let key = view.lock.key;
     let may_be_lost = may_be_lost(view);
     let mut found: BTreeMap<&str, i64> = BTreeMap::new();
-    for (place, entry) in (1..).zip(entries) {
+    for (position, entry) in (1..).zip(entries) {
         let entry = entry.as_str().unwrap_or_default();
-        if found.insert(entry, place).is_some() {
+        if found.insert(entry, position).is_some() {
             report.add(Rule::Guard, key, format!("{entry} was written twice"), &[log]);
         }
     }
     let mut fenced: BTreeMap<i64, (i64, &Call)> = BTreeMap::new();
     for call in &view.lock.guards {
         let Some((claim, entry)) = claim(call) else { continue };
-        let place = found.remove(entry);
-        if let (Claim::Token(token), Some(place)) = (claim, place) {
-            fenced.insert(place, (*token, call));
+        let position = found.remove(entry);
+        if let (Claim::Token(token), Some(position)) = (claim, position) {
+            fenced.insert(position, (*token, call));
         }
         let is_wrong = match &call.outcome {
             Outcome::Reply(_) if may_be_lost => false,
-            Outcome::Reply(told) => place.is_none_or(|place| told.as_i64() != Some(place)),
-            Outcome::Error(_) | Outcome::Unsent => place.is_some(),
+            Outcome::Reply(reply) => position.is_none_or(|position| reply.as_i64() != Some(position)),
+            Outcome::Error(_) | Outcome::Unsent => position.is_some(),
             Outcome::Unknown => false,
         };
         if is_wrong && call.answered.is_none_or(|at| at < log.sent) {
-            report.add(Rule::Guard, key, format!("in the end it is at place {place:?}"), &[call, log]);
+            report.add(Rule::Guard, key, format!("at the end it is at position {position:?}"), &[call, log]);
         }
     }
     let in_order: Vec<&(i64, &Call)> = fenced.values().collect();
@@ -135,12 +135,12 @@ fn check_log(view: &View<'_>, log: &Call, report: &mut Report) {
         report.pairs += 1;
         let [(before, earlier), (token, later)] = [pair[0], pair[1]];
         if before > token {
-            let text = format!("in the end {token} stands behind {before}");
+            let text = format!("at the end {token} is behind {before}");
             report.add(Rule::Guard, key, text, &[earlier, later]);
         }
     }
     let unsent = |entry: &&str| entry.is_empty();
     if let Some(entry) = found.keys().find(|entry| !unsent(entry)) {
-        report.add(Rule::Guard, key, format!("nobody wrote {entry}"), &[log]);
+        report.add(Rule::Guard, key, format!("no call wrote {entry}"), &[log]);
     }
 }

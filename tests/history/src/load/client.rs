@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! A client that acquires, uses, and gives back locks, with everything that the commands have.
+//! A client that acquires, uses and releases locks with every option of the commands.
 
 use std::sync::atomic::Ordering;
 use std::thread;
@@ -16,7 +16,7 @@ use super::{Promise, Shared};
 use crate::record::{Acquire, Claim, Command, Outcome, Release, Renew};
 use crate::wire::End;
 
-/// What the client believes to hold.
+/// A hold that the client believes to have.
 #[derive(Clone)]
 struct Held {
     key: String,
@@ -31,10 +31,10 @@ pub(super) struct Client<'a> {
     rng: StdRng,
     line: Line<'a>,
     spare: Line<'a>,
-    /// How often each owner got a new name.
+    /// Number of name changes of each owner.
     names: Vec<u32>,
     held: Vec<Held>,
-    /// A call with an ID that was answered, for a needless repetition.
+    /// A call with an ID and a reply, for a needless retry.
     last: Option<Command>,
     call: u32,
 }
@@ -57,7 +57,7 @@ impl<'a> Client<'a> {
             self.shared.generation.fetch_max(generation, Ordering::Relaxed);
             self.one_call();
         }
-        // What is still held must not keep others waiting longer than its lease, but may.
+        // Releases the remaining holds early; their leases would end them anyway.
         while let Some(held) = self.held.pop() {
             let release =
                 Release { keys: vec![held.key], owner: held.owner, all: true, ..Release::default() };
@@ -74,7 +74,7 @@ impl<'a> Client<'a> {
         if self.chance(10) {
             thread::sleep(Duration::from_micros(self.rng.random_range(0..5_000)));
         }
-        self.stand_still();
+        self.maybe_suspend();
         let held = self.held.choose(&mut self.rng).cloned();
         let busy = u32::try_from(self.held.len()).unwrap_or(9).min(6);
         match (self.rng.random_range(0..100), held) {
@@ -96,15 +96,15 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// As a process does that is stopped.
-    fn stand_still(&mut self) {
+    /// Behaves like a suspended process.
+    fn maybe_suspend(&mut self) {
         let still = self.shared.settings.still;
         if still > 0 && self.rng.random_range(0..1000) < still {
             let length = Duration::from_millis(self.rng.random_range(100..900));
             if self.rng.random() {
                 thread::sleep(length);
             } else {
-                self.line.rest = length;
+                self.line.suspend_for = length;
             }
         }
     }
@@ -114,29 +114,29 @@ impl<'a> Client<'a> {
         self.shared.key(slot, self.call)
     }
 
-    /// An owner of this client: which, and its name.
+    /// An owner of this client: its index and its name.
     fn some_owner(&mut self) -> (usize, String) {
-        let which = self.rng.random_range(0..self.names.len());
-        (which, self.name(which))
+        let index = self.rng.random_range(0..self.names.len());
+        (index, self.name(index))
     }
 
-    fn name(&self, which: usize) -> String {
-        format!("c{}o{which}e{}", self.number, self.names[which])
+    fn name(&self, index: usize) -> String {
+        format!("c{}o{index}e{}", self.number, self.names[index])
     }
 
-    /// Nobody knows what this owner holds: it goes on under another name.
+    /// The holds of this owner are unknown, so the owner gets another name.
     fn rename(&mut self, owner: &str) {
         self.retire(owner);
         self.held.retain(|held| held.owner != owner);
-        // A watchdog must not renew for ever what nobody gives back.
+        // Ends watchdogs that would otherwise renew unknown holds forever.
         self.line.close(End::Close);
     }
 
-    /// The owner acquires nothing more under this name.
+    /// Ends the use of this owner name.
     fn retire(&mut self, owner: &str) {
-        for which in 0..self.names.len() {
-            if self.name(which) == owner {
-                self.names[which] += 1;
+        for index in 0..self.names.len() {
+            if self.name(index) == owner {
+                self.names[index] += 1;
             }
         }
     }
@@ -149,7 +149,7 @@ impl<'a> Client<'a> {
         let after = Duration::from_micros(self.rng.random_range(0..3_000));
         Some(match self.rng.random_range(0..10) {
             0..3 => Breakage::Part(self.rng.random_range(1..60), end),
-            // Nobody could ask for replicas on it any more.
+            // A half-closed connection cannot send WAIT.
             8.. if !matches!(self.shared.settings.promise, Promise::Wait(_)) => Breakage::Half,
             _ => Breakage::Unread(after, end),
         })
@@ -167,9 +167,9 @@ impl<'a> Client<'a> {
 
     fn acquire(&mut self) {
         let features = self.shared.settings.features;
-        let (which, owner) = self.some_owner();
-        // Most owners want one kind of hold only, so that what they hold is known.
-        let shares = if which % 2 == 1 { 92 } else { 4 };
+        let (index, owner) = self.some_owner();
+        // Most owners use one kind of hold, so that the checker knows their holds.
+        let shares = if index % 2 == 1 { 92 } else { 4 };
         let shared = features.shared && self.chance(shares);
         let several = features.several && self.chance(12);
         let mut keys = vec![self.some_key()];
@@ -228,7 +228,7 @@ impl<'a> Client<'a> {
         self.line.receive(pending)
     }
 
-    /// Goes on until it is known what came of the call.
+    /// Retries until the outcome of the call is known.
     fn resolve_acquire(&mut self, acquire: Acquire, mut outcome: Outcome, mut is_cancelled: bool) {
         let mut was_unknown = false;
         for _ in 0..6 {
@@ -262,7 +262,7 @@ impl<'a> Client<'a> {
                 }
             }
             _ if was_unknown => {
-                // Whatever has become of it, it is undone now; without an ID nobody knows.
+                // Undoes the unknown outcome. Without an ID the outcome stays unknown.
                 if acquire.id.is_some() && self.shared.settings.features.cancel {
                     is_cancelled = cancel(&mut self.line, &acquire);
                 }
@@ -275,10 +275,10 @@ impl<'a> Client<'a> {
     }
 
     fn release(&mut self) {
-        let Some(which) = (0..self.held.len()).collect::<Vec<_>>().choose(&mut self.rng).copied() else {
+        let Some(index) = (0..self.held.len()).collect::<Vec<_>>().choose(&mut self.rng).copied() else {
             return;
         };
-        let held = self.held.swap_remove(which);
+        let held = self.held.swap_remove(index);
         let several = self.shared.settings.features.several && self.chance(10);
         let mut keys = vec![held.key];
         if several {
@@ -300,7 +300,7 @@ impl<'a> Client<'a> {
         }
         let owner = held.owner;
         let id = self.chance(60).then(|| format!("r{}n{}", self.number, self.call));
-        // A lease that is set without a promise may be forgotten.
+        // A lease that was set without a promise may be lost.
         let may_set = self.shared.settings.promise == Promise::Primary;
         let lease = if may_set && !several && self.chance(10) { self.lease() } else { None };
         let release = Release { keys, several, owner: owner.clone(), lease, shared: false, all, id };
@@ -333,7 +333,7 @@ impl<'a> Client<'a> {
         let several = features.several && self.chance(10);
         let lease = self.lease();
         let (watchdog, ephemeral) = (features.bound && self.chance(8), features.bound && self.chance(8));
-        // A client has several owners, so two can wait for each other without a deadlock that the server knows of.
+        // A client has several owners, so two of them can wait for each other in a way that the server cannot detect.
         let watchdog_max = watchdog.then(|| self.rng.random_range(100..800));
         let (keys, owner) = (vec![held.key], held.owner);
         let owner_name = owner.clone();
@@ -370,7 +370,7 @@ impl<'a> Client<'a> {
         self.held.retain(|other| !same(other));
     }
 
-    /// Sends a call with an ID again that was answered long ago.
+    /// Repeats a call with an ID that got its reply long ago.
     fn repeat(&mut self) {
         if let Some(last) = self.last.take() {
             self.line.call(last, None);
@@ -378,12 +378,12 @@ impl<'a> Client<'a> {
     }
 }
 
-/// Cancels an acquire at each of its locks; true if that was answered.
+/// Cancels an acquire at each of its locks. Returns whether every cancel got a reply.
 fn cancel(line: &mut Line<'_>, acquire: &Acquire) -> bool {
     let Some(id) = &acquire.id else { return false };
     acquire.keys.iter().fold(true, |all, key| {
         let command = Command::Cancel { key: key.clone(), owner: acquire.owner.clone(), id: id.clone() };
-        // A cancel that comes again replies the same.
+        // A repeated cancel gets the same reply.
         let answered = (0..4).any(|_| matches!(line.call(command.clone(), None), Outcome::Reply(_)));
         all && answered
     })

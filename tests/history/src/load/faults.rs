@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! What is done to the clients by commands: killed, unblocked, paused.
+//! Disturbs clients by commands: kills, unblocks and pauses.
 
 use std::sync::PoisonError;
 use std::thread;
@@ -13,8 +13,8 @@ use super::Shared;
 use crate::record::{Disturbance, Fault, Record};
 use crate::wire::Wire;
 
-/// For how long a pause is asked for, in milliseconds. It is ended before.
-const LONG: u32 = 60_000;
+/// Requested length of a write pause in milliseconds; the pause is ended earlier.
+const PAUSE_LIMIT: u32 = 60_000;
 
 pub(super) fn run(shared: &Shared, client: u32) {
     let faults = shared.settings.faults;
@@ -29,23 +29,21 @@ pub(super) fn run(shared: &Shared, client: u32) {
     while !shared.is_over() {
         thread::sleep(Duration::from_millis(rng.random_range(2..40)));
         let Some(kind) = kinds.choose(&mut rng).copied() else { return };
-        // A pause holds everybody up, so it is rarer.
+        // A pause stops every client, so it is rarer.
         if kind == 2 && rng.random_range(0..4) > 0 {
             continue;
         }
-        let alone = shared.disturbs();
+        let alone = shared.exclude_other_faults();
         let victim = shared.open.lock().unwrap_or_else(PoisonError::into_inner).choose(&mut rng).copied();
         let Some(server_id) = victim else { continue };
         let length = rng.random_range(5..60);
-        let how = if rng.random() { "TIMEOUT" } else { "ERROR" };
-        let what_is_paused = if rng.random() { "WRITE" } else { "ALL" };
+        let outcome = if rng.random() { "TIMEOUT" } else { "ERROR" };
+        let scope = if rng.random() { "WRITE" } else { "ALL" };
         let (command, what, lasts) = match kind {
             0 => (format!("CLIENT KILL ID {server_id}"), Disturbance::Kill { server_id }, 0),
-            1 => (format!("CLIENT UNBLOCK {server_id} {how}"), Disturbance::Unblock { server_id }, 0),
-            _ if what_is_paused == "ALL" => {
-                (format!("CLIENT PAUSE {length} ALL"), Disturbance::Pause, length)
-            }
-            _ => (format!("CLIENT PAUSE {LONG} WRITE"), Disturbance::Pause, length),
+            1 => (format!("CLIENT UNBLOCK {server_id} {outcome}"), Disturbance::Unblock { server_id }, 0),
+            _ if scope == "ALL" => (format!("CLIENT PAUSE {length} ALL"), Disturbance::Pause, length),
+            _ => (format!("CLIENT PAUSE {PAUSE_LIMIT} WRITE"), Disturbance::Pause, length),
         };
         let mut ask = |command: &str| {
             let mut open = wire.take().or_else(|| Wire::connect(shared.server()).ok())?;
@@ -57,9 +55,9 @@ pub(super) fn run(shared: &Shared, client: u32) {
         let done = ask(&command);
         if lasts > 0 && done.is_some() {
             thread::sleep(Duration::from_millis(lasts));
-            // To unblock a client that is held back by a pause ends some servers, with or without the module. So it is waited
-            // until nobody is. A pause of everything holds this connection back as well, until its time is over.
-            let end = if what_is_paused == "ALL" { "PING" } else { "CLIENT UNPAUSE" };
+            // Unblocking a client that a pause holds back crashes some servers, with or without the module, so wait until
+            // the pause has ended. A pause of all commands also holds back this connection until its time is over.
+            let end = if scope == "ALL" { "PING" } else { "CLIENT UNPAUSE" };
             while ask(end).is_none() && !shared.is_over() {
                 thread::sleep(Duration::from_millis(1));
             }

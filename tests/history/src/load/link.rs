@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! A client's connection: made anew when it is broken, and every call taken down.
+//! A client's connection, which is replaced when it breaks. Records every call.
 
 use std::net::SocketAddr;
 use std::thread;
@@ -10,14 +10,14 @@ use super::{Promise, Shared};
 use crate::record::{Call, Closed, Command, Micros, Opened, Outcome, Record};
 use crate::wire::{Answer, End, Silence, Wire};
 
-/// How a call is broken.
+/// The way a call is broken.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Breakage {
-    /// Only so many of its bytes are sent.
+    /// Only this number of bytes is sent.
     Part(usize, End),
-    /// All of it is sent, and after this time the connection is ended before the reply is read.
+    /// The call is sent, and the connection is closed after this time, before the reply is read.
     Unread(Duration, End),
-    /// All of it is sent, and the direction to the server is closed. A reply is read if there is one.
+    /// The call is sent, and the connection is half-closed. A reply is read if one arrives.
     Half,
 }
 
@@ -28,34 +28,34 @@ pub(super) struct Link {
     pub(super) server_id: i64,
 }
 
-/// A call that was sent and is not answered.
+/// A call that was sent and has no reply yet.
 pub(super) struct Pending {
     number: u64,
     sent: Micros,
     command: Command,
 }
 
-/// The connections of one client, one after the other.
+/// The successive connections of one client.
 pub(super) struct Line<'a> {
     shared: &'a Shared,
     client: u32,
     link: Option<Link>,
-    /// Another server than that of the others.
+    /// A server other than that of the other connections.
     at: Option<SocketAddr>,
-    /// The client stands still for so long between sending the next call and reading its reply.
-    pub(super) rest: Duration,
+    /// Time for which the client is suspended between its next call and the reading of the reply.
+    pub(super) suspend_for: Duration,
 }
 
 impl Line<'_> {
     pub(super) fn new(shared: &Shared, client: u32) -> Line<'_> {
-        Line { shared, client, link: None, at: None, rest: Duration::ZERO }
+        Line { shared, client, link: None, at: None, suspend_for: Duration::ZERO }
     }
 
-    /// Makes a call, as a whole or broken.
+    /// Makes a call, completely or with a breakage.
     pub(super) fn call(&mut self, command: Command, breakage: Option<Breakage>) -> Outcome {
         let Some(breakage) = breakage else {
             let Some(pending) = self.send(command.clone()) else { return Outcome::Unsent };
-            thread::sleep(std::mem::take(&mut self.rest));
+            thread::sleep(std::mem::take(&mut self.suspend_for));
             return match self.receive(pending) {
                 Outcome::Error(error) if error.starts_with("ASK ") => self.call_there(command, &error),
                 outcome => outcome,
@@ -89,7 +89,7 @@ impl Line<'_> {
         }
     }
 
-    /// Makes a call once more, at the node that a slot is being moved to.
+    /// Repeats a call at the node that a slot is moving to.
     fn call_there(&mut self, command: Command, error: &str) -> Outcome {
         let mut there = Line::new(self.shared, self.client);
         there.at = address(error);
@@ -101,7 +101,7 @@ impl Line<'_> {
         there.receive(pending)
     }
 
-    /// Sends a call as a whole; nothing if there is no server any more.
+    /// Sends a call completely. Returns `None` if the server is gone.
     pub(super) fn send(&mut self, command: Command) -> Option<Pending> {
         self.begin(command, None)
     }
@@ -112,12 +112,12 @@ impl Line<'_> {
         let words = command.words();
         let number = recorder.next_call();
         let sent = recorder.now();
-        // That it cannot be written is found when the reply is read.
+        // A failed write shows when the reply is read.
         let _ = self.link.as_mut()?.wire.send(&words, at_most);
         Some(Pending { number, sent, command })
     }
 
-    /// Reads the reply, for as long as a client waits.
+    /// Reads the reply within the client's patience.
     pub(super) fn receive(&mut self, pending: Pending) -> Outcome {
         let Some(link) = self.link.as_mut() else { return self.finish(pending, Outcome::Unknown, None) };
         let answer = link.wire.receive(self.shared.settings.patience).and_then(|answer| {
@@ -148,7 +148,7 @@ impl Line<'_> {
 
     fn finish(&mut self, pending: Pending, outcome: Outcome, answered: Option<Micros>) -> Outcome {
         let Pending { number, sent, command } = pending;
-        // A client has one connection at a time, or has just lost the one that the call was made on.
+        // A client has one connection at a time, or has just lost the connection of this call.
         let connection = self.connection();
         let outcome_of_call = outcome.clone();
         let call = Call {
@@ -160,7 +160,7 @@ impl Line<'_> {
             command,
             outcome: outcome_of_call,
         };
-        // Nothing was done: the same call is made at another node.
+        // The call did nothing: it is repeated at another node.
         if !matches!(&outcome, Outcome::Error(error) if error.starts_with("ASK ")) {
             self.shared.recorder.add(Record::Call(call));
         }
@@ -170,12 +170,12 @@ impl Line<'_> {
         outcome
     }
 
-    /// The number of the connection that there is or was last.
+    /// The number of the current or the last connection.
     fn connection(&self) -> u64 {
         self.link.as_ref().map_or(u64::MAX, |link| link.number)
     }
 
-    /// Ends the connection.
+    /// Closes the connection.
     pub(super) fn close(&mut self, end: End) {
         let at = self.shared.recorder.now();
         if let Some(link) = self.link.as_mut() {
@@ -184,13 +184,13 @@ impl Line<'_> {
         self.ended(at, false);
     }
 
-    /// Ends the connection while a call waits on it.
+    /// Closes the connection while a call waits on it.
     pub(super) fn abandon(&mut self, pending: Pending, end: End) {
         self.close(end);
         self.finish(pending, Outcome::Unknown, None);
     }
 
-    /// Ends the connection when there is no call on it.
+    /// Closes the connection while it has no call.
     pub(super) fn hang_up(&mut self, end: End) {
         self.close(end);
         self.link = None;
@@ -246,7 +246,7 @@ impl Link {
 }
 
 impl Promise {
-    /// Waits for what is to be waited for after an answer.
+    /// Waits for the acknowledgment that the promise needs after a reply.
     fn is_kept(self, command: &Command, answer: &Answer, wire: &mut Wire) -> bool {
         let has_changed = matches!(command, Command::Acquire(_) | Command::Renew(_))
             && answer.as_ref().is_ok_and(|reply| !reply.is_null());
@@ -255,16 +255,16 @@ impl Promise {
             return true;
         }
         wire.ask(&format!("WAIT {replicas} 200"))
-            .is_some_and(|told| told.as_u64() >= Some(u64::from(replicas)))
+            .is_some_and(|acknowledged| acknowledged.as_u64() >= Some(u64::from(replicas)))
     }
 }
 
-/// Where the node is that an error names: `MOVED slot host:port`.
+/// The address of the node in an error such as `MOVED slot host:port`.
 fn address(error: &str) -> Option<SocketAddr> {
     error.split(' ').nth(2)?.parse().ok()
 }
 
-/// The server is not the primary of this lock any more.
+/// Whether the error says that the server is no longer the primary of this lock.
 fn is_elsewhere(error: &str) -> bool {
     ["READONLY", "MASTERDOWN", "MOVED"].iter().any(|word| error.starts_with(word))
 }

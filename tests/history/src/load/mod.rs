@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 
-//! Clients that use everything that the locks have, break their connections, and take down what they saw.
+//! Clients that use every feature of the locks, break their connections, and record what they observe.
 //!
-//! The same seed makes the same draws, client by client and call by call. What they lead to depends on what the server
-//! answers, and so on how the clients' calls meet.
+//! A seed determines the random choices of each client in order. Their effects also depend on the server's replies, and so
+//! on the timing of all clients.
 
 mod client;
 mod faults;
@@ -26,57 +26,56 @@ use crate::wire::Wire;
 use client::Client;
 use link::{Line, Link};
 
-/// What a load is to be like.
+/// Settings of a load.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// From which all choices come.
+    /// Seed of all random choices.
     pub seed: u64,
-    /// How many clients call and wait.
+    /// Number of clients that call and wait.
     pub clients: u32,
-    /// How many clients wait by `NOTIFY`.
+    /// Number of clients that wait with `NOTIFY`.
     pub listeners: u32,
-    /// How many [scenes] are played at a time: a few clients each, with locks of their own.
+    /// Number of [scenes] that run at a time: a few clients each, with locks of their own.
     pub scenes: u32,
-    /// How many calls each of them makes, about.
+    /// Approximate number of calls of each client.
     pub calls: u32,
-    /// They go on until so many of their acquires were granted: while the server refuses everything, calls are over in no time.
+    /// Minimum number of granted acquires before the load ends, as refused calls finish at once.
     pub grants: u32,
-    /// No more calls begin after this time.
+    /// No calls start after this time.
     pub at_most: Duration,
-    /// What the name of each lock begins with: a hash tag, where all are to be in one slot.
+    /// Prefix of every lock name: a hash tag if all locks must share a slot.
     pub prefix: &'static str,
-    /// How many locks are in use at a time.
+    /// Number of locks in use at a time.
     pub keys: u32,
-    /// After so many calls of a client it goes on with new locks, so that the history of one lock stays short.
+    /// Number of calls after which a client switches to new locks, so that the history of one lock stays short.
     pub calls_per_key: u32,
-    /// Every lease that a call names is so many times as long: else few are longer than 200 ms.
+    /// Factor for every lease of a call. Without it, few leases exceed 200 ms.
     pub stretch: u32,
-    /// How many owner names each client has.
+    /// Number of owner names of each client.
     pub owners: u32,
-    /// A name that has given something back acquires nothing more.
+    /// Every owner name acquires nothing after its first release.
     pub names_once: bool,
-    /// Of a thousand calls so many have their connection broken.
+    /// Number of calls in a thousand whose connection is broken.
     pub broken: u32,
-    /// Of a thousand calls so many have their client stand still for longer than most leases: between sending and reading,
-    /// or after it.
+    /// Number of calls in a thousand whose client is suspended for longer than most leases, during or after the call.
     pub still: u32,
-    /// Which parts of the commands are used.
+    /// The features in use.
     pub features: Features,
-    /// How many replicas the server has.
+    /// Number of replicas of the server.
     pub replicas: u32,
-    /// What an acquire and a renewal must have before they count.
+    /// The acknowledgment that an acquire or a renewal needs before it counts.
     pub promise: Promise,
-    /// What is done to connections and to the server meanwhile.
+    /// Disturbances of connections and of the server.
     pub faults: Faults,
-    /// `lock.default-lease` while the load runs.
+    /// `lock.default-lease` during the load.
     pub default_lease: Duration,
-    /// `lock.request-ttl` while the load runs.
+    /// `lock.request-ttl` during the load.
     pub request_ttl: Duration,
-    /// A client that waits without limit for so long gives up. So long must a lost wake-up last to be seen.
+    /// Time after which a client abandons an unlimited wait. A lost wake-up must last that long to be noticed.
     pub patience: Duration,
 }
 
-/// Parts of the commands that can be left out.
+/// Features that can be switched off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Features {
     /// `SHARED` and `LIMIT`.
@@ -85,7 +84,7 @@ pub struct Features {
     pub once: bool,
     /// `WATCHDOG` and `EPHEMERAL`.
     pub bound: bool,
-    /// `LOCK.MACQUIRE` and its like.
+    /// `LOCK.MACQUIRE`, `LOCK.MRELEASE` and `LOCK.MRENEW`.
     pub several: bool,
     /// `LOCK.BREAK`.
     pub breaks: bool,
@@ -96,7 +95,7 @@ pub struct Features {
 }
 
 impl Features {
-    /// Everything.
+    /// Every feature.
     pub const ALL: Features = Features {
         shared: true,
         once: true,
@@ -106,9 +105,9 @@ impl Features {
         cancel: true,
         guard: true,
     };
-    /// What another primary knows of as well: a hold that depends on a connection ends with its primary.
+    /// Features that survive a failover: a hold that is bound to a connection ends with its primary.
     pub const UNBOUND: Features = Features { bound: false, several: false, breaks: false, ..Features::ALL };
-    /// What a point model can decide: exclusive locks.
+    /// Features that a checker for linearizability can decide: exclusive locks.
     pub const EXCLUSIVE: Features = Features {
         shared: false,
         once: false,
@@ -118,18 +117,18 @@ impl Features {
         cancel: false,
         guard: true,
     };
-    /// The same, and shared ones with limits.
+    /// Exclusive and shared locks, with limits, as a checker for linearizability can decide them.
     pub const READERS: Features = Features { shared: true, ..Features::EXCLUSIVE };
 }
 
-/// What a client waits for before it takes a lock for its own.
+/// The acknowledgment that a client waits for before it trusts a grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Promise {
     /// The primary's reply.
     Primary,
-    /// The primary's reply, and after it `WAIT` for so many replicas.
+    /// The primary's reply, followed by `WAIT` for this number of replicas.
     Wait(u32),
-    /// The reply to a call with `REPLICAS` for so many.
+    /// The reply to a call with `REPLICAS` and this number.
     Replicas(u32),
 }
 
@@ -142,7 +141,7 @@ impl Promise {
     }
 }
 
-/// What is done by commands. Whoever has the process may do more, see [`Shared`].
+/// Faults made by commands. For faults of the process, see [`Shared`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Faults {
     /// `CLIENT KILL`.
@@ -183,7 +182,7 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// What stands in the first line of the history.
+    /// The first line of the history.
     pub fn run(&self) -> Run {
         let ms = |time: Duration| i64::try_from(time.as_millis()).unwrap_or(i64::MAX);
         let (default_lease, request_ttl) = (ms(self.default_lease), ms(self.request_ttl));
@@ -191,13 +190,13 @@ impl Settings {
     }
 }
 
-/// What all threads of a load share.
+/// State shared by all threads of a load.
 pub struct Shared {
-    /// Takes everything down.
+    /// Records the history.
     pub recorder: Recorder,
     settings: Settings,
     server: Mutex<SocketAddr>,
-    over: AtomicBool,
+    is_finished: AtomicBool,
     generation: AtomicU32,
     granted: AtomicU32,
     open: Mutex<Vec<i64>>,
@@ -206,12 +205,12 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// A load on this server.
+    /// Creates a load on this server.
     pub fn new(settings: Settings, server: SocketAddr) -> Shared {
         Shared {
             recorder: Recorder::new(settings.run()),
             server: Mutex::new(server),
-            over: AtomicBool::new(false),
+            is_finished: AtomicBool::new(false),
             generation: AtomicU32::new(0),
             granted: AtomicU32::new(0),
             open: Mutex::default(),
@@ -221,7 +220,7 @@ impl Shared {
         }
     }
 
-    /// The server is somewhere else from now on.
+    /// Sends all further connections to another server.
     pub fn move_to(&self, server: SocketAddr) {
         *self.server.lock().unwrap_or_else(PoisonError::into_inner) = server;
     }
@@ -230,22 +229,22 @@ impl Shared {
         *self.server.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Until it is dropped nobody else disturbs clients by commands: pauses of two would become one, and to unblock a client in a
-    /// pause ends some servers.
-    fn disturbs(&self) -> MutexGuard<'_, ()> {
+    /// Excludes other disturbances by commands while the guard lives. Two pauses would merge, and unblocking a client in a
+    /// pause crashes some servers.
+    fn exclude_other_faults(&self) -> MutexGuard<'_, ()> {
         self.disturbed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// True once all clients have made their calls.
+    /// Whether all clients have finished their calls.
     pub fn is_over(&self) -> bool {
-        self.over.load(Ordering::Relaxed)
+        self.is_finished.load(Ordering::Relaxed)
     }
 
     fn is_late(&self) -> bool {
         Instant::now() >= self.ends
     }
 
-    /// True for a client that has made so many calls.
+    /// Whether a client has made enough calls.
     fn is_enough(&self, calls: u32) -> bool {
         calls >= self.settings.calls && self.granted.load(Ordering::Relaxed) >= self.settings.grants
     }
@@ -254,7 +253,7 @@ impl Shared {
         StdRng::seed_from_u64(self.settings.seed.wrapping_mul(1_000_003).wrapping_add(u64::from(client)))
     }
 
-    /// The lock that a client uses in one of its calls.
+    /// The lock for one of a client's calls.
     fn key(&self, slot: u32, call: u32) -> String {
         self.key_of(call / self.settings.calls_per_key.max(1), slot)
     }
@@ -264,8 +263,8 @@ impl Shared {
     }
 }
 
-/// Runs the load until all clients have made their calls. Meanwhile `disturb` may do to the server what it likes, if it takes
-/// it down; it has to end soon once the load [is over](Shared::is_over).
+/// Runs the load until all clients have finished their calls. `disturb` may affect the server meanwhile if it records what
+/// it does. It must return soon after the load [is over](Shared::is_over).
 pub fn run(shared: &Shared, disturb: impl FnOnce(&Shared) + Send) -> Result<Vec<Record>, String> {
     let settings = &shared.settings;
     configure(shared)?;
@@ -285,7 +284,7 @@ pub fn run(shared: &Shared, disturb: impl FnOnce(&Shared) + Send) -> Result<Vec<
         }
         let disturber = scope.spawn(move || disturb(shared));
         let ended = workers.into_iter().map(|worker| worker.join().is_ok()).fold(true, |all, ok| all & ok);
-        shared.over.store(true, Ordering::Relaxed);
+        shared.is_finished.store(true, Ordering::Relaxed);
         let disturbed = disturber.join().is_ok();
         (ended && disturbed).then_some(()).ok_or("a thread of the load has panicked")
     })?;
@@ -301,19 +300,19 @@ fn configure(shared: &Shared) -> Result<(), String> {
         wire.send(&words, None).map_err(|error| error.to_string())?;
         match wire.receive(Duration::from_secs(20)) {
             Ok(Ok(answer)) => Ok(answer),
-            other => Err(format!("{words:?} was answered {other:?}")),
+            other => Err(format!("{words:?} got the reply {other:?}")),
         }
     };
     ask(&["CONFIG", "SET", "lock.default-lease", &run.default_lease.to_string()])?;
     ask(&["CONFIG", "SET", "lock.request-ttl", &run.request_ttl.to_string()])?;
-    // Tokens, requests and lists of an earlier run would be taken for those of this one.
+    // Tokens, request records and lists of an earlier run would be attributed to this one.
     if ask(&["DBSIZE"])?.as_i64() != Some(0) {
         return Err("the load needs a server without keys".to_owned());
     }
     Ok(())
 }
 
-/// What was written under the locks.
+/// Reads the data written under the locks.
 fn read_logs(shared: &Shared, client: u32) {
     let mut line = Line::new(shared, client);
     for generation in 0..=shared.generation.load(Ordering::Relaxed) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! A client that waits by `NOTIFY`: asks, hears that it is its turn, and asks again.
+//! A client that waits with `NOTIFY`: it calls, receives the grant as a message, and confirms it.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use super::Shared;
 use crate::record::{Acquire, Command, Listened, Message, Micros, Outcome, Record, Release};
 use crate::wire::{End, Wire};
 
-/// A subscription to an inbox. When it began and ended is taken down when it is dropped.
+/// A subscription to an inbox. Its drop records the time of the subscription.
 pub(super) struct Inbox<'a> {
     shared: &'a Shared,
     name: String,
@@ -46,7 +46,7 @@ struct Listener<'a> {
     rng: StdRng,
 }
 
-/// Makes a quarter of the calls of other clients: most of its time it waits.
+/// Makes a quarter of other clients' calls, as it waits most of the time.
 pub(super) fn run(shared: &Shared, client: u32) {
     let (line, rng) = (Line::new(shared, client), shared.rng(client));
     let mut listener = Listener { shared, client, line, inbox: None, rng };
@@ -77,8 +77,8 @@ impl<'a> Listener<'a> {
             id: Some(owner.clone()),
             ..Acquire::default()
         });
-        let gives_up = self.rng.random_range(0..10);
-        for asked in 0..40 {
+        let last_attempt = self.rng.random_range(0..10);
+        for attempt in 0..40 {
             let broken = self.rng.random_range(0..1000) < self.shared.settings.broken;
             let breakage = broken.then_some(Breakage::Unread(Duration::from_millis(1), End::Close));
             match self.line.call(acquire.clone(), breakage) {
@@ -90,7 +90,7 @@ impl<'a> Listener<'a> {
                         id: Some(owner),
                         ..Release::default()
                     };
-                    // With its ID it counts once, however often it is sent.
+                    // With its ID, the release counts once however often it is sent.
                     for _ in 0..5 {
                         let sent = self.line.call(Command::Release(release.clone()), None);
                         if sent != Outcome::Unknown {
@@ -102,10 +102,10 @@ impl<'a> Listener<'a> {
                 Outcome::Error(_) => break,
                 Outcome::Unknown | Outcome::Unsent => {}
             }
-            if asked == gives_up || self.shared.is_late() {
+            if attempt == last_attempt || self.shared.is_late() {
                 break;
             }
-            self.hear();
+            self.receive_message();
         }
         for _ in 0..5 {
             let cancel = Command::Cancel { key: key.clone(), owner: owner.clone(), id: owner.clone() };
@@ -119,8 +119,8 @@ impl<'a> Listener<'a> {
         Inbox::listen(self.shared, format!("inbox{}", self.client))
     }
 
-    /// Waits for a message, or for a while.
-    fn hear(&mut self) {
+    /// Waits for a message or a timeout.
+    fn receive_message(&mut self) {
         let within = Duration::from_millis(self.rng.random_range(2..200));
         let Some(inbox) = self.inbox.as_mut() else {
             self.inbox = self.listen();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Looks at one lock after the other: who holds it, and who waits. So it is known later since when somebody waited.
+//! Reads the holders and waiters of one lock after another, so that the checker knows since when each owner has waited.
 
 use std::sync::atomic::Ordering;
 use std::thread;
@@ -20,7 +20,7 @@ pub(super) fn run(shared: &Shared, client: u32) {
             let key = shared.key_of(generation, slot);
             line.call(Command::Waiters { key: key.clone() }, None);
             line.call(Command::Info { key }, None);
-            // Some clients have not come as far.
+            // Some clients still use the previous generation of locks.
             if let Some(before) = generation.checked_sub(1) {
                 line.call(Command::Waiters { key: shared.key_of(before, slot) }, None);
             }

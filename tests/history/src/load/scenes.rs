@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 
-//! Scenes: a few clients meet at locks of their own, in an order that chance seldom brings about. Like every call of the load
-//! theirs are taken down and judged by the same rules; a scene itself expects nothing.
+//! Scenes: a few clients meet at locks of their own, in an order that chance rarely produces. Their calls are recorded and
+//! checked like all others; a scene itself asserts nothing.
 //!
-//! Its holds last longer than a server may be late. So who is not served, though it has to be, is seen to wait.
+//! Holds of a scene outlast the server's permitted delay, so a waiter that is wrongly not served stands out.
 
 use std::thread;
 use std::time::Duration;
@@ -18,46 +18,46 @@ use super::Shared;
 use crate::record::{Acquire, Claim, Command, Disturbance, Fault, Outcome, Record, Release};
 use crate::wire::{End, Wire};
 
-/// The lease of a hold that is to outlast its scene, in milliseconds.
+/// Lease of a hold that outlasts its scene, in milliseconds.
 const LONG: i64 = 8_000;
-/// For how long somebody waits at most, in milliseconds: shorter than such a hold.
-const PATIENT: i64 = 5_000;
-/// The lease of a hold that is to end within its scene, in milliseconds.
-const BRIEF: i64 = 40;
-/// How many connections a scene has, besides the one that looks on.
-const CAST: usize = 4;
-/// How often it is looked whether somebody waits.
-const LOOKS: usize = 100;
-/// And whether nobody does any more, who ought to be gone: for longer than a server may be late.
-const LOOKS_LONGER: usize = 2_000;
+/// Longest wait in milliseconds; shorter than such a hold.
+const WAIT_LIMIT: i64 = 5_000;
+/// Lease of a hold that ends within its scene, in milliseconds.
+const SHORT: i64 = 40;
+/// Number of connections of a scene, besides the observer's.
+const CONNECTIONS: usize = 4;
+/// Number of checks whether an owner waits.
+const CHECKS: usize = 100;
+/// Number of checks whether an owner has stopped waiting; lasts longer than the server's permitted delay.
+const LONG_CHECKS: usize = 2_000;
 
 type Scene = fn(&mut Stage<'_>);
 
 const SCENES: [Scene; 27] = [
     a_writer_gives_up_before_readers,
     permits_end_one_by_one,
-    permits_that_are_over,
-    permits_that_are_over_and_looked_at,
+    expired_permits,
+    expired_permits_after_checks,
     an_upgrade_before_the_queue,
     an_upgrade_of_one_of_two,
     two_upgrades,
-    a_circle,
-    a_circle_of_three,
-    a_watched_hold_of_one_who_is_gone,
-    a_watched_hold_of_one_who_hangs,
-    an_ephemeral_hold_of_one_who_is_gone,
-    several_that_give_up,
-    several_freed_one_by_one,
-    one_who_is_waited_for_by_several,
-    several_cancelled_in_part,
+    a_deadlock_of_two,
+    a_deadlock_of_three,
+    a_watchdog_of_a_closed_connection,
+    a_watchdog_at_its_limit,
+    an_ephemeral_hold_of_a_closed_connection,
+    a_wait_for_several_locks_ends,
+    several_locks_freed_in_turn,
+    a_blocking_owner_overtakes,
+    several_locks_cancelled_in_part,
     a_cancel_before_its_call,
-    a_cancel_of_the_past,
+    a_cancel_after_the_release,
     a_token_of_an_upgrade,
     a_guard_after_its_lease,
-    a_wait_of_one_who_is_gone,
+    a_wait_of_a_closed_connection,
     a_retry_in_the_queue,
-    a_retry_of_the_past,
-    a_turn_that_nobody_takes,
+    a_retry_after_the_release,
+    a_grant_that_is_not_confirmed,
     a_reader_behind_a_writer,
     a_re_entry_without_a_lease,
     a_lease_that_ends_in_a_pause,
@@ -65,9 +65,9 @@ const SCENES: [Scene; 27] = [
 
 /// Plays the scenes in turn until the load is over.
 pub(super) fn run(shared: &Shared, client: u32) {
-    let lines = (0..CAST).map(|_| Line::new(shared, client)).collect();
-    let (looker, rng) = (Line::new(shared, client), shared.rng(client));
-    let mut stage = Stage { shared, client, lines, looker, rng, number: 0 };
+    let lines = (0..CONNECTIONS).map(|_| Line::new(shared, client)).collect();
+    let (observer, rng) = (Line::new(shared, client), shared.rng(client));
+    let mut stage = Stage { shared, client, lines, observer, rng, number: 0 };
     for scene in SCENES.into_iter().cycle() {
         if shared.is_late() || shared.is_over() {
             break;
@@ -77,14 +77,14 @@ pub(super) fn run(shared: &Shared, client: u32) {
     }
 }
 
-/// Where a scene is played.
+/// The connections and names of a scene.
 struct Stage<'a> {
     shared: &'a Shared,
     client: u32,
     lines: Vec<Line<'a>>,
-    looker: Line<'a>,
+    observer: Line<'a>,
     rng: StdRng,
-    /// Of the scene.
+    /// Number of the scene.
     number: u32,
 }
 
@@ -108,9 +108,9 @@ impl Stage<'_> {
         }
     }
 
-    /// The same for one who waits.
+    /// A waiting acquire of a long hold.
     fn wait(&self, owner: &str, keys: &[&str]) -> Acquire {
-        Acquire { block: Some(PATIENT), ..self.acquire(owner, keys) }
+        Acquire { block: Some(WAIT_LIMIT), ..self.acquire(owner, keys) }
     }
 
     fn call(&mut self, line: usize, command: Command) -> Outcome {
@@ -137,7 +137,7 @@ impl Stage<'_> {
         self.call(line, Command::Check { key, claim })
     }
 
-    /// Sends a call that waits, and returns when it does, or was answered.
+    /// Sends a call that waits, and returns once the call is queued or has a reply.
     fn begin(&mut self, line: usize, acquire: Acquire) -> Option<Pending> {
         let (key, owner) = (acquire.keys[0].clone(), acquire.owner.clone());
         let pending = self.lines[line].send(Command::Acquire(acquire));
@@ -145,14 +145,14 @@ impl Stage<'_> {
         pending
     }
 
-    /// Looks at the queue until this owner is in it, or is not.
+    /// Reads the queue until this owner is in it, or no longer is.
     fn until(&mut self, key: &str, owner: &str, is_there: bool) {
-        for _ in 0..if is_there { LOOKS } else { LOOKS_LONGER } {
-            let look = self.looker.call(Command::Waiters { key: key.to_owned() }, None);
+        for _ in 0..if is_there { CHECKS } else { LONG_CHECKS } {
+            let look = self.observer.call(Command::Waiters { key: key.to_owned() }, None);
             let Outcome::Reply(Value::Array(queue)) = look else { return };
-            let is_meant =
+            let is_owner =
                 |entry: &Value| entry.as_array().is_some_and(|entry| entry.iter().any(|word| word == owner));
-            if queue.iter().any(is_meant) == is_there {
+            if queue.iter().any(is_owner) == is_there {
                 return;
             }
             thread::sleep(Duration::from_millis(1));
@@ -169,37 +169,37 @@ impl Stage<'_> {
         thread::sleep(Duration::from_millis(ms.unsigned_abs()));
     }
 
-    /// Ends all that the scene has left, and goes on with other locks.
+    /// Ends everything that the scene has left, and switches to other locks.
     fn clear(&mut self) {
         for name in ["x", "y", "z"] {
             let key = self.key(name);
-            self.looker.call(Command::Waiters { key: key.clone() }, None);
-            self.looker.call(Command::Break { key }, None);
+            self.observer.call(Command::Waiters { key: key.clone() }, None);
+            self.observer.call(Command::Break { key }, None);
         }
         self.number += 1;
     }
 }
 
-/// Readers behind a writer that waits for a reader: it gives up, and they may read.
+/// Readers wait behind a writer that waits for a reader. The writer times out, and the readers are granted.
 fn a_writer_gives_up_before_readers(stage: &mut Stage<'_>) {
     stage.take(0, Acquire { shared: true, ..stage.acquire("a", &["x"]) });
-    let writer = stage.begin(1, Acquire { block: Some(BRIEF), ..stage.wait("b", &["x"]) });
+    let writer = stage.begin(1, Acquire { block: Some(SHORT), ..stage.wait("b", &["x"]) });
     let reader = stage.begin(2, Acquire { shared: true, ..stage.wait("c", &["x"]) });
     stage.end(1, writer);
     stage.end(2, reader);
 }
 
-/// Of two permits the first one ends, the other does not.
+/// Two permits are held; only the first ends.
 fn permits_end_one_by_one(stage: &mut Stage<'_>) {
     let of_two = Acquire { shared: true, limit: Some(2), ..stage.acquire("", &["x"]) };
-    stage.take(0, Acquire { owner: stage.owner("a"), lease: Some(2 * BRIEF), ..of_two.clone() });
+    stage.take(0, Acquire { owner: stage.owner("a"), lease: Some(2 * SHORT), ..of_two.clone() });
     stage.take(0, Acquire { owner: stage.owner("b"), ..of_two.clone() });
-    let third = stage.begin(1, Acquire { owner: stage.owner("c"), block: Some(PATIENT), ..of_two });
+    let third = stage.begin(1, Acquire { owner: stage.owner("c"), block: Some(WAIT_LIMIT), ..of_two });
     stage.end(1, third);
 }
 
-/// Many permits are held, some end, and as many are granted as are free.
-fn permits_that_are_over(stage: &mut Stage<'_>) {
+/// Many permits are held, some expire, and the free ones are granted.
+fn expired_permits(stage: &mut Stage<'_>) {
     let of_many = Acquire { shared: true, limit: Some(12), ..stage.acquire("", &["x"]) };
     for number in 0..10 {
         stage.take(0, Acquire { owner: stage.owner(&format!("a{number}")), ..of_many.clone() });
@@ -215,14 +215,14 @@ fn permits_that_are_over(stage: &mut Stage<'_>) {
     }
 }
 
-/// The same, and it is looked who holds a permit before the first one asks anew.
-fn permits_that_are_over_and_looked_at(stage: &mut Stage<'_>) {
+/// Many permits are held and some expire. Checks by the holders come before the next acquire.
+fn expired_permits_after_checks(stage: &mut Stage<'_>) {
     let of_many = Acquire { shared: true, limit: Some(12), ..stage.acquire("", &["x"]) };
     for number in 0..12 {
-        let lease = Some(if number < 10 { LONG } else { BRIEF / 8 });
+        let lease = Some(if number < 10 { LONG } else { SHORT / 8 });
         stage.take(0, Acquire { owner: stage.owner(&format!("a{number}")), lease, ..of_many.clone() });
     }
-    stage.pause(BRIEF / 4);
+    stage.pause(SHORT / 4);
     for _ in 0..3 {
         stage.check(1, "a0", "x");
         stage.pause(2);
@@ -235,7 +235,7 @@ fn permits_that_are_over_and_looked_at(stage: &mut Stage<'_>) {
     }
 }
 
-/// A reader alone wants to write, and a writer waits for it.
+/// The only reader upgrades while a writer waits.
 fn an_upgrade_before_the_queue(stage: &mut Stage<'_>) {
     stage.take(0, Acquire { shared: true, ..stage.acquire("a", &["x"]) });
     let writer = stage.begin(1, stage.wait("b", &["x"]));
@@ -245,7 +245,7 @@ fn an_upgrade_before_the_queue(stage: &mut Stage<'_>) {
     stage.end(1, writer);
 }
 
-/// One of two readers wants to write when the other is done, and a writer waits for both.
+/// One of two readers upgrades once the other has released, while a writer waits for both.
 fn an_upgrade_of_one_of_two(stage: &mut Stage<'_>) {
     stage.take(0, Acquire { shared: true, ..stage.acquire("a", &["x"]) });
     stage.take(2, Acquire { shared: true, ..stage.acquire("b", &["x"]) });
@@ -258,7 +258,7 @@ fn an_upgrade_of_one_of_two(stage: &mut Stage<'_>) {
     stage.end(1, writer);
 }
 
-/// Two readers want to write.
+/// Two readers upgrade.
 fn two_upgrades(stage: &mut Stage<'_>) {
     stage.take(0, Acquire { shared: true, ..stage.acquire("a", &["x"]) });
     stage.take(1, Acquire { shared: true, ..stage.acquire("b", &["x"]) });
@@ -268,8 +268,8 @@ fn two_upgrades(stage: &mut Stage<'_>) {
     stage.end(0, one);
 }
 
-/// Two owners wait for each other. Who is told of it goes on without.
-fn a_circle(stage: &mut Stage<'_>) {
+/// Two owners wait for each other. The owner that gets the error continues without the lock.
+fn a_deadlock_of_two(stage: &mut Stage<'_>) {
     stage.take(0, stage.acquire("a", &["x"]));
     stage.take(1, stage.acquire("b", &["y"]));
     let one = stage.begin(0, stage.wait("a", &["y"]));
@@ -281,8 +281,8 @@ fn a_circle(stage: &mut Stage<'_>) {
     stage.end(0, one);
 }
 
-/// Three owners do, one of them in a queue of readers.
-fn a_circle_of_three(stage: &mut Stage<'_>) {
+/// Three owners wait for each other, one of them in a queue of readers.
+fn a_deadlock_of_three(stage: &mut Stage<'_>) {
     for (line, (owner, key)) in [("a", "x"), ("b", "y"), ("c", "z")].into_iter().enumerate() {
         stage.take(line, stage.acquire(owner, &[key]));
     }
@@ -295,29 +295,29 @@ fn a_circle_of_three(stage: &mut Stage<'_>) {
     stage.end(0, one);
 }
 
-/// The lease that a watchdog renews ends after its connection has.
-fn a_watched_hold_of_one_who_is_gone(stage: &mut Stage<'_>) {
+/// The lease that a watchdog renews ends after its connection has closed.
+fn a_watchdog_of_a_closed_connection(stage: &mut Stage<'_>) {
     let limit = Some(LONG);
     stage.take(
         0,
-        Acquire { watchdog: true, watchdog_max: limit, lease: Some(2 * BRIEF), ..stage.acquire("a", &["x"]) },
+        Acquire { watchdog: true, watchdog_max: limit, lease: Some(2 * SHORT), ..stage.acquire("a", &["x"]) },
     );
     stage.lines[0].hang_up(End::Close);
     stage.take(1, stage.wait("b", &["x"]));
 }
 
-/// The connection stays, and the limit of the watchdog ends it.
-fn a_watched_hold_of_one_who_hangs(stage: &mut Stage<'_>) {
-    let limit = Some(3 * BRIEF);
+/// The connection stays open, and the watchdog ends at its limit.
+fn a_watchdog_at_its_limit(stage: &mut Stage<'_>) {
+    let limit = Some(3 * SHORT);
     stage.take(
         0,
-        Acquire { watchdog: true, watchdog_max: limit, lease: Some(2 * BRIEF), ..stage.acquire("a", &["x"]) },
+        Acquire { watchdog: true, watchdog_max: limit, lease: Some(2 * SHORT), ..stage.acquire("a", &["x"]) },
     );
     stage.take(1, stage.wait("b", &["x"]));
 }
 
-/// A hold ends with its connection, whatever its lease.
-fn an_ephemeral_hold_of_one_who_is_gone(stage: &mut Stage<'_>) {
+/// A hold ends with its connection before its lease.
+fn an_ephemeral_hold_of_a_closed_connection(stage: &mut Stage<'_>) {
     stage.take(0, Acquire { ephemeral: true, ..stage.acquire("a", &["x"]) });
     let next = stage.begin(1, stage.wait("b", &["x"]));
     let end = if stage.rng.random() { End::Close } else { End::Reset };
@@ -325,12 +325,12 @@ fn an_ephemeral_hold_of_one_who_is_gone(stage: &mut Stage<'_>) {
     stage.end(1, next);
 }
 
-/// A call for two locks gives up, and who stood behind it at the free one has that.
-fn several_that_give_up(stage: &mut Stage<'_>) {
+/// A call for two locks ends, and the waiter behind it at the free lock is granted.
+fn a_wait_for_several_locks_ends(stage: &mut Stage<'_>) {
     stage.take(0, stage.acquire("a", &["x"]));
     let both = Acquire { id: Some("1".to_owned()), ..stage.wait("b", &["x", "y"]) };
     let is_cancelled = stage.rng.random();
-    let block = Some(if is_cancelled { PATIENT } else { BRIEF });
+    let block = Some(if is_cancelled { WAIT_LIMIT } else { SHORT });
     let several = stage.begin(1, Acquire { block, ..both.clone() });
     let behind = stage.begin(2, stage.wait("c", &["y"]));
     if is_cancelled {
@@ -340,11 +340,11 @@ fn several_that_give_up(stage: &mut Stage<'_>) {
     stage.end(2, behind);
 }
 
-/// Somebody wants two locks. The one that was taken first becomes free, and then, in some way, the other.
-fn several_freed_one_by_one(stage: &mut Stage<'_>) {
+/// A call waits for two locks. The first becomes free, and then the second in one of several ways.
+fn several_locks_freed_in_turn(stage: &mut Stage<'_>) {
     let way = stage.rng.random_range(0..4);
     stage.take(0, stage.acquire("a", &["x"]));
-    let lease = Some(if way == 0 { 2 * BRIEF } else { LONG });
+    let lease = Some(if way == 0 { 2 * SHORT } else { LONG });
     stage.take(3, Acquire { lease, ephemeral: way == 1, ..stage.acquire("b", &["y"]) });
     let both = stage.begin(1, stage.wait("c", &["x", "y"]));
     stage.release(0, "a", "x");
@@ -357,8 +357,8 @@ fn several_freed_one_by_one(stage: &mut Stage<'_>) {
     stage.end(1, both);
 }
 
-/// Somebody waits for two locks, and the holder of the first wants the second, which is free.
-fn one_who_is_waited_for_by_several(stage: &mut Stage<'_>) {
+/// A call waits for two locks, and the holder of the first acquires the free second.
+fn a_blocking_owner_overtakes(stage: &mut Stage<'_>) {
     stage.take(0, stage.acquire("a", &["x"]));
     let both = stage.begin(1, stage.wait("b", &["x", "y"]));
     stage.take(0, stage.wait("a", &["y"]));
@@ -367,15 +367,15 @@ fn one_who_is_waited_for_by_several(stage: &mut Stage<'_>) {
     stage.end(1, both);
 }
 
-/// Two locks are granted to one who waits, and one of them is cancelled at once.
-fn several_cancelled_in_part(stage: &mut Stage<'_>) {
+/// A waiting call is granted two locks, one of which is cancelled at once.
+fn several_locks_cancelled_in_part(stage: &mut Stage<'_>) {
     stage.take(0, stage.acquire("a", &["x"]));
     let both = Acquire { id: Some("1".to_owned()), ..stage.wait("b", &["x", "y"]) };
     let pending = stage.begin(1, both.clone());
     let (key, owner) = (stage.key("x"), stage.owner("a"));
     let release = Release { keys: vec![key.clone()], owner, ..Release::default() };
     let cancel = Command::Cancel { key, owner: both.owner, id: "1".to_owned() };
-    // Both reach the server at once.
+    // Both calls reach the server together.
     let calls = [Command::Release(release), cancel].map(|command| stage.lines[0].send(command));
     for call in calls {
         stage.end(0, call);
@@ -392,10 +392,10 @@ fn a_cancel_before_its_call(stage: &mut Stage<'_>) {
     stage.take(1, late);
 }
 
-/// A cancel comes when its hold has ended, and its owner has another one.
-fn a_cancel_of_the_past(stage: &mut Stage<'_>) {
+/// A cancel arrives after its hold has ended, when the owner has another hold.
+fn a_cancel_after_the_release(stage: &mut Stage<'_>) {
     let first = Acquire { id: Some("1".to_owned()), ..stage.acquire("a", &["x"]) };
-    // The server knows of the ends of holds that depend on a connection only.
+    // The server tracks the ends of bound holds only.
     let watchdog = stage.rng.random();
     stage.take(0, Acquire { watchdog, ephemeral: !watchdog, ..first.clone() });
     stage.release(0, "a", "x");
@@ -405,7 +405,7 @@ fn a_cancel_of_the_past(stage: &mut Stage<'_>) {
     stage.take(2, stage.acquire("b", &["x"]));
 }
 
-/// A reader becomes the writer, and others have got tokens since it came.
+/// A reader upgrades after other owners have got tokens.
 fn a_token_of_an_upgrade(stage: &mut Stage<'_>) {
     let reads = Acquire { shared: true, fence: true, ..stage.acquire("a", &["x"]) };
     stage.take(0, reads.clone());
@@ -414,11 +414,11 @@ fn a_token_of_an_upgrade(stage: &mut Stage<'_>) {
     stage.take(0, Acquire { fence: true, ..stage.acquire("a", &["x"]) });
 }
 
-/// A reader's lease is over, and another reader has the lock.
+/// A reader's lease expires while another reader holds the lock.
 fn a_guard_after_its_lease(stage: &mut Stage<'_>) {
     stage.take(0, Acquire { shared: true, ..stage.acquire("a", &["x"]) });
-    stage.take(1, Acquire { shared: true, lease: Some(BRIEF / 8), ..stage.acquire("b", &["x"]) });
-    stage.pause(BRIEF);
+    stage.take(1, Acquire { shared: true, lease: Some(SHORT / 8), ..stage.acquire("b", &["x"]) });
+    stage.pause(SHORT);
     for owner in ["b", "a"] {
         let (key, claim) = (stage.key("x"), Claim::Owner(stage.owner(owner)));
         let entry = format!("{} {}:{}", stage.owner(owner), stage.client, stage.number);
@@ -427,8 +427,8 @@ fn a_guard_after_its_lease(stage: &mut Stage<'_>) {
     }
 }
 
-/// A connection ends while a call waits on it, and the lock becomes free.
-fn a_wait_of_one_who_is_gone(stage: &mut Stage<'_>) {
+/// A connection closes while a call waits on it, and then the lock becomes free.
+fn a_wait_of_a_closed_connection(stage: &mut Stage<'_>) {
     stage.take(0, stage.acquire("a", &["x"]));
     let gone = stage.begin(1, stage.wait("b", &["x"]));
     let next = stage.begin(2, stage.wait("c", &["x"]));
@@ -441,14 +441,14 @@ fn a_wait_of_one_who_is_gone(stage: &mut Stage<'_>) {
     stage.end(2, next);
 }
 
-/// A call that waits comes again on another connection, while the server has the first one still; another waiter is behind it.
+/// A waiting call is repeated on another connection while the server still has the first one. Another waiter is behind it.
 fn a_retry_in_the_queue(stage: &mut Stage<'_>) {
     stage.take(0, stage.acquire("a", &["x"]));
     let first = Acquire { id: Some("1".to_owned()), ..stage.wait("b", &["x"]) };
     let once = stage.begin(1, first.clone());
     let behind = stage.begin(2, stage.wait("c", &["x"]));
     let again = stage.lines[3].send(Command::Acquire(first));
-    // What it does to the first is seen by its answer.
+    // The first call's reply shows the effect of the retry.
     stage.end(1, once);
     stage.until(&stage.key("x"), &stage.owner("b"), true);
     stage.release(0, "a", "x");
@@ -459,8 +459,8 @@ fn a_retry_in_the_queue(stage: &mut Stage<'_>) {
     stage.end(2, behind);
 }
 
-/// A call that was granted, and given back since, comes again while others hold the lock and wait for it.
-fn a_retry_of_the_past(stage: &mut Stage<'_>) {
+/// A call that was granted and released is repeated while other owners hold the lock and wait for it.
+fn a_retry_after_the_release(stage: &mut Stage<'_>) {
     let first = Acquire { id: Some("1".to_owned()), ..stage.wait("a", &["x"]) };
     stage.take(0, first.clone());
     stage.release(0, "a", "x");
@@ -476,16 +476,16 @@ fn a_retry_of_the_past(stage: &mut Stage<'_>) {
     stage.take(0, stage.acquire("d", &["x"]));
 }
 
-/// Somebody who waits for a message does not take its turn: it hears the message, nobody does, or its connection has ended.
-fn a_turn_that_nobody_takes(stage: &mut Stage<'_>) {
+/// A grant by message is not confirmed: the message is ignored or has no subscriber, or the connection has closed.
+fn a_grant_that_is_not_confirmed(stage: &mut Stage<'_>) {
     for name in ["x", "y", "z"] {
         let inbox = format!("scene{}-{}-{name}", stage.client, stage.number);
-        let _ear = (name != "y").then(|| Inbox::listen(stage.shared, inbox.clone()));
+        let _inbox = (name != "y").then(|| Inbox::listen(stage.shared, inbox.clone()));
         stage.take(0, stage.acquire("a", &[name]));
-        // Who hears it is to be quick; if nobody does, or is there, the time is of no matter.
-        let grace = Some(if name == "x" { 4 * BRIEF } else { LONG });
-        let asks = Acquire { notify: Some(inbox), grace, ..stage.acquire("b", &[name]) };
-        stage.take(1, Acquire { id: Some("1".to_owned()), ..asks });
+        // Only with a subscriber does the grace matter, so it is short.
+        let grace = Some(if name == "x" { 4 * SHORT } else { LONG });
+        let acquire = Acquire { notify: Some(inbox), grace, ..stage.acquire("b", &[name]) };
+        stage.take(1, Acquire { id: Some("1".to_owned()), ..acquire });
         if name == "z" {
             stage.lines[1].hang_up(End::Close);
             stage.until(&stage.key(name), &stage.owner("b"), false);
@@ -496,7 +496,7 @@ fn a_turn_that_nobody_takes(stage: &mut Stage<'_>) {
     }
 }
 
-/// A writer waits for a reader, and another reader comes.
+/// A writer waits for a reader, and another reader arrives.
 fn a_reader_behind_a_writer(stage: &mut Stage<'_>) {
     stage.take(0, Acquire { shared: true, ..stage.acquire("a", &["x"]) });
     let writer = stage.begin(1, stage.wait("b", &["x"]));
@@ -509,37 +509,37 @@ fn a_reader_behind_a_writer(stage: &mut Stage<'_>) {
     stage.end(2, reader);
 }
 
-/// An owner acquires once more and names no lease. The default one is shorter than what it has.
+/// An owner re-enters without a lease. The default lease is shorter than the remaining one.
 fn a_re_entry_without_a_lease(stage: &mut Stage<'_>) {
     stage.take(0, stage.acquire("a", &["x"]));
     stage.take(0, Acquire { lease: None, ..stage.acquire("a", &["x"]) });
-    stage.pause(stage.shared.settings.run().default_lease + BRIEF);
+    stage.pause(stage.shared.settings.run().default_lease + SHORT);
     stage.check(0, "a", "x");
     stage.take(1, stage.acquire("b", &["x"]));
 }
 
-/// The lease of a lock that somebody waits for ends while the server takes no writes.
+/// The lease of a lock with a waiter ends while the server refuses writes.
 fn a_lease_that_ends_in_a_pause(stage: &mut Stage<'_>) {
     if !stage.shared.settings.faults.pause {
         return;
     }
     let Ok(mut wire) = Wire::connect(stage.shared.server()) else { return };
-    stage.take(0, Acquire { lease: Some(BRIEF), ..stage.acquire("a", &["x"]) });
+    stage.take(0, Acquire { lease: Some(SHORT), ..stage.acquire("a", &["x"]) });
     let next = stage.begin(1, stage.wait("b", &["x"]));
     let shared = stage.shared;
     let recorder = &shared.recorder;
-    // Nobody else is to begin or end a pause meanwhile.
-    let alone = shared.disturbs();
+    // Other threads must not start or end a pause meanwhile.
+    let alone = shared.exclude_other_faults();
     let from = recorder.now();
     let is_paused = wire.ask("CLIENT PAUSE 60000 WRITE").is_some();
     let certain_from = recorder.now();
-    // Whenever the answer comes, it is read.
+    // The reply is read as soon as it arrives.
     let mut line = std::mem::replace(&mut stage.lines[1], Line::new(shared, stage.client));
     let (certain_until, is_over, until) = thread::scope(|scope| {
         scope.spawn(|| next.map(|next| line.receive(next)));
         for _ in 0..2 {
             stage.until(&stage.key("x"), &stage.owner("b"), true);
-            stage.pause(BRIEF);
+            stage.pause(SHORT);
         }
         (recorder.now(), wire.ask("CLIENT UNPAUSE").is_some(), recorder.now())
     });

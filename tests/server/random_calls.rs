@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-//! Any words in any order: each call is answered, one that is refused changes nothing, and the server lives (10, 12). For two seconds,
-//! or as long as `WORDS_SECONDS` says; `WORDS_SEED` is printed if it fails.
+//! Sends random words as commands: each call gets a reply, a refused call changes nothing, and the server survives (10, 12).
+//! Runs for two seconds or for `WORDS_SECONDS`. A failure prints its `WORDS_SEED`.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -14,14 +14,14 @@ use crate::support::client::prefix;
 use crate::support::world::keys;
 use crate::support::{in_world_with, show, Client, Flavor, Server};
 
-crate::on_every_server!(any_words_are_answered);
+crate::on_every_server!(random_calls_always_get_a_reply);
 
 const COMMANDS: [&str; 17] = [
     "ACQUIRE", "RELEASE", "RENEW", "BREAK", "INFO", "WAITERS", "LIST", "BLOCKERS", "CHECK", "GUARD",
     "CANCEL", "MACQUIRE", "MRELEASE", "MRENEW", "SCAN", "TOP", "HELP",
 ];
 
-/// Owners, keys, requests and inboxes; and values of which no lease or time-out is so short that it ends within the test.
+/// Owners, keys, requests, inboxes and numbers. No lease or timeout in the list ends within the test.
 const VALUES: [&[u8]; 30] = [
     b"a",
     b"b",
@@ -55,7 +55,7 @@ const VALUES: [&[u8]; 30] = [
     b"INCR",
 ];
 
-/// Options as they are meant.
+/// Well-formed options.
 const OPTIONS: [&str; 22] = [
     "PX 600000",
     "EX 600",
@@ -81,11 +81,11 @@ const OPTIONS: [&str; 22] = [
     "SET v 1",
 ];
 
-/// What these reply in errors comes after something was done.
-const AFTER: [&str; 3] = ["NOREPLICAS", "UNBLOCKED", "EXECABORT"];
+/// Error prefixes of calls that may have changed something before they failed.
+const MAY_HAVE_WRITTEN: [&str; 3] = ["NOREPLICAS", "UNBLOCKED", "EXECABORT"];
 
-/// So many calls are shown if the test fails.
-const LAST: usize = 100;
+/// Number of calls that a failure shows.
+const SHOWN_CALLS: usize = 100;
 
 struct Words {
     tokens: Vec<String>,
@@ -107,7 +107,7 @@ impl Words {
         of[rng.random_range(0..of.len())].clone()
     }
 
-    /// A call that is often right at its beginning.
+    /// A call that often starts correctly.
     fn call(&mut self) -> Vec<Vec<u8>> {
         let rng = &mut self.rng;
         let mut call = vec![format!("LOCK.{}", Words::any(rng, &COMMANDS)).into_bytes()];
@@ -135,7 +135,7 @@ impl Words {
             }
         }
         for pair in 1..call.len() {
-            // A lease of 2 ms would end beside a call that is refused, and be taken for what that did.
+            // A lease of 2 ms could expire during a refused call, which would then seem to have changed something.
             let is_time = ["PX", "EX", "GRACE"].iter().any(|word| word.as_bytes() == call[pair - 1]);
             if is_time && [&b"1"[..], b"2"].contains(&call[pair].as_slice()) {
                 call[pair] = b"600000".to_vec();
@@ -145,7 +145,7 @@ impl Words {
     }
 }
 
-fn any_words_are_answered(flavor: Flavor) {
+fn random_calls_always_get_a_reply(flavor: Flavor) {
     let number = |name: &str| std::env::var(name).ok().map(|value| value.parse::<u64>().unwrap());
     let seed = number("WORDS_SEED")
         .unwrap_or_else(|| u64::from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().subsec_nanos()));
@@ -155,49 +155,49 @@ fn any_words_are_answered(flavor: Flavor) {
         let (mut admin, mut client) = (world.client(), world.client());
         let mut words = Words::of(&admin.call_value("LOCK.HELP"), seed);
         let (mut answered, mut refused, mut blocked) = (0, BTreeSet::new(), 0);
-        let mut anew = Instant::now();
-        // What led to a failure, and when it was answered, in microseconds.
+        let mut next_reset = Instant::now();
+        // The latest calls with their times in microseconds, for a failure message.
         let (began, mut last) = (Instant::now(), VecDeque::new());
         while Instant::now() < until {
-            if Instant::now() >= anew {
+            if Instant::now() >= next_reset {
                 // No lease ends before that.
-                anew = Instant::now() + Duration::from_secs(2);
+                next_reset = Instant::now() + Duration::from_secs(2);
                 client = world.client();
                 assert_eq!(admin.call("FLUSHALL"), "OK");
                 assert_eq!(admin.call("SET text x"), "OK");
                 assert_eq!(admin.call("RPUSH list x"), "1");
-                at_rest(&mut admin, 200);
+                stable_digest(&mut admin, 200);
             }
             let call = words.call();
-            let before = at_rest(&mut admin, 2);
+            let before = stable_digest(&mut admin, 2);
             let Some(reply) = answer(world, &mut admin, &mut client, &call) else {
                 blocked += 1;
-                at_rest(&mut admin, 200);
+                stable_digest(&mut admin, 200);
                 continue;
             };
             answered += 1;
-            last.truncate(LAST);
+            last.truncate(SHOWN_CALLS);
             last.push_front(format!("{} {}: {}", began.elapsed().as_micros(), readable(&call), show(&reply)));
             if let Value::ServerError(_) = reply {
                 let reply = show(&reply);
                 let after = admin.call("DEBUG DIGEST");
                 assert!(
-                    before == after || AFTER.contains(&prefix(&reply)),
-                    "{} was refused, and did something: {reply}\n{:#?}\nlast calls: {last:#?}",
+                    before == after || MAY_HAVE_WRITTEN.contains(&prefix(&reply)),
+                    "{} was refused but changed something: {reply}\n{:#?}\nlast calls: {last:#?}",
                     readable(&call),
                     keys(&mut admin)
                 );
                 refused.insert(prefix(&reply).to_owned());
             }
         }
-        println!("{answered} calls were answered, {blocked} waited; errors: {refused:?}");
+        println!("{answered} calls got a reply, {blocked} waited; errors: {refused:?}");
         assert!(answered > 100 && refused.len() > 2, "{answered} {refused:?}");
     });
 }
 
-/// What all keys are, once that has been the same for so many turns: what ends with a connection, and grants that nobody hears, end a
-/// moment later.
-fn at_rest(admin: &mut Client, turns: usize) -> String {
+/// The digest of all keys once it has been stable for `turns` reads. Holds of closed connections and undelivered grants end
+/// slightly later.
+fn stable_digest(admin: &mut Client, turns: usize) -> String {
     let (mut digest, mut same) = (String::new(), 0);
     while same < turns {
         let now = admin.call("DEBUG DIGEST");
@@ -207,7 +207,7 @@ fn at_rest(admin: &mut Client, turns: usize) -> String {
     digest
 }
 
-/// The reply to a call; nothing if it waits, and its connection was closed then.
+/// The reply to a call. `None` if the call waits, after its connection was closed.
 fn answer(server: &Server, admin: &mut Client, client: &mut Client, call: &[Vec<u8>]) -> Option<Value> {
     client.send_args(&call.iter().map(Vec::as_slice).collect::<Vec<_>>());
     let deadline = Instant::now() + Duration::from_secs(20);
@@ -219,7 +219,7 @@ fn answer(server: &Server, admin: &mut Client, client: &mut Client, call: &[Vec<
             *client = server.client();
             return None;
         }
-        assert!(Instant::now() < deadline, "no answer to {}", readable(call));
+        assert!(Instant::now() < deadline, "no reply to {}", readable(call));
     }
     Some(client.recv_value())
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! A release, a disconnect, a deadline and an unblock that meet in one turn of the server's event loop.
+//! A release, a disconnect, a deadline and an unblock that meet in one event loop cycle of the server.
 
 use std::time::Duration;
 
@@ -8,27 +8,27 @@ use crate::support::server::{load_module, unload_module};
 use crate::support::{in_world, until, Flavor, Server, World};
 
 crate::on_every_server!(
-    a_grant_to_a_killed_client_goes_to_the_next,
-    a_grant_to_a_client_that_is_about_to_be_closed_goes_to_the_next,
-    a_grant_to_a_client_that_hung_up_unnoticed_goes_to_the_next,
-    a_grant_to_a_client_that_hangs_up_in_a_long_turn_goes_to_the_next,
-    a_client_that_closes_its_half_is_not_told_of_a_grant,
-    a_grant_to_the_last_client_is_revoked,
-    a_deadline_in_the_turn_of_a_release_counts,
-    an_unblock_in_the_turn_of_a_release_has_one_outcome,
-    a_client_that_is_unblocked_and_killed_is_forgotten,
-    a_grant_that_was_given_back_meanwhile_is_not_revoked_twice,
-    a_client_that_got_its_answer_and_left_keeps_the_lock,
-    many_waiters_come_and_go,
-    waiters_of_an_unloaded_module,
+    a_killed_clients_grant_is_passed_on,
+    a_closing_clients_grant_is_passed_on,
+    an_unnoticed_disconnect_passes_the_grant_on,
+    a_late_disconnect_passes_the_grant_on,
+    a_half_closed_client_gets_no_grant,
+    a_grant_without_successor_is_revoked,
+    a_deadline_beats_a_simultaneous_release,
+    unblock_and_release_have_one_outcome,
+    departed_waiters_are_forgotten,
+    a_released_grant_is_not_revoked,
+    a_delivered_grant_survives_the_disconnect,
+    departed_crowds_leave_nothing,
+    a_waiter_prevents_unloading,
 );
 
-fn revoked(world: &World) -> i64 {
+fn revoked_grants(world: &World) -> i64 {
     world.client().info("lock", "lock_grants_revoked").parse().unwrap()
 }
 
-/// The server reads both commands in one go: the waiter is granted, and killed before it is answered.
-fn a_grant_to_a_killed_client_goes_to_the_next(flavor: Flavor) {
+/// The server reads both commands in one cycle: the waiter is granted the lock and killed before the reply.
+fn a_killed_clients_grant_is_passed_on(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k a");
@@ -43,12 +43,12 @@ fn a_grant_to_a_killed_client_goes_to_the_next(flavor: Flavor) {
         assert_eq!([a.recv(), a.recv(), a.recv()], ["0", "1", "1"]);
         assert_eq!(d.recv(), "1");
         assert_eq!(a.call("HGETALL k"), "[d, 1]");
-        assert_eq!(revoked(world), 1, "c was still in line");
+        assert_eq!(revoked_grants(world), 1, "c was still waiting");
     });
 }
 
-/// With its user goes the client, but only at the end of the turn: it still looks alive when it is answered.
-fn a_grant_to_a_client_that_is_about_to_be_closed_goes_to_the_next(flavor: Flavor) {
+/// Deleting a user closes its clients only at the end of the cycle, so the waiter still looks connected at its reply.
+fn a_closing_clients_grant_is_passed_on(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         assert_eq!(a.call("ACL SETUSER bob on nopass ~* +@all"), "OK");
@@ -62,13 +62,13 @@ fn a_grant_to_a_client_that_is_about_to_be_closed_goes_to_the_next(flavor: Flavo
         assert_eq!([a.recv(), a.recv()], ["0", "1"]);
         assert_eq!(c.recv(), "1");
         assert!(b.is_closed());
-        assert_eq!((a.call("HGETALL k"), revoked(world)), ("[c, 1]".to_owned(), 1));
+        assert_eq!((a.call("HGETALL k"), revoked_grants(world)), ("[c, 1]".to_owned(), 1));
         assert_eq!(a.call("LOCK.RELEASE k c"), "0");
     });
 }
 
-/// The server sleeps while the waiter hangs up and the holder releases, and finds both when it wakes up.
-fn a_grant_to_a_client_that_hung_up_unnoticed_goes_to_the_next(flavor: Flavor) {
+/// The server sleeps while the waiter disconnects and the holder releases, and finds both when it wakes up.
+fn an_unnoticed_disconnect_passes_the_grant_on(flavor: Flavor) {
     in_world(flavor, |world| {
         for round in 0..10 {
             let mut a = world.client();
@@ -93,9 +93,9 @@ fn a_grant_to_a_client_that_hung_up_unnoticed_goes_to_the_next(flavor: Flavor) {
     });
 }
 
-/// The release has granted the lock, and a slow command comes before the answer: the server has not read that
-/// the waiter hung up meanwhile, and its answer would go nowhere.
-fn a_grant_to_a_client_that_hangs_up_in_a_long_turn_goes_to_the_next(flavor: Flavor) {
+/// The release has granted the lock, and a slow command delays the reply. The waiter disconnects meanwhile, which the server
+/// has not read, so the reply would be lost.
+fn a_late_disconnect_passes_the_grant_on(flavor: Flavor) {
     in_world(flavor, |world| {
         for sends_something in [false, true] {
             let mut a = world.client();
@@ -115,8 +115,8 @@ fn a_grant_to_a_client_that_hangs_up_in_a_long_turn_goes_to_the_next(flavor: Fla
     });
 }
 
-/// A client that closes its half only, still reads: what is revoked must not be answered as a grant.
-fn a_client_that_closes_its_half_is_not_told_of_a_grant(flavor: Flavor) {
+/// A half-closed client still reads, so a revoked grant must not be sent to it.
+fn a_half_closed_client_gets_no_grant(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k a PX 100000");
@@ -127,12 +127,15 @@ fn a_client_that_closes_its_half_is_not_told_of_a_grant(flavor: Flavor) {
         b.close_half();
         assert_eq!([a.recv(), a.recv()], ["0", "OK"]);
         assert_eq!(c.recv(), "1");
-        let told = b.try_recv().map(|reply| crate::support::show(&reply));
-        assert!(told.is_err() || told.as_ref().is_ok_and(|text| text.starts_with("UNBLOCKED ")), "{told:?}");
+        let reply = b.try_recv().map(|reply| crate::support::show(&reply));
+        assert!(
+            reply.is_err() || reply.as_ref().is_ok_and(|text| text.starts_with("UNBLOCKED ")),
+            "{reply:?}"
+        );
     });
 }
 
-fn a_grant_to_the_last_client_is_revoked(flavor: Flavor) {
+fn a_grant_without_successor_is_revoked(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k a");
@@ -144,7 +147,7 @@ fn a_grant_to_the_last_client_is_revoked(flavor: Flavor) {
 }
 
 /// The server sleeps past the deadline, and reads the release first when it wakes up.
-fn a_deadline_in_the_turn_of_a_release_counts(flavor: Flavor) {
+fn a_deadline_beats_a_simultaneous_release(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k a");
@@ -158,7 +161,7 @@ fn a_deadline_in_the_turn_of_a_release_counts(flavor: Flavor) {
         assert_eq!(c.recv(), "1");
         assert_eq!(b.recv(), "nil");
         assert_eq!(first.recv(), "nil");
-        // The first in line is over time itself.
+        // The first waiter itself has passed its deadline.
         let mut d = world.waiting("LOCK.ACQUIRE k d BLOCK 50");
         let mut e = world.waiting("LOCK.ACQUIRE k e BLOCK 0");
         a.send_at_once(&["DEBUG SLEEP 0.15", "LOCK.RELEASE k c2", "HGETALL k"]);
@@ -168,7 +171,7 @@ fn a_deadline_in_the_turn_of_a_release_counts(flavor: Flavor) {
     });
 }
 
-fn an_unblock_in_the_turn_of_a_release_has_one_outcome(flavor: Flavor) {
+fn unblock_and_release_have_one_outcome(flavor: Flavor) {
     in_world(flavor, |world| {
         for how in ["TIMEOUT", "ERROR"] {
             let mut a = world.client();
@@ -192,8 +195,8 @@ fn an_unblock_in_the_turn_of_a_release_has_one_outcome(flavor: Flavor) {
     });
 }
 
-/// What is known of clients that have waited goes with them, however they go, also while others wait.
-fn a_client_that_is_unblocked_and_killed_is_forgotten(flavor: Flavor) {
+/// State of clients that have waited ends with them, however they leave, even while others wait.
+fn departed_waiters_are_forgotten(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k a");
@@ -204,14 +207,14 @@ fn a_client_that_is_unblocked_and_killed_is_forgotten(flavor: Flavor) {
             &["LOCK.BREAK l", "CLIENT KILL ID"],
         ] {
             a.call("LOCK.ACQUIRE l a");
-            let goes = world.waiting("LOCK.ACQUIRE l c BLOCK 0");
+            let leaver = world.waiting("LOCK.ACQUIRE l c BLOCK 0");
             let lines: Vec<String> =
                 ends.iter()
                     .map(|end| {
                         if end.starts_with("LOCK") {
                             (*end).to_owned()
                         } else {
-                            format!("{end} {}", goes.id)
+                            format!("{end} {}", leaver.id)
                         }
                     })
                     .collect();
@@ -226,9 +229,9 @@ fn a_client_that_is_unblocked_and_killed_is_forgotten(flavor: Flavor) {
     });
 }
 
-/// The owner has another connection, which gives the grant back before the first one is found to be gone, and
-/// takes the lock anew: that newer hold is not the one to revoke.
-fn a_grant_that_was_given_back_meanwhile_is_not_revoked_twice(flavor: Flavor) {
+/// Another connection of the owner releases the grant and acquires the lock again before the first is found closed. The
+/// newer hold must not be revoked.
+fn a_released_grant_is_not_revoked(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k a");
@@ -236,11 +239,11 @@ fn a_grant_that_was_given_back_meanwhile_is_not_revoked_twice(flavor: Flavor) {
         let kill = format!("CLIENT KILL ID {}", b.id);
         a.send_at_once(&["LOCK.RELEASE k a", "LOCK.RELEASE k b", "LOCK.ACQUIRE k b", &kill]);
         assert_eq!([a.recv(), a.recv(), a.recv(), a.recv()], ["0", "0", "1", "1"]);
-        // Whatever was to come, has come when a later timer has fired.
+        // Pending work is done once a later timer has fired.
         let mut c = world.client();
         assert_eq!(c.call("LOCK.ACQUIRE k c BLOCK 30"), "nil");
         assert_eq!(a.call("HGETALL k"), "[b, 1]");
-        // One of two holds was not delivered: the other stays.
+        // One of two holds was not delivered; the other one stays.
         a.call("LOCK.RELEASE k b");
         a.call("LOCK.ACQUIRE k a");
         let b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
@@ -248,7 +251,7 @@ fn a_grant_that_was_given_back_meanwhile_is_not_revoked_twice(flavor: Flavor) {
         a.send_at_once(&["LOCK.RELEASE k a", "LOCK.ACQUIRE k b PX 100000", &kill]);
         assert_eq!([a.recv(), a.recv(), a.recv()], ["0", "2", "1"]);
         until("one hold is revoked", || a.call("HGETALL k") == "[b, 1]");
-        // BREAK and DEL end it like a release.
+        // BREAK and DEL end the hold like a release.
         for end in ["LOCK.BREAK k", "DEL k"] {
             a.call("DEL k");
             a.call("LOCK.ACQUIRE k a");
@@ -262,8 +265,8 @@ fn a_grant_that_was_given_back_meanwhile_is_not_revoked_twice(flavor: Flavor) {
     });
 }
 
-/// As `redis-cli` does with a single command.
-fn a_client_that_got_its_answer_and_left_keeps_the_lock(flavor: Flavor) {
+/// `redis-cli` does this with a single command.
+fn a_delivered_grant_survives_the_disconnect(flavor: Flavor) {
     in_world(flavor, |world| {
         for _ in 0..20 {
             let mut a = world.client();
@@ -277,12 +280,12 @@ fn a_client_that_got_its_answer_and_left_keeps_the_lock(flavor: Flavor) {
             assert_eq!(c.call("LOCK.ACQUIRE k c BLOCK 5"), "nil");
             assert_eq!(c.call("LOCK.RELEASE k b"), "0");
         }
-        assert_eq!(revoked(world), 0);
+        assert_eq!(revoked_grants(world), 0);
     });
 }
 
-/// After a crowd of waiters that time out, hang up, are killed and are served, nothing is left of them.
-fn many_waiters_come_and_go(flavor: Flavor) {
+/// Waiters that time out, disconnect, are killed and are served leave no state.
+fn departed_crowds_leave_nothing(flavor: Flavor) {
     in_world(flavor, |world| {
         std::thread::scope(|scope| {
             for thread in 0..8 {
@@ -314,7 +317,7 @@ fn many_waiters_come_and_go(flavor: Flavor) {
             }
         });
         let mut a = world.client();
-        until("all are gone", || a.info("lock", "lock_waiters") == "0");
+        until("there are no waiters", || a.info("lock", "lock_waiters") == "0");
         until("all locks are free", || a.call("EXISTS k0 k1 k2") == "0");
         until("no client is blocked", || a.info("clients", "blocked_clients") == "0");
         unload_module(&mut a);
@@ -322,7 +325,7 @@ fn many_waiters_come_and_go(flavor: Flavor) {
     });
 }
 
-fn waiters_of_an_unloaded_module(flavor: Flavor) {
+fn a_waiter_prevents_unloading(flavor: Flavor) {
     let mut server = Server::with_module(flavor, &[]);
     let mut a = server.client();
     a.call("LOCK.ACQUIRE k a PX 100000");
@@ -332,10 +335,10 @@ fn waiters_of_an_unloaded_module(flavor: Flavor) {
     assert_eq!(b.recv(), "1");
     unload_module(&mut a);
     assert!(a.call("LOCK.INFO k").starts_with("ERR unknown command"));
-    assert_eq!(a.call("HGETALL k"), "[b, 1]", "the lock needs no module");
+    assert_eq!(a.call("HGETALL k"), "[b, 1]", "the hold needs no module");
     assert_eq!(a.call("CONFIG GET lock.default-lease"), "[]");
     a.call("DEL k");
-    // And again, with a fresh start.
+    // Loaded again, with a fresh start.
     assert_eq!(load_module(&mut a), "OK");
     a.call("LOCK.ACQUIRE k a");
     let mut c = server.waiting("LOCK.ACQUIRE k c BLOCK 0");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-//! Slots that move to another node as a whole, while their locks are used (`CLUSTER MIGRATESLOTS` of Valkey 9, `CLUSTER
-//! MIGRATION` of Redis 8.4): what is written meanwhile moves, too, whether a client's command leads to it or not.
+//! Slots that move to another node as a whole while their locks are in use (`CLUSTER MIGRATESLOTS` of Valkey 9, `CLUSTER
+//! MIGRATION` of Redis 8.4). Writes during the move move, too, including the module's own.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
@@ -16,7 +16,7 @@ use crate::support::cluster::Cluster;
 use crate::support::world::keys;
 use crate::support::{show, until, Client, Flavor, Server};
 
-/// A test for each server that can do so.
+/// Defines a test for each server that can move whole slots.
 #[macro_export]
 macro_rules! on_servers_that_move_slots {
     ($($name:ident),* $(,)?) => { $(
@@ -37,12 +37,12 @@ macro_rules! on_servers_that_move_slots {
 
 on_servers_that_move_slots!(
     a_lock_moves_with_its_slot,
-    nothing_is_remembered_of_what_has_moved,
-    what_is_written_during_the_move_moves_too,
-    locks_that_are_used_move_to_and_fro,
+    moved_locks_are_forgotten,
+    writes_during_the_move_move_too,
+    locks_in_use_survive_repeated_moves,
 );
 
-/// Without the keys that only make the move slow.
+/// The stored keys, without the fillers that only slow the move down.
 fn locks(server: &Server) -> BTreeMap<(usize, String), String> {
     let mut found = keys(&mut server.client());
     found.retain(|(_, key), _| !key.contains("filler"));
@@ -68,7 +68,7 @@ fn a_lock_moves_with_its_slot(flavor: Flavor) {
     }
     assert_eq!(first.info("lock", "lock_waiters"), "0");
     assert_eq!(locks(&cluster.nodes[1]), before);
-    // Who asks again gets the same answer, and whoever comes next a greater token.
+    // A retry gets the same reply, and the next owner a greater token.
     assert_eq!(second.call("LOCK.ACQUIRE b o FENCE ID one PX 600000"), fenced);
     let mut next = cluster.nodes[1].waiting("LOCK.ACQUIRE b w BLOCK 0 FENCE");
     assert_eq!(second.call("LOCK.RELEASE b o ALL"), "0");
@@ -77,7 +77,7 @@ fn a_lock_moves_with_its_slot(flavor: Flavor) {
         reply.trim_end_matches([']', '}']).rsplit(' ').next().unwrap().parse().unwrap()
     };
     assert!(token(&granted) > token(&fenced), "{granted} after {fenced}");
-    // And back, where nothing is remembered of those who waited.
+    // And back, where the earlier waiters are forgotten.
     cluster.begin_to_move("b", 1, 0);
     cluster.until_moved("b", 1, 0);
     let mut again = cluster.nodes[0].waiting("LOCK.ACQUIRE b x BLOCK 0");
@@ -86,9 +86,8 @@ fn a_lock_moves_with_its_slot(flavor: Flavor) {
     cluster.assert_healthy();
 }
 
-/// The new node is frozen while it receives, so that all of this happens in the middle of the move.
-/// Somebody has waited for the lock, and nobody does any more: no event tells that it has left.
-fn nothing_is_remembered_of_what_has_moved(flavor: Flavor) {
+/// The lock has no waiter left when it moves, and no event reports its departure.
+fn moved_locks_are_forgotten(flavor: Flavor) {
     let cluster = Cluster::start(flavor);
     let [mut first, mut second] = cluster.clients();
     assert_eq!(first.call("LOCK.ACQUIRE b a PX 600000"), "1");
@@ -97,12 +96,13 @@ fn nothing_is_remembered_of_what_has_moved(flavor: Flavor) {
     assert_eq!(waiter.recv(), "1");
     cluster.begin_to_move("b", 0, 1);
     cluster.until_moved("b", 0, 1);
-    until("all is forgotten", || full_tables(&mut first).is_empty());
+    until("no state is left", || full_tables(&mut first).is_empty());
     assert_eq!(second.call("HGETALL b"), "[w, 1]");
     cluster.assert_healthy();
 }
 
-fn what_is_written_during_the_move_moves_too(flavor: Flavor) {
+/// The new node is suspended while it receives the slot, so that all of this happens during the move.
+fn writes_during_the_move_move_too(flavor: Flavor) {
     let cluster =
         Cluster::start_with(flavor, &["--rdb-key-save-delay", "10000", "--repl-diskless-sync", "yes"]);
     let (source, target) = (&cluster.nodes[0], &cluster.nodes[1]);
@@ -138,7 +138,7 @@ fn what_is_written_during_the_move_moves_too(flavor: Flavor) {
         let reply = waiter.recv();
         assert!(reply.starts_with("[owner, w, holds, 1, token, "), "{name}: {reply}");
     }
-    until("a lease is over", || a.call("LOCK.INFO {b}expires") == "nil");
+    until("a lease has expired", || a.call("LOCK.INFO {b}expires") == "nil");
     until("a lease is renewed", || a.number("PEXPIRETIME {b}watchdog") > watched_until);
     watchdog.close();
     let state = cluster.state_of_move(0);
@@ -151,7 +151,7 @@ fn what_is_written_during_the_move_moves_too(flavor: Flavor) {
     cluster.assert_healthy();
 }
 
-/// One who uses locks of the slot wherever it is.
+/// A client that uses locks of the slot wherever the slot is.
 struct User<'a> {
     cluster: &'a Cluster,
     clients: [Option<Client>; 2],
@@ -159,7 +159,7 @@ struct User<'a> {
 }
 
 impl User<'_> {
-    /// Calls until a node takes the call, within reason.
+    /// Repeats a call until a node accepts it, for at most a minute.
     fn call(&mut self, command: &str) -> String {
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
@@ -194,51 +194,51 @@ fn token_of(reply: &str) -> i64 {
         .unwrap_or_else(|| panic!("{reply}"))
 }
 
-/// Nobody is granted a lock twice, no hold is lost, and no token comes again, wherever the slot is.
-fn locks_that_are_used_move_to_and_fro(flavor: Flavor) {
+/// In spite of the moves, a lock has one holder, no hold is lost, and tokens never repeat.
+fn locks_in_use_survive_repeated_moves(flavor: Flavor) {
     const LOCKS: usize = 2;
     const LEASE_MS: u32 = 20;
     let cluster = Cluster::start(flavor);
-    let over = AtomicBool::new(false);
+    let is_over = AtomicBool::new(false);
     let inside = [const { AtomicI64::new(0) }; LOCKS];
     let tokens = [const { AtomicI64::new(0) }; LOCKS];
     let leases = Mutex::new(BTreeMap::new());
     let rounds = AtomicI64::new(0);
     thread::scope(|scope| {
         for worker in 0..4_usize {
-            let (cluster, over, inside, tokens, leases, rounds) =
-                (&cluster, &over, &inside, &tokens, &leases, &rounds);
+            let (cluster, is_over, inside, tokens, leases, rounds) =
+                (&cluster, &is_over, &inside, &tokens, &leases, &rounds);
             scope.spawn(move || {
                 let mut user = User { cluster, clients: [None, None], at: 0 };
                 let lock = worker % LOCKS;
                 for round in 0_u64.. {
-                    if over.load(Ordering::SeqCst) {
+                    if is_over.load(Ordering::SeqCst) {
                         break;
                     }
-                    // Held for longer than the test: given back by a call, and handed on.
+                    // Held for longer than the test, so only a release hands the lock over.
                     let reply = user.call(&format!(
                         "LOCK.ACQUIRE {{b}}{lock} w{worker} PX 600000 BLOCK 0 FENCE ID a{worker}:{round}"
                     ));
                     let token = token_of(&reply);
                     assert!(reply.contains("holds, 1"), "{reply}");
-                    assert_eq!(inside[lock].fetch_add(1, Ordering::SeqCst), 0, "two are inside");
+                    assert_eq!(inside[lock].fetch_add(1, Ordering::SeqCst), 0, "two holders at once");
                     assert!(tokens[lock].fetch_max(token, Ordering::SeqCst) < token, "an old token");
                     assert_eq!(inside[lock].fetch_sub(1, Ordering::SeqCst), 1);
                     let left = user.call(&format!("LOCK.RELEASE {{b}}{lock} w{worker} ID r{worker}:{round}"));
                     assert_eq!(left, "0", "a hold is lost");
-                    // Never given back: handed on by a timer, when its lease is over.
+                    // Never released, so only the timer hands the lock over at lease expiry.
                     let sent = Instant::now();
                     let reply = user.call(&format!(
                         "LOCK.ACQUIRE {{b}}lease l{worker}:{round} PX {LEASE_MS} BLOCK 0 FENCE ID a{worker}:{round}"
                     ));
                     let granted = (sent, Instant::now());
                     let before = leases.lock().unwrap().insert(token_of(&reply), granted);
-                    assert!(before.is_none(), "a token comes again");
+                    assert!(before.is_none(), "a token repeats");
                     rounds.fetch_add(1, Ordering::SeqCst);
                 }
             });
         }
-        // The workers end even if this fails.
+        // Ends the workers even if a move fails.
         let moved = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             for (from, to) in [(0, 1), (1, 0), (0, 1), (1, 0)] {
                 let before = rounds.load(Ordering::SeqCst);
@@ -249,12 +249,12 @@ fn locks_that_are_used_move_to_and_fro(flavor: Flavor) {
             let before = rounds.load(Ordering::SeqCst);
             until("the locks are used", || rounds.load(Ordering::SeqCst) > before + 10);
         }));
-        over.store(true, Ordering::SeqCst);
+        is_over.store(true, Ordering::SeqCst);
         if let Err(panic) = moved {
             std::panic::resume_unwind(panic);
         }
     });
-    // Between two grants lie as many leases as there are grants.
+    // Consecutive grants are at least a lease apart.
     let leases: Vec<_> = leases.into_inner().unwrap().into_values().collect();
     for (at, (sent, _)) in leases.iter().enumerate() {
         let lease = Duration::from_millis(LEASE_MS.into());
@@ -264,7 +264,7 @@ fn locks_that_are_used_move_to_and_fro(flavor: Flavor) {
     }
     for node in &cluster.nodes {
         let mut client = node.client();
-        until("nobody waits", || client.info("lock", "lock_waiters") == "0");
+        until("there are no waiters", || client.info("lock", "lock_waiters") == "0");
         assert_eq!(client.info("lock", "lock_internal_errors"), "0");
     }
     cluster.assert_healthy();

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
 
-//! Every session of README and docs is carried out as written, and compared with what is printed there.
+//! Runs every terminal transcript of README and docs as written, and compares the output with the page.
 //!
-//! A block of code with lines that begin with redis-cli's prompt, or with `$ `, is a session. Comments before a block say what does
-//! not show in it: `<!-- terminal: bob -->` for another terminal than the first one, and `<!-- before: COMMAND -->` for a command
-//! that has been called already. Each section begins with empty servers and new terminals. A block without a prompt that is marked
-//! with a terminal is what that one prints on. `<!-- session: name -->` leaves it to another test.
+//! A code block with lines that begin with redis-cli's prompt or with `$ ` is a transcript. Comments before a block add
+//! hidden context: `<!-- terminal: bob -->` selects another terminal, and `<!-- before: COMMAND -->` runs a command first.
+//! Each section begins with empty servers and new terminals. A block without a prompt but with a terminal comment is further
+//! output of that terminal. `<!-- session: name -->` leaves a block to another test.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -22,57 +22,57 @@ use crate::support::programs::tool;
 use crate::support::{until, Client, Flavor, Server};
 
 crate::on_every_server!(
-    the_readme_does_what_it_says,
-    the_guide_does_what_it_says,
-    the_page_on_operations_does_what_it_says,
-    the_page_on_tools_does_what_it_says,
+    readme_transcripts_are_right,
+    guide_transcripts_are_right,
+    operations_transcripts_are_right,
+    tools_transcripts_are_right,
 );
 
-fn the_readme_does_what_it_says(flavor: Flavor) {
+fn readme_transcripts_are_right(flavor: Flavor) {
     Page::new(flavor).play("README.md", 6);
 }
 
-fn the_guide_does_what_it_says(flavor: Flavor) {
+fn guide_transcripts_are_right(flavor: Flavor) {
     Page::new(flavor).play("docs/guide.md", 20);
 }
 
-fn the_page_on_operations_does_what_it_says(flavor: Flavor) {
+fn operations_transcripts_are_right(flavor: Flavor) {
     Page::new(flavor).play("docs/operations.md", 2);
 }
 
-fn the_page_on_tools_does_what_it_says(flavor: Flavor) {
+fn tools_transcripts_are_right(flavor: Flavor) {
     Page::new(flavor).play("docs/tools.md", 3);
 }
 
 const PROMPT: &str = "127.0.0.1:6379> ";
 const SHELL: &str = "$ ";
 
-/// A primary with two replicas, as some of the sessions want them, and the terminals of a section.
+/// A primary with two replicas, which some transcripts need, and the terminals of a section.
 struct Page {
     server: Server,
     _replicas: [Server; 2],
     terminals: Vec<Terminal>,
-    /// The newest token that was told, in place of the one on the page.
+    /// The newest token that was granted, which replaces the one on the page.
     token: String,
 }
 
-/// A terminal of the page: redis-cli, or a shell.
+/// A terminal of the page: redis-cli or a shell.
 struct Terminal {
     name: String,
     child: Child,
     stdin: ChildStdin,
     printed: Arc<Mutex<Vec<u8>>>,
-    /// What must have been printed by now.
+    /// Output that is expected by now.
     expected: String,
 }
 
-/// A block of code of the page.
+/// A code block of the page.
 #[derive(Default)]
 struct Block {
     terminal: Option<String>,
     before: Vec<String>,
     lines: Vec<String>,
-    /// Another test carries it out.
+    /// Left to another test.
     elsewhere: bool,
 }
 
@@ -90,35 +90,35 @@ impl Page {
         Page { server, _replicas: replicas, terminals: Vec::new(), token: String::new() }
     }
 
-    /// Carries out all sessions of a page; there are so many at least.
-    fn play(mut self, page: &str, at_least: usize) {
+    /// Runs all transcripts of a page, which has a minimum number of them.
+    fn play(mut self, page: &str, minimum: usize) {
         let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(page)).unwrap();
-        let mut sessions = 0;
+        let mut transcripts = 0;
         for section in text.split("\n## ") {
-            self.begin();
+            self.start_section();
             for block in blocks(section) {
-                if block.is_session() {
-                    self.carry_out(&block);
-                    sessions += 1;
+                if block.is_transcript() {
+                    self.run(&block);
+                    transcripts += 1;
                 }
             }
         }
-        assert!(sessions >= at_least, "{sessions} sessions on {page}");
-        self.begin();
+        assert!(transcripts >= minimum, "{transcripts} transcripts on {page}");
+        self.start_section();
         self.server.assert_healthy();
     }
 
-    fn begin(&mut self) {
+    fn start_section(&mut self) {
         self.terminals.clear();
         let mut a = self.server.client();
         for setting in ["lock.events no", "lock.quarantine 0"] {
             assert_eq!(a.call(&format!("CONFIG SET {setting}")), "OK");
         }
-        until("nobody waits", || a.info("lock", "lock_waiters") == "0");
+        until("there are no waiters", || a.info("lock", "lock_waiters") == "0");
         assert_eq!(a.call("FLUSHALL"), "OK");
     }
 
-    fn carry_out(&mut self, block: &Block) {
+    fn run(&mut self, block: &Block) {
         let mut a = self.server.client();
         for command in &block.before {
             let reply = a.call(command);
@@ -137,11 +137,11 @@ impl Page {
             }
         };
         let prompt = if shell { SHELL } else { PROMPT };
-        let mut answered = true;
+        let mut has_reply = true;
         for line in &block.lines {
             let Some(typed) = line.strip_prefix(prompt) else {
                 self.terminals[at].expect(line);
-                answered = true;
+                has_reply = true;
                 continue;
             };
             self.terminals[at].until_printed();
@@ -150,13 +150,13 @@ impl Page {
             let typed = with_token(typed, &self.token);
             let waiters = a.number_of_waiters();
             writeln!(self.terminals[at].stdin, "{typed}").unwrap();
-            answered = !typed.contains(" BLOCK ");
-            if !answered && block.lines.last() == Some(line) {
+            has_reply = !typed.contains(" BLOCK ");
+            if !has_reply && block.lines.last() == Some(line) {
                 until(&format!("'{typed}' waits"), || a.number_of_waiters() > waiters);
-                answered = true;
+                has_reply = true;
             }
         }
-        assert!(answered, "what is the answer to {:?}?", block.lines);
+        assert!(has_reply, "the page shows no reply to {:?}", block.lines);
         self.terminals[at].until_printed();
     }
 }
@@ -168,7 +168,7 @@ impl Client {
 }
 
 impl Block {
-    fn is_session(&self) -> bool {
+    fn is_transcript(&self) -> bool {
         let begins = |prompt: &str| self.lines.iter().any(|line| line.starts_with(prompt));
         !self.elsewhere && (self.terminal.is_some() || begins(PROMPT) || begins(SHELL))
     }
@@ -197,7 +197,7 @@ impl Terminal {
             }
             let path = std::env::var("PATH").unwrap();
             program = Command::new("sh");
-            // In the order in which it is printed, whichever way.
+            // Both outputs in one stream, which keeps their order.
             program
                 .args(["-c", "exec sh 2>&1"])
                 .env("OLD_PATH", &path)
@@ -236,7 +236,7 @@ impl Terminal {
         self.expected.push('\n');
     }
 
-    /// Waits until it has printed what it must, and fails if it prints anything else.
+    /// Waits until the terminal has printed exactly the expected text.
     fn until_printed(&mut self) {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -246,7 +246,7 @@ impl Terminal {
                 return;
             }
             if Instant::now() > deadline {
-                panic!("terminal {}:\n{found}\nbut the page says\n{wanted}", self.name);
+                panic!("terminal {}:\n{found}\nbut the page shows\n{wanted}", self.name);
             }
             thread::sleep(Duration::from_millis(5));
         }
@@ -256,7 +256,7 @@ impl Terminal {
         String::from_utf8(self.printed.lock().unwrap().clone()).unwrap()
     }
 
-    /// The newest fencing token that it has shown.
+    /// The newest fencing token in the terminal's output.
     fn token(&self) -> Option<String> {
         self.text()
             .rsplit_once("\"token\"\n")
@@ -299,21 +299,21 @@ fn digits(text: &str) -> String {
     text.chars().take_while(char::is_ascii_digit).collect()
 }
 
-/// A command with the token that was really granted.
+/// A command with the token that was actually granted.
 fn with_token(typed: &str, token: &str) -> String {
     let words =
         typed.split(' ').map(|word| if word.len() == 16 && digits(word) == word { token } else { word });
     words.collect::<Vec<_>>().join(" ")
 }
 
-/// Without empty lines, and with `N` for each number that another run would have otherwise.
+/// Removes empty lines, and replaces numbers that vary between runs by `N`.
 fn timeless(text: &str) -> String {
     let shown = |line: &&str| !line.trim_end().is_empty() && !line.starts_with("Reading messages");
     let shown = text.lines().filter(shown).collect::<Vec<_>>().join("\n");
     cli::timeless(&shown).lines().map(without_times).collect::<Vec<_>>().join("\n")
 }
 
-/// With `N` for milliseconds of the wall clock, tokens, and how long something still takes.
+/// Replaces wall-clock milliseconds, tokens and remaining times by `N`.
 fn without_times(line: &str) -> String {
     let mut shown = String::new();
     let mut rest = line;
@@ -327,7 +327,7 @@ fn without_times(line: &str) -> String {
     shown + rest
 }
 
-/// Whether each line is the same, where `…` stands for anything.
+/// Whether all lines are equal, where `…` matches any text.
 fn matches(found: &str, wanted: &str) -> bool {
     let same = |(found, wanted): (&str, &str)| match wanted.split_once('…') {
         None => found == wanted,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! The Rust package, where there is more than one server: behind Sentinel, in a cluster, and by TLS.
+//! The Rust package with Sentinel, in a cluster, and over TLS.
 
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -18,37 +18,37 @@ use crate::support::tls::Certificates;
 use crate::support::{until, Flavor, Server};
 
 crate::on_every_server!(
-    a_session_follows_the_primary,
-    a_session_finds_the_nodes_of_a_cluster,
-    a_hold_and_a_wait_move_with_their_slot,
-    a_node_that_is_gone_is_asked_no_more,
-    a_session_by_tls,
+    locks_follow_the_primary,
+    locks_find_the_cluster_nodes,
+    holds_and_waits_move_with_their_slot,
+    a_dead_node_is_not_asked_again,
+    locks_use_tls,
 );
 
 const LONG: Duration = Duration::from_secs(30);
 
-/// No test waits longer.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Upper bound for every wait in these tests.
+const MAX_WAIT: Duration = Duration::from_secs(60);
 
-/// Of a lock that nobody holds.
+/// Reply of `LOCK.INFO` for a free lock.
 const FREE: &str = "nil";
 
 fn held_by(hold: &Hold, info: &str) {
     assert!(!hold.is_lost() && info.contains(hold.owner()), "{} of {info}", hold.owner());
 }
 
-fn a_session_follows_the_primary(flavor: Flavor) {
+fn locks_follow_the_primary(flavor: Flavor) {
     let mut watched = Watched::start(flavor);
     let addresses = watched.addresses();
     let place = Place::sentinel(addresses.split(','), NAME, "redis://127.0.0.1").unwrap();
     assert_eq!(place.find(LONG).unwrap().addr().to_string(), watched.primary_address().to_string());
     let troubles = Arc::new(Mutex::new(Vec::new()));
-    let heard = Arc::clone(&troubles);
-    let settings = Settings::new().on_trouble(move |error| heard.lock().unwrap().push(error.clone()));
+    let log = Arc::clone(&troubles);
+    let settings = Settings::new().on_trouble(move |error| log.lock().unwrap().push(error.clone()));
     let locks = Locks::at(place, settings);
     let hold = locks.lock("k").lease(LONG).keep(true).acquire().unwrap();
     thread::scope(|scope| {
-        let patient = || locks.lock("k").wait(PATIENCE);
+        let patient = || locks.lock("k").wait(MAX_WAIT);
         let waits = [patient(), patient().blocking()];
         let waits = waits.map(|lock| scope.spawn(move || lock.acquire().unwrap()));
         let waiting = |watched: &Watched, count| {
@@ -60,8 +60,10 @@ fn a_session_follows_the_primary(flavor: Flavor) {
         assert!(troubles.lock().unwrap().iter().all(|error| error.kind() == "unavailable"));
         assert!(!troubles.lock().unwrap().is_empty());
         held_by(&hold, &watched.client().call("LOCK.INFO k"));
-        // It is bound to this process again.
-        until("it is kept there", || watched.client().call("LOCK.INFO k").contains("ephemeral, 1"));
+        // The hold is bound to this process again.
+        until("the hold is renewed by the new primary", || {
+            watched.client().call("LOCK.INFO k").contains("ephemeral, 1")
+        });
         hold.release().unwrap();
         for wait in waits {
             scope.spawn(|| {
@@ -73,19 +75,20 @@ fn a_session_follows_the_primary(flavor: Flavor) {
     });
     locks.close();
     assert_eq!(watched.client().call("LOCK.INFO k"), FREE);
-    // A Sentinel that says nothing keeps nobody waiting for good; nor is a permission needed to ask the primary what it is.
+    // A silent Sentinel blocks no caller forever, and the check for a primary needs no extra permission.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let silent = format!("redis://{}", silent.local_addr().unwrap());
-    let user = "ACL SETUSER few on >secret ~k &lock:inbox:* -@all +subscribe +lock.acquire +lock.release +lock.renew +lock.cancel";
+    let user = "ACL SETUSER few on >secret ~k &lock:inbox:* -@all \
+                +subscribe +lock.acquire +lock.release +lock.renew +lock.cancel";
     assert_eq!(watched.client().call(user), "OK");
     let place = Place::sentinel([silent, watched.sentinels[0].url()], NAME, "redis://few:secret@127.0.0.1");
     let locks = Locks::at(place.unwrap(), Settings::new().patience(Duration::from_millis(700)));
-    let hold = locks.lock("k").wait(PATIENCE).lease(LONG).keep(true).acquire().unwrap();
+    let hold = locks.lock("k").wait(MAX_WAIT).lease(LONG).keep(true).acquire().unwrap();
     hold.extend(LONG).unwrap();
     hold.release().unwrap();
     locks.close();
     watched.assert_healthy();
-    // A name that no Sentinel knows, and an address of none.
+    // A name unknown to every Sentinel, and an address without a Sentinel.
     for (address, name, word) in
         [(&addresses[..], "other", "knows"), ("redis://127.0.0.1:1", NAME, "refused")]
     {
@@ -103,10 +106,10 @@ fn waiting(cluster: &Cluster, node: usize) -> String {
     cluster.nodes[node].client().info("lock", "lock_waiters")
 }
 
-fn a_session_finds_the_nodes_of_a_cluster(flavor: Flavor) {
+fn locks_find_the_cluster_nodes(flavor: Flavor) {
     let cluster = Cluster::start(flavor);
     let locks = in_cluster(&cluster, 0);
-    // `b` and `c` are of the first node, `a` and `d` of the second.
+    // `b` and `c` belong to the first node, `a` and `d` to the second.
     let holds: Vec<Hold> = ["a", "b", "c", "d"].map(|key| locks.lock(key).acquire().unwrap()).into();
     for (key, node, hold) in [("a", 1, 0), ("b", 0, 1), ("c", 0, 2), ("d", 1, 3)] {
         held_by(&holds[hold], &cluster.nodes[node].client().call(&format!("LOCK.INFO {key}")));
@@ -115,8 +118,8 @@ fn a_session_finds_the_nodes_of_a_cluster(flavor: Flavor) {
     thread::scope(|scope| {
         let waits =
             [locks.lock("a"), locks.lock("b"), locks.lock("c").blocking(), locks.lock("d").blocking()];
-        let waits = waits.map(|lock| scope.spawn(move || lock.wait(PATIENCE).acquire()));
-        until("they wait at both", || (0..2).all(|node| waiting(&cluster, node) == "2"));
+        let waits = waits.map(|lock| scope.spawn(move || lock.wait(MAX_WAIT).acquire()));
+        until("both nodes have two waiters", || (0..2).all(|node| waiting(&cluster, node) == "2"));
         for hold in &holds {
             hold.guard(&["SET", &format!("{{{}}}:x", String::from_utf8_lossy(hold.key())), "1"]).unwrap();
             hold.extend(LONG).unwrap();
@@ -127,16 +130,16 @@ fn a_session_finds_the_nodes_of_a_cluster(flavor: Flavor) {
         }
     });
     locks.close();
-    // One that was named is in no cluster any more.
+    // A named node that has left the cluster is skipped.
     let alone = Server::with_module(flavor, &["--cluster-enabled", "yes"]);
     let place = Place::cluster([alone.url(), cluster.nodes[0].url()]).unwrap();
     let locks = Locks::at(place, Settings::new());
-    locks.lock("a").wait(PATIENCE).acquire().unwrap().release().unwrap();
+    locks.lock("a").wait(MAX_WAIT).acquire().unwrap().release().unwrap();
     locks.close();
-    // Who knows of no cluster is told, and not sent on.
+    // `MOVED` is an error for a client without cluster support; it is not followed.
     let client = redis::Client::open(cluster.nodes[0].url()).unwrap();
     let locks = Locks::with_settings(&client, Settings::new()).unwrap();
-    let error = locks.lock("a").wait(PATIENCE).acquire().unwrap_err();
+    let error = locks.lock("a").wait(MAX_WAIT).acquire().unwrap_err();
     assert!(error.text().starts_with("MOVED"), "{error}");
     locks.close();
     for key in ["a", "b", "c", "d"] {
@@ -146,35 +149,37 @@ fn a_session_finds_the_nodes_of_a_cluster(flavor: Flavor) {
     cluster.assert_healthy();
 }
 
-fn a_hold_and_a_wait_move_with_their_slot(flavor: Flavor) {
+fn holds_and_waits_move_with_their_slot(flavor: Flavor) {
     let cluster = Cluster::start(flavor);
     let locks = in_cluster(&cluster, 0);
     let hold = locks.lock("b").lease(Duration::from_millis(1500)).keep(true).acquire().unwrap();
     thread::scope(|scope| {
         let waits = [locks.lock("b"), locks.lock("b").blocking()];
-        let waits = waits.map(|lock| scope.spawn(move || lock.wait(PATIENCE).acquire().unwrap()));
+        let waits = waits.map(|lock| scope.spawn(move || lock.wait(MAX_WAIT).acquire().unwrap()));
         until("they wait", || waiting(&cluster, 0) == "2");
         cluster.migrate_all("b", 0, 1);
-        until("they wait there", || waiting(&cluster, 1) == "2");
-        until("it is kept there", || cluster.nodes[1].client().call("LOCK.INFO b").contains("ephemeral, 1"));
+        until("they wait at the new node", || waiting(&cluster, 1) == "2");
+        until("the hold is renewed at the new node", || {
+            cluster.nodes[1].client().call("LOCK.INFO b").contains("ephemeral, 1")
+        });
         held_by(&hold, &cluster.nodes[1].client().call("LOCK.INFO b"));
         hold.release().unwrap();
         for wait in waits {
-            // Whoever was granted it waits for its turn to be told.
+            // A granted wait must release before the other can be granted.
             scope.spawn(move || wait.join().unwrap().release().unwrap());
         }
     });
-    // While a slot moves, what has moved already is to be asked for.
+    // During a migration, a moved key is reached by `ASK`.
     let hold = locks.lock("c").lease(LONG).acquire().unwrap();
     cluster.migrate_keys("c", 0, 1);
     let mut first = cluster.nodes[0].client();
     assert!(first.call("LOCK.INFO c").starts_with("ASK"));
     hold.extend(LONG).unwrap();
     thread::scope(|scope| {
-        // What has a request of its own, whose record may be at either node, has to wait for the end of the move.
+        // Requests with an ID have to wait for the end of the migration, as their record may be at either node.
         let release = scope.spawn(|| hold.release());
         let waits = [locks.lock("c"), locks.lock("c").blocking()];
-        let waits = waits.map(|lock| scope.spawn(move || lock.wait(PATIENCE).acquire()));
+        let waits = waits.map(|lock| scope.spawn(move || lock.wait(MAX_WAIT).acquire()));
         cluster.end_migration("c", 0, 1);
         release.join().unwrap().unwrap();
         for wait in waits {
@@ -188,15 +193,15 @@ fn a_hold_and_a_wait_move_with_their_slot(flavor: Flavor) {
     cluster.assert_healthy();
 }
 
-fn a_node_that_is_gone_is_asked_no_more(flavor: Flavor) {
+fn a_dead_node_is_not_asked_again(flavor: Flavor) {
     let cluster = Cluster::start(flavor);
     let both = cluster.nodes.iter().map(Server::url);
     let locks = Locks::at(Place::cluster(both).unwrap(), Settings::new().patience(Duration::from_secs(2)));
     let [gone, stays] = ["b", "a"].map(|key| locks.lock(key).lease(LONG).keep(true).acquire().unwrap());
     cluster.nodes[0].signal(libc::SIGKILL);
-    until("it is noticed", || locks.lock("b").wait(Duration::ZERO).try_acquire().is_err());
+    until("the failure is noticed", || locks.lock("b").wait(Duration::ZERO).try_acquire().is_err());
     assert!(gone.extend_once(LONG).is_err());
-    // The first of those that were named does not answer.
+    // The first of the named nodes does not answer.
     stays.extend(LONG).unwrap();
     for key in ["a", "d"] {
         let hold = locks.lock(format!("{{{key}}}:more")).acquire().unwrap();
@@ -208,7 +213,7 @@ fn a_node_that_is_gone_is_asked_no_more(flavor: Flavor) {
     assert_eq!(cluster.nodes[1].client().call("LOCK.INFO a"), FREE);
 }
 
-fn a_session_by_tls(flavor: Flavor) {
+fn locks_use_tls(flavor: Flavor) {
     let certificates = Certificates::sign();
     let server = Server::with_module(flavor, &[]);
     let port = certificates.serve(&server);
@@ -242,7 +247,7 @@ fn a_session_by_tls(flavor: Flavor) {
             })
             .collect();
         until("they wait", || a.info("lock", "lock_waiters") == "20");
-        // More than what comes at once, in both directions.
+        // More than one read or write transfers, in both directions.
         let text = "x".repeat(1 << 20);
         first.guard(&["SET", "big", &text]).unwrap();
         let back: String = redis::from_redis_value(first.guard(&["GET", "big"]).unwrap()).unwrap();
@@ -258,7 +263,7 @@ fn a_session_by_tls(flavor: Flavor) {
         let error = at(config(trusted, known)).lock("k").try_acquire().unwrap_err();
         assert!(error.kind() == "unavailable" && error.text().contains("ertificate"), "{error}");
     }
-    // The system's authorities do not know ours.
+    // The system's certificate authorities do not include ours.
     let place = Place::alone(format!("rediss://localhost:{port}")).unwrap();
     let error = Locks::at(place, Settings::new()).lock("k").try_acquire().unwrap_err();
     assert!(error.text().contains("ertificate"), "{error}");

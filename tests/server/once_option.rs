@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: MIT
 
-//! `ONCE`: an owner that is many threads, whose own hold is in its way (1, 3, 4).
+//! `ONCE`: an owner with many threads, for which the owner's own hold blocks a further acquire (1, 3, 4).
 
 use crate::support::client::prefix;
 use crate::support::{in_world, until, Flavor};
 
 crate::on_every_server!(
-    what_the_owner_holds_is_in_its_way,
-    another_thread_gives_it_back,
-    threads_share_one_line,
-    readers_of_one_owner_stand_side_by_side,
+    once_does_not_reenter,
+    a_thread_waits_for_its_owners_hold,
+    threads_of_an_owner_queue_separately,
+    readers_of_one_owner_share,
     a_retry_counts_once,
     deadlocks_are_found_between_owners_only,
     a_fair_lock_is_left_to_redisson,
 );
 
-fn what_the_owner_holds_is_in_its_way(flavor: Flavor) {
+fn once_does_not_reenter(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         assert_eq!(a.call("LOCK.ACQUIRE k a ONCE"), "1");
@@ -25,8 +25,8 @@ fn what_the_owner_holds_is_in_its_way(flavor: Flavor) {
         assert_eq!(a.call("HGETALL k"), "[a, 1]");
         let before = a.number("PEXPIRETIME k");
         assert_eq!(a.call("LOCK.ACQUIRE k a ONCE PX 1 FENCE WATCHDOG EPHEMERAL ID x"), "nil");
-        assert_eq!(a.number("PEXPIRETIME k"), before, "what is refused sets no lease");
-        // It is a matter of the call, not of the hold.
+        assert_eq!(a.number("PEXPIRETIME k"), before, "a refused call sets no lease");
+        // The option belongs to the call, not to the hold.
         assert_eq!(a.call("LOCK.ACQUIRE k a"), "2");
         a.call("MULTI");
         a.call("LOCK.ACQUIRE k a ONCE BLOCK 0");
@@ -43,7 +43,7 @@ fn what_the_owner_holds_is_in_its_way(flavor: Flavor) {
     });
 }
 
-fn another_thread_gives_it_back(flavor: Flavor) {
+fn a_thread_waits_for_its_owners_hold(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut first = world.client();
         assert_eq!(first.call("LOCK.ACQUIRE k a"), "1");
@@ -51,10 +51,10 @@ fn another_thread_gives_it_back(flavor: Flavor) {
         let mut second = world.waiting("LOCK.ACQUIRE k a ONCE BLOCK 0");
         assert_eq!(first.call("LOCK.BLOCKERS a"), "[[owner, a, key, k, client, nil]]");
         assert_eq!(first.call("LOCK.RELEASE k a"), "1");
-        assert!(second.has_nothing(), "the owner holds it still");
+        assert!(second.has_nothing(), "the owner still holds the lock");
         assert_eq!(first.call("LOCK.RELEASE k a"), "0");
         assert_eq!(second.recv(), "1");
-        // The end of a lease and a foreign DEL free it, too.
+        // Lease expiry and a foreign DEL free the lock, too.
         for end in ["PEXPIRE k 20", "DEL k"] {
             let mut third = world.waiting("LOCK.ACQUIRE k a ONCE BLOCK 0");
             assert_eq!(first.call(end), "1");
@@ -65,7 +65,7 @@ fn another_thread_gives_it_back(flavor: Flavor) {
     });
 }
 
-fn threads_share_one_line(flavor: Flavor) {
+fn threads_of_an_owner_queue_separately(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut first = world.client();
         assert_eq!(first.call("LOCK.ACQUIRE k a ONCE"), "1");
@@ -76,10 +76,10 @@ fn threads_share_one_line(flavor: Flavor) {
         assert_eq!(b.recv(), "1");
         assert_eq!(b.call("LOCK.RELEASE k b"), "0");
         assert_eq!(second.recv(), "1");
-        assert!(third.has_nothing(), "a grant to one thread is none to the other");
+        assert!(third.has_nothing(), "a grant to one thread also went to the other");
         assert_eq!(second.call("LOCK.RELEASE k a"), "0");
         assert_eq!(third.recv(), "1");
-        // A thread that goes away while its turn comes holds nobody up.
+        // A thread that disconnects while its grant is due blocks no other waiter.
         let fourth = world.waiting("LOCK.ACQUIRE k a ONCE BLOCK 0");
         let mut fifth = world.waiting("LOCK.ACQUIRE k a ONCE BLOCK 0");
         fourth.close();
@@ -88,15 +88,15 @@ fn threads_share_one_line(flavor: Flavor) {
     });
 }
 
-fn readers_of_one_owner_stand_side_by_side(flavor: Flavor) {
+fn readers_of_one_owner_share(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         assert_eq!(a.call("LOCK.ACQUIRE k a SHARED ONCE"), "1");
         assert_eq!(a.call("LOCK.ACQUIRE k a SHARED ONCE"), "2");
         let mut writer = world.waiting("LOCK.ACQUIRE k a ONCE BLOCK 0");
-        // Behind the writer, as anybody else's reader.
+        // Waits behind the writer, like any other reader.
         let mut reader = world.waiting("LOCK.ACQUIRE k a SHARED ONCE BLOCK 0");
-        // Without ONCE it is a re-entry, which nobody is before.
+        // Without ONCE the call re-enters, which no waiter delays.
         assert_eq!(a.call("LOCK.ACQUIRE k a SHARED"), "3");
         for left in ["2", "1", "0"] {
             assert_eq!(a.call("LOCK.RELEASE k a"), left);
@@ -112,23 +112,23 @@ fn a_retry_counts_once(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         assert_eq!(a.call("LOCK.ACQUIRE k a ONCE ID 1"), "1");
-        assert_eq!(a.call("LOCK.ACQUIRE k a ONCE ID 1"), "1", "the same call");
-        assert_eq!(a.call("LOCK.ACQUIRE k a ONCE ID 2"), "nil", "another one");
+        assert_eq!(a.call("LOCK.ACQUIRE k a ONCE ID 1"), "1", "the same request");
+        assert_eq!(a.call("LOCK.ACQUIRE k a ONCE ID 2"), "nil", "another request");
         let mut second = world.waiting("LOCK.ACQUIRE k a ONCE ID 2 BLOCK 0");
         let mut again = world.waiting("LOCK.ACQUIRE k a ONCE ID 3 BLOCK 0");
         let mut moved = world.client();
         moved.send("LOCK.ACQUIRE k a ONCE ID 2 BLOCK 0");
-        assert_eq!(prefix(&second.recv()), "UNBLOCKED", "its call came again, and has its place");
+        assert_eq!(prefix(&second.recv()), "UNBLOCKED", "the retry takes over the position");
         assert_eq!(a.call("LOCK.RELEASE k a"), "0");
         assert_eq!(moved.recv(), "1");
         assert_eq!(a.call("LOCK.CANCEL k a ID 3"), "1");
         assert_eq!(prefix(&again.recv()), "UNBLOCKED");
-        // A call that comes again and wants less is granted at once, and its first wait is over.
+        // A retry without ONCE is granted at once, and its first wait ends.
         let mut waits = world.waiting("LOCK.ACQUIRE k a ONCE ID 4 BLOCK 0");
         assert_eq!(a.call("LOCK.ACQUIRE k a ID 4"), "2");
         assert_eq!(prefix(&waits.recv()), "UNBLOCKED");
         assert_eq!(a.call("LOCK.RELEASE k a ALL"), "0");
-        assert_eq!(a.call("EXISTS k"), "0", "it is not granted a second time");
+        assert_eq!(a.call("EXISTS k"), "0", "the request was granted twice");
     });
 }
 
@@ -138,24 +138,24 @@ fn deadlocks_are_found_between_owners_only(flavor: Flavor) {
         for key in ["k", "l"] {
             assert_eq!(a.call(&format!("LOCK.ACQUIRE {key} a ONCE PX 100000")), "1");
         }
-        // Threads in two lines, each with a stranger in between: none of it is a deadlock.
+        // Threads in two queues, with other owners in between, are not in a deadlock.
         let waiters: Vec<_> = ["k b", "k a ONCE", "l c", "l a ONCE", "k a ONCE"]
             .into_iter()
             .map(|who| world.waiting(&format!("LOCK.ACQUIRE {who} BLOCK 0")))
             .collect();
         assert_eq!(a.call("LOCK.ACQUIRE m d PX 100000"), "1");
         let d = world.waiting("LOCK.ACQUIRE k d BLOCK 0");
-        // An owner that waits for another one that waits for it is in a deadlock, by whichever thread.
+        // Owners that wait for each other are in a deadlock, through any of their threads.
         assert_eq!(
             a.call("LOCK.ACQUIRE m a ONCE BLOCK 60000"),
             "DEADLOCK waiting could never end: a waits for d (lock m), d for a (lock k)"
         );
         waiters.into_iter().chain([d]).for_each(crate::support::Client::close);
-        until("nobody waits", || a.info("lock", "lock_waiters") == "0");
+        until("there are no waiters", || a.info("lock", "lock_waiters") == "0");
     });
 }
 
-/// Whoever holds such a lock may go on natively; to wait for it is Redisson's.
+/// A holder of such a lock may re-enter natively; waiting for it is left to Redisson.
 fn a_fair_lock_is_left_to_redisson(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();

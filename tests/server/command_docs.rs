@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! What the server tells of the commands, and what `docs/commands` tells of them (10, 11).
+//! `COMMAND DOCS`, ACL categories and `redis-cli` hints agree with the pages in `docs/commands` (10, 11).
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,10 +16,10 @@ use crate::support::tmux::Terminal;
 use crate::support::{Client, Flavor, Server};
 
 crate::on_every_server!(
-    the_server_knows_the_arguments,
-    every_example_of_the_pages_is_true,
-    redis_cli_hints_while_one_types,
-    the_commands_have_a_category,
+    command_docs_match_the_pages,
+    page_examples_give_the_shown_replies,
+    redis_cli_shows_argument_hints,
+    commands_have_an_acl_category,
 );
 
 fn pages() -> BTreeMap<String, String> {
@@ -33,14 +33,14 @@ fn pages() -> BTreeMap<String, String> {
     pages
 }
 
-/// What is between the first lines of three backticks after `mark`.
+/// The first code block after `mark`.
 fn code_after<'a>(page: &'a str, mark: &str) -> Option<&'a str> {
     let (_, page) = page.split_once(mark)?;
     let (_, code) = page.split_once("```\n")?;
     Some(code.split_once("```").unwrap().0)
 }
 
-/// As Redis' own reference writes what `COMMAND DOCS` says.
+/// Formats an argument of `COMMAND DOCS` as Redis' own reference does.
 fn syntax(argument: &Value) -> String {
     let argument = fields(argument);
     let flags = argument.get("flags").map(|flags| show(flags)).unwrap_or_default();
@@ -67,7 +67,7 @@ fn syntax(argument: &Value) -> String {
     }
 }
 
-fn the_server_knows_the_arguments(flavor: Flavor) {
+fn command_docs_match_the_pages(flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
     let mut a = server.client();
     for (name, page) in pages() {
@@ -78,9 +78,9 @@ fn the_server_knows_the_arguments(flavor: Flavor) {
             assert_eq!(show(docs[field]), text, "{name}");
         }
         for field in ["summary", "complexity"] {
-            let said = show(docs[field]);
+            let text = show(docs[field]);
             let page = page.split_whitespace().collect::<Vec<_>>().join(" ");
-            assert!(page.contains(&said), "{name} does not say '{said}'");
+            assert!(page.contains(&text), "{name} does not contain '{text}'");
         }
         let mut words = vec![name.to_uppercase()];
         if let Some(Value::Array(arguments)) = docs.get("arguments") {
@@ -92,7 +92,7 @@ fn the_server_knows_the_arguments(flavor: Flavor) {
     assert_eq!(listed(&mut a).len(), pages().len());
 }
 
-/// The commands of the module that the server has.
+/// The module's commands, as listed by the server.
 fn listed(client: &mut Client) -> Vec<String> {
     let Value::Array(names) = client.call_value("COMMAND LIST FILTERBY MODULE lock") else {
         panic!("no list")
@@ -100,7 +100,7 @@ fn listed(client: &mut Client) -> Vec<String> {
     names.iter().map(show).collect()
 }
 
-fn every_example_of_the_pages_is_true(flavor: Flavor) {
+fn page_examples_give_the_shown_replies(flavor: Flavor) {
     const PROMPT: &str = "127.0.0.1:6379> ";
     for (name, page) in pages() {
         let mut server = Server::with_module(flavor, &[]);
@@ -115,14 +115,14 @@ fn every_example_of_the_pages_is_true(flavor: Flavor) {
         let mut cli = cli.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         cli.stdin.take().unwrap().write_all(typed.as_bytes()).unwrap();
         let output = String::from_utf8(cli.wait_with_output().unwrap().stdout).unwrap();
-        // Its own habit: a line between replies that are errors and others.
+        // redis-cli separates error replies from others with an empty line.
         let output = output.lines().filter(|line| !line.is_empty()).collect::<Vec<_>>().join("\n");
         assert_eq!(timeless(&output), timeless(&printed), "{name}");
         server.assert_healthy();
     }
 }
 
-fn redis_cli_hints_while_one_types(flavor: Flavor) {
+fn redis_cli_shows_argument_hints(flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
     let mut cli = Command::new("redis-cli");
     cli.args(["-p", &server.port.to_string()]);
@@ -142,7 +142,7 @@ fn redis_cli_hints_while_one_types(flavor: Flavor) {
     }
 }
 
-fn the_commands_have_a_category(flavor: Flavor) {
+fn commands_have_an_acl_category(flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
     let mut a = server.client();
     let members = a.call("ACL CAT lock");

@@ -1,52 +1,52 @@
 // SPDX-License-Identifier: MIT
 
-//! A grant whose client is gone is revoked, and leaves nothing of itself behind: neither its lease, nor its token, nor its
-//! count (1, 5). The same owner waits on several connections, and what one of them was answered stays so.
+//! A grant whose client has disconnected is revoked without a trace: its lease, token and count are undone (1, 5). The owner
+//! waits on several connections, and a grant delivered on one of them stays.
 
 use crate::support::{in_world, show, until, Client, Flavor, World};
 
 crate::on_every_server!(
-    the_lease_of_the_one_that_was_told_stays,
-    a_longer_lease_that_nobody_was_told_of_goes,
-    a_token_that_nobody_was_told_of_goes,
-    an_upgrade_that_nobody_was_told_of_goes,
+    a_delivered_grant_keeps_its_lease,
+    a_revoked_longer_lease_is_undone,
+    a_revoked_token_is_removed,
+    a_revoked_upgrade_is_undone,
     a_shared_hold_keeps_its_lease,
-    a_retry_is_a_new_call_with_its_own_lease,
-    what_the_owner_sets_anew_stays,
-    a_re_entry_without_a_lease_shortens_none,
+    a_retry_after_revocation_has_its_lease,
+    later_renewals_survive_the_revocation,
+    a_reentry_without_lease_shortens_nothing,
 );
 
-/// The server finds the release and the end of the client that waits in the same turn of its event loop.
-fn release_while_it_hangs_up(world: &World, holder: &mut Client, release: &str, gone: &Client) {
+/// The server reads the release and the waiter's disconnect in one event loop cycle.
+fn release_during_disconnect(world: &World, holder: &mut Client, release: &str, disconnected: &Client) {
     world.primary.signal(libc::SIGSTOP);
     holder.send(release);
-    gone.close_half();
+    disconnected.close_half();
     world.primary.signal(libc::SIGCONT);
     assert_eq!(holder.recv(), "0");
 }
 
-/// An error, or nothing at all, where the server has read the end of the connection first.
-fn is_not_told_of_a_grant(mut gone: Client) {
-    if let Ok(told) = gone.try_recv() {
-        let told = show(&told);
-        assert!(told.starts_with("UNBLOCKED client closed the connection"), "{told}");
+/// Accepts an error, or no reply if the server read the disconnect first.
+fn assert_no_grant(mut disconnected: Client) {
+    if let Ok(delivered) = disconnected.try_recv() {
+        let delivered = show(&delivered);
+        assert!(delivered.starts_with("UNBLOCKED client closed the connection"), "{delivered}");
     }
 }
 
-/// Two waits of `b`, of which the first is answered and the second is gone, after this was released by `a`.
+/// Two waits of `b` are granted by a release of `a`. The first is delivered, the second one's client has disconnected.
 fn grant_both(world: &World, first: &str, second: &str) -> String {
     let mut a = world.client();
     assert_eq!(a.call("LOCK.ACQUIRE k a PX 600000"), "1");
-    let mut told = world.waiting(&format!("LOCK.ACQUIRE k b BLOCK 0 {first}"));
-    let gone = world.waiting(&format!("LOCK.ACQUIRE k b BLOCK 0 {second}"));
-    release_while_it_hangs_up(world, &mut a, "LOCK.RELEASE k a", &gone);
-    let granted = told.recv();
-    is_not_told_of_a_grant(gone);
-    until("it is revoked", || a.call("HGET k b") == "1");
+    let mut delivered = world.waiting(&format!("LOCK.ACQUIRE k b BLOCK 0 {first}"));
+    let disconnected = world.waiting(&format!("LOCK.ACQUIRE k b BLOCK 0 {second}"));
+    release_during_disconnect(world, &mut a, "LOCK.RELEASE k a", &disconnected);
+    let granted = delivered.recv();
+    assert_no_grant(disconnected);
+    until("the second grant is revoked", || a.call("HGET k b") == "1");
     granted
 }
 
-fn the_lease_of_the_one_that_was_told_stays(flavor: Flavor) {
+fn a_delivered_grant_keeps_its_lease(flavor: Flavor) {
     in_world(flavor, |world| {
         assert_eq!(grant_both(world, "PX 60000", "PX 280"), "1");
         let mut a = world.client();
@@ -55,7 +55,7 @@ fn the_lease_of_the_one_that_was_told_stays(flavor: Flavor) {
     });
 }
 
-fn a_longer_lease_that_nobody_was_told_of_goes(flavor: Flavor) {
+fn a_revoked_longer_lease_is_undone(flavor: Flavor) {
     in_world(flavor, |world| {
         assert_eq!(grant_both(world, "PX 60000", "PX 600000"), "1");
         let mut a = world.client();
@@ -64,13 +64,13 @@ fn a_longer_lease_that_nobody_was_told_of_goes(flavor: Flavor) {
     });
 }
 
-fn a_token_that_nobody_was_told_of_goes(flavor: Flavor) {
+fn a_revoked_token_is_removed(flavor: Flavor) {
     in_world(flavor, |world| {
         assert_eq!(grant_both(world, "PX 60000", "PX 60000 FENCE"), "1");
         let mut a = world.client();
         assert_eq!(a.call("HGETALL k"), "[b, 1]");
         assert!(a.call("LOCK.INFO k").contains("token, nil"), "{}", a.call("LOCK.INFO k"));
-        // One that was answered stays, and is still smaller than the next.
+        // A delivered token stays, and is smaller than the next.
         a.call("LOCK.BREAK k");
         let granted = grant_both(world, "PX 60000 FENCE", "PX 60000 FENCE");
         let token = granted.trim_end_matches(']').rsplit(' ').next().unwrap().to_owned();
@@ -78,17 +78,17 @@ fn a_token_that_nobody_was_told_of_goes(flavor: Flavor) {
     });
 }
 
-/// The upgrade's lease, token and mode.
-fn an_upgrade_that_nobody_was_told_of_goes(flavor: Flavor) {
+/// Undoes the upgrade's lease, token and mode.
+fn a_revoked_upgrade_is_undone(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k other SHARED PX 600000");
         let token = a.call("LOCK.ACQUIRE k b SHARED FENCE PX 60000");
         let token = token.trim_end_matches(']').rsplit(' ').next().unwrap().to_owned();
-        let gone = world.waiting("LOCK.ACQUIRE k b BLOCK 0 PX 280 FENCE");
-        release_while_it_hangs_up(world, &mut a, "LOCK.RELEASE k other", &gone);
-        is_not_told_of_a_grant(gone);
-        until("it is revoked", || a.call("HLEN k") == "1");
+        let disconnected = world.waiting("LOCK.ACQUIRE k b BLOCK 0 PX 280 FENCE");
+        release_during_disconnect(world, &mut a, "LOCK.RELEASE k other", &disconnected);
+        assert_no_grant(disconnected);
+        until("the upgrade is revoked", || a.call("HLEN k") == "1");
         let info = a.call("LOCK.INFO k");
         assert!(info.starts_with("[mode, shared,") && info.contains(&format!("token, {token}")), "{info}");
         assert!(a.number("PTTL k") > 50_000);
@@ -100,18 +100,18 @@ fn a_shared_hold_keeps_its_lease(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k a PX 600000");
-        let mut told = world.waiting("LOCK.ACQUIRE k b SHARED BLOCK 0 PX 60000");
-        let gone = world.waiting("LOCK.ACQUIRE k b SHARED BLOCK 0 PX 280 FENCE");
-        release_while_it_hangs_up(world, &mut a, "LOCK.RELEASE k a", &gone);
-        assert_eq!(told.recv(), "1");
-        is_not_told_of_a_grant(gone);
-        until("it is revoked", || a.call("HGET k #shared:b").starts_with("1:"));
-        assert_eq!(a.call("HGET k #shared:b").matches(':').count(), 1, "a token that nobody was told");
+        let mut delivered = world.waiting("LOCK.ACQUIRE k b SHARED BLOCK 0 PX 60000");
+        let disconnected = world.waiting("LOCK.ACQUIRE k b SHARED BLOCK 0 PX 280 FENCE");
+        release_during_disconnect(world, &mut a, "LOCK.RELEASE k a", &disconnected);
+        assert_eq!(delivered.recv(), "1");
+        assert_no_grant(disconnected);
+        until("the second grant is revoked", || a.call("HGET k #shared:b").starts_with("1:"));
+        assert_eq!(a.call("HGET k #shared:b").matches(':').count(), 1, "an undelivered token is left");
         assert!(a.number("PTTL k") > 50_000);
     });
 }
 
-fn a_retry_is_a_new_call_with_its_own_lease(flavor: Flavor) {
+fn a_retry_after_revocation_has_its_lease(flavor: Flavor) {
     in_world(flavor, |world| {
         assert_eq!(grant_both(world, "PX 60000", "PX 280 ID r"), "1");
         let mut a = world.client();
@@ -121,8 +121,8 @@ fn a_retry_is_a_new_call_with_its_own_lease(flavor: Flavor) {
     });
 }
 
-/// In the same turn, after the grant that is revoked.
-fn what_the_owner_sets_anew_stays(flavor: Flavor) {
+/// In the same event loop cycle, after the grant that is revoked.
+fn later_renewals_survive_the_revocation(flavor: Flavor) {
     in_world(flavor, |world| {
         for (set, holds, lease) in [
             ("LOCK.RENEW k b PX 200000", "1", 150_000..=200_000),
@@ -131,17 +131,17 @@ fn what_the_owner_sets_anew_stays(flavor: Flavor) {
         ] {
             let mut a = world.client();
             a.call("LOCK.ACQUIRE k a PX 600000");
-            let mut told = world.waiting("LOCK.ACQUIRE k b BLOCK 0 PX 60000");
-            let gone = world.waiting("LOCK.ACQUIRE k b BLOCK 0 PX 280 FENCE");
+            let mut delivered = world.waiting("LOCK.ACQUIRE k b BLOCK 0 PX 60000");
+            let disconnected = world.waiting("LOCK.ACQUIRE k b BLOCK 0 PX 280 FENCE");
             world.primary.signal(libc::SIGSTOP);
             a.send_at_once(&["LOCK.RELEASE k a", set]);
-            gone.close_half();
+            disconnected.close_half();
             world.primary.signal(libc::SIGCONT);
             assert_eq!(a.recv(), "0");
             a.recv();
-            assert_eq!(told.recv(), "1");
-            is_not_told_of_a_grant(gone);
-            until("it is revoked", || a.call("HGET k b") == holds);
+            assert_eq!(delivered.recv(), "1");
+            assert_no_grant(disconnected);
+            until("the second grant is revoked", || a.call("HGET k b") == holds);
             assert_eq!(a.call("HGETALL k"), format!("[b, {holds}]"));
             let left = a.number("PTTL k");
             assert!(lease.contains(&left), "{left} ms are left after {set}");
@@ -150,7 +150,7 @@ fn what_the_owner_sets_anew_stays(flavor: Flavor) {
     });
 }
 
-fn a_re_entry_without_a_lease_shortens_none(flavor: Flavor) {
+fn a_reentry_without_lease_shortens_nothing(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         for mode in ["", " SHARED"] {
@@ -163,7 +163,7 @@ fn a_re_entry_without_a_lease_shortens_none(flavor: Flavor) {
             assert!(a.number("PTTL k") > 20_000);
             a.call("LOCK.BREAK k");
         }
-        // Also by a waiter, and what a watchdog renews.
+        // A waiter's grant shortens nothing either, with a lease that a watchdog renews.
         a.call("LOCK.ACQUIRE k other SHARED PX 600000");
         a.call("LOCK.ACQUIRE k b SHARED PX 90000");
         let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0 WATCHDOG");

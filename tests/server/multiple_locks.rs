@@ -15,51 +15,47 @@ use crate::support::cluster::Cluster;
 use crate::support::{in_world, in_world_with, until, Client, Flavor, Server};
 
 crate::on_every_server!(
-    all_or_none,
-    what_makes_no_sense_is_said,
-    a_wait_is_granted_when_the_last_lock_is_free,
-    it_stands_in_every_queue_and_leaves_them_together,
-    nobody_conflicting_slips_in_and_others_pass,
-    whichever_way_a_lock_becomes_free,
-    who_is_waited_for_passes,
-    who_is_waited_for_passes_without_deadlock_detection,
-    a_true_deadlock_is_found,
-    who_stands_behind_another_behind_a_part_passes_too,
-    who_comes_to_stand_behind_a_part_later_passes,
-    a_deadlock_that_ends_by_itself_hides_no_other,
-    whoever_may_go_when_a_call_changes_its_mind_goes,
-    a_lock_that_goes_to_the_next_is_not_announced,
-    options_combine,
+    all_locks_are_granted_or_none,
+    invalid_arguments_are_refused,
+    the_last_free_lock_grants_the_wait,
+    a_call_joins_and_leaves_queues_together,
+    only_compatible_newcomers_pass,
+    every_way_of_freeing_grants,
+    a_blocking_owner_overtakes,
+    a_blocking_owner_overtakes_without_detection,
+    true_deadlocks_are_found,
+    an_indirect_blocker_overtakes_too,
+    a_later_blocker_overtakes_too,
+    a_temporary_deadlock_hides_no_other,
+    a_changed_retry_unblocks_others,
+    a_handed_over_lock_is_not_announced,
+    macquire_combines_with_other_options,
     a_retry_counts_once,
-    a_cancel_ends_or_gives_back,
-    a_cancel_that_meets_the_answer_gives_back_its_own_key,
-    a_cancel_that_meets_the_grant_gives_back_all_keys,
-    replicas_acknowledge_all_of_it,
-    a_grant_that_nobody_gets_is_taken_back,
-    another_type_ends_the_wait,
-    writes_come_together,
-    a_release_or_renewal_is_of_all_or_none,
-    a_slot_that_moves_ends_the_wait,
-    external_clients_are_told_only_if_it_stays_free,
-    permissions_are_needed_for_every_key,
-    who_waits_for_several_does_not_starve,
-    philosophers_dine,
+    cancel_ends_the_wait_or_releases,
+    cancel_after_the_reply_releases_one_lock,
+    cancel_before_the_reply_releases_all,
+    replicas_acknowledge_every_lock,
+    an_undelivered_grant_is_revoked,
+    a_non_lock_ends_the_wait,
+    a_grant_replicates_as_one_transaction,
+    releases_and_renewals_are_all_or_none,
+    a_moved_slot_ends_the_wait,
+    only_locks_that_stay_free_are_announced,
+    every_key_needs_permission,
+    waits_for_several_locks_do_not_starve,
+    dining_philosophers_finish,
     transfers_lose_no_money,
-    a_lease_that_ends_meanwhile_ends_before_the_call_or_after_it,
+    an_expiring_lease_leaves_no_partial_call,
 );
 
-fn all_or_none(flavor: Flavor) {
+fn all_locks_are_granted_or_none(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         assert_eq!(a.call("LOCK.MACQUIRE 3 a b c me PX 100000"), "[1, 1, 1]");
         assert_eq!(a.call("LOCK.MACQUIRE 2 b d you"), "nil");
         assert_eq!(a.call("EXISTS d"), "0");
         assert_eq!(a.call("LOCK.MACQUIRE 2 d c you BLOCK 20"), "nil");
-        assert_eq!(
-            a.call("LOCK.MACQUIRE 2 b d me PX 100000"),
-            "[2, 1]",
-            "what it holds, it may have more of"
-        );
+        assert_eq!(a.call("LOCK.MACQUIRE 2 b d me PX 100000"), "[2, 1]", "an owner may re-enter its locks");
         assert_eq!(a.call("LOCK.RELEASE b me"), "1");
         assert_eq!(a.call("LOCK.MRELEASE 3 c a b me"), "[0, 0, 0]");
         assert_eq!(a.call("LOCK.MACQUIRE 2 a b x SHARED PX 100000"), "[1, 1]");
@@ -78,7 +74,7 @@ fn all_or_none(flavor: Flavor) {
     });
 }
 
-fn what_makes_no_sense_is_said(flavor: Flavor) {
+fn invalid_arguments_are_refused(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("SET string x");
@@ -116,7 +112,7 @@ fn what_makes_no_sense_is_said(flavor: Flavor) {
     });
 }
 
-fn a_wait_is_granted_when_the_last_lock_is_free(flavor: Flavor) {
+fn the_last_free_lock_grants_the_wait(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         for (key, owner) in [("a", "x"), ("b", "y"), ("c", "z")] {
@@ -145,7 +141,7 @@ fn a_wait_is_granted_when_the_last_lock_is_free(flavor: Flavor) {
     });
 }
 
-fn it_stands_in_every_queue_and_leaves_them_together(flavor: Flavor) {
+fn a_call_joins_and_leaves_queues_together(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.MACQUIRE 2 a b x PX 100000");
@@ -181,13 +177,15 @@ fn it_stands_in_every_queue_and_leaves_them_together(flavor: Flavor) {
                 }
                 _ => two.close(),
             }
-            until("it has left both", || shown(&mut a, "a").len() == 1 && shown(&mut a, "b").len() == 1);
+            until("the wait has left both queues", || {
+                shown(&mut a, "a").len() == 1 && shown(&mut a, "b").len() == 1
+            });
             assert_eq!(a.info("lock", "lock_table_bundles"), "0");
             before.close();
             after.close();
-            until("nobody waits", || a.info("lock", "lock_waiters") == "0");
+            until("there are no waiters", || a.info("lock", "lock_waiters") == "0");
         }
-        // Who stood behind it, may be next all the time.
+        // A waiter behind a departed call is granted at once.
         a.call("LOCK.RELEASE a x");
         let two = world.waiting("LOCK.MACQUIRE 2 a b two BLOCK 0");
         let mut after = world.waiting("LOCK.ACQUIRE a t BLOCK 0 PX 100000");
@@ -196,12 +194,12 @@ fn it_stands_in_every_queue_and_leaves_them_together(flavor: Flavor) {
     });
 }
 
-fn nobody_conflicting_slips_in_and_others_pass(flavor: Flavor) {
+fn only_compatible_newcomers_pass(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE b x PX 100000");
         let mut two = world.waiting("LOCK.MACQUIRE 2 a b two BLOCK 0 PX 100000");
-        assert_eq!(a.call("LOCK.ACQUIRE a s"), "nil", "it is the next one's, though free");
+        assert_eq!(a.call("LOCK.ACQUIRE a s"), "nil", "a newcomer overtook the waiting call");
         assert_eq!(a.call("LOCK.ACQUIRE a s SHARED"), "nil");
         assert_eq!(a.call("LOCK.MACQUIRE 2 a c s"), "nil");
         let mut single = world.waiting("LOCK.ACQUIRE a s BLOCK 0 PX 100000");
@@ -212,14 +210,14 @@ fn nobody_conflicting_slips_in_and_others_pass(flavor: Flavor) {
         assert_eq!(a.call("LOCK.MRELEASE 2 a b two"), "[0, 0]");
         assert_eq!(single.recv(), "1");
         a.call("LOCK.BREAK a");
-        // A reader is in nobody's way who reads.
+        // A reader does not block other readers.
         a.call("LOCK.ACQUIRE b x PX 100000");
         let mut readers = world.waiting("LOCK.MACQUIRE 2 a b two SHARED BLOCK 0 PX 100000");
         assert_eq!(a.call("LOCK.ACQUIRE a r SHARED PX 100000"), "1");
         assert_eq!(a.call("LOCK.ACQUIRE a l SHARED LIMIT 2 PX 100000"), "1");
         assert_eq!(a.call("LOCK.ACQUIRE a w"), "nil");
         let mut writer = world.waiting("LOCK.ACQUIRE a w BLOCK 0 PX 100000");
-        assert_eq!(a.call("LOCK.ACQUIRE a q SHARED"), "nil", "but a writer is before it now");
+        assert_eq!(a.call("LOCK.ACQUIRE a q SHARED"), "nil", "a writer is ahead");
         assert_eq!(a.call("LOCK.RELEASE b x"), "0");
         assert_eq!(readers.recv(), "[1, 1]");
         for owner in ["r", "l"] {
@@ -231,7 +229,7 @@ fn nobody_conflicting_slips_in_and_others_pass(flavor: Flavor) {
     });
 }
 
-fn whichever_way_a_lock_becomes_free(flavor: Flavor) {
+fn every_way_of_freeing_grants(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         for how in [
@@ -264,7 +262,7 @@ fn whichever_way_a_lock_becomes_free(flavor: Flavor) {
     });
 }
 
-fn passes(flavor: Flavor, args: &[&str]) {
+fn assert_blocking_owners_overtake(flavor: Flavor, args: &[&str]) {
     in_world_with(flavor, args, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE a t PX 100000");
@@ -274,7 +272,7 @@ fn passes(flavor: Flavor, args: &[&str]) {
         assert_eq!(a.call("LOCK.MRELEASE 2 a b t"), "[0, 0]");
         assert_eq!(two.recv(), "[1, 1]");
         a.call("LOCK.MRELEASE 2 a b m");
-        // Through a third owner: t has a, u has c, t waits for c, and u wants b.
+        // Through a third owner: t holds a, u holds c, t waits for c, and u acquires b.
         a.call("LOCK.ACQUIRE a t PX 100000");
         a.call("LOCK.ACQUIRE c u PX 100000");
         let mut two = world.waiting("LOCK.MACQUIRE 2 a b m BLOCK 0 PX 100000");
@@ -287,18 +285,18 @@ fn passes(flavor: Flavor, args: &[&str]) {
         a.call("LOCK.MRELEASE 2 a c t");
         assert_eq!(two.recv(), "[1, 1]");
         a.call("LOCK.MRELEASE 2 a b m");
-        // The edge that is soft is somebody else's: h waits for w, who stands behind m, who waits for h.
+        // The weak wait belongs to another owner: h waits for w, w is behind m, and m waits for h.
         a.call("LOCK.ACQUIRE a h PX 100000");
         a.call("LOCK.ACQUIRE d w PX 100000");
         let mut two = world.waiting("LOCK.MACQUIRE 2 a b m BLOCK 0 PX 100000");
         let mut w = world.waiting("LOCK.ACQUIRE b w BLOCK 0 PX 100000");
         let mut h = world.waiting("LOCK.ACQUIRE d h BLOCK 0 PX 100000");
-        assert_eq!(w.recv(), "1", "it has to be let pass");
+        assert_eq!(w.recv(), "1", "w must overtake m");
         a.call("LOCK.MRELEASE 2 b d w");
         assert_eq!(h.recv(), "1");
         a.call("LOCK.MRELEASE 2 a d h");
         assert_eq!(two.recv(), "[1, 1]");
-        // A reader behind a reader who waits for several.
+        // A reader behind a reader that waits for several locks.
         a.call("LOCK.MRELEASE 2 a b m");
         a.call("LOCK.ACQUIRE b s PX 100000");
         let mut two = world.waiting("LOCK.MACQUIRE 2 a b m SHARED BLOCK 0 PX 100000");
@@ -309,15 +307,15 @@ fn passes(flavor: Flavor, args: &[&str]) {
     });
 }
 
-fn who_is_waited_for_passes(flavor: Flavor) {
-    passes(flavor, &[]);
+fn a_blocking_owner_overtakes(flavor: Flavor) {
+    assert_blocking_owners_overtake(flavor, &[]);
 }
 
-fn who_is_waited_for_passes_without_deadlock_detection(flavor: Flavor) {
-    passes(flavor, &["--lock.deadlock-detection", "no"]);
+fn a_blocking_owner_overtakes_without_detection(flavor: Flavor) {
+    assert_blocking_owners_overtake(flavor, &["--lock.deadlock-detection", "no"]);
 }
 
-fn a_true_deadlock_is_found(flavor: Flavor) {
+fn true_deadlocks_are_found(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE a t PX 100000");
@@ -330,14 +328,14 @@ fn a_true_deadlock_is_found(flavor: Flavor) {
         let blockers = a.call("LOCK.BLOCKERS m");
         assert_eq!(blockers, "[[owner, t, key, a, client, nil]]");
         two.close();
-        until("nobody waits", || a.info("lock", "lock_waiters") == "0");
-        // The one who waits for several is the last.
+        until("there are no waiters", || a.info("lock", "lock_waiters") == "0");
+        // The call for several locks comes last.
         let t = world.waiting("LOCK.ACQUIRE c t BLOCK 0");
         assert_eq!(prefix(&a.call("LOCK.MACQUIRE 2 b a m BLOCK 1000")), "DEADLOCK");
         t.close();
-        until("nobody waits", || a.info("lock", "lock_waiters") == "0");
+        until("there are no waiters", || a.info("lock", "lock_waiters") == "0");
         assert_eq!(a.info("lock", "lock_table_bundles"), "0");
-        // Two that cross each other, in whichever order they name them, do not wait for each other.
+        // Calls that name the same locks in different order do not wait for each other.
         a.call("LOCK.MRELEASE 1 a t");
         a.call("LOCK.MRELEASE 1 c m");
         a.call("LOCK.ACQUIRE a x PX 100000");
@@ -350,7 +348,7 @@ fn a_true_deadlock_is_found(flavor: Flavor) {
     });
 }
 
-fn options_combine(flavor: Flavor) {
+fn macquire_combines_with_other_options(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         let mut holder = world.client();
@@ -367,7 +365,7 @@ fn options_combine(flavor: Flavor) {
         a.call("LOCK.RELEASE a x");
         assert_eq!(blocked.recv(), "[1, 1]");
         blocked.close();
-        until("it ends with the connection", || a.call("EXISTS a b") == "0");
+        until("the holds end with the connection", || a.call("EXISTS a b") == "0");
         let Value::Array(replies) = a.call_value("LOCK.MACQUIRE 2 a b * EX 100") else { panic!() };
         let owners: Vec<&Value> = replies.iter().map(|reply| fields(reply)["owner"]).collect();
         assert_eq!(owners[0], owners[1]);
@@ -381,12 +379,12 @@ fn a_retry_counts_once(flavor: Flavor) {
         let mut a = world.client();
         let acquire = "LOCK.MACQUIRE 2 a b me PX 100000 ID 1";
         assert_eq!([a.call(acquire), a.call(acquire)], ["[1, 1]", "[1, 1]"]);
-        assert_eq!(a.call("LOCK.ACQUIRE a me PX 100000 ID 1"), "1", "each key knows of it");
+        assert_eq!(a.call("LOCK.ACQUIRE a me PX 100000 ID 1"), "1", "each key has its own record");
         assert_eq!(prefix(&a.call("LOCK.MACQUIRE 2 a c me PX 100000 ID 1")), "ERR");
         assert_eq!(a.call("EXISTS c"), "0");
         let release = "LOCK.MRELEASE 2 a b me ID 2";
         assert_eq!([a.call(release), a.call(release)], ["[0, 0]", "[0, 0]"]);
-        // While it waits: the retry keeps the place, and the first connection is told.
+        // A retry during the wait keeps the position, and the first connection is unblocked.
         a.call("LOCK.ACQUIRE b x PX 100000");
         let mut first = world.waiting("LOCK.MACQUIRE 2 a b me PX 100000 ID 3 BLOCK 0");
         let behind = world.waiting("LOCK.ACQUIRE a y BLOCK 0 PX 100000");
@@ -402,7 +400,7 @@ fn a_retry_counts_once(flavor: Flavor) {
     });
 }
 
-fn a_cancel_ends_or_gives_back(flavor: Flavor) {
+fn cancel_ends_the_wait_or_releases(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE b x PX 100000");
@@ -420,15 +418,15 @@ fn a_cancel_ends_or_gives_back(flavor: Flavor) {
         a.call("LOCK.RELEASE b x");
         assert_eq!(a.call("LOCK.MACQUIRE 2 a b me PX 100000 ID 5"), "[1, 1]");
         assert_eq!(a.call("LOCK.CANCEL a me ID 5"), "1");
-        assert_eq!(a.call("EXISTS a b"), "1", "that of this key is given back");
+        assert_eq!(a.call("EXISTS a b"), "1", "only the lock of this key is released");
         assert_eq!(a.call("LOCK.CANCEL b me ID 5"), "1");
         assert_eq!(a.call("EXISTS a b"), "0");
     });
 }
 
-/// The client has read that it has both locks, and the server has not noticed yet that the turn is over in which it was answered. For
-/// that the call and the release are read in one turn, which has much to write when the answer is sent.
-fn a_cancel_that_meets_the_answer_gives_back_its_own_key(flavor: Flavor) {
+/// The client has read the grant of both locks, but the server's event loop cycle has not ended yet. The test sends the call
+/// and the release in one cycle, which also writes much output.
+fn cancel_after_the_reply_releases_one_lock(flavor: Flavor) {
     in_world(flavor, |world| {
         let (mut a, mut two) = (world.client(), world.client());
         let mut others: Vec<Client> = (0..100).map(|_| world.client()).collect();
@@ -443,7 +441,7 @@ fn a_cancel_that_meets_the_answer_gives_back_its_own_key(flavor: Flavor) {
             assert_eq!(two.recv(), "[1, 1]");
             assert_eq!(two.call(&format!("LOCK.CANCEL {first} me ID {round}")), "1");
             assert_eq!(a.recv(), "0");
-            assert_eq!(a.call("EXISTS a b"), "1", "the other lock was given back, too, in round {round}");
+            assert_eq!(a.call("EXISTS a b"), "1", "the other lock was released, too, in round {round}");
             let other = if first == "a" { "b" } else { "a" };
             assert_eq!(two.call(&format!("LOCK.RELEASE {other} me")), "0");
             others.iter_mut().for_each(|other| drop(other.recv()));
@@ -453,13 +451,13 @@ fn a_cancel_that_meets_the_answer_gives_back_its_own_key(flavor: Flavor) {
     });
 }
 
-fn a_cancel_that_meets_the_grant_gives_back_all_keys(flavor: Flavor) {
+fn cancel_before_the_reply_releases_all(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         for key in ["a", "b"] {
             a.call("LOCK.ACQUIRE a x PX 100000");
             let mut two = world.waiting(&format!("LOCK.MACQUIRE 2 a b me PX 100000 BLOCK 0 ID {key}"));
-            // In one turn of the event loop: it is granted both, and is not answered when the cancel comes.
+            // In one event loop cycle: both locks are granted, and the cancel arrives before the reply is sent.
             let cancel = format!("LOCK.CANCEL {key} me ID {key}");
             a.send_at_once(&["LOCK.RELEASE a x", &cancel, "LOCK.CHECK a OWNER me", "LOCK.CHECK b OWNER me"]);
             assert_eq!([a.recv(), a.recv()], ["0", "1"]);
@@ -472,7 +470,7 @@ fn a_cancel_that_meets_the_grant_gives_back_all_keys(flavor: Flavor) {
     });
 }
 
-fn replicas_acknowledge_all_of_it(flavor: Flavor) {
+fn replicas_acknowledge_every_lock(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         until("the replica is online", || a.call("INFO replication").contains("state=online"));
@@ -485,14 +483,14 @@ fn replicas_acknowledge_all_of_it(flavor: Flavor) {
     });
 }
 
-fn a_grant_that_nobody_gets_is_taken_back(flavor: Flavor) {
+fn an_undelivered_grant_is_revoked(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         for half in [true, false] {
             a.call("LOCK.ACQUIRE a x PX 100000");
             let two = world.waiting("LOCK.MACQUIRE 3 a b c gone BLOCK 0 PX 100000 FENCE ID 7");
             let mut next = world.waiting("LOCK.MACQUIRE 2 c b next BLOCK 0 PX 100000");
-            // Released and hung up in one go: the server learns of it when it would answer.
+            // Release and disconnect arrive together: the server notices the disconnect when it sends the reply.
             if half {
                 two.close_half();
             }
@@ -503,9 +501,9 @@ fn a_grant_that_nobody_gets_is_taken_back(flavor: Flavor) {
             assert_eq!([a.recv(), a.recv()], ["0", "PONG"]);
             if half {
                 assert_eq!(next.recv(), "[1, 1]");
-                until("it has been taken back", || a.call("EXISTS a") == "0");
+                until("the grant is revoked", || a.call("EXISTS a") == "0");
             } else {
-                // It may have been told in time: then its lease protects it.
+                // The grant may have been delivered in time; then its lease protects it.
                 a.call("LOCK.MRELEASE 3 a b c gone");
                 assert_eq!(next.recv(), "[1, 1]");
             }
@@ -515,7 +513,7 @@ fn a_grant_that_nobody_gets_is_taken_back(flavor: Flavor) {
     });
 }
 
-fn another_type_ends_the_wait(flavor: Flavor) {
+fn a_non_lock_ends_the_wait(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE a x PX 100000");
@@ -530,8 +528,8 @@ fn another_type_ends_the_wait(flavor: Flavor) {
     });
 }
 
-/// What a grant writes reaches the replica as one transaction.
-fn writes_come_together(flavor: Flavor) {
+/// The writes of a grant reach the replica as one transaction.
+fn a_grant_replicates_as_one_transaction(flavor: Flavor) {
     let primary = Server::with_module(flavor, &[]);
     let mut replica = Server::start(flavor, &[]);
     replica.follow(&primary);
@@ -546,7 +544,7 @@ fn writes_come_together(flavor: Flavor) {
             let line = monitor.recv();
             let Some((_, command)) = line.split_once("] ") else { continue };
             let mut words = command.split_whitespace().map(|word| word.trim_matches('"'));
-            // Valkey 9 writes its own in small letters.
+            // Valkey 9 writes its own commands in lower case.
             let command = words.next().unwrap_or_default().to_ascii_uppercase();
             match (command.as_str(), words.next()) {
                 ("SET", _) => return seen,
@@ -571,7 +569,7 @@ fn writes_come_together(flavor: Flavor) {
     primary.assert_healthy();
 }
 
-fn a_release_or_renewal_is_of_all_or_none(flavor: Flavor) {
+fn releases_and_renewals_are_all_or_none(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.MACQUIRE 2 a b me PX 100000");
@@ -589,13 +587,15 @@ fn a_release_or_renewal_is_of_all_or_none(flavor: Flavor) {
         assert_eq!(a.call("LOCK.MRELEASE 2 a b me ALL"), "[0, 0]");
         a.call("LOCK.MACQUIRE 2 a b me SHARED PX 100000");
         assert_eq!(a.call("LOCK.MRENEW 2 a b me PX 200 WATCHDOG"), "[1, 1]");
-        until("both are renewed", || a.info("lock", "lock_watchdog_renewals").parse::<i64>().unwrap() >= 4);
+        until("both leases are renewed", || {
+            a.info("lock", "lock_watchdog_renewals").parse::<i64>().unwrap() >= 4
+        });
         assert_eq!(a.call("LOCK.MRELEASE 2 a b me"), "[0, 0]");
         assert_eq!(a.call("EXISTS a b"), "0");
     });
 }
 
-fn a_slot_that_moves_ends_the_wait(flavor: Flavor) {
+fn a_moved_slot_ends_the_wait(flavor: Flavor) {
     let cluster = Cluster::start(flavor);
     let [mut a, mut other] = cluster.clients();
     assert_eq!(prefix(&other.call("LOCK.MACQUIRE 2 {s}a {s}b me")), "MOVED");
@@ -604,7 +604,11 @@ fn a_slot_that_moves_ends_the_wait(flavor: Flavor) {
     {
         assert_eq!(prefix(&a.call(call)), "CROSSSLOT", "{call}");
     }
-    assert_eq!(a.call("LOCK.MACQUIRE 3 {s}a s {s}b x PX 100000"), "[1, 1, 1]", "one slot, by whatever tag");
+    assert_eq!(
+        a.call("LOCK.MACQUIRE 3 {s}a s {s}b x PX 100000"),
+        "[1, 1, 1]",
+        "keys of one slot with different tags"
+    );
     assert_eq!(a.call("LOCK.MRELEASE 2 s {s}b x"), "[0, 0]");
     let mut two = cluster.nodes[0].waiting("LOCK.MACQUIRE 3 {s}b {s}a {s}c me BLOCK 0 PX 100000 FENCE ID 1");
     let slot = a.call("CLUSTER KEYSLOT {s}a");
@@ -614,32 +618,32 @@ fn a_slot_that_moves_ends_the_wait(flavor: Flavor) {
     cluster.migrate("{s}a");
     let reply = two.recv();
     assert!(["MOVED", "UNBLOCKED"].contains(&prefix(&reply)), "{reply}");
-    until("nobody waits", || a.info("lock", "lock_table_bundles") == "0");
-    assert_eq!(other.call("LOCK.MACQUIRE 2 {s}a {s}b x PX 100000"), "[2, 1]", "it is held there");
+    until("there are no waiters", || a.info("lock", "lock_table_bundles") == "0");
+    assert_eq!(other.call("LOCK.MACQUIRE 2 {s}a {s}b x PX 100000"), "[2, 1]", "the hold has moved");
     cluster.assert_healthy();
 }
 
-/// A Redisson client is not woken for a lock that goes to somebody in the same step.
-fn external_clients_are_told_only_if_it_stays_free(flavor: Flavor) {
+/// A Redisson client is not woken for a lock that is handed over in the same step.
+fn only_locks_that_stay_free_are_announced(flavor: Flavor) {
     let mut server = Server::with_module(flavor, &[]);
     let mut a = server.client();
-    let mut told = server.client();
-    assert!(told.call("SUBSCRIBE redisson_lock__channel:{a}").starts_with("[subscribe"));
+    let mut subscriber = server.client();
+    assert!(subscriber.call("SUBSCRIBE redisson_lock__channel:{a}").starts_with("[subscribe"));
     a.call("LOCK.MACQUIRE 2 a b x PX 100000");
     let mut two = server.waiting("LOCK.MACQUIRE 2 a b y BLOCK 0 PX 100000");
     assert_eq!(a.call("LOCK.RELEASE b x"), "0");
     assert_eq!(a.call("LOCK.RELEASE a x"), "0");
     assert_eq!(two.recv(), "[1, 1]");
-    assert!(told.has_nothing(), "it went to who waits here");
+    assert!(subscriber.has_nothing(), "a lock that was handed over was announced");
     let two = server.waiting("LOCK.MACQUIRE 2 a b z BLOCK 0 PX 100000");
     assert_eq!(a.call("LOCK.RELEASE a y"), "0");
-    assert_eq!(told.recv(), "[message, redisson_lock__channel:{a}, 0]", "it stays free, as b is held");
+    assert_eq!(subscriber.recv(), "[message, redisson_lock__channel:{a}, 0]", "a stays free, as b is held");
     two.close();
-    until("nobody waits", || a.info("lock", "lock_waiters") == "0");
+    until("there are no waiters", || a.info("lock", "lock_waiters") == "0");
     server.assert_healthy();
 }
 
-fn permissions_are_needed_for_every_key(flavor: Flavor) {
+fn every_key_needs_permission(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("ACL SETUSER some on nopass +@all ~mine:*");
@@ -657,29 +661,28 @@ fn permissions_are_needed_for_every_key(flavor: Flavor) {
     });
 }
 
-/// Others take the one lock or the other again and again, and never leave both free at once by themselves.
-/// Whoever waits for several locks comes before all who come later, at each of them. So when it waits, those go before it who are
-/// in line already, and nobody else.
-fn who_waits_for_several_does_not_starve(flavor: Flavor) {
+/// Other clients acquire one of two locks in turn, so that both are never free at once by chance. A call for both comes
+/// before all later calls at each lock, so only clients ahead of it in a queue are granted first.
+fn waits_for_several_locks_do_not_starve(flavor: Flavor) {
     const AT_EACH: usize = 3;
     const SEEN: usize = 20;
     let mut server = Server::with_module(flavor, &[]);
     let rounds = AtomicUsize::new(0);
-    let over = AtomicUsize::new(0);
+    let is_over = AtomicUsize::new(0);
     thread::scope(|scope| {
         for number in 0..2 * AT_EACH {
-            let (server, rounds, over) = (&server, &rounds, &over);
+            let (server, rounds, is_over) = (&server, &rounds, &is_over);
             let key = ["a", "b"][number % 2];
             scope.spawn(move || {
                 let mut client = server.client();
-                while over.load(Ordering::Relaxed) == 0 {
+                while is_over.load(Ordering::Relaxed) == 0 {
                     assert_eq!(client.call(&format!("LOCK.ACQUIRE {key} o{number} BLOCK 0")), "1");
                     rounds.fetch_add(1, Ordering::SeqCst);
                     assert_eq!(client.call(&format!("LOCK.RELEASE {key} o{number}")), "0");
                 }
             });
         }
-        until("they are at it", || rounds.load(Ordering::SeqCst) > 100);
+        until("the clients are running", || rounds.load(Ordering::SeqCst) > 100);
         let (mut two, mut a) = (server.client(), server.client());
         let mut seen = 0;
         while seen < SEEN {
@@ -687,7 +690,7 @@ fn who_waits_for_several_does_not_starve(flavor: Flavor) {
             let waits = a.call("LOCK.WAITERS a").contains("two");
             let before = rounds.load(Ordering::SeqCst);
             assert_eq!(two.recv(), "[1, 1]");
-            // Nobody can have been granted either since.
+            // No other client can have been granted either lock since.
             let passed = rounds.load(Ordering::SeqCst) - before;
             assert_eq!(two.call("LOCK.MRELEASE 2 a b two"), "[0, 0]");
             if waits {
@@ -695,14 +698,14 @@ fn who_waits_for_several_does_not_starve(flavor: Flavor) {
                 assert!(passed <= 2 * AT_EACH, "{passed} grants while it waited");
             }
         }
-        over.store(1, Ordering::Relaxed);
+        is_over.store(1, Ordering::Relaxed);
     });
     server.assert_healthy();
 }
 
-/// Five owners who each need two of five locks, and break off their connections now and then. `ROUNDS` in the environment says
-/// how often they dine.
-fn philosophers_dine(flavor: Flavor) {
+/// Five owners need two of five locks each, and sometimes disconnect. The environment variable `ROUNDS` sets the number of
+/// rounds.
+fn dining_philosophers_finish(flavor: Flavor) {
     const PHILOSOPHERS: usize = 5;
     let rounds = std::env::var("ROUNDS").map_or(2_000, |rounds| rounds.parse().unwrap());
     let mut server = Server::with_module(flavor, &[]);
@@ -714,14 +717,14 @@ fn philosophers_dine(flavor: Flavor) {
                 let mut random = StdRng::seed_from_u64(u64::try_from(number).unwrap());
                 let (mut client, mut longest) = (server.client(), Duration::ZERO);
                 let (left, right) = (number, (number + 1) % PHILOSOPHERS);
-                // Who comes back has another name: the server may read that before it notices that the first connection is gone.
+                // A reconnected owner uses a new name, as the server may read its call before it notices the disconnect.
                 let mut life = 0;
                 for _ in 0..rounds / PHILOSOPHERS {
                     let began = Instant::now();
                     let forks_of = format!("2 f{left} f{right} p{number}n{life}");
                     client.send(&format!("LOCK.MACQUIRE {forks_of} BLOCK 0 EPHEMERAL"));
                     if random.random_range(0..20) == 0 {
-                        // Whatever has become of it, it ends with the connection.
+                        // The wait or the hold ends with the connection.
                         client.close();
                         client = server.client();
                         life += 1;
@@ -751,7 +754,7 @@ fn philosophers_dine(flavor: Flavor) {
         all.into_iter().map(|one| one.join().unwrap()).max().unwrap()
     });
     let mut a = server.client();
-    until("nobody holds a fork", || a.call("EXISTS f0 f1 f2 f3 f4") == "0");
+    until("every lock is free", || a.call("EXISTS f0 f1 f2 f3 f4") == "0");
     assert_eq!(
         (a.info("lock", "lock_deadlocks"), a.info("lock", "lock_waiters")),
         ("0".to_owned(), "0".to_owned())
@@ -761,8 +764,8 @@ fn philosophers_dine(flavor: Flavor) {
     server.assert_healthy();
 }
 
-/// Workers move money between accounts that they lock: first they read both, then they write both. `TRANSFERS` in the environment
-/// says how often.
+/// Workers lock two accounts, read both and then write both. The environment variable `TRANSFERS` sets the number of
+/// transfers.
 fn transfers_lose_no_money(flavor: Flavor) {
     const ACCOUNTS: usize = 100;
     const WORKERS: usize = 50;
@@ -805,8 +808,8 @@ fn transfers_lose_no_money(flavor: Flavor) {
     server.assert_healthy();
 }
 
-/// Between a reader with a limit and the part of other readers stands somebody who wants the lock alone.
-fn who_stands_behind_another_behind_a_part_passes_too(flavor: Flavor) {
+/// A writer waits between a limited reader and a call for several locks of other readers.
+fn an_indirect_blocker_overtakes_too(flavor: Flavor) {
     for limit in ["", " LIMIT 3"] {
         in_world(flavor, |world| {
             let mut a = world.client();
@@ -818,7 +821,7 @@ fn who_stands_behind_another_behind_a_part_passes_too(flavor: Flavor) {
             assert_eq!(
                 alone.recv(),
                 "1",
-                "it passes the part, for which nobody is needed but who waits for it"
+                "the writer overtakes the call for several locks, which waits for the reader's owner"
             );
             assert_eq!(a.call("LOCK.RELEASE g w"), "0");
             assert_eq!(reader.recv(), "1");
@@ -829,8 +832,8 @@ fn who_stands_behind_another_behind_a_part_passes_too(flavor: Flavor) {
     }
 }
 
-/// Not when its wait begins, but as its owner loses a hold, or gets one by a foreign write.
-fn who_comes_to_stand_behind_a_part_later_passes(flavor: Flavor) {
+/// The blocking begins after the wait does: the owner loses a hold, or gets one by a foreign write.
+fn a_later_blocker_overtakes_too(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         assert_eq!(a.call("LOCK.ACQUIRE b o PX 600000"), "1");
@@ -844,7 +847,7 @@ fn who_comes_to_stand_behind_a_part_later_passes(flavor: Flavor) {
         assert_eq!(a.call("LOCK.MRELEASE 2 a b o"), "[0, 0]");
         assert_eq!(two.recv(), "[1, 1]");
         assert_eq!(a.call("LOCK.MRELEASE 2 a b m"), "[0, 0]");
-        // M waits for c, and T behind M for d; then a stranger gives c to T.
+        // M waits for c, and T behind M for d. Then a foreign write gives c to T.
         assert_eq!(a.call("LOCK.ACQUIRE c x PX 600000"), "1");
         assert_eq!(a.call("LOCK.ACQUIRE d z PX 600000"), "1");
         let mut two = world.waiting("LOCK.MACQUIRE 2 c d m BLOCK 0");
@@ -861,7 +864,7 @@ fn who_comes_to_stand_behind_a_part_later_passes(flavor: Flavor) {
     });
 }
 
-fn a_deadlock_that_ends_by_itself_hides_no_other(flavor: Flavor) {
+fn a_temporary_deadlock_hides_no_other(flavor: Flavor) {
     in_world_with(flavor, &["--lock.deadlock-detection", "no"], |world| {
         let mut a = world.client();
         assert_eq!(a.call("LOCK.MACQUIRE 2 a c t PX 600000"), "[1, 1]");
@@ -877,12 +880,12 @@ fn a_deadlock_that_ends_by_itself_hides_no_other(flavor: Flavor) {
     });
 }
 
-/// The same call comes again, and wants something else: it makes way at all its locks.
-fn whoever_may_go_when_a_call_changes_its_mind_goes(flavor: Flavor) {
+/// A retry with other options frees its former position in every queue.
+fn a_changed_retry_unblocks_others(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         let ended = |client: &mut Client| assert_eq!(prefix(&client.recv()), "UNBLOCKED");
-        // It can have them itself.
+        // The retry itself can be granted.
         a.call("LOCK.ACQUIRE a m SHARED PX 600000");
         a.call("LOCK.ACQUIRE b z SHARED PX 600000");
         let mut first = world.waiting("LOCK.MACQUIRE 2 a b m BLOCK 0 ID i");
@@ -890,7 +893,7 @@ fn whoever_may_go_when_a_call_changes_its_mind_goes(flavor: Flavor) {
         second.send("LOCK.MACQUIRE 2 a b m BLOCK 0 ID i SHARED");
         ended(&mut first);
         assert_eq!(second.recv(), "[2, 1]");
-        // Somebody behind it can.
+        // A waiter behind it can be granted.
         a.call("LOCK.ACQUIRE c z PX 600000");
         let mut first = world.waiting("LOCK.MACQUIRE 2 c d m BLOCK 0 ID i");
         let mut reader = world.waiting("LOCK.ACQUIRE d r SHARED BLOCK 0");
@@ -898,7 +901,7 @@ fn whoever_may_go_when_a_call_changes_its_mind_goes(flavor: Flavor) {
         ended(&mut first);
         assert_eq!(reader.recv(), "1");
         second.close();
-        // It gets them at once, and others go in with it.
+        // The retry is granted at once, together with others.
         let mut second = world.client();
         assert_eq!(a.call("LOCK.MACQUIRE 2 e f m SHARED PX 600000"), "[1, 1]");
         a.call("LOCK.ACQUIRE e z SHARED PX 600000");
@@ -909,7 +912,7 @@ fn whoever_may_go_when_a_call_changes_its_mind_goes(flavor: Flavor) {
         ended(&mut first);
         assert_eq!(second.recv(), "[2, 2]");
         assert_eq!(readers.each_mut().map(Client::recv), ["1", "1"]);
-        // With another lock before them: it comes last there.
+        // A retry with a further lock joins the end of that lock's queue.
         a.call("LOCK.ACQUIRE g z PX 600000");
         let mut first = world.waiting("LOCK.MACQUIRE 2 g h m BLOCK 0 ID k");
         let mut next = world.waiting("LOCK.ACQUIRE h n BLOCK 0");
@@ -919,36 +922,36 @@ fn whoever_may_go_when_a_call_changes_its_mind_goes(flavor: Flavor) {
     });
 }
 
-/// Whichever of its locks is given back first.
-fn a_lock_that_goes_to_the_next_is_not_announced(flavor: Flavor) {
+/// In any order of release and acquire.
+fn a_handed_over_lock_is_not_announced(flavor: Flavor) {
     let mut server = Server::with_module(flavor, &[]);
-    let (mut a, mut told) = (server.client(), server.client());
-    assert!(told.call("PSUBSCRIBE redisson_lock__channel:*").starts_with("[psubscribe"));
+    let (mut a, mut subscriber) = (server.client(), server.client());
+    assert!(subscriber.call("PSUBSCRIBE redisson_lock__channel:*").starts_with("[psubscribe"));
     for (held, waited) in [("a b", "a b"), ("b a", "a b"), ("a b", "b a"), ("b a", "b a")] {
         assert_eq!(a.call("LOCK.MACQUIRE 2 a b m"), "[1, 1]");
         let mut next = server.waiting(&format!("LOCK.MACQUIRE 2 {waited} w BLOCK 0"));
         assert_eq!(a.call(&format!("LOCK.MRELEASE 2 {held} m")), "[0, 0]");
         assert_eq!(next.recv(), "[1, 1]");
-        assert!(told.has_nothing(), "{held} to who waits for {waited}");
+        assert!(subscriber.has_nothing(), "released {held}, acquired {waited}");
         a.call("LOCK.BREAK a");
         a.call("LOCK.BREAK b");
         for _ in 0..2 {
-            assert!(told.recv().starts_with("[pmessage"), "they are free now");
+            assert!(subscriber.recv().starts_with("[pmessage"), "both locks are free now");
         }
     }
-    // One of them stays free, as the other is not given back.
+    // One of the locks stays free, as another one is not released.
     assert_eq!(a.call("LOCK.MACQUIRE 3 a b c m"), "[1, 1, 1]");
     let two = server.waiting("LOCK.MACQUIRE 3 a b c w BLOCK 0");
     assert_eq!(a.call("LOCK.MRELEASE 2 b a m"), "[0, 0]");
-    let mut heard = [told.recv(), told.recv()];
-    heard.sort();
-    assert!(heard[0].contains("{a}") && heard[1].contains("{b}"), "{heard:?}");
+    let mut messages = [subscriber.recv(), subscriber.recv()];
+    messages.sort();
+    assert!(messages[0].contains("{a}") && messages[1].contains("{b}"), "{messages:?}");
     two.close();
     server.assert_healthy();
 }
 
-/// All keys or, with an error, none: also where a lease is over when the last lock has its turn, and was not when it was looked at.
-fn a_lease_that_ends_meanwhile_ends_before_the_call_or_after_it(flavor: Flavor) {
+/// All keys change or, with an error, none, even if the last lease expires between its check and its change.
+fn an_expiring_lease_leaves_no_partial_call(flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
     let mut a = server.client();
     let many = (0..63).map(|key| format!("k{key}")).collect::<Vec<_>>().join(" ");
@@ -962,7 +965,7 @@ fn a_lease_that_ends_meanwhile_ends_before_the_call_or_after_it(flavor: Flavor) 
         assert_eq!(a.call("LOCK.ACQUIRE last a SHARED PX 3"), "1");
         let before = if before.is_empty() { a.call(changed) } else { before.to_owned() };
         let end: i64 = a.call("PEXPIRETIME last").parse().unwrap();
-        // At the moment in which the lease ends, or up to 300 µs before.
+        // At the lease's expiry, or up to 300 µs before.
         let due_us = end * 1000 - at % 60 * 5;
         while i64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_micros()).unwrap()
             < due_us

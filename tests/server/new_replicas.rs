@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-//! Replicas and AOFs that come while locks are used: whatever was done before, during and after is in them. Before, nothing
-//! is put together for them, as nobody would get it (8).
+//! Replicas and AOFs that start while locks are in use contain all earlier, concurrent and later changes. Without a replica
+//! or an AOF, the module builds no commands for them (8).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -11,40 +11,40 @@ use crate::support::world::{assert_same_keys, replay};
 use crate::support::{until, Client, Flavor, Server};
 
 crate::on_every_server!(
-    a_replica_that_comes_while_locks_are_used_has_all,
-    a_replica_that_comes_by_way_of_a_file_has_all,
-    an_aof_that_is_turned_on_while_locks_are_used_has_all,
-    an_aof_that_has_to_wait_for_a_snapshot_has_all,
-    a_replica_of_a_server_that_was_restarted_has_all,
-    a_new_primary_feeds_the_old_one,
-    a_new_primary_feeds_an_old_one_without_the_module,
-    a_module_that_is_loaded_late_feeds_the_replicas,
-    changes_that_nobody_follows_count_for_the_next_snapshot,
-    what_nobody_follows_is_not_put_together,
+    a_new_replica_gets_everything,
+    a_disk_based_sync_has_everything,
+    a_new_aof_has_everything,
+    a_delayed_aof_has_everything,
+    a_replica_resumes_after_a_primary_restart,
+    a_new_primary_feeds_the_old_primary,
+    an_old_primary_without_the_module_resumes,
+    a_late_module_feeds_its_replicas,
+    unreplicated_changes_count_for_the_snapshot,
+    commands_without_a_follower_are_not_built,
 );
 
-/// Also when a test fails: it would have to wait for its workers.
-struct Ends<'a>(&'a AtomicBool);
+/// Also ends the workers when a test fails, which would otherwise wait for them.
+struct EndsOnDrop<'a>(&'a AtomicBool);
 
-impl Drop for Ends<'_> {
+impl Drop for EndsOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
 }
 
-/// Uses locks of all kinds without pause, for as long as `act` takes and a while before and after.
+/// Uses all kinds of locks continuously during `act`, and for some time before and after.
 fn while_locks_are_used(server: &Server, act: impl FnOnce()) {
-    let over = AtomicBool::new(false);
+    let is_over = AtomicBool::new(false);
     let mut watch = server.client();
     let calls =
         |watch: &mut Client| -> u64 { watch.info("stats", "total_commands_processed").parse().unwrap() };
     thread::scope(|scope| {
-        let _ends = Ends(&over);
+        let _ends = EndsOnDrop(&is_over);
         for worker in 0..2 {
-            let (mut client, over) = (server.client(), &over);
+            let (mut client, is_over) = (server.client(), &is_over);
             scope.spawn(move || {
                 for round in 0_u64.. {
-                    if over.load(Ordering::Relaxed) {
+                    if is_over.load(Ordering::Relaxed) {
                         break;
                     }
                     let key = format!("k{worker}:{}", round % 50);
@@ -70,7 +70,7 @@ fn while_locks_are_used(server: &Server, act: impl FnOnce()) {
     });
 }
 
-fn a_replica_comes(flavor: Flavor, diskless: &str, all: &[&str]) {
+fn assert_replicas_get_everything(flavor: Flavor, diskless: &str, all: &[&str]) {
     let args = ["--repl-diskless-sync", diskless, "--repl-diskless-sync-delay", "0"];
     let primary = Server::with_module(flavor, &[&args, all].concat());
     let (first, second) = (Server::start(flavor, all), Server::start(flavor, all));
@@ -78,28 +78,28 @@ fn a_replica_comes(flavor: Flavor, diskless: &str, all: &[&str]) {
     assert_same_keys("the replica", primary.client(), first.client());
     while_locks_are_used(&primary, || {
         assert_eq!(first.client().call("REPLICAOF NO ONE"), "OK");
-        until("it has left", || primary.client().info("replication", "connected_slaves") == "0");
+        until("the replica has left", || primary.client().info("replication", "connected_slaves") == "0");
         second.follow(&primary);
     });
     assert_same_keys("the second replica", primary.client(), second.client());
 }
 
-fn a_replica_that_comes_while_locks_are_used_has_all(flavor: Flavor) {
-    a_replica_comes(flavor, "yes", &[]);
+fn a_new_replica_gets_everything(flavor: Flavor) {
+    assert_replicas_get_everything(flavor, "yes", &[]);
 }
 
-fn a_replica_that_comes_by_way_of_a_file_has_all(flavor: Flavor) {
-    a_replica_comes(flavor, "no", &[]);
+fn a_disk_based_sync_has_everything(flavor: Flavor) {
+    assert_replicas_get_everything(flavor, "no", &[]);
 }
 
-crate::on_every_server!(Valkey: a_replica_that_comes_by_two_channels_has_all);
+crate::on_every_server!(Valkey: a_dual_channel_sync_has_everything);
 
-/// The snapshot comes on a connection of its own, and what is changed meanwhile on another.
-fn a_replica_that_comes_by_two_channels_has_all(flavor: Flavor) {
-    a_replica_comes(flavor, "yes", &["--dual-channel-replication-enabled", "yes"]);
+/// The snapshot and the concurrent changes arrive on separate connections.
+fn a_dual_channel_sync_has_everything(flavor: Flavor) {
+    assert_replicas_get_everything(flavor, "yes", &["--dual-channel-replication-enabled", "yes"]);
 }
 
-fn until_the_aof_is_there(client: &mut Client) {
+fn until_the_aof_is_written(client: &mut Client) {
     until("the AOF is there", || {
         client.info("persistence", "aof_enabled") == "1"
             && client.info("persistence", "aof_rewrite_in_progress") == "0"
@@ -107,39 +107,43 @@ fn until_the_aof_is_there(client: &mut Client) {
     });
 }
 
-fn an_aof_that_is_turned_on_while_locks_are_used_has_all(flavor: Flavor) {
+fn a_new_aof_has_everything(flavor: Flavor) {
     let server = Server::with_module(flavor, &["--appendfsync", "always"]);
     while_locks_are_used(&server, || {
         let mut client = server.client();
         assert_eq!(client.call("CONFIG SET appendonly yes"), "OK");
-        until_the_aof_is_there(&mut client);
+        until_the_aof_is_written(&mut client);
     });
     assert_same_keys("the AOF", server.client(), replay(flavor, server.dir.path()).client());
 }
 
-fn an_aof_that_has_to_wait_for_a_snapshot_has_all(flavor: Flavor) {
+fn a_delayed_aof_has_everything(flavor: Flavor) {
     let server = Server::with_module(flavor, &["--appendfsync", "always", "--rdb-key-save-delay", "2000"]);
     while_locks_are_used(&server, || {
         let mut client = server.client();
         client.send_at_once(&["BGSAVE", "CONFIG SET appendonly yes"]);
         assert!(client.recv().contains("started"));
         assert_eq!(client.recv(), "OK");
-        assert_eq!(client.info("persistence", "rdb_bgsave_in_progress"), "1", "it did not have to wait");
+        assert_eq!(
+            client.info("persistence", "rdb_bgsave_in_progress"),
+            "1",
+            "the AOF did not wait for the snapshot"
+        );
         client.call("CONFIG SET rdb-key-save-delay 0");
-        until_the_aof_is_there(&mut client);
+        until_the_aof_is_written(&mut client);
     });
     assert_same_keys("the AOF", server.client(), replay(flavor, server.dir.path()).client());
 }
 
-fn a_replica_of_a_server_that_was_restarted_has_all(flavor: Flavor) {
+fn a_replica_resumes_after_a_primary_restart(flavor: Flavor) {
     let primary = Server::with_module(flavor, &[]);
     let replica = Server::start(flavor, &[]);
     replica.follow(&primary);
     let mut a = primary.client();
     assert_eq!(a.call("LOCK.ACQUIRE before a PX 600000"), "1");
     assert_eq!(a.call("WAIT 1 10000"), "1");
-    until("it is saved", || a.call("SAVE") == "OK");
-    // The file knows where the replica's copy stands, so that it need not be sent anew.
+    until("the data is saved", || a.call("SAVE") == "OK");
+    // The file stores the replication offset, so the replica needs no full synchronization.
     let restarted = Server::start_in(flavor, primary.stop(), &["--loadmodule", module().to_str().unwrap()]);
     let mut a = restarted.client();
     assert_eq!(a.call("LOCK.RELEASE before a"), "0");
@@ -148,7 +152,7 @@ fn a_replica_of_a_server_that_was_restarted_has_all(flavor: Flavor) {
     assert_same_keys("the replica", restarted.client(), replica.client());
 }
 
-fn a_new_primary_feeds_the_old_one(flavor: Flavor) {
+fn a_new_primary_feeds_the_old_primary(flavor: Flavor) {
     let (old, new) = (Server::with_module(flavor, &[]), Server::with_module(flavor, &[]));
     let (mut o, mut n) = (old.client(), new.client());
     assert_eq!(o.call("LOCK.ACQUIRE before a PX 600000"), "1");
@@ -167,17 +171,17 @@ fn a_new_primary_feeds_the_old_one(flavor: Flavor) {
     assert_same_keys("the new primary", old.client(), new.client());
 }
 
-fn a_new_primary_feeds_an_old_one_without_the_module(flavor: Flavor) {
-    // An old primary that has sent a ping of its own meanwhile is given a snapshot, in which all is: that shows nothing.
-    let goes_on_from_the_backlog = || feeds_an_old_one_without_the_module(flavor);
-    assert!((0..10).any(|_| goes_on_from_the_backlog()), "it was given a snapshot each time");
+fn an_old_primary_without_the_module_resumes(flavor: Flavor) {
+    // An old primary that has sent its own ping in between gets a full snapshot, which proves nothing. So retry.
+    let resumes_from_the_backlog = || resumes_without_the_module(flavor);
+    assert!((0..10).any(|_| resumes_from_the_backlog()), "every attempt was a full synchronization");
 }
 
-/// Returns whether the old primary went on from the new one's backlog.
-fn feeds_an_old_one_without_the_module(flavor: Flavor) -> bool {
+/// Returns whether the old primary resumed from the new primary's backlog.
+fn resumes_without_the_module(flavor: Flavor) -> bool {
     let (old, new) = (Server::start(flavor, &[]), Server::with_module(flavor, &[]));
     let mut n = new.client();
-    // When nobody followed it.
+    // Acquired while the server has no replica.
     assert_eq!(n.call("LOCK.ACQUIRE own a PX 600000"), "1");
     new.follow(&old);
     assert_eq!(n.call("REPLICAOF NO ONE"), "OK");
@@ -187,7 +191,7 @@ fn feeds_an_old_one_without_the_module(flavor: Flavor) -> bool {
     n.info("stats", "sync_partial_ok") == "1"
 }
 
-fn a_module_that_is_loaded_late_feeds_the_replicas(flavor: Flavor) {
+fn a_late_module_feeds_its_replicas(flavor: Flavor) {
     let primary = Server::start(flavor, &["--enable-module-command", "yes"]);
     let replica = Server::start(flavor, &[]);
     replica.follow(&primary);
@@ -195,7 +199,7 @@ fn a_module_that_is_loaded_late_feeds_the_replicas(flavor: Flavor) {
     assert_eq!(load_module(&mut a), "OK");
     assert_eq!(a.call("LOCK.ACQUIRE k a PX 600000"), "1");
     assert_same_keys("the replica", primary.client(), replica.client());
-    // Once more, in case that anything was remembered.
+    // Again, in case the module has cached whether it has replicas.
     assert_eq!(replica.client().call("REPLICAOF NO ONE"), "OK");
     assert_eq!(a.call("LOCK.RELEASE k a"), "0");
     unload_module(&mut a);
@@ -205,7 +209,7 @@ fn a_module_that_is_loaded_late_feeds_the_replicas(flavor: Flavor) {
     assert_same_keys("the replica", primary.client(), replica.client());
 }
 
-fn changes_that_nobody_follows_count_for_the_next_snapshot(flavor: Flavor) {
+fn unreplicated_changes_count_for_the_snapshot(flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
     let mut a = server.client();
     let mut changes = |command: &str| {
@@ -231,8 +235,8 @@ fn changes_that_nobody_follows_count_for_the_next_snapshot(flavor: Flavor) {
     }
 }
 
-/// Each command that is put together counts as a change, and so does all of it at once if none is.
-fn what_nobody_follows_is_not_put_together(flavor: Flavor) {
+/// Each replicated command counts as one change. Without a replica, a whole call counts as one.
+fn commands_without_a_follower_are_not_built(flavor: Flavor) {
     let changes = |args: &[&str]| {
         let server = Server::with_module(flavor, args);
         let mut a = server.client();

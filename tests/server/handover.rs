@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Whichever way a lock becomes free, and whoever did it, the first in line has it at once (2, 3).
+//! However the lock is freed, and by whichever client, the first waiter gets it in the same step (2, 3).
 
 use redis::Value;
 
@@ -9,45 +9,46 @@ use crate::support::{in_world, in_world_with, show, until, Client, Flavor, World
 crate::on_every_server!(
     by_release,
     by_break,
-    by_the_lease_ending,
-    by_a_stranger_deleting_it,
-    by_renaming_or_moving_it_away,
-    moving_between_databases_leaves_clients_alone,
-    by_flushing,
-    by_swapping_databases,
+    by_lease_expiry,
+    by_foreign_delete,
+    by_rename_or_move,
+    move_and_copy_keep_the_selected_database,
+    by_flush,
+    by_swapdb,
     by_expiry_in_the_past,
     by_eviction,
-    by_a_redisson_client,
-    by_a_shorter_lease_of_a_foreign_write,
-    by_a_release_in_a_script_or_transaction,
-    by_lazy_expiry_of_a_touched_key,
-    a_lease_that_is_renewed_is_not_over,
-    a_lease_without_end_does_not_keep_the_server_busy,
+    by_redisson_release,
+    by_foreign_pexpire,
+    by_script_or_transaction,
+    by_lazy_expiry,
+    a_renewed_lease_frees_nothing,
+    huge_ttls_keep_the_server_idle,
     a_reload_frees_nothing,
-    another_lock_in_its_place_is_respected,
-    something_else_in_its_place_ends_all_waits,
-    a_string_set_over_it_is_noticed_when_the_lease_ends,
-    among_twenty_thousand_volatile_keys,
-    what_is_remembered_of_a_hand_over_is_compared_with_the_key,
-    a_newcomer_sees_what_stands_over_a_lock,
+    a_replacing_lock_is_respected,
+    a_non_lock_ends_all_waits,
+    an_overwrite_is_noticed_at_lease_end,
+    by_lease_expiry_among_20000_keys,
+    a_cached_hold_is_checked_against_the_key,
+    a_newcomer_notices_an_overwritten_lock,
 );
 
-/// A newcomer does not look at the key if another one has just done so. What raises no event is seen soon all the same.
-fn a_newcomer_sees_what_stands_over_a_lock(flavor: Flavor) {
+/// A newcomer skips reading the key if another newcomer has just read it. Overwrites without a keyspace event are still
+/// noticed soon.
+fn a_newcomer_notices_an_overwritten_lock(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         assert_eq!(a.call("LOCK.ACQUIRE k a PX 100000"), "1");
         let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
         assert_eq!(a.call("SET k v"), "OK");
-        until("a newcomer looks", || a.call("LOCK.ACQUIRE k c BLOCK 1").starts_with("WRONGTYPE"));
+        until("a newcomer notices", || a.call("LOCK.ACQUIRE k c BLOCK 1").starts_with("WRONGTYPE"));
         assert!(b.recv().starts_with("WRONGTYPE"));
         assert_eq!(a.call("DEL k"), "1");
-        until("nothing is remembered", || a.info("lock", "lock_table_locks") == "0");
+        until("the lock table is empty", || a.info("lock", "lock_table_locks") == "0");
     });
 }
 
-/// The hold of a lock that was handed over is remembered until the lock is free. The key is the truth all the same.
-fn what_is_remembered_of_a_hand_over_is_compared_with_the_key(flavor: Flavor) {
+/// The hold of a handed-over lock is cached until the lock is free. The key decides all the same.
+fn a_cached_hold_is_checked_against_the_key(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         for (foreign, call, reply) in [
@@ -70,13 +71,13 @@ fn what_is_remembered_of_a_hand_over_is_compared_with_the_key(flavor: Flavor) {
             a.call(foreign);
             assert_eq!(a.call(call).split(' ').next(), Some(reply), "{call} after {foreign}");
             a.call("DEL k l");
-            until("nothing is remembered", || a.info("lock", "lock_table_locks") == "0");
+            until("the lock table is empty", || a.info("lock", "lock_table_locks") == "0");
         }
     });
 }
 
-/// A lock `k` of `a`, with two waiters; `free` frees it, and the first waiter must have it and nobody else. Then
-/// the second gets it by an ordinary release.
+/// Lets `a` hold lock `k` with two waiters, and calls `free`. Asserts that only the first waiter gets the lock, and that the
+/// second gets it by an ordinary release.
 fn hands_over(world: &World, free: impl FnOnce(&mut Client)) {
     hands_over_after(world, "LOCK.ACQUIRE k a PX 100000", free);
 }
@@ -114,11 +115,11 @@ fn by_break(flavor: Flavor) {
     in_world(flavor, |world| hands_over(world, |a| assert_eq!(a.call("LOCK.BREAK k"), "1")));
 }
 
-fn by_the_lease_ending(flavor: Flavor) {
+fn by_lease_expiry(flavor: Flavor) {
     in_world(flavor, |world| hands_over_after(world, "LOCK.ACQUIRE k a PX 200", |_| {}));
 }
 
-fn by_a_stranger_deleting_it(flavor: Flavor) {
+fn by_foreign_delete(flavor: Flavor) {
     in_world(flavor, |world| {
         hands_over(world, |a| assert_eq!(a.call("DEL k"), "1"));
         hands_over(world, |a| assert_eq!(a.call("UNLINK k"), "1"));
@@ -133,21 +134,25 @@ fn by_a_stranger_deleting_it(flavor: Flavor) {
     });
 }
 
-fn by_renaming_or_moving_it_away(flavor: Flavor) {
+fn by_rename_or_move(flavor: Flavor) {
     in_world(flavor, |world| {
         hands_over(world, |a| assert_eq!(a.call("RENAME k elsewhere"), "OK"));
         hands_over(world, |a| assert_eq!(a.call("MOVE k 5"), "1"));
         let mut client = world.client();
-        assert_eq!(client.call("HGETALL elsewhere"), "[a, 1]", "a renamed lock is still held there");
-        // And it is a lock there: whoever waits for that one gets it when it ends.
+        assert_eq!(
+            client.call("HGETALL elsewhere"),
+            "[a, 1]",
+            "a renamed lock is still held under its new name"
+        );
+        // The new name is a lock like any other: its waiters get it at the release.
         let mut d = world.waiting("LOCK.ACQUIRE elsewhere d BLOCK 0");
         assert_eq!(client.call("LOCK.RELEASE elsewhere a"), "0");
         assert_eq!(d.recv(), "1");
     });
 }
 
-/// Listening to keyspace events changes nothing for those who do not use locks (Valkey 8.1 lets it).
-fn moving_between_databases_leaves_clients_alone(flavor: Flavor) {
+/// The keyspace hook must not change the selected database of a client, as Valkey 8.1 would allow.
+fn move_and_copy_keep_the_selected_database(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         for lock_too in [false, true] {
@@ -164,15 +169,15 @@ fn moving_between_databases_leaves_clients_alone(flavor: Flavor) {
                 assert_eq!(b.recv(), "1");
             }
             assert_eq!(a.call("MOVE moved 3"), "1");
-            assert!(a.call("CLIENT INFO").contains(" db=2 "), "MOVE took the client along");
+            assert!(a.call("CLIENT INFO").contains(" db=2 "), "MOVE changed the client's database");
             assert_eq!(a.call("COPY copied copied DB 4 REPLACE"), "1");
-            assert!(a.call("CLIENT INFO").contains(" db=2 "), "COPY took the client along");
+            assert!(a.call("CLIENT INFO").contains(" db=2 "), "COPY changed the client's database");
             a.send_at_once(&["MULTI", "COPY copied again DB 4 REPLACE", "SET here x", "EXEC"]);
             assert_eq!([a.recv(), a.recv(), a.recv(), a.recv()], ["OK", "QUEUED", "QUEUED", "[1, OK]"]);
             assert!(a.call("CLIENT INFO").contains(" db=2 "));
             a.call("FLUSHALL");
         }
-        // A COPY that did nothing has no say in what comes after.
+        // A COPY without effect must not influence later commands.
         a.call("SELECT 0");
         a.call("SET copied x");
         assert_eq!(a.call("COPY copied copied DB 2 REPLACE"), "1");
@@ -188,12 +193,12 @@ fn moving_between_databases_leaves_clients_alone(flavor: Flavor) {
     });
 }
 
-fn by_flushing(flavor: Flavor) {
+fn by_flush(flavor: Flavor) {
     in_world(flavor, |world| {
         for flush in ["FLUSHALL", "FLUSHALL ASYNC", "FLUSHDB", "FLUSHDB SYNC"] {
             hands_over(world, |a| assert_eq!(a.call(flush), "OK"));
         }
-        // Of another database, it frees nothing here.
+        // A flush of another database frees nothing here.
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k a");
         let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
@@ -207,7 +212,7 @@ fn by_flushing(flavor: Flavor) {
     });
 }
 
-fn by_swapping_databases(flavor: Flavor) {
+fn by_swapdb(flavor: Flavor) {
     in_world(flavor, |world| {
         hands_over(world, |a| assert_eq!(a.call("SWAPDB 0 7"), "OK"));
         let mut a = world.client();
@@ -217,7 +222,7 @@ fn by_swapping_databases(flavor: Flavor) {
         there.call("SELECT 7");
         there.call("LOCK.ACQUIRE k there PX 100000");
         let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
-        // Held by another owner after the swap: still held.
+        // After the swap another owner holds the lock, so `b` still waits.
         a.call("SWAPDB 0 7");
         assert_eq!(a.call("HGETALL k"), "[there, 1]");
         assert_eq!(a.call("LOCK.WAITERS k").matches("owner").count(), 1);
@@ -237,8 +242,8 @@ fn by_eviction(flavor: Flavor) {
     in_world(flavor, |world| {
         hands_over(world, |a| {
             a.call("CONFIG SET maxmemory-policy volatile-ttl");
-            // All in one turn, so that the lock is evicted once and not again after it was handed over. The
-            // lock is all that can go, so that the write is refused still.
+            // One pipeline, so that the lock is evicted once and not again after its handover. Only the lock can be evicted,
+            // so the write is still refused.
             a.send_at_once(&["CONFIG SET maxmemory 1", "SET x y", "EXISTS k", "CONFIG SET maxmemory 0"]);
             assert_eq!(a.recv(), "OK");
             a.recv();
@@ -248,8 +253,8 @@ fn by_eviction(flavor: Flavor) {
     });
 }
 
-/// The steps of its release, and of its forced one.
-fn by_a_redisson_client(flavor: Flavor) {
+/// Runs Redisson's release, which is also its forced one.
+fn by_redisson_release(flavor: Flavor) {
     in_world(flavor, |world| {
         hands_over(world, |a| {
             let script = b"if redis.call('hincrby', KEYS[1], ARGV[1], -1) > 0 then return 0 end \
@@ -260,11 +265,11 @@ fn by_a_redisson_client(flavor: Flavor) {
     });
 }
 
-fn by_a_shorter_lease_of_a_foreign_write(flavor: Flavor) {
+fn by_foreign_pexpire(flavor: Flavor) {
     in_world(flavor, |world| hands_over(world, |a| assert_eq!(a.call("PEXPIRE k 100"), "1")));
 }
 
-fn by_a_release_in_a_script_or_transaction(flavor: Flavor) {
+fn by_script_or_transaction(flavor: Flavor) {
     in_world(flavor, |world| {
         hands_over(world, |a| {
             let script = b"return redis.call('LOCK.RELEASE', KEYS[1], 'a')";
@@ -277,8 +282,8 @@ fn by_a_release_in_a_script_or_transaction(flavor: Flavor) {
     });
 }
 
-/// The server finds an expired key by itself late, or when somebody touches it.
-fn by_lazy_expiry_of_a_touched_key(flavor: Flavor) {
+/// The server deletes an expired key late, unless a command touches it.
+fn by_lazy_expiry(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut client = world.client();
         client.call("DEBUG SET-ACTIVE-EXPIRE 0");
@@ -287,7 +292,7 @@ fn by_lazy_expiry_of_a_touched_key(flavor: Flavor) {
             ["GET k", "EXISTS k", "LOCK.INFO k", "LOCK.RELEASE k a", "LOCK.RENEW k a", "LOCK.BREAK k"]
         {
             hands_over_after(world, "LOCK.ACQUIRE k a PX 60", |a| {
-                // Over and touched before the module's timer can fire.
+                // The lease has expired and the key is touched before the module's timer can fire.
                 a.send_at_once(&["DEBUG SLEEP 0.1", touch]);
                 a.recv();
                 a.recv();
@@ -297,7 +302,7 @@ fn by_lazy_expiry_of_a_touched_key(flavor: Flavor) {
     });
 }
 
-fn a_lease_that_is_renewed_is_not_over(flavor: Flavor) {
+fn a_renewed_lease_frees_nothing(flavor: Flavor) {
     in_world(flavor, |world| {
         for renew in [
             "LOCK.RENEW k a PX 100000",
@@ -310,15 +315,15 @@ fn a_lease_that_is_renewed_is_not_over(flavor: Flavor) {
             a.call("LOCK.ACQUIRE k a PX 300");
             let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 600");
             assert_ne!(a.call(renew), "0");
-            assert_eq!(b.recv(), "nil", "{renew} did not keep the lock");
+            assert_eq!(b.recv(), "nil", "{renew} did not prolong the lease");
             assert_eq!(a.call("HKEYS k"), "[a]");
             a.call("DEL k");
         }
     });
 }
 
-/// A TTL that a foreign write sets can be any time there is, also one that the server's timers cannot count to.
-fn a_lease_without_end_does_not_keep_the_server_busy(flavor: Flavor) {
+/// A foreign write can set any TTL, even one beyond the range of the server's timers.
+fn huge_ttls_keep_the_server_idle(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         let now: i64 = a.call("TIME").trim_matches(['[', ']']).split(", ").next().unwrap().parse().unwrap();
@@ -327,9 +332,9 @@ fn a_lease_without_end_does_not_keep_the_server_busy(flavor: Flavor) {
             a.call("LOCK.ACQUIRE k a");
             assert_eq!(a.call(&format!("PEXPIREAT k {at}")), "1");
             let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 60");
-            assert_eq!(b.recv(), "nil", "the server is busy, or the wait was forgotten");
+            assert_eq!(b.recv(), "nil", "the server is busy, or the wait was lost");
             let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 9007199254740991 PX 9007199254740991");
-            // A busy event loop counts up fast; an idle one has its cron and what we send.
+            // A busy event loop counts up fast. An idle one counts only its cron and our calls.
             if flavor.counts_its_cycles() {
                 let cycles = |a: &mut crate::support::Client| -> i64 {
                     a.info("stats", "eventloop_cycles").parse().unwrap()
@@ -352,7 +357,7 @@ fn a_reload_frees_nothing(flavor: Flavor) {
         let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
         assert_eq!(a.call("DEBUG RELOAD"), "OK");
         assert_eq!(a.call("HGETALL k"), "[a, 1]");
-        // The look that the flush of the reload has led to, has been.
+        // The check that the reload's flush scheduled has run by now.
         assert_eq!(a.call("LOCK.RENEW k a PX 100000"), "1");
         assert!(b.has_nothing());
         assert_eq!(a.call("LOCK.RELEASE k a"), "0");
@@ -360,7 +365,7 @@ fn a_reload_frees_nothing(flavor: Flavor) {
     });
 }
 
-fn another_lock_in_its_place_is_respected(flavor: Flavor) {
+fn a_replacing_lock_is_respected(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k a");
@@ -382,7 +387,7 @@ fn another_lock_in_its_place_is_respected(flavor: Flavor) {
     });
 }
 
-fn something_else_in_its_place_ends_all_waits(flavor: Flavor) {
+fn a_non_lock_ends_all_waits(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         for replace in ["RENAME s k", "COPY s k REPLACE", "PERSIST k", "SET k x"] {
@@ -393,7 +398,7 @@ fn something_else_in_its_place_ends_all_waits(flavor: Flavor) {
             let mut c = world.waiting("LOCK.ACQUIRE k c BLOCK 0");
             a.call(replace);
             if replace.starts_with("SET") {
-                // The server says nothing of it to the module; any lock command that finds it does.
+                // Redis sends no event for this, so the first lock command that reads the key ends the waits.
                 assert!(a.call("LOCK.RELEASE k a").starts_with("WRONGTYPE "));
             }
             for waiter in [&mut b, &mut c] {
@@ -405,7 +410,7 @@ fn something_else_in_its_place_ends_all_waits(flavor: Flavor) {
     });
 }
 
-fn a_string_set_over_it_is_noticed_when_the_lease_ends(flavor: Flavor) {
+fn an_overwrite_is_noticed_at_lease_end(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k a PX 400");
@@ -416,8 +421,8 @@ fn a_string_set_over_it_is_noticed_when_the_lease_ends(flavor: Flavor) {
     });
 }
 
-/// The server's own expiry is no clock: with so many keys it gets to a lock only after many seconds.
-fn among_twenty_thousand_volatile_keys(flavor: Flavor) {
+/// With this many keys the server's own expiry reaches a lock only after many seconds.
+fn by_lease_expiry_among_20000_keys(flavor: Flavor) {
     in_world_with(flavor, &["--repl-timeout", "600"], |world| {
         let mut a = world.client();
         let fill =

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Foreign writes to single fields of a lock: they delete them, or give them a TTL of their own (2, 3).
+//! Foreign writes to single fields of a lock: deletions and field TTLs (2, 3).
 
 use std::time::{Duration, Instant};
 
@@ -8,16 +8,16 @@ use crate::support::server::unload_module;
 use crate::support::{in_world, until, Client, Flavor, Server, World};
 
 crate::on_every_server!(
-    by_deleting_the_owner_of_a_fenced_lock,
-    a_token_without_its_owner_is_no_lock,
-    many_fenced_locks_whose_owners_are_deleted,
-    by_the_end_of_the_owners_field,
-    to_renew_ends_what_ends_a_field,
-    a_field_that_ends_is_known_wherever_it_comes_from,
+    deleting_the_owner_field_frees_a_fenced_lock,
+    a_token_field_alone_is_no_lock,
+    many_deleted_owner_fields_are_noticed,
+    an_expired_owner_field_frees_the_lock,
+    a_renewal_removes_field_ttls,
+    field_ttls_from_any_source_are_noticed,
 );
 
-/// The token stays behind, and so does the hash: no event says that the key is gone.
-fn by_deleting_the_owner_of_a_fenced_lock(flavor: Flavor) {
+/// The token field stays, and with it the hash, so no event reports a deleted key.
+fn deleting_the_owner_field_frees_a_fenced_lock(flavor: Flavor) {
     let fenced = "LOCK.ACQUIRE k a FENCE PX 100000";
     in_world(flavor, |world| {
         hands_over_fenced(world, fenced, |a| assert_eq!(a.call("HDEL k a"), "1"));
@@ -29,7 +29,7 @@ fn by_deleting_the_owner_of_a_fenced_lock(flavor: Flavor) {
             a.call("LOCK.ACQUIRE k a SHARED");
             assert_eq!(a.call("HDEL k a #shared:a"), "2");
         });
-        // It does not take a lease to end, nor anything else to happen.
+        // The grant follows at once, without waiting for a lease or another event.
         let quickest = (0..5).map(|_| {
             let mut a = world.client();
             a.call(fenced);
@@ -46,7 +46,7 @@ fn by_deleting_the_owner_of_a_fenced_lock(flavor: Flavor) {
     });
 }
 
-/// A lock `k` of `a` with two waiters; `free` frees it, and the first of them must have it and nobody else.
+/// Lets `a` hold lock `k` with two waiters, and calls `free`. Asserts that only the first waiter gets the lock.
 fn hands_over_fenced(world: &World, acquire: &str, free: impl FnOnce(&mut Client)) {
     let mut a = world.client();
     a.call("DEL k");
@@ -63,7 +63,7 @@ fn hands_over_fenced(world: &World, acquire: &str, free: impl FnOnce(&mut Client
     a.call("DEL k");
 }
 
-fn a_token_without_its_owner_is_no_lock(flavor: Flavor) {
+fn a_token_field_alone_is_no_lock(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         let mut redisson = world.client();
@@ -79,8 +79,8 @@ fn a_token_without_its_owner_is_no_lock(flavor: Flavor) {
         assert_eq!(a.call("HGETALL k"), "[b, 1]");
         assert_eq!(a.call("LOCK.RELEASE k b"), "0");
         assert!(redisson.recv().ends_with("{k}, 0]"));
-        // Who notices first that it is free, announces it to external clients, once. The lock is reconciled for their sake,
-        // too, if it was announced before.
+        // The first call that notices the free lock announces it once to external clients. The lock is reconciled for them
+        // even if it was announced before.
         for notice in ["LOCK.RELEASE k a", "LOCK.RENEW k a", "LOCK.BREAK k"] {
             leave_token(&mut a);
             let reply = a.call(notice);
@@ -88,14 +88,14 @@ fn a_token_without_its_owner_is_no_lock(flavor: Flavor) {
             assert!(redisson.recv().ends_with("{k}, 0]"));
             assert_eq!(a.call("EXISTS k"), "0");
         }
-        // Tokens grow on, as the counter has stayed.
+        // Tokens keep growing, as the counter stays.
         let token =
             |reply: String| reply.rsplit_once("token, ").unwrap().1.trim_matches(']').parse::<i64>().unwrap();
         let first = token(a.call("LOCK.ACQUIRE k a FENCE"));
         a.call("HDEL k a");
         assert!(token(a.call("LOCK.ACQUIRE k b FENCE")) > first);
         assert!(a.call("LOCK.INFO k").contains("[owner, b, "));
-        // What never expires was never a lock.
+        // A hash without a TTL was never a lock.
         a.call("DEL k");
         assert!(redisson.recv().ends_with("{k}, 0]"));
         a.call("HSET k #fence 7");
@@ -104,8 +104,8 @@ fn a_token_without_its_owner_is_no_lock(flavor: Flavor) {
     });
 }
 
-/// More than are looked at in one go.
-fn many_fenced_locks_whose_owners_are_deleted(flavor: Flavor) {
+/// More locks than one batch of checks covers.
+fn many_deleted_owner_fields_are_noticed(flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
     let mut a = server.client();
     let mut waiters: Vec<Client> = (0..50)
@@ -120,23 +120,23 @@ fn many_fenced_locks_whose_owners_are_deleted(flavor: Flavor) {
     for waiter in &mut waiters {
         assert_eq!(waiter.recv(), "1");
     }
-    // Nobody waits: nothing is looked at any more, and nothing keeps the module.
+    // Without waiters, no check is scheduled and the module can be unloaded.
     drop(waiters);
     unload_module(&mut a);
 }
 
-/// Fields can have a TTL of their own there.
+/// Whether the server supports TTLs of hash fields.
 fn has_field_ttls(flavor: Flavor) -> bool {
     matches!(flavor, Flavor::Redis8 | Flavor::Redis8_6 | Flavor::Valkey9)
 }
 
-fn by_the_end_of_the_owners_field(flavor: Flavor) {
+fn an_expired_owner_field_frees_the_lock(flavor: Flavor) {
     if !has_field_ttls(flavor) {
         return;
     }
     in_world(flavor, |world| {
         let mut a = world.client();
-        // The server looks for what has expired when it has the time. Here it never has.
+        // Prevents the server from expiring fields on its own.
         assert_eq!(a.call("DEBUG SET-ACTIVE-EXPIRE 0"), "OK");
         for acquire in [
             &["LOCK.ACQUIRE k a PX 100000"][..],
@@ -151,16 +151,16 @@ fn by_the_end_of_the_owners_field(flavor: Flavor) {
                 assert_eq!(a.call(&format!("HPEXPIRE k 200 FIELDS 1 {field}")), "[1]");
             }
             let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0 PX 50000");
-            // Whatever happens meanwhile, the end is not forgotten.
+            // Other calls must not cancel the check at the field's expiry.
             assert_eq!(a.call("LOCK.ACQUIRE k c"), "nil");
             assert!(a.call("LOCK.RENEW k c").starts_with("NOTOWNER "));
             assert_eq!(b.recv(), "1", "after {acquire:?}");
             assert_eq!(a.call("LOCK.INFO k").matches("owner").count(), 1);
             assert_eq!(a.call("LOCK.RELEASE k b"), "0");
-            // And without a waiter it is free for the next.
+            // Without a waiter, the lock is free for the next call.
             acquire.iter().for_each(|command| assert_ne!(a.call(command), "nil"));
             a.call("HPEXPIRE k 1 FIELDS 3 a #fence #shared:a");
-            until("it is free", || a.call("LOCK.INFO k") == "nil");
+            until("the lock is free", || a.call("LOCK.INFO k") == "nil");
             assert_eq!(a.call("LOCK.ACQUIRE k b"), "1");
             assert_eq!(a.call("HGETALL k"), "[b, 1]");
             a.call("DEL k");
@@ -172,7 +172,7 @@ fn by_the_end_of_the_owners_field(flavor: Flavor) {
         let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
         assert_eq!(b.recv(), "1");
         a.call("DEL k");
-        // Somebody waits already when it is set.
+        // The waiter is already there when the TTL is set.
         a.call("LOCK.ACQUIRE k a FENCE PX 100000");
         let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
         assert_eq!(a.call("HPEXPIRE k 200 FIELDS 1 a"), "[1]");
@@ -187,8 +187,8 @@ fn by_the_end_of_the_owners_field(flavor: Flavor) {
     });
 }
 
-/// A hold lasts as long as its owner was promised, whatever TTL a foreign write gave its field before.
-fn to_renew_ends_what_ends_a_field(flavor: Flavor) {
+/// A hold lasts as long as promised to its owner, even if a foreign write has given its field a TTL.
+fn a_renewal_removes_field_ttls(flavor: Flavor) {
     if !has_field_ttls(flavor) {
         return;
     }
@@ -201,36 +201,36 @@ fn to_renew_ends_what_ends_a_field(flavor: Flavor) {
             ("LOCK.ACQUIRE k a SHARED PX 100000", &["#shared:a"]),
         ] {
             a.call(acquire);
-            let mut all_stay = |why: &str| {
+            let mut assert_no_ttls = |why: &str| {
                 for field in fields {
                     let ttl = format!("HPTTL k FIELDS 1 {field}");
                     assert_eq!(world.client().call(&ttl), "[-1]", "{why}, of {acquire}, {field}");
                     until("the replica has it", || replica.call(&ttl) == "[-1]");
                 }
             };
-            let give = |a: &mut Client, ms: i64| {
+            let set_ttls = |a: &mut Client, ms: i64| {
                 for field in fields {
                     assert_eq!(a.call(&format!("HPEXPIRE k {ms} FIELDS 1 {field}")), "[1]");
                 }
             };
-            give(&mut a, 90_000);
+            set_ttls(&mut a, 90_000);
             assert_eq!(a.call("LOCK.RENEW k a PX 90000"), "1");
-            all_stay("LOCK.RENEW");
-            give(&mut a, 90_000);
+            assert_no_ttls("LOCK.RENEW");
+            set_ttls(&mut a, 90_000);
             assert_ne!(a.call(acquire), "nil");
-            all_stay("LOCK.ACQUIRE");
-            // The server renews by itself.
+            assert_no_ttls("LOCK.ACQUIRE");
+            // The server renews the lease on its own.
             assert_eq!(a.call("LOCK.RENEW k a PX 600 WATCHDOG"), "2");
-            give(&mut a, 60_000);
-            until("it is renewed", || a.call(&format!("HPTTL k FIELDS 1 {}", fields[0])) == "[-1]");
-            all_stay("a watchdog");
+            set_ttls(&mut a, 60_000);
+            until("the lease is renewed", || a.call(&format!("HPTTL k FIELDS 1 {}", fields[0])) == "[-1]");
+            assert_no_ttls("a watchdog");
             a.call("DEL k");
         }
     });
 }
 
-/// A key can come with such a field: from a dump, from a file, from a script, in a transaction.
-fn a_field_that_ends_is_known_wherever_it_comes_from(flavor: Flavor) {
+/// A key can get field TTLs from a dump, a file, a script or a transaction.
+fn field_ttls_from_any_source_are_noticed(flavor: Flavor) {
     if !has_field_ttls(flavor) {
         return;
     }
@@ -242,7 +242,7 @@ fn a_field_that_ends_is_known_wherever_it_comes_from(flavor: Flavor) {
         assert_eq!(a.call(&format!("LOCK.RENEW {key} a PX 90000")), "1");
         assert_eq!(a.call(&format!("HPTTL {key} FIELDS 1 a")), "[-1]", "{why}");
     };
-    // It was asked before whether there is any.
+    // The module has already checked these keys for field TTLs.
     for key in ["dumped", "script", "queued", "filed"] {
         a.call(&format!("LOCK.ACQUIRE {key} a PX 90000"));
         a.call(&format!("LOCK.RENEW {key} a PX 90000"));
@@ -255,7 +255,7 @@ fn a_field_that_ends_is_known_wherever_it_comes_from(flavor: Flavor) {
     renewed(&mut a, "queued", "set in a transaction");
     a.call("HPEXPIRE dumped 90000 FIELDS 1 a");
     a.call("HPEXPIRE filed 90000 FIELDS 1 a");
-    // Another server has seen no command.
+    // The other server has seen no command that sets a TTL.
     let dump = match a.call_value("DUMP dumped") {
         redis::Value::BulkString(dump) => dump,
         other => panic!("{other:?}"),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! What `INFO lock` and `LOCK.TOP` count, and that nothing of the server's counts a wait as work (10).
+//! Counters of `INFO lock` and `LOCK.TOP`. The server's own statistics count no wait as work (10).
 
 use std::collections::BTreeMap;
 
@@ -8,10 +8,10 @@ use crate::support::{in_world, in_world_with, until, Client, Flavor, World};
 
 crate::on_every_server!(
     each_call_is_counted_once,
-    waits_and_holds_have_times,
-    what_is_there_now_and_was_at_most,
-    the_locks_waited_for_longest_are_found,
-    no_wait_is_counted_as_work,
+    wait_and_hold_times_are_measured,
+    gauges_have_maxima,
+    top_lists_the_longest_waits,
+    waits_do_not_count_as_work,
     an_exporter_gets_every_field,
 );
 
@@ -21,12 +21,12 @@ fn fields(client: &mut Client) -> BTreeMap<String, i64> {
     let fields = text.lines().filter_map(|line| line.trim_end().split_once(':'));
     fields
         .map(|(name, value)| {
-            (name.to_owned(), value.parse().unwrap_or_else(|_| panic!("{name} is no number: {value}")))
+            (name.to_owned(), value.parse().unwrap_or_else(|_| panic!("{name} is not a number: {value}")))
         })
         .collect()
 }
 
-/// Those that only ever grow.
+/// Fields that never decrease.
 const COUNTERS: [&str; 21] = [
     "grants_at_once",
     "waiters_granted",
@@ -51,7 +51,7 @@ const COUNTERS: [&str; 21] = [
     "internal_errors",
 ];
 
-/// Which counters have grown since the last question, and by how much.
+/// Counters that have grown since the last check, and by how much.
 struct Counters {
     client: Client,
     before: BTreeMap<String, i64>,
@@ -76,10 +76,10 @@ impl Counters {
         grown
     }
 
-    /// Fails unless exactly these grow, now or soon.
-    fn have_grown(&mut self, what: &str, wanted: &str) {
+    /// Waits until exactly the counters in `wanted` have grown.
+    fn have_grown(&mut self, context: &str, wanted: &str) {
         let before = self.before.clone();
-        until(&format!("{what}: {wanted}"), || {
+        until(&format!("{context}: {wanted}"), || {
             self.before.clone_from(&before);
             self.grown() == wanted
         });
@@ -142,7 +142,7 @@ fn each_call_is_counted_once(flavor: Flavor) {
     });
 }
 
-fn waits_and_holds_have_times(flavor: Flavor) {
+fn wait_and_hold_times_are_measured(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         let times = |client: &mut Client, of: &str| {
@@ -150,7 +150,7 @@ fn waits_and_holds_have_times(flavor: Flavor) {
             ["p50", "p99", "p999", "max"].map(|which| all[&format!("lock_{of}_us_{which}")])
         };
         assert_eq!((times(&mut a, "wait"), times(&mut a, "hold")), ([0; 4], [0; 4]));
-        // Nothing is remembered of this one.
+        // An uncontended hold is not measured.
         a.call("LOCK.ACQUIRE k a PX 100000");
         a.call("LOCK.RELEASE k a");
         assert_eq!(times(&mut a, "hold"), [0; 4]);
@@ -159,13 +159,13 @@ fn waits_and_holds_have_times(flavor: Flavor) {
             a.call("LOCK.RELEASE k a");
         }
         a.call("LOCK.ACQUIRE k a PX 100000 WATCHDOG");
-        // To a hundredth, and in milliseconds 50 as the deadline is that of the call.
+        // Accurate to 1 %. In milliseconds it is 50, as the call's deadline decides.
         assert_eq!(a.call("LOCK.ACQUIRE k b BLOCK 50"), "nil");
         assert_eq!(times(&mut a, "wait"), [50_175; 4], "{:?}", times(&mut a, "wait"));
         a.call("LOCK.RELEASE k a");
         let [p50, p99, _, max] = times(&mut a, "hold");
         assert!(0 < p50 && p50 <= p99 && p99 <= max && max >= 50_000, "{p50} {p99} {max}");
-        // Also of one that waited.
+        // A hold that was granted to a waiter is measured, too.
         a.call("LOCK.ACQUIRE k a PX 100000");
         let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
         a.call("LOCK.RELEASE k a");
@@ -179,7 +179,7 @@ fn waits_and_holds_have_times(flavor: Flavor) {
     });
 }
 
-fn what_is_there_now_and_was_at_most(flavor: Flavor) {
+fn gauges_have_maxima(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         let gauges = |client: &mut Client| {
@@ -195,11 +195,11 @@ fn what_is_there_now_and_was_at_most(flavor: Flavor) {
         let waiting: Vec<Client> =
             ["k1 b", "k1 c", "k2 d"].map(|who| world.waiting(&format!("LOCK.ACQUIRE {who} BLOCK 0"))).into();
         assert_eq!(gauges(&mut a), [3, 3, 2, 2, 2, 2, 1, 1]);
-        until("the oldest has waited", || fields(&mut a)["lock_longest_wait_ms"] >= 20);
+        until("the longest wait is 20 ms", || fields(&mut a)["lock_longest_wait_ms"] >= 20);
         let all = fields(&mut a);
         assert_eq!(all["lock_known_held_locks"], 2);
         drop(waiting);
-        until("nobody waits", || gauges(&mut a) == [0, 3, 0, 2, 2, 2, 1, 1]);
+        until("there are no waiters", || gauges(&mut a) == [0, 3, 0, 2, 2, 2, 1, 1]);
         assert_eq!(fields(&mut a)["lock_longest_wait_ms"], 0);
         a.call("LOCK.RELEASE k1 a");
         a.call("LOCK.RELEASE k2 a");
@@ -209,7 +209,7 @@ fn what_is_there_now_and_was_at_most(flavor: Flavor) {
     });
 }
 
-fn the_locks_waited_for_longest_are_found(flavor: Flavor) {
+fn top_lists_the_longest_waits(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         assert_eq!(a.call("LOCK.TOP"), "[]");
@@ -228,7 +228,7 @@ fn the_locks_waited_for_longest_are_found(flavor: Flavor) {
         assert_eq!(a.call("LOCK.TOP"), "[]");
         assert!(a.call("LOCK.TOP COUNT 0").starts_with("ERR COUNT is out of range"));
         assert!(a.call("LOCK.TOP hot").starts_with("ERR syntax error, unknown option 'hot'"));
-        // 128 are kept, and none with a name that is too long.
+        // The list has at most 128 locks, and no names above 1,024 bytes.
         a.call("SELECT 0");
         let long = "x".repeat(1025);
         a.call(&format!("LOCK.ACQUIRE {long} a PX 100000"));
@@ -243,8 +243,8 @@ fn the_locks_waited_for_longest_are_found(flavor: Flavor) {
     });
 }
 
-/// `SLOWLOG`, `LATENCY` and `commandstats` tell what a command has cost the server.
-fn no_wait_is_counted_as_work(flavor: Flavor) {
+/// `SLOWLOG`, `LATENCY` and `commandstats` report how long commands have occupied the server.
+fn waits_do_not_count_as_work(flavor: Flavor) {
     let args = ["--slowlog-log-slower-than", "100000", "--latency-monitor-threshold", "100"];
     in_world_with(flavor, &args, |world| {
         let mut a = world.client();
@@ -269,7 +269,7 @@ fn no_wait_is_counted_as_work(flavor: Flavor) {
     });
 }
 
-/// By the script that redis_exporter runs. The alerts are about fields that there are.
+/// Runs redis_exporter's script, and checks that each alert uses an existing field.
 fn an_exporter_gets_every_field(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
@@ -290,7 +290,7 @@ fn an_exporter_gets_every_field(flavor: Flavor) {
         let used: Vec<&str> = used.collect();
         assert!(used.len() >= 10, "{used:?}");
         for field in used {
-            assert!(exported.contains_key(field), "{field} is in an alert, and in no INFO");
+            assert!(exported.contains_key(field), "{field} is used by an alert but not in INFO");
         }
     });
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Who holds a lock, since when, and where that process is: `LOCK.INFO`, `LOCK.BLOCKERS`, `LOCK.SCAN` (10).
+//! Holders, the age of their holds and their connections: `LOCK.INFO`, `LOCK.BLOCKERS`, `LOCK.SCAN` (10).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::thread::sleep;
@@ -12,28 +12,28 @@ use crate::support::client::{fields, show};
 use crate::support::{in_world, until, Client, Flavor, Server};
 
 crate::on_every_server!(
-    of_a_bound_hold_it_is_known,
-    of_every_hold_it_is_known_where_owners_are_told,
+    bound_holds_show_their_connection,
+    events_track_every_hold,
     a_hold_begins_with_its_grant,
-    what_is_not_certain_is_not_told,
-    blockers_have_connections,
-    a_scan_finds_what_is_held,
-    a_scan_is_one_of_the_server,
-    from_a_stuck_lock_to_a_process,
+    uncertain_details_are_not_shown,
+    blockers_show_their_connections,
+    scan_finds_every_held_lock,
+    scan_follows_the_servers_conventions,
+    a_stuck_lock_leads_to_its_process,
 );
 
-/// What `LOCK.INFO` tells of a holder beyond its lease.
+/// Details of a holder in `LOCK.INFO` besides its lease.
 #[derive(Debug, PartialEq)]
-struct Known {
+struct Details {
     since: Option<i64>,
     client: Option<i64>,
     watchdog: Option<i64>,
     ephemeral: Option<i64>,
 }
 
-const UNKNOWN: Known = Known { since: None, client: None, watchdog: None, ephemeral: None };
+const UNKNOWN: Details = Details { since: None, client: None, watchdog: None, ephemeral: None };
 
-fn known(client: &mut Client, key: &str, owner: &str) -> Known {
+fn details(client: &mut Client, key: &str, owner: &str) -> Details {
     let reply = client.call_value(&format!("LOCK.INFO {key}"));
     let info = fields(&reply);
     let Value::Array(holders) = info["holders"] else { panic!("no holders: {reply:?}") };
@@ -44,7 +44,7 @@ fn known(client: &mut Client, key: &str, owner: &str) -> Known {
         Value::Nil => None,
         other => panic!("{field} is {other:?}"),
     };
-    Known {
+    Details {
         since: number("since"),
         client: number("client"),
         watchdog: number("watchdog"),
@@ -52,23 +52,23 @@ fn known(client: &mut Client, key: &str, owner: &str) -> Known {
     }
 }
 
-/// Fails unless the hold is known so, and began so many milliseconds ago at least, and not before `start`.
-fn assert_known(
+/// Asserts the details of a hold that began after `start`, and at least a given number of milliseconds ago.
+fn assert_details(
     client: &mut Client,
     owner: &str,
     on: &Client,
     bound: (i64, i64),
     (at_least, start): (u128, Instant),
 ) {
-    let known = known(client, "k", owner);
-    let held = u128::try_from(known.since.expect("when it began is known")).unwrap();
+    let details = details(client, "k", owner);
+    let held = u128::try_from(details.since.expect("the start of the hold is unknown")).unwrap();
     let most = start.elapsed().as_millis();
     assert!((at_least..=most).contains(&held), "{held} is not in {at_least} to {most}");
     let bound = (Some(bound.0), Some(bound.1));
-    assert_eq!((known.client, (known.watchdog, known.ephemeral)), (Some(on.id), bound));
+    assert_eq!((details.client, (details.watchdog, details.ephemeral)), (Some(on.id), bound));
 }
 
-fn of_a_bound_hold_it_is_known(flavor: Flavor) {
+fn bound_holds_show_their_connection(flavor: Flavor) {
     in_world(flavor, |world| {
         let (mut a, mut b) = (world.client(), world.client());
         for (option, bound) in
@@ -77,81 +77,81 @@ fn of_a_bound_hold_it_is_known(flavor: Flavor) {
             let start = Instant::now();
             a.call(&format!("LOCK.ACQUIRE k a PX 100000 {option}"));
             sleep(Duration::from_millis(20));
-            assert_known(&mut b, "a", &a, bound, (20, start));
-            // A re-entry begins no new hold.
+            assert_details(&mut b, "a", &a, bound, (20, start));
+            // A re-entry starts no new hold.
             a.call("LOCK.ACQUIRE k a");
-            assert_known(&mut b, "a", &a, bound, (20, start));
+            assert_details(&mut b, "a", &a, bound, (20, start));
             assert_eq!(a.call("LOCK.RELEASE k a ALL"), "0");
         }
         let start = Instant::now();
-        // One that is not bound is not known, nor who holds beside one that is.
+        // The details of an unbound hold are unknown, even beside a bound one.
         a.call("LOCK.ACQUIRE k a SHARED PX 100000");
         b.call("LOCK.ACQUIRE k b SHARED PX 100000 WATCHDOG");
-        assert_eq!(known(&mut a, "k", "a"), UNKNOWN);
-        assert_known(&mut a, "b", &b, (1, 0), (0, start));
-        // A hold that was there before it was bound: since when is not known.
+        assert_eq!(details(&mut a, "k", "a"), UNKNOWN);
+        assert_details(&mut a, "b", &b, (1, 0), (0, start));
+        // A hold that was bound later: its start is unknown.
         a.call("LOCK.RENEW k a WATCHDOG");
-        let bound = Known { since: None, client: Some(a.id), watchdog: Some(1), ephemeral: Some(0) };
-        assert_eq!(known(&mut b, "k", "a"), bound);
-        // Another connection takes over.
+        let bound = Details { since: None, client: Some(a.id), watchdog: Some(1), ephemeral: Some(0) };
+        assert_eq!(details(&mut b, "k", "a"), bound);
+        // Another connection takes over the binding.
         let mut c = world.client();
         c.call("LOCK.RENEW k a PX 100000 WATCHDOG EPHEMERAL");
-        assert_eq!(known(&mut b, "k", "a").client, Some(c.id));
+        assert_eq!(details(&mut b, "k", "a").client, Some(c.id));
         c.call("LOCK.RELEASE k a");
-        // A watchdog that has ended by its age.
+        // A watchdog that has reached its maximum age.
         b.call("LOCK.RENEW k b PX 100000 WATCHDOG MAX 1");
-        assert_eq!(known(&mut a, "k", "b").watchdog, Some(0));
-        // And one whose connection is gone.
+        assert_eq!(details(&mut a, "k", "b").watchdog, Some(0));
+        // A watchdog whose connection has closed.
         b.close();
-        until("nothing is known of it", || known(&mut a, "k", "b") == UNKNOWN);
+        until("the details are unknown", || details(&mut a, "k", "b") == UNKNOWN);
     });
 }
 
-fn of_every_hold_it_is_known_where_owners_are_told(flavor: Flavor) {
+fn events_track_every_hold(flavor: Flavor) {
     in_world(flavor, |world| {
         let (mut a, mut b) = (world.client(), world.client());
         a.call("LOCK.ACQUIRE k a PX 100000");
         b.call("CONFIG SET lock.events yes");
-        assert_eq!(known(&mut b, "k", "a"), UNKNOWN, "it was granted before");
+        assert_eq!(details(&mut b, "k", "a"), UNKNOWN, "the earlier grant was not tracked");
         a.call("LOCK.RENEW k a PX 100000");
-        let renewed = Known { since: None, client: Some(a.id), watchdog: Some(0), ephemeral: Some(0) };
-        assert_eq!(known(&mut b, "k", "a"), renewed);
+        let renewed = Details { since: None, client: Some(a.id), watchdog: Some(0), ephemeral: Some(0) };
+        assert_eq!(details(&mut b, "k", "a"), renewed);
         a.call("LOCK.RELEASE k a");
         let start = Instant::now();
         a.call("LOCK.ACQUIRE k a PX 100000");
-        assert_known(&mut b, "a", &a, (0, 0), (0, start));
-        // Another connection of the same owner: where it was last.
+        assert_details(&mut b, "a", &a, (0, 0), (0, start));
+        // Another connection of the same owner: the latest one is shown.
         let mut again = world.client();
         again.call("LOCK.ACQUIRE k a WATCHDOG");
-        assert_known(&mut b, "a", &again, (1, 0), (0, start));
+        assert_details(&mut b, "a", &again, (1, 0), (0, start));
         again.close();
-        until("the watchdog has ended", || known(&mut b, "k", "a").watchdog == Some(0));
-        assert!(known(&mut b, "k", "a").since.is_some());
-        // From a script it has no connection.
+        until("the watchdog has ended", || details(&mut b, "k", "a").watchdog == Some(0));
+        assert!(details(&mut b, "k", "a").since.is_some());
+        // A script has no connection.
         a.call("LOCK.RELEASE k a ALL");
         assert_eq!(a.call("EVAL return(redis.call('LOCK.ACQUIRE','k','s')) 0"), "1");
-        assert_eq!(known(&mut b, "k", "s").client, None);
-        // By a stranger.
+        assert_eq!(details(&mut b, "k", "s").client, None);
+        // A foreign hold.
         a.call("DEL k");
         a.send_at_once(&["MULTI", "HSET k redisson 1", "PEXPIRE k 100000", "EXEC"]);
         (0..4).for_each(|_| drop(a.recv()));
-        assert_eq!(known(&mut b, "k", "redisson"), UNKNOWN);
+        assert_eq!(details(&mut b, "k", "redisson"), UNKNOWN);
         a.call("LOCK.BREAK k");
-        // Readers each have their own.
+        // Each reader has its own connection.
         let mut readers: Vec<Client> = (0..20).map(|_| world.client()).collect();
         for (at, reader) in readers.iter_mut().enumerate() {
             reader.call(&format!("LOCK.ACQUIRE k r{at} SHARED PX 100000"));
         }
         for (at, reader) in readers.iter().enumerate() {
-            assert_known(&mut b, &format!("r{at}"), reader, (0, 0), (0, start));
+            assert_details(&mut b, &format!("r{at}"), reader, (0, 0), (0, start));
         }
         a.call("LOCK.BREAK k");
         b.call("CONFIG SET lock.events no");
-        until("nothing is remembered", || b.info("lock", "lock_table_locks") == "0");
+        until("no lock is tracked", || b.info("lock", "lock_table_locks") == "0");
     });
 }
 
-/// Not with the call that waits for it.
+/// The age does not include the wait.
 fn a_hold_begins_with_its_grant(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
@@ -165,43 +165,43 @@ fn a_hold_begins_with_its_grant(flavor: Flavor) {
             let granted = Instant::now();
             a.call("LOCK.RELEASE k a");
             assert_eq!(b.recv(), "1");
-            // What depends on the connection begins when the server knows that the grant has arrived.
-            until("the hold is known", || known(&mut a, "k", "b").client.is_some());
+            // A binding starts when the server knows that the grant has been delivered.
+            until("the hold is known", || details(&mut a, "k", "b").client.is_some());
             let is_bound = i64::from(!option.is_empty());
-            assert_known(&mut a, "b", &b, (is_bound, 0), (0, granted));
+            assert_details(&mut a, "b", &b, (is_bound, 0), (0, granted));
             b.call("LOCK.RELEASE k b");
         }
         a.call("CONFIG SET lock.events no");
     });
 }
 
-fn what_is_not_certain_is_not_told(flavor: Flavor) {
+fn uncertain_details_are_not_shown(flavor: Flavor) {
     in_world(flavor, |world| {
         let (mut a, mut b) = (world.client(), world.client());
         a.call("LOCK.ACQUIRE k a PX 100000 WATCHDOG");
         let follower = Server::with_module(flavor, &[]);
         follower.follow(world);
-        assert_eq!(known(&mut follower.client(), "k", "a"), UNKNOWN);
-        // Somebody else's hold under the same name.
+        assert_eq!(details(&mut follower.client(), "k", "a"), UNKNOWN);
+        // An external hold with the same owner name.
         a.send_at_once(&["MULTI", "DEL k", "HSET k a 1", "PEXPIRE k 5000", "EXEC"]);
         (0..5).for_each(|_| drop(a.recv()));
-        until("the server knows it", || known(&mut b, "k", "a") == UNKNOWN);
+        until("the server has noticed the new hold", || details(&mut b, "k", "a") == UNKNOWN);
         a.call("LOCK.BREAK k");
-        // Also of a hold that was noted, taken anew by its owner in one step.
+        // A tracked hold that its owner has released and acquired again in one step.
         a.call("CONFIG SET lock.events yes");
         a.call("LOCK.ACQUIRE k a PX 100000");
-        assert_eq!(known(&mut b, "k", "a").client, Some(a.id));
+        assert_eq!(details(&mut b, "k", "a").client, Some(a.id));
         a.send_at_once(&["MULTI", "DEL k", "HSET k a 1", "PEXPIRE k 5000", "EXEC"]);
         (0..5).for_each(|_| drop(a.recv()));
-        until("the server has looked", || known(&mut b, "k", "a").watchdog.is_some());
-        let noted = known(&mut b, "k", "a");
+        until("the server has checked the hold", || details(&mut b, "k", "a").watchdog.is_some());
+        let noted = details(&mut b, "k", "a");
         assert_eq!((noted.since, noted.client), (None, None));
         a.call("LOCK.BREAK k");
         a.call("CONFIG SET lock.events no");
     });
 }
 
-fn blockers_have_connections(flavor: Flavor) {
+fn blockers_show_their_connections(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k1 alice PX 100000 WATCHDOG");
@@ -220,7 +220,7 @@ fn blockers_have_connections(flavor: Flavor) {
     });
 }
 
-/// All that a scan finds, and how many calls it takes.
+/// Every lock that a scan finds, and the number of calls.
 fn scan(client: &mut Client, options: &str) -> (BTreeMap<String, String>, usize) {
     let (mut found, mut cursor, mut calls) = (BTreeMap::new(), "0".to_owned(), 0);
     loop {
@@ -242,7 +242,7 @@ fn scan(client: &mut Client, options: &str) -> (BTreeMap<String, String>, usize)
     }
 }
 
-fn a_scan_finds_what_is_held(flavor: Flavor) {
+fn scan_finds_every_held_lock(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         let mut held = BTreeMap::new();
@@ -261,7 +261,7 @@ fn a_scan_finds_what_is_held(flavor: Flavor) {
         held.insert("fenced".to_owned(), "exclusive 1 0".to_owned());
         let _waiter = world.waiting("LOCK.ACQUIRE lock:7 b BLOCK 0");
         held.insert("lock:7".to_owned(), "exclusive 1 1".to_owned());
-        // What is none, and what is none any more.
+        // Keys that are not locks, and an expired lock.
         for other in
             ["SET string x", "RPUSH list x", "HSET forever a 1", "HSET user name x", "SET lock:x y PX 1000"]
         {
@@ -269,10 +269,10 @@ fn a_scan_finds_what_is_held(flavor: Flavor) {
         }
         a.call("PEXPIRE user 100000");
         a.call("LOCK.ACQUIRE gone a PX 1");
-        until("its lease is over", || a.call("LOCK.INFO gone") == "nil");
+        until("the lease has expired", || a.call("LOCK.INFO gone") == "nil");
         let (found, calls) = scan(&mut a, "");
         assert_eq!(found, held);
-        assert!(calls > 10, "10 keys or so at each call, not all in {calls}");
+        assert!(calls > 10, "about 10 keys per call, not all in {calls} calls");
         let (found, calls) = scan(&mut a, "COUNT 100000");
         assert_eq!((found, calls), (held.clone(), 1));
         let few: BTreeSet<String> = scan(&mut a, "COUNT 50 MATCH lock:1?").0.into_keys().collect();
@@ -284,11 +284,11 @@ fn a_scan_finds_what_is_held(flavor: Flavor) {
         let follower = Server::with_module(flavor, &[]);
         follower.follow(world);
         held.insert("lock:7".to_owned(), "exclusive 1 0".to_owned());
-        assert_eq!(scan(&mut follower.client(), "COUNT 1000").0, held, "who waits is not known there");
+        assert_eq!(scan(&mut follower.client(), "COUNT 1000").0, held, "a replica does not know the waiters");
     });
 }
 
-fn a_scan_is_one_of_the_server(flavor: Flavor) {
+fn scan_follows_the_servers_conventions(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k a PX 100000");
@@ -317,11 +317,11 @@ fn a_scan_is_one_of_the_server(flavor: Flavor) {
     });
 }
 
-/// The session in `docs/operations.md`.
-fn from_a_stuck_lock_to_a_process(flavor: Flavor) {
+/// Runs the transcript in `docs/operations.md`.
+fn a_stuck_lock_leads_to_its_process(flavor: Flavor) {
     let page = include_str!("../../docs/operations.md");
-    let (_, session) = page.split_once("<!-- session: stuck -->\n```\n").unwrap();
-    let (session, _) = session.split_once("```").unwrap();
+    let (_, transcript) = page.split_once("<!-- session: stuck -->\n```\n").unwrap();
+    let (transcript, _) = transcript.split_once("```").unwrap();
     in_world(flavor, |world| {
         let (mut a, mut operator) = (world.client(), world.client());
         a.call("CLIENT SETNAME checkout-7");
@@ -332,7 +332,7 @@ fn from_a_stuck_lock_to_a_process(flavor: Flavor) {
         world.until_blocked(&b);
         let _c = world.waiting("LOCK.ACQUIRE orders web-8:77:e0 BLOCK 0");
         let typed: Vec<&str> =
-            session.lines().filter_map(|line| line.strip_prefix("127.0.0.1:6379> ")).collect();
+            transcript.lines().filter_map(|line| line.strip_prefix("127.0.0.1:6379> ")).collect();
         assert_eq!(typed.len(), 4, "four commands");
         let replies: Vec<String> = typed
             .iter()
@@ -349,9 +349,9 @@ fn from_a_stuck_lock_to_a_process(flavor: Flavor) {
             "{}",
             replies[3]
         );
-        // The page shows the owners of this test.
+        // The page shows the same owners as this test.
         for shown in ["web-8:77:e0", "web-3:4711:c1", "name=checkout-7"] {
-            assert!(session.contains(shown), "{shown}");
+            assert!(transcript.contains(shown), "{shown}");
         }
     });
 }
