@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! The module's one timer.
+//! The driver's one timer.
 
 use crate::core::MonoUs;
 use crate::server::events::server_events;
@@ -18,7 +18,7 @@ const OVERDUE_TOLERANCE_US: MonoUs = 20_000;
 /// more than 35 minutes ahead would keep its event loop busy.
 const MAX_DELAY_MS: u64 = 10_000;
 
-/// The timer, if it is set, and its due time. The module never has more than one timer, because a module with a timer
+/// The timer, if it is set, and its due time. The driver never has more than one timer, because a module with a timer
 /// cannot be unloaded.
 #[derive(Default)]
 pub(crate) struct Alarm {

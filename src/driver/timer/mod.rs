@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! The module's timer: when it fires and what it does.
+//! The driver's timer: when it fires and what it does.
 
 pub(super) mod alarm;
 pub(super) mod on_timer;
