@@ -208,8 +208,14 @@ impl Server {
         Ok(now + Duration::from_millis(unix_ms).checked_sub(wall).ok_or("the lease is over already")?)
     }
 
+    /// Returns a field of `INFO`, of the server or of the module.
     pub fn info(&mut self, field: &str) -> Outcome<String> {
-        let info: redis::InfoDict = redis::cmd("INFO").query(&mut self.control)?;
+        let mut command = redis::cmd("INFO");
+        // Without an argument, `INFO` leaves out the sections of modules.
+        if field.starts_with("lock_") {
+            command.arg("lock");
+        }
+        let info: redis::InfoDict = command.query(&mut self.control)?;
         Ok(info.get(field).ok_or_else(|| format!("no {field} in INFO"))?)
     }
 
