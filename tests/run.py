@@ -59,14 +59,14 @@ class Result(NamedTuple):
 
 
 def servers(run):
-    """The names of the lines of servers.rs that belong to a run, in their order."""
-    lines = (ROOT / "tests/server/support/servers.rs").read_text().splitlines()
+    """The names of the lines of list.rs that belong to a run, in their order."""
+    lines = (ROOT / "tests/kit/src/server/list.rs").read_text().splitlines()
     found = [line.split() for line in lines if re.match(r" *\{ [a-z0-9_]+ .*\}$", line)]
     assert found, "no servers in the list"
     return [words[1] for words in found if words[-2] == run]
 
 
-# For each run of a server in servers.rs: the runs of the tests in SMOKE files, of other tests, and of tests that start clients.
+# For each run of a server in list.rs: the runs of the tests in SMOKE files, of other tests, and of tests that start clients.
 RUNS_OF_SERVERS = {
     "short": ("short", "short", "short"),
     "second": ("short", "long", "weekly"),

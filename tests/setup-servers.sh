@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 # Puts the servers that the tests want besides the installed one into target/servers/, each as
-# tests/server/support/servers.rs has it.
+# tests/kit/src/server/list.rs has it.
 #
 # Nothing is installed and root is not needed: the packages are downloaded from wherever this machine gets its
 # own, by an apt with a state of its own, and unpacked together with the libraries that they need.
@@ -17,7 +17,7 @@ required_skipped=0
 # Of each line of the list: program, package, whether it is required.
 list() {
     sed -n 's/^ *{ [a-z0-9_]* .* "\([^"]*\)"  *"\([^"]*\)"  *\([a-z]*\)  *[a-z_]* *}$/\1 \2 \3/p' \
-        tests/server/support/servers.rs
+        tests/kit/src/server/list.rs
 }
 
 skip() {

@@ -6,7 +6,7 @@ use super::caller::Caller;
 use super::server::{empty_module, Server, Setup};
 use super::{redisson, Outcome, OWNER};
 
-/// The same calls on four servers.
+/// Makes four paths with the same calls, one for each kind of server.
 macro_rules! plain {
     ($name:literal, $calls:expr) => {
         [
@@ -18,44 +18,46 @@ macro_rules! plain {
     };
 }
 
-/// Something that clients do over and over.
+/// Calls that clients repeat, on one kind of server.
 pub struct Path {
     pub name: &'static str,
     pub stage: Stage,
     pub calls: Calls,
 }
 
-/// On what server.
+/// The server of a path.
 #[derive(Clone, Copy)]
 pub enum Stage {
     /// Without a module.
     Bare,
-    /// With one that does nothing.
+    /// With a module that does nothing.
     WithEmptyModule,
     WithModule,
-    /// With the module, and with a client that waits for another lock.
+    /// With the module, and a client that waits for another lock.
     WithWaiter,
-    /// With the module, and with so many others who hold the lock `k` shared.
+    /// With the module, and this number of other shared holders of the lock `k`.
     WithReaders(usize),
-    /// With the module, and the lock `held` is the owner's, whose fencing counter is at 5.
+    /// With the module. The owner holds the lock `held`, whose fencing counter is 5.
     WithHold,
-    /// With the module, which tells owners what happens to their holds.
+    /// With the module, which publishes events to owners.
     Telling,
-    /// With the AOF on, synced every second, and a replica; without the module.
+    /// Without a module, with a replica and an AOF that is synced every second.
     BareLogged,
+    /// With the module, a replica, and an AOF that is synced every second.
     Logged,
-    /// The same, and replicas get no messages.
+    /// With the module, a replica and an AOF, but without messages to replicas.
     LoggedQuiet,
 }
 
 #[derive(Clone, Copy)]
 pub enum Calls {
-    /// One client makes these calls, one after the other. In them, `$owner` stands for an owner's name, `#` for the
-    /// number of the round, and the name of a script after `sha:` or `text:` for its hash or itself.
+    /// One client makes these calls, each after the reply to the call before. `$owner` stands for an owner name, and `#` for the
+    /// number of the round. `sha:` and `text:` before the name of a script stand for its hash and its text.
     Alone(&'static [&'static str]),
-    /// Two clients hand a lock to each other: who gets it gives it back and queues up in one write.
+    /// Two clients hand a lock to each other. A client with the lock releases it and queues up again in one write.
     TurnAbout,
-    /// The same by messages: who is told that it is granted the lock confirms that, gives it back and queues up in one write.
+    /// Two clients hand a lock to each other by messages. A client with a grant confirms it, releases the lock and queues up
+    /// again in one write.
     ByMessage,
 }
 
@@ -129,7 +131,7 @@ pub const REDISSON_3_27: Path = Path {
         "DEL redisson_unlock_latch:{k}:#",
     ]),
 };
-/// By default the client sends the scripts' text each time.
+/// By default Redisson sends the text of a script each time.
 pub const REDISSON_3_27_AS_SENT: Path = Path {
     name: "what Redisson 3.27 sends",
     stage: Bare,
@@ -153,7 +155,7 @@ pub const PAIR_LOGGED: Path = Path { name: "ACQUIRE + RELEASE, AOF and replica",
 pub const PAIR_LOGGED_QUIET: Path =
     Path { name: "ACQUIRE + RELEASE, AOF and replica, no message", stage: LoggedQuiet, calls: LOCK };
 
-/// Commands that use no lock: on a server without a module, with an empty one, with this one, and while somebody waits.
+/// Commands that use no lock, each on a server without a module, with an empty module, with the module, and with a waiter.
 pub const PLAIN: [[Path; 4]; 5] = [
     plain!("PING", &["PING"]),
     plain!("GET", &["GET k"]),
@@ -162,7 +164,7 @@ pub const PLAIN: [[Path; 4]; 5] = [
     plain!("LPUSH + LPOP", &["LPUSH l v", "LPOP l"]),
 ];
 
-/// A server that is ready.
+/// A server that is ready for the calls of a path.
 pub struct Set {
     pub server: Server,
     _replica: Option<Server>,
@@ -174,7 +176,7 @@ impl Stage {
         let mut setup = Setup::new().under_callgrind();
         match self {
             Bare | BareLogged => setup = setup.without_module(),
-            WithEmptyModule => setup = setup.without_module().option("loadmodule", &empty_module()?),
+            WithEmptyModule => setup = setup.without_module().option("loadmodule", &empty_module()),
             WithModule | WithWaiter | WithReaders(_) | WithHold | Logged => {}
             Telling => setup = setup.option("lock.events", "yes"),
             LoggedQuiet => setup = setup.option("lock.publish-replicas", "no"),
@@ -187,7 +189,7 @@ impl Stage {
             BareLogged | Logged | LoggedQuiet => Some(server.start_replica()?),
             _ => None,
         };
-        // To look for a key's TTL costs more as soon as any key has one.
+        // As soon as any key has a TTL, reading the TTL of any key costs more.
         redis::cmd("SET").arg(&["other", "value", "PX", "6000000"]).query::<()>(&mut server.control)?;
         if let WithReaders(readers) = self {
             let acquire = |reader| format!("LOCK.ACQUIRE k {OWNER}:{reader} PX 6000000 SHARED");
@@ -211,12 +213,12 @@ fn waiter(server: &mut Server) -> Outcome<Caller> {
     Caller::connect(server)?.call("LOCK.ACQUIRE busy holder PX 600000")?;
     let mut waiter = Caller::connect(server)?;
     waiter.send(&super::packed("LOCK.ACQUIRE busy waiter BLOCK 0"))?;
-    server.until("somebody waits", |server| Ok(server.info("blocked_clients")? == "1"))?;
+    server.until("the client waits", |server| Ok(server.info("blocked_clients")? == "1"))?;
     Ok(waiter)
 }
 
 impl Set {
-    /// So many rounds of the calls.
+    /// Plays this number of rounds of the calls.
     pub fn play(&self, calls: Calls, rounds: u32) -> Outcome<()> {
         match calls {
             Alone(calls) => self.alone(calls, rounds),
@@ -253,7 +255,7 @@ impl Set {
         for (who, inbox) in inboxes.iter_mut().enumerate() {
             inbox.call(&format!("SUBSCRIBE lock:inbox:inbox{who}"))?;
         }
-        // The first is granted at once, and the second waits.
+        // The first client gets the lock at once, and the second one waits.
         for (who, client) in clients.iter_mut().enumerate() {
             client.send(&ask(who, who))?;
             client.reply()?;
@@ -265,7 +267,7 @@ impl Set {
             for _ in &calls {
                 clients[from].reply()?;
             }
-            // The message.
+            // Reads the message of the grant.
             inboxes[to].reply()?;
         }
         Ok(())
@@ -279,7 +281,7 @@ impl Set {
         clients[0].send(&acquire[0])?;
         clients[0].reply()?;
         clients[1].send(&acquire[1])?;
-        // Its reply comes when the other's call has been read.
+        // Its reply shows that the server has read the call of the other client.
         clients[0].call("PING")?;
         for round in 0..rounds as usize {
             let (from, to) = (round % 2, (round + 1) % 2);

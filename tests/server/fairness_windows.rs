@@ -9,7 +9,7 @@ use std::thread;
 
 use crate::notify::inbox;
 use crate::support::server::{load_module, unload_module};
-use crate::support::{in_world, until, Client, Flavor, Server};
+use crate::support::{in_world, lua, until, Client, Flavor, Server};
 
 crate::on_every_server!(
     neither_side_starves,
@@ -27,9 +27,6 @@ crate::on_every_server!(
     the_end_of_a_grant_by_message_is_announced_at_once,
     so_is_the_end_of_what_follows_a_grant_that_was_not_confirmed,
 );
-
-const ACQUIRE: &str = include_str!("scripts/acquire.lua");
-const RELEASE: &str = include_str!("scripts/release.lua");
 
 const CHANNEL: &str = "redisson_lock__channel:{k}";
 
@@ -49,18 +46,18 @@ impl External {
 
     /// Waits for messages only: a lease that ends would be noticed by nobody in time.
     fn lock(&mut self) {
-        while self.eval(ACQUIRE) != "nil" {
+        while self.eval(lua::ACQUIRE) != "nil" {
             assert_eq!(self.subscriber.recv(), format!("[message, {CHANNEL}, 0]"));
         }
     }
 
     fn unlock(&mut self) {
-        assert_eq!(self.eval(RELEASE), "1");
+        assert_eq!(self.eval(lua::RELEASE), "1");
     }
 
     fn eval(&mut self, script: &str) -> String {
         let (script, channel, name) = (script.as_bytes(), CHANNEL.as_bytes(), self.name.as_bytes());
-        self.client.call_args(&[b"EVAL", script, b"2", b"k", channel, name, b"100000"])
+        self.client.call_args(&[b"EVAL", script, b"2", b"k", channel, b"100000", name])
     }
 }
 
@@ -329,7 +326,7 @@ fn the_end_of_the_next_ones_shorter_lease_is_announced_at_once(flavor: Flavor) {
         external.lock();
         let mut b = world.waiting("LOCK.ACQUIRE k b PX 100 BLOCK 0");
         let mut other = External::new(world, "t");
-        assert_ne!(other.eval(ACQUIRE), "nil");
+        assert_ne!(other.eval(lua::ACQUIRE), "nil");
         assert_eq!(a.call("DEL k"), "1");
         assert_eq!(b.recv(), "1");
         other.lock();
@@ -362,7 +359,7 @@ fn the_end_of_a_grant_by_message_is_announced_at_once(flavor: Flavor) {
             assert_eq!(a.call("LOCK.ACQUIRE k a PX 100000"), "1");
             assert_eq!(b.call(&format!("LOCK.ACQUIRE k b NOTIFY w ID r PX 200000 {grace}")), "0");
             // It has seen for how long the lock is held, and sleeps.
-            assert_ne!(external.eval(ACQUIRE), "nil");
+            assert_ne!(external.eval(lua::ACQUIRE), "nil");
             assert_eq!(a.call("LOCK.RELEASE k a"), "0");
             assert_eq!(b.recv(), "push[lock:inbox:w, granted r k]");
             if !then.is_empty() {
@@ -395,7 +392,7 @@ fn so_is_the_end_of_what_follows_a_grant_that_was_not_confirmed(flavor: Flavor) 
             assert_eq!(b.call("LOCK.ACQUIRE k b NOTIFY w ID r PX 200000 GRACE 300"), "0");
             c.send(next);
             until("both wait", || a.info("lock", "lock_waiters") == "2");
-            assert_ne!(external.eval(ACQUIRE), "nil");
+            assert_ne!(external.eval(lua::ACQUIRE), "nil");
             assert_eq!(a.call("LOCK.RELEASE k a"), "0");
             assert_eq!(b.recv(), "push[lock:inbox:w, granted r k]");
             if !then.is_empty() {

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use crate::support::cli;
 use crate::support::client::PATIENCE;
 use crate::support::programs::tool;
-use crate::support::{until, Client, Flavor, Server};
+use crate::support::{until, Flavor, Server};
 
 crate::on_every_server!(
     the_readme_does_what_it_says,
@@ -158,12 +158,6 @@ impl Page {
         }
         assert!(answered, "what is the answer to {:?}?", block.lines);
         self.terminals[at].until_printed();
-    }
-}
-
-impl Client {
-    fn number_of_waiters(&mut self) -> i64 {
-        self.info("lock", "lock_waiters").parse().unwrap()
     }
 }
 

@@ -1,22 +1,31 @@
 // SPDX-License-Identifier: MIT
 
-//! The programs of `examples/`, as a reader would run them: each in a process of its own.
+//! Programs of the project and its clients, as a user would run them: each in a process of its own.
+
+pub mod cli;
+pub mod driver;
+pub mod redisson;
+pub mod tmux;
 
 use std::io::Read;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
 use std::thread::{self, sleep, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// The slowest run takes a few seconds on an idle machine.
+use crate::artifacts::{self, root};
+
+pub use crate::artifacts::example as built;
+
+/// The longest run. The slowest program takes a few seconds on an idle machine.
 const RUN_PATIENCE: Duration = Duration::from_secs(120);
 
-/// An example that runs; killed if its test fails.
+/// A program that runs. Dropping it kills the program.
 pub struct Run {
     child: Child,
-    /// What it prints, read all the time: a pipe that is full would stop it.
+    /// Threads that read the output: a full pipe would block the program.
     stdout: Option<JoinHandle<Vec<u8>>>,
     stderr: Option<JoinHandle<Vec<u8>>>,
 }
@@ -24,7 +33,8 @@ pub struct Run {
 impl Run {
     pub fn spawn(mut program: Command) -> Run {
         program.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // A test that runs in the background or by nohup ignores them, and so would its children.
+        // Tests in the background or under nohup ignore these signals, and their children would inherit that.
+        // SAFETY: between fork and exec, the child makes system calls and nothing else.
         unsafe {
             program.pre_exec(|| {
                 libc::signal(libc::SIGINT, libc::SIG_DFL);
@@ -39,25 +49,25 @@ impl Run {
         Run { child, stdout, stderr }
     }
 
-    /// Waits for its end.
+    /// Waits for the end of the program.
     pub fn finish(self) -> Output {
         self.finish_within(RUN_PATIENCE)
     }
 
-    /// Waits for its end, and fails if that takes longer.
+    /// Waits for the end of the program. Panics if it takes longer than `patience`.
     pub fn finish_within(mut self, patience: Duration) -> Output {
         let deadline = Instant::now() + patience;
         while !self.has_ended() {
             if Instant::now() > deadline {
                 let printed = Printed::new(&self.kill());
-                panic!("the example does not end within {patience:?}; {printed}");
+                panic!("the program does not end within {patience:?}; {printed}");
             }
             sleep(Duration::from_millis(5));
         }
         self.output()
     }
 
-    /// Waits for a condition that the program brings about, and fails if it ends before, or takes longer than a run may.
+    /// Waits for a condition that the program brings about. Panics if the program ends first or takes too long.
     pub fn until(&mut self, what: &str, mut condition: impl FnMut() -> bool) {
         let deadline = Instant::now() + RUN_PATIENCE;
         while !condition() {
@@ -73,17 +83,18 @@ impl Run {
         self.child.try_wait().unwrap().is_some()
     }
 
-    /// What Ctrl-C does.
+    /// Interrupts the program as Ctrl-C does.
     pub fn interrupt(&self) {
         self.signal(libc::SIGINT);
     }
 
     pub fn signal(&self, signal: i32) {
         let pid = i32::try_from(self.child.id()).unwrap();
+        // SAFETY: the process is our child, and not reaped before `self` is dropped.
         assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
     }
 
-    /// Ends it as `kill -9` would.
+    /// Ends the program as `kill -9` does.
     pub fn kill(mut self) -> Output {
         let _ = self.child.kill();
         self.output()
@@ -112,7 +123,7 @@ impl Drop for Run {
     }
 }
 
-/// What an example has printed.
+/// The output of a program.
 pub struct Printed {
     pub stdout: String,
     pub stderr: String,
@@ -127,56 +138,22 @@ impl Printed {
 
 impl std::fmt::Display for Printed {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "the example printed\n{}{}", self.stdout, self.stderr)
+        write!(f, "the program printed\n{}{}", self.stdout, self.stderr)
     }
 }
 
-/// An example in Rust.
+/// Returns the command of an example in Rust.
 pub fn rust(example: &str) -> Command {
     Command::new(built(example))
 }
 
-/// `lockrun` or `locktop`.
+/// Returns the command of `lockrun` or `locktop`.
 pub fn tool(name: &str) -> Command {
-    static TOOLS: OnceLock<PathBuf> = OnceLock::new();
-    Command::new(
-        TOOLS.get_or_init(|| built_there("REDIS_LOCK_TOOLS", &["--package", "redis-lock-tools"])).join(name),
-    )
+    Command::new(artifacts::tool(name))
 }
 
-/// An example's file.
-pub fn built(file: &str) -> PathBuf {
-    static EXAMPLES: OnceLock<PathBuf> = OnceLock::new();
-    EXAMPLES
-        .get_or_init(|| built_there("REDIS_LOCK_EXAMPLES", &["--workspace", "--examples"]).join("examples"))
-        .join(file)
-}
-
-/// The folder that an environment variable names, or else the one that this test is in, in which cargo has built what it is told to.
-/// `cargo test` builds the examples, but `cargo test --test server` does not; it is no work if they are there already.
-fn built_there(variable: &str, what: &[&str]) -> PathBuf {
-    if let Some(path) = std::env::var_os(variable) {
-        return PathBuf::from(path);
-    }
-    // target/debug/deps/server-0123456789abcdef
-    let test = std::env::current_exe().unwrap();
-    let profile_dir = test.ancestors().nth(2).unwrap();
-    let profile = match profile_dir.file_name().unwrap().to_str().unwrap() {
-        "debug" => "dev",
-        profile => profile,
-    };
-    let built = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-        .args(["build", "--quiet", "--profile", profile, "--target-dir"])
-        .arg(profile_dir.parent().unwrap())
-        .args(what)
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .status();
-    assert!(built.is_ok_and(|status| status.success()), "{what:?} does not build");
-    profile_dir.to_owned()
-}
-
-/// An example in Python; nothing, with a word about it, if there is no Python that has redis-py. With
-/// `REQUIRE_ALL_SERVERS` set, that is a failure.
+/// Returns the command of an example in Python. Without a Python that has redis-py, returns `None` and prints a line; panics
+/// instead if `REQUIRE_ALL_SERVERS` is set.
 pub fn python(path: &str) -> Option<Command> {
     static PYTHON: OnceLock<Option<&'static str>> = OnceLock::new();
     let has_redis = |python: &&str| {
@@ -191,14 +168,14 @@ pub fn python(path: &str) -> Option<Command> {
         return None;
     };
     let mut command = Command::new(python);
-    command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(path));
+    command.arg(root().join(path));
     Some(command)
 }
 
-/// An example's file that `tests/setup-examples.sh` makes, by its path in `target/examples-clients`; nothing, with a
-/// word about it, if it has not. With `REQUIRE_ALL_SERVERS` set, that is a failure.
+/// Returns the file of an example that `tests/setup-examples.sh` builds, by its path in `target/examples-clients`. If it is
+/// missing, returns `None` and prints a line; panics instead if `REQUIRE_ALL_SERVERS` is set.
 pub fn set_up(name: &str) -> Option<PathBuf> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/examples-clients").join(name);
+    let path = root().join("target/examples-clients").join(name);
     if path.exists() {
         return Some(path);
     }
