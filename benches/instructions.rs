@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
 
-//! Instructions that the server executes for a lock, counted by callgrind, next to those for what people lock with
-//! otherwise; and what the module adds to commands that use no lock.
+//! Instructions that the server executes for a lock, counted by callgrind, and compared with other ways to lock. Also counts
+//! the instructions that the module adds to commands that use no lock.
 //!
-//! One client makes one call after the other. With the AOF and a replica, only the primary is counted.
+//! Except for hand-overs, one client makes all calls, each after the reply to the call before. With a replica, only the primary
+//! is counted.
 
 mod support;
 

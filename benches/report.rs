@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! The end of `make bench`: one table of what the other benchmarks have left in `target/bench`, and the machine.
+//! The end of `make bench`: one table of all results in `target/bench`, and a description of the machine.
 
 mod support;
 
