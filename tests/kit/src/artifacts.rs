@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 
 /// Returns the folder of the workspace.
 pub fn root() -> &'static Path {
-    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
+    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap()
 }
 
 /// Returns the module in release mode: the file that `REDIS_LOCK_MODULE` names, or else one that is built now.
