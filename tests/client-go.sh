@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# Lints and tests clients/go with the module in target/release. What it needs comes from wherever this machine's go gets its
-# modules. With `build` as its argument it only builds the driver and the example: target/client-go/driver, target/client-go/counter.
+# Lints and tests clients/go with the module in target/release. Modules are downloaded from the proxy that this machine's go uses.
+# With `build` as its argument, only builds the driver and the example: target/client-go/driver and target/client-go/counter.
 
 set -eu
 cd "$(dirname -- "$0")/.."
@@ -15,7 +15,7 @@ command -v go >"$out/why" || { missing "there is no go"; exit; }
 export GOTOOLCHAIN=local
 cd clients/go
 export GOFLAGS="${GOFLAGS:-} -mod=readonly -buildvcs=false"
-# What go-redis needs; or a Go that is too old.
+# Skips if go-redis is not available, or if Go is too old for it.
 go mod download 2>"$out/why" || { missing "its modules cannot be had"; exit; }
 go build -o "$out/driver" ./driver
 (cd ../../examples/go && go build -o "$out/counter" .)
@@ -23,7 +23,7 @@ go build -o "$out/driver" ./driver
 
 bad=$(gofmt -l . ../../examples/go)
 [ -z "$bad" ] || { echo "gofmt: $bad" >&2; exit 1; }
-# Installs a program of a version. Without it the rest is done all the same.
+# Installs a version of a program. Without the program, only its checks are skipped.
 get() {
     [ -x "$1" ] || GOBIN=${1%/*} GOFLAGS=-mod=mod go install "$2" 2>"$out/why" || missing "$2 cannot be had"
 }
@@ -35,13 +35,13 @@ for module in . gocron bench ../../examples/go; do
     if go mod download 2>"$out/why"; then
         go vet ./...
         ! [ -x "$staticcheck" ] || "$staticcheck" ./...
-        # A test that hangs must not keep the others waiting for ever. What fails on a busy machine is tried again.
+        # A test that hangs must not block the other tests. Tests that fail on a busy machine are tried again.
         if [ -x "$gotestsum" ]; then
             set -- "$gotestsum" --format=pkgname --rerun-fails=2 --packages=./... --
         else
             set -- go test
         fi
-        # Once more all, as after a panic nobody knows which have not run.
+        # Repeats all tests, as after a panic it is not known which tests have run.
         sh "$once_more" timeout --kill-after=5 900 "$@" -race -timeout 400s ./...
     else
         missing "what $module needs cannot be had"

@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# Builds, lints and tests clients/node, with the module in target/release, in a copy in target/client-node. What it needs comes
-# from wherever this machine's npm gets its packages; where that cannot be had, it says so. With `build` it only makes what the
-# driver needs: target/client-node/driver.mjs, and the examples beside it.
+# Builds, lints and tests a copy of clients/node in target/client-node, with the module in target/release. Packages are downloaded
+# from the registry that this machine's npm uses. Without them, prints a line and skips. With `build` as its argument, only makes
+# the driver, target/client-node/driver.mjs, and the examples beside it.
 
 set -eu
 cd "$(dirname -- "$0")/.."
@@ -22,7 +22,7 @@ done
 major=$(node -p 'process.versions.node.split(".")[0]')
 [ "$major" -ge 20 ] || skip "it needs Node 20, and this is $major"
 
-# Two that run at once must not do the same work in the same place.
+# Two runs at the same time must not work in the same folder.
 exec 9>"$out/.lock"
 flock 9
 
@@ -31,7 +31,7 @@ for source in $sources; do
     rm -rf "${out:?}/$source"
     cp -R "clients/node/$source" "$out"
 done
-# There the examples on top of the package find it, and what they need.
+# In that folder, the examples find the package and its dependencies.
 mkdir -p "$out/examples"
 for example in examples/*.mjs; do
     [ ! -f "$example" ] || cp "$example" "$out/examples"
@@ -48,7 +48,7 @@ npm run --silent build
 
 command -v redis-server >/dev/null || skip "there is no redis-server"
 [ -f "$REDIS_LOCK_MODULE" ] || skip "there is no $REDIS_LOCK_MODULE"
-# What hangs must not keep the others waiting for ever.
+# A test that hangs must not block the other tests.
 timeout --kill-after=5 600 npm run --silent lint
 timeout --kill-after=5 600 sh test/types/check.sh
 timeout --kill-after=5 1200 npm run --silent test

@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# Lints and tests clients/python with the module in target/release. What it needs comes from wherever this machine's pip gets
-# its packages, into target/python-client. Where that cannot be had, it says so. With `build` it only makes what
-# clients/python/driver.py needs.
+# Lints and tests clients/python with the module in target/release. Packages are downloaded into target/python-client, from the
+# index that this machine's pip uses. Without them, prints a line and skips. With `build` as its argument, only installs the
+# dependencies of clients/python/driver.py.
 
 set -eu
 cd "$(dirname -- "$0")/.."
@@ -15,14 +15,16 @@ skip() {
     exit 0
 }
 
-{ [ -x "$venv/bin/python3" ] || python3 -m venv "$venv"; } >/dev/null 2>&1 && $pip redis==8.1.0 || skip "redis-py cannot be installed"
+{ [ -x "$venv/bin/python3" ] || python3 -m venv "$venv"; } >/dev/null 2>&1 && $pip redis==8.1.0 ||
+    skip "redis-py cannot be installed"
 [ "${1:-}" != build ] || exit 0
-# The tests of tooz import all its drivers, and these what they need.
-$pip pytest==9.2.0 pytest-asyncio==1.5.0 pytest-timeout==2.4.0 pytest-rerunfailures==16.7 pytest-xdist==3.8.0 mypy==2.4.1 ruff==0.17.6 dogpile.cache==1.5.0 tooz==9.1.0 \
+# The tests of tooz import all its drivers, which import their dependencies.
+$pip pytest==9.2.0 pytest-asyncio==1.5.0 pytest-timeout==2.4.0 pytest-rerunfailures==16.7 pytest-xdist==3.8.0 mypy==2.4.1 \
+    ruff==0.17.6 dogpile.cache==1.5.0 tooz==9.1.0 \
     testtools==2.9.1 fixtures==4.3.2 etcd3gw==2.7.0 sysv_ipc==1.2.0 pymemcache==4.0.0 django-redis==7.0.0 Django==5.2.19 ||
     skip "its packages cannot be installed"
 
-# As users install it: so backends are found by their names. A copy, as the build writes beside its sources.
+# Installs the package as users do, so that backends are found by name. Uses a copy, as the build writes beside its sources.
 copy=$venv/copy
 if ! diff -rq --exclude=__pycache__ clients/python/src "$copy/src" >/dev/null 2>&1 ||
     ! diff -q clients/python/pyproject.toml "$copy/pyproject.toml" >/dev/null 2>&1; then
@@ -38,7 +40,7 @@ cd clients/python
 export PYTHONDONTWRITEBYTECODE=1
 "$python" -m ruff check --no-cache .
 "$python" -m mypy --cache-dir="$up/mypy" src
-# What hangs must not keep the others waiting for ever, and what fails on a busy machine is tried again.
+# A test that hangs must not block the other tests. Tests that fail on a busy machine are tried again.
 PYTHONPATH=src timeout --kill-after=10 1200 "$python" -m pytest -q -p no:cacheprovider -p no:asyncio \
     --timeout=100 --reruns=2 -rR --numprocesses=4 tests
 exec timeout --kill-after=10 900 "$python" acceptance/run.py "$up"

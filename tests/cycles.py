@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Fails if the source files of the module depend on each other in a circle, or if a file adds inherent methods to another
-file's type, by which a type's secrets would leave its file.
+"""Fails if source files of the module depend on each other in a cycle. Also fails if a file adds inherent methods to a type of
+another file, because these would see the private parts of the type.
 
-A file depends on the files in which the things are defined that it names, through re-exports. Modules are found by their
-paths, so that what a `use` or a path in the code leads to is enough; tests do not count.
+A file depends on the files that define the items it names, directly or through re-exports. Items are found through `use` and
+paths in the code. Tests are ignored.
 """
 
 import re
@@ -22,14 +22,14 @@ IMPL = re.compile(r"^impl(?:<[^{]*?>)?\s+([\w:]+)(?:<[^{]*>)?\s*(?:where[^{]*)?\
 
 
 def strip(text):
-    """Without comments, strings, and the tests at the end."""
+    """Returns the text without comments, strings, and the tests at its end."""
     text = re.sub(r"^\s*//.*$", "", text, flags=re.M)
     text = re.sub(r'\bc?"(?:\\.|[^"\\])*"', '""', text)
     return re.split(r"^#\[cfg\(test\)\]\nmod tests", text, flags=re.M)[0]
 
 
 def expand(tree, prefix=()):
-    """The paths of a `use` with the names that they get."""
+    """Yields the paths of a `use`, with the names that they get."""
     tree = tree.strip()
     depth, parts, part = 0, [], ""
     for char in tree:
@@ -86,7 +86,7 @@ def absolute(file, path):
 
 
 def resolve(files, path, seen=()):
-    """The module in whose file the thing at this path is defined."""
+    """Returns the module whose file defines the item at this path."""
     for cut in range(len(path), -1, -1):
         module = path[:cut]
         if module not in files:
@@ -114,7 +114,7 @@ def dependencies(files):
             if full is None and module + path[:1] in files:
                 full = module + path
             target = resolve(files, full) if full is not None else None
-            # A directory's own file says which files there are, and what they share.
+            # The file of a folder lists the files of the folder, and has their common items.
             if target is not None and target != module:
                 found.add(target)
         graph[module] = found
@@ -122,7 +122,7 @@ def dependencies(files):
 
 
 def circles(graph):
-    """The strongly connected parts with more than one file (Tarjan)."""
+    """Returns the strongly connected components with more than one file (Tarjan)."""
     index, low, stack, found = {}, {}, [], []
     sys.setrecursionlimit(10_000)
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Runs what docs/evidence.md tells of, in three lanes beside one another: much of it waits most of the time.
+"""Runs the steps of docs/evidence.md, in three lanes at the same time, as many steps mostly wait.
 
-    tests/evidence.py                  all of it
-    tests/evidence.py soak mutants     the steps that have one of the words in their names
+    tests/evidence.py                  runs all steps
+    tests/evidence.py soak mutants     runs the steps with one of these words in their names
 
-What each step prints is in target/evidence/. The last lines say how each went, and how long it took.
+The output of each step is in target/evidence/. The last lines have the result and the time of each step.
 """
 
 import os
@@ -25,7 +25,7 @@ class Step(NamedTuple):
     command: str
 
 
-# What uses the same sources or the same build is in one lane.
+# Steps that use the same sources or the same build are in one lane.
 LANES = (
     (
         Step("mutants", "python3 tests/mutants/run.py"),
@@ -58,10 +58,11 @@ class Result(NamedTuple):
 def run(step):
     began = time.monotonic()
     with open(LOGS / f"{step.name}.log", "w") as log:
-        # So that what is there can be read meanwhile.
+        # Lets a reader see the results so far.
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
         command = ["bash", "-c", step.command]
-        ended = subprocess.run(command, cwd=tests.ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False)
+        streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+        ended = subprocess.run(command, cwd=tests.ROOT, env=environment, check=False, **streams)
     return Result(step, ended.returncode == 0, (time.monotonic() - began) / 60)
 
 
@@ -71,7 +72,7 @@ def main(*words):
         print("no such step", file=sys.stderr)
         return False
     LOGS.mkdir(parents=True, exist_ok=True)
-    # So that no lane waits for another's build.
+    # Builds first, so that no lane waits for the build of another one.
     tests.build()
     began = time.monotonic()
     results = []

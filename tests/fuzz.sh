@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# Fuzzes what knows no server, for SECONDS (60) each: by the coverage of the compiler that the module is built with, and libFuzzer.
-# What was of use is kept in target/fuzz/corpus, and an input that fails beside it.
+# Fuzzes the code that does not depend on a server, each target for SECONDS_EACH (60) seconds. Uses libFuzzer, and the coverage
+# of the compiler that builds the module. Useful inputs stay in target/fuzz/corpus, and failing inputs beside it.
 
 set -eu
 cd "$(dirname "$0")/.."

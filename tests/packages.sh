@@ -1,10 +1,10 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# Installs the packages of `make dist` in a copy of this system that is thrown away, and starts Debian's redis-server there, with the
-# module, under the restrictions of its own unit as far as that can be done without systemd: the user, no privileges, a read-only
-# system, and programs nowhere but where the unit allows them.
+# Installs the packages of `make dist` in a temporary copy of this system, and starts Debian's redis-server there with the module.
+# Applies the restrictions of the server's systemd unit without systemd: the user, no privileges, a read-only system, and
+# executables only where the unit allows them.
 #
-# Needs root and mount namespaces. Without, it is skipped with a loud word; with REQUIRE_ALL_SERVERS=1 that is a failure.
+# Needs root and mount namespaces. Without them, prints a line and skips; with REQUIRE_ALL_SERVERS=1, fails instead.
 
 set -eu
 cd "$(dirname -- "$0")/.."
@@ -24,7 +24,7 @@ if [ "${1:-}" != inside ]; then
     exec unshare --mount --propagation private sh "$0" inside
 fi
 
-# A copy of the system. What is written there goes into memory, and is gone with this namespace.
+# Makes a copy of the system. Writes go into memory, and end with this namespace.
 work=$(mktemp -d)
 server=
 trap 'kill $server 2>/dev/null || true; wait; umount -R "$work" 2>/dev/null; rmdir "$work"' EXIT
@@ -44,7 +44,7 @@ in_copy() {
 }
 in_copy sh -c 'DEBIAN_FRONTEND=noninteractive dpkg --install /tmp/*.deb'
 
-# What the operator does: the line in the configuration.
+# Does the work of the operator: adds the line to the configuration.
 port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
 in_copy sh -euc "cat /usr/share/redis-lock/redis-lock.conf >>/etc/redis/redis.conf
     sed -i 's/^port .*/port $port/; s/^daemonize .*/daemonize no/; s/^bind .*/bind 127.0.0.1/' /etc/redis/redis.conf
@@ -55,7 +55,7 @@ unit() {
     sed -n "s/^$1=//p" "$root/lib/systemd/system/redis-server.service"
 }
 
-# In a namespace of its own, as the unit is; the rest of this script keeps what it may execute.
+# Runs in a namespace of its own, as the unit does, so that this script may still execute its programs.
 start() {
     unshare --mount --propagation private sh -euc '
         root=$1
@@ -108,21 +108,21 @@ stop() {
 }
 
 exec=$(unit ExecPaths)
-# Without links, which lead out of the copy.
+# Skips links, which lead out of the copy.
 write="$(unit 'ReadWrite[A-Za-z]*' | sed 's/^-//' | in_copy xargs readlink -m | tr '\n' ' ') /tmp"
 export exec write
 start
 expect 1 in_copy redis-cli -p "$port" LOCK.ACQUIRE order alice
 expect "inside order:2" in_copy lockrun -u "redis://127.0.0.1:$port" -c 'echo inside $LOCK_KEY' order:2
 in_copy locktop -u "redis://127.0.0.1:$port" --batch | grep -q 'Nobody waits' || { echo "locktop sees nothing" >&2; exit 1; }
-# A server whose configuration was rewritten starts again. So it would not if the line were in a file that is included.
+# A server starts again after it has rewritten its configuration. With the line in an included file, it would not.
 expect OK in_copy redis-cli -p "$port" CONFIG REWRITE
 stop
 expect 1 in_copy grep -c ^loadmodule /etc/redis/redis.conf
 start
 expect 1 in_copy redis-cli -p "$port" LOCK.ACQUIRE order alice
 stop
-# The same module where the unit does not allow it is refused: the restrictions are there.
+# The server refuses the module in a folder that the unit forbids, which shows that the restrictions are effective.
 in_copy sh -c 'cp /usr/lib/redis/modules/redis-lock.so /var/lib/redis/ && chmod 755 /var/lib/redis/redis-lock.so'
 in_copy sed -i 's|^loadmodule .*|loadmodule /var/lib/redis/redis-lock.so|' /etc/redis/redis.conf
 if start 2>/dev/null; then

@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Runs loads of exclusive locks, and of these and shared ones, on the installed redis-server, and has two checkers judge what the
-clients saw: the one of tests/history, and Porcupine, which others have written.
+"""Runs loads of locks on the installed redis-server. Two checkers judge the recorded histories: the checker of tests/history, and
+Porcupine, an independent one.
 
     tests/porcupine.py        four loads of 15 s
-    tests/porcupine.py 8 30   eight of 30 s
+    tests/porcupine.py 8 30   eight loads of 30 s
 
-In every second load all clients are stopped again and again, by SIGSTOP, for up to half as long again as the longest lease. So
-they are in one load more, of everything that there is, which only the checker of tests/history can judge.
+Half of the loads have exclusive locks only, the other half shared locks too. In every second load, SIGSTOP stops all clients
+repeatedly, for up to 1.5 times the longest lease. One more load with stops uses all features. Only the checker of tests/history
+can judge that load.
 
-A load that either of them refuses is a failure, and so is one that cannot be decided, or in which little happened.
+A load fails if a checker rejects it or cannot decide, or if it had few grants.
 """
 
 import contextlib
@@ -33,18 +34,18 @@ CARGO = os.environ.get("CARGO", "cargo")
 HISTORY = TARGET / "release/history"
 PORCUPINE = TARGET / "porcupine/porcupine"
 
-# In seconds, beyond what a load is to take: for the last waits, and for the checkers.
+# Seconds in addition to the duration of a load, for the last waits and for the checkers.
 PATIENCE = 120
 
-# What one load grants at least, in a second.
+# The minimum number of grants of a load, in a second.
 FEW = 5
 
-# For so many seconds clients are stopped at most. The longest lease of a load is one second.
+# The longest stop of the clients in seconds. The longest lease of a load is one second.
 LONGEST_STOP = 1.5
 
 
 class Verdict(NamedTuple):
-    """What a checker says of a history."""
+    """The verdict of a checker on a history."""
 
     passed: bool
     output: str
@@ -54,7 +55,7 @@ class Verdict(NamedTuple):
 
 
 def build():
-    """The load and both checkers, as far as they can be had."""
+    """Builds the load and both checkers. Without Go, Porcupine is left out."""
     command = [CARGO, "build", "--release", "--package", "redis-lock-history", "--bin", "history"]
     subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, "CARGO_TARGET_DIR": str(TARGET)})
     if shutil.which("go") is None:
@@ -65,7 +66,7 @@ def build():
 
 @contextlib.contextmanager
 def server(module):
-    """The port of an empty server with this module."""
+    """Starts an empty server with this module, and yields its port."""
     with tempfile.TemporaryDirectory() as folder, socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -73,10 +74,10 @@ def server(module):
         command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--loadmodule", str(module)]
         with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
             try:
-                # It says so itself: another program that took the port meanwhile is not mistaken for it.
+                # Reads the log of the server, because another program may have taken the port meanwhile.
                 if not any("Ready to accept connections" in line for line in process.stdout):
                     raise RuntimeError(f"the server does not start with {module}")
-                # Nobody reads on. A pipe that is full would stop the server.
+                # Nothing reads the pipe from here on, and a full pipe would block the server.
                 process.stdout.close()
                 yield port
             finally:
@@ -84,8 +85,10 @@ def server(module):
 
 
 def load(port, seed, seconds, history, *options, late=10_000, stops=None):
-    """What the checker of tests/history says of a new load, which is written down for other checkers, if the server may be late
-    for so many milliseconds. With `stops`, a source of random numbers, its clients are stopped meanwhile."""
+    """Runs a load, writes its history to a file, and returns the verdict of the checker of tests/history.
+
+    The server may be late by `late` milliseconds. With `stops`, a source of random numbers, the clients are stopped repeatedly.
+    """
     command = [HISTORY, "run", "--server", f"127.0.0.1:{port}", "--seed", str(seed), "--seconds", str(seconds)]
     command += ["--calls", "1000000", "--late", str(late), "--out", history, *options]
     return judge(command, seconds + PATIENCE, stops)
@@ -93,7 +96,7 @@ def load(port, seed, seconds, history, *options, late=10_000, stops=None):
 
 @contextlib.contextmanager
 def stopping(process, stops):
-    """Stops a process, and lets it go on, again and again."""
+    """Stops and continues a process repeatedly."""
     done = threading.Event()
 
     def stop():
@@ -112,7 +115,7 @@ def stopping(process, stops):
 
 
 def porcupine(history):
-    """What Porcupine says of a history of plain locks; nothing if there is no Porcupine."""
+    """Returns the verdict of Porcupine on a history of plain locks, or None without Go."""
     if shutil.which("go") is None:
         return None
     return judge([PORCUPINE, "-timeout", "20s", history], None)
@@ -138,7 +141,7 @@ def main(loads=4, seconds=15):
     first = int(os.environ.get("HISTORY_SEED", time.time()))
     for number in range(loads + 1):
         seed = first + number
-        # The last is of everything.
+        # The last load uses all features.
         is_plain = number < loads
         stops = None if is_plain and number % 2 == 0 else random.Random(seed)
         with tempfile.TemporaryDirectory() as folder:

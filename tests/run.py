@@ -1,17 +1,23 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Builds the tests and runs them, each in a process of its own, so that it is known what each costs.
+"""Builds and runs the tests, each in a process of its own, which shows the time of each test.
 
-    tests/run.py build        builds only
-    tests/run.py short        what `make test` runs: one Redis, what servers do differently on one Valkey, and each client's language
-    tests/run.py long         what else belongs to every change
-    tests/run.py weekly       what else `make test-all` runs
-    tests/run.py all          the three of them
-    tests/run.py rest         all other tests on all other servers
-    tests/run.py every        everything
-    tests/run.py all fencing  those of them that have the word in their names; fencing+redis_8: both words
+    tests/run.py build        builds
 
-Which run a test belongs to follows from its name, see run_of(). The last line says how many passed and failed.
+Each of these runs tests:
+
+    tests/run.py short        those of `make test`
+    tests/run.py long         the others of every change
+    tests/run.py weekly       the others of `make test-all`
+
+    tests/run.py all          short, long and weekly
+    tests/run.py rest         the others, on all other servers
+    tests/run.py every        all and rest
+
+    tests/run.py all fencing  with this word in their names
+    tests/run.py all a+b      with both words in their names
+
+The name of a test decides its run, see run_of(). The last line has the numbers of passed and failed tests.
 """
 
 import concurrent.futures
@@ -32,13 +38,13 @@ ROOT = Path(__file__).resolve().parent.parent
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
 CARGO = os.environ.get("CARGO", "cargo")
 
-# Most tests wait for something most of the time: five at a time leave half of two cores idle.
+# Most tests mostly wait. Five tests at a time would leave half of two cores idle.
 AT_A_TIME = 4 * (os.cpu_count() or 1)
 
-# As many tests as this may fail on a busy machine and pass when nothing else runs. They are named at the end.
+# This many tests may fail on a busy machine and pass alone. The report names them.
 SECOND_CHANCES = 3
 
-# In seconds. No test is as slow as this, not on a busy machine either, but for one that is told how long to go on.
+# The time limit of a test in seconds. Only the soak test comes close, as its duration is an argument.
 PATIENCE = 900 + int(os.environ.get("SOAK_SECONDS", "0"))
 
 
@@ -59,14 +65,14 @@ class Result(NamedTuple):
 
 
 def servers(run):
-    """The names of the lines of list.rs that belong to a run, in their order."""
+    """Returns the names of the servers of a run, in the order of list.rs."""
     lines = (ROOT / "tests/kit/src/server/list.rs").read_text().splitlines()
     found = [line.split() for line in lines if re.match(r" *\{ [a-z0-9_]+ .*\}$", line)]
     assert found, "no servers in the list"
     return [words[1] for words in found if words[-2] == run]
 
 
-# For each run of a server in list.rs: the runs of the tests in SMOKE files, of other tests, and of tests that start clients.
+# Maps the run of a server in list.rs to the runs of its tests: tests in SMOKE files, other tests, and tests that start clients.
 RUNS_OF_SERVERS = {
     "short": ("short", "short", "short"),
     "second": ("short", "long", "weekly"),
@@ -76,26 +82,26 @@ RUNS_OF_SERVERS = {
 }
 SERVERS = {name: run for run in RUNS_OF_SERVERS for name in servers(run)}
 
-# Files whose tests start clients in other languages, or many of them.
+# Files whose tests start many clients, or clients in other languages.
 WITH_CLIENTS = ("clients", "examples", "histories", "package_examples", "redisson", "redlock")
 
-# Files whose tests belong to every change on more than one server: those on what differs most between servers. Every bug of
-# tests/mutants that a test on a server finds is found on the first server.
+# Files whose tests run on more than one server for every change, because servers differ most there. The tests on the first server
+# find every bug of tests/mutants that server tests can find.
 SMOKE = (
     "basics", "becoming_free", "cluster", "connections", "describe", "effects", "fields", "guarded_scripts", "loading", "moving",
     "notify", "pauses", "replicas", "several", "waiting",
 )  # fmt: skip
 
-# The programs of docs/clients that belong to every change. The packages have the same languages, and tests of their own.
+# The programs of docs/clients that are tested for every change. The other languages have packages with tests of their own.
 RAW_CLIENTS = ("python", "rust")
 
-# Tests that belong to the weekly run although their server does not: an old client, and the second library of a package.
+# Tests of the weekly run on a server of another run: those of an old client, and of the second library of a package.
 WEEKLY = ("redisson_3_17_7", "long_node_redis", "long_java_jedis")
 
-# Files with the slowest tests. These begin first, so that none of them is left alone at the end.
+# Files with the slowest tests. They begin first, so that none of them runs alone at the end.
 SLOW = ("core", "failovers", "clients", "examples", "histories", "soak", "outages", "packages", "redlock")
 
-# What each run consists of, by its name.
+# The parts of each run.
 RUNS = {
     "short": ("short",),
     "long": ("long",),
@@ -107,7 +113,7 @@ RUNS = {
 
 
 def run_of(name):
-    """The run that a test belongs to: that of its server, unless the name says that it takes long."""
+    """Returns the run of a test: that of its server, unless the name marks a long test."""
     file, *modules = name.split("::")
     last = modules[-1] if modules else file
     is_raw_client = file == "clients" and last in SERVERS
@@ -125,8 +131,8 @@ def run_of_server(file, server):
 
 
 def build():
-    """The executables with tests in them. The examples and the tools are built along."""
-    # Most of its time is that of a linker with one thread.
+    """Builds everything, and returns the executables with tests."""
+    # Most of this build is a linker with one thread, so the other builds run beside it.
     with subprocess.Popen([CARGO, "build", "--release", "--quiet"], cwd=ROOT) as module:
         executables = build_tests()
     if module.returncode:
@@ -135,7 +141,7 @@ def build():
 
 
 def build_tests():
-    # With the examples along the same features are chosen as for the tests, so nothing is built twice.
+    # Together with the examples, cargo selects the same features as for the tests, so nothing is built twice.
     subprocess.run([CARGO, "build", "--workspace", "--bins", "--examples"], cwd=ROOT, check=True)
     command = [CARGO, "test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"]
     output = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout
@@ -151,7 +157,7 @@ def listed(binary, *which):
 
 
 def tests_in(binary):
-    # What is ignored makes a table, and is run by hand.
+    # Ignored tests make tables, and are run by hand.
     ignored = set(listed(binary, "--ignored"))
     return [Test(binary, name) for name in listed(binary) if name not in ignored]
 
@@ -163,7 +169,7 @@ def kill_group(pid):
 
 class Runner:
     def __init__(self):
-        # What each test would otherwise look after by itself.
+        # Otherwise each test would build these.
         self.environment = {
             "REDIS_LOCK_MODULE": str(TARGET / "release/libredis_lock.so"),
             "REDIS_LOCK_EXAMPLES": str(TARGET / "debug"),
@@ -199,11 +205,11 @@ class Runner:
             with self.lock:
                 self.running.discard(process.pid)
             if process.returncode:
-                # It may have left servers behind.
+                # The failed test may have left servers behind.
                 kill_group(process.pid)
             output.seek(0)
             text = output.read().decode(errors="replace")
-        # Not one test, if it is called by a name that is not there.
+        # Without a test of this name, the executable succeeds too.
         passed = status == 0 and "test result: ok. 1 passed;" in text
         result = Result(test, passed, seconds, usage.ru_utime + usage.ru_stime, text)
         print("ok    " if passed else "FAILED", result.line(), flush=True)
@@ -227,7 +233,7 @@ def run_all(tests):
 
 
 def again_alone(results):
-    """Runs the few tests that failed once more, one after the other: what is broken is broken then, too."""
+    """Runs a few failed tests again, one at a time. A real defect fails again."""
     failed = [result for result in results if not result.passed]
     if not 0 < len(failed) <= SECOND_CHANCES:
         return results, []

@@ -2,15 +2,16 @@
 # SPDX-License-Identifier: MIT
 """Runs the tests of one server with AddressSanitizer and LeakSanitizer in the module, and below the server.
 
-    tests/sanitize.py             all tests on the installed redis-server
-    tests/sanitize.py fencing     those of them that have the word in their names
+    tests/sanitize.py             runs all tests on the installed redis-server
+    tests/sanitize.py fencing     runs the tests with this word in their names
 
-The module is built by Rust's nightly toolchain, and the server from Debian's sources of the installed version, with every load and
-store checked. Where these sources cannot be had, the server is the installed one. It takes its memory from malloc, as the module
-does, and so both have theirs from the sanitizer, which is loaded before them. Each server is shut down at the end of its test,
-not killed, and is looked through for leaks then. First of all it is seen that defects are found.
-With WHOLE_STACKS=1 in the environment a report of a leak tells who asked for the memory, which takes longer.
-The last line says how many reports there are.
+The nightly toolchain of Rust builds the module. The server is built from Debian's sources of the installed version. Both check
+every load and store. Without these sources, the installed server is used. Server and module take memory from malloc, and so from
+the sanitizer, which is loaded before them. At the end of each test, the server is shut down, not killed, and is searched for
+leaks. A module with defects shows first that the sanitizers find them.
+
+With WHOLE_STACKS=1 in the environment, the report of a leak has the complete stack of the allocation, which takes longer. The
+last line has the number of reports.
 """
 
 import os
@@ -28,11 +29,11 @@ HOST = "x86_64-unknown-linux-gnu"
 BUILT = TARGET / HOST / "release"
 
 OPTIONS = "detect_leaks=1:detect_odr_violation=0:allocator_may_return_null=1:log_path={}"
-# Debian's server has no frame pointers: without the slow way it is not seen who asked for memory.
+# Debian's server has no frame pointers. Only the slow unwinder shows the callers of an allocation.
 if "WHOLE_STACKS" in os.environ:
     OPTIONS = f"fast_unwind_on_malloc=0:{OPTIONS}"
 
-# Tests that unload another module, of the `redis-module` crate, which keeps two contexts that it does not free.
+# Tests that unload a module of the `redis-module` crate, which does not free two contexts.
 LEAKS_OF_OTHERS = ("effects..other_modules_hear_events",)
 
 
@@ -49,28 +50,30 @@ def build():
         "RUSTFLAGS": "-Zsanitizer=address -Zexternal-clangrt -Cforce-frame-pointers=yes",
     }
     for what in (["--lib"], ["--package", "redis-lock-test-modules", "--example", "broken"]):
-        subprocess.run(["cargo", "+nightly", "build", "--release", "--target", HOST, *what], cwd=ROOT, env=environment, check=True)
+        command = ["cargo", "+nightly", "build", "--release", "--target", HOST, *what]
+        subprocess.run(command, cwd=ROOT, env=environment, check=True)
 
 
 def archives():
-    """The archives that this machine's packages come from, as apt writes sources."""
+    """Yields the archives of this machine's packages, as lines of a sources.list."""
     command = ["apt-get", "indextargets", "--format", "$(SIGNED_BY)|$(REPO_URI)|$(RELEASE)|$(COMPONENT)", "Created-By: Packages"]
     listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     for line in sorted(set(listed.splitlines())):
         key, *where = line.split("|")
-        # What apt does not know it leaves as it is.
+        # apt prints an unknown field as its placeholder.
         signed_by = f"[signed-by={key}] " if key.startswith("/") else ""
         yield f"deb-src {signed_by}{' '.join(where)}"
 
 
 def unpack_sources(folder):
-    """Debian's sources of the server, without Debian's changes, of the version that is installed. Returns where they are."""
+    """Unpacks Debian's sources of the installed version of the server, without Debian's patches. Returns their folder."""
     lists = folder / "sources.list"
     lists.write_text("".join(f"{line}\n" for line in archives()))
     for name in ("state/lists/partial", "cache/archives/partial"):
         (folder / name).mkdir(parents=True)
-    options = [f"Dir::State={folder}/state", f"Dir::Cache={folder}/cache", f"Dir::Etc::sourcelist={lists}", "Dir::Etc::sourceparts=/dev/null"]
-    # root may read the folder, apt's own user possibly not.
+    options = [f"Dir::State={folder}/state", f"Dir::Cache={folder}/cache"]
+    options += [f"Dir::Etc::sourcelist={lists}", "Dir::Etc::sourceparts=/dev/null"]
+    # The user of apt may not be allowed to read the folder, so root reads it.
     options += ["APT::Sandbox::User=root"] if os.geteuid() == 0 else []
     apt = ["apt-get", "--quiet", *(word for option in options for word in ("-o", option))]
     subprocess.run([*apt, "update"], stdout=subprocess.DEVNULL, check=True)
@@ -82,7 +85,7 @@ def unpack_sources(folder):
 
 
 def instrumented_server():
-    """The server's program with every load and store checked; the installed one, with a word about it, if that cannot be had."""
+    """Builds a server that checks every load and store. If that fails, prints a line and returns the installed server."""
     built = TARGET / "instrumented/redis-server"
     if not built.exists():
         try:
@@ -100,7 +103,7 @@ def instrumented_server():
 
 
 def write_server():
-    """A redis-server that begins with the sanitizer, to be found before the real one. Returns where reports go."""
+    """Writes a redis-server that loads the sanitizer, and is found before the real one. Returns the folder of the reports."""
     asked = subprocess.run(["cc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
     library = Path(asked.stdout.strip()).resolve()
     folder, reports = TARGET / "bin", TARGET / "reports"
@@ -111,7 +114,7 @@ def write_server():
     server.write_text(
         "#!/bin/sh\n"
         f'export LD_PRELOAD="{library}${{LD_PRELOAD:+:$LD_PRELOAD}}"\n'
-        # A colon ends an option.
+        # A colon would end the option.
         'name=$(printf %s "${TEST_NAME:-none}" | tr : .)\n'
         f'export ASAN_OPTIONS="{OPTIONS.format(reports)}/$name"\n'
         f'exec {instrumented_server()} "$@"\n'
@@ -154,7 +157,7 @@ def main(*words):
         "PATH": f"{folder}:{os.environ['PATH']}",
         "REDIS_LOCK_MODULE": str(BUILT / "libredis_lock.so"),
         "SHUT_SERVERS_DOWN": "1",
-        # A server that does not start is no reason to skip a test.
+        # A test must not be skipped because its server does not start.
         "REQUIRE_ALL_SERVERS": "1",
     }
     chosen = [f"{word}+::redis_7" for word in words or [""]]

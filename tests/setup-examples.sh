@@ -4,13 +4,13 @@
 #
 #   go/worker                         the program
 #   node/worker.mjs                   beside its node_modules
-#   python/venv/                      a Python with the newest redis-py, beside the one that this machine has
-#   java-lettuce/, java-jedis/        classes in target/classes, what they need in target/dependency
+#   python/venv/                      a Python with the newest redis-py
+#   java-lettuce/, java-jedis/        classes in target/classes, dependencies in target/dependency
 #
-# Rust needs nothing of this. What is downloaded comes from wherever this machine's pip, go, npm and mvn get theirs.
-# Nothing is done for an example that is built and has not changed since.
+# The examples in Rust belong to the workspace. Downloads come from the sources that this machine's pip, go, npm and mvn use. An
+# example that has not changed since its build is not built again.
 #
-# An example whose tools are missing is skipped with a loud word. With REQUIRE_ALL_SERVERS=1 that is a failure.
+# Without the tools of an example, prints a line and skips the example; with REQUIRE_ALL_SERVERS=1, fails instead.
 
 set -eu
 cd "$(dirname -- "$0")/.."
@@ -22,7 +22,7 @@ skip() {
     skipped=1
 }
 
-# All that decides what a build gives.
+# Prints a checksum of everything that affects a build.
 fingerprint() {
     (cd "docs/clients/$1" && find . \( -name target -o -name node_modules \) -prune -o -type f -print |
         LC_ALL=C sort | while read -r file; do
@@ -32,7 +32,7 @@ fingerprint() {
     echo "$2"
 }
 
-# Builds one example in a copy of its folder, and puts it in its place when that went well.
+# Builds one example in a copy of its folder. Replaces the old build only after a success.
 get() {
     name=$1
     build=$2
@@ -67,20 +67,20 @@ get() {
     echo "example $name: built with $version"
 }
 
-# Debian 12 has a Go that knows nothing of GOTOOLCHAIN; a newer one must not fetch another in its place. What git
-# thinks of this folder is no matter.
+# A new Go must not download another version of itself. The Go of Debian 12 ignores GOTOOLCHAIN. The state of the git repository
+# must not affect the build.
 build_go() {
     GOTOOLCHAIN=local GOFLAGS="${GOFLAGS:-} -mod=readonly -buildvcs=false" go build -o worker .
 }
 
 build_node() {
     npm ci --no-audit --no-fund --ignore-scripts
-    # A syntax error is found here, not by a test.
+    # Finds syntax errors here, before a test does.
     node --check worker.mjs
     node --check inbox.mjs
 }
 
-# The interpreter finds what is beside it, so the folder may be moved.
+# The interpreter finds its packages relative to itself, so the folder can be moved.
 build_python() {
     python3 -m venv venv
     venv/bin/python3 -m pip install --quiet --disable-pip-version-check --requirement requirements.txt
@@ -92,7 +92,7 @@ build_java() {
 }
 
 mkdir -p "$built"
-# Two that run at once must not do the same work in the same place.
+# Two runs at the same time must not work in the same folder.
 exec 9>"$built/.lock"
 flock 9 2>/dev/null || true
 tmp=$(mktemp -d "$built/.new.XXXXXX")

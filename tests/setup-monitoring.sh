@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# Puts promtool and redis_exporter into target/monitoring/, out of Debian's packages, to try what docs/monitoring has. Nothing is
-# installed, and root is not needed. Without them, their tests are skipped with a loud word; with REQUIRE_ALL_SERVERS=1 that is a
-# failure.
+# Unpacks promtool and redis_exporter from Debian's packages into target/monitoring/, to test the files of docs/monitoring.
+# Installs nothing, and does not need root. Without the packages, prints a line, and their tests are skipped; with
+# REQUIRE_ALL_SERVERS=1, fails instead.
 
 set -eu
 cd "$(dirname -- "$0")/.."
@@ -17,7 +17,7 @@ download() {
 }
 as_root=
 [ "$(id -u)" = 0 ] || as_root=sudo
-# What apt knows may be too old, or nothing.
+# The lists of apt may be outdated or missing.
 if download || { $as_root apt-get update >/dev/null 2>&1 && download; }; then
     for package in "$tmp"/*.deb; do
         dpkg-deb --extract "$package" "$tmp/root"

@@ -1,14 +1,14 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# Puts Redisson, the Java client, into target/clients/redisson-<version>/, in each version that the tests talk to:
+# Puts each tested version of Redisson, the Java client, into target/clients/redisson-<version>/:
 #
-#   lib/      its jars, by Maven
-#   classes/  the agent of tests/clients/redisson, compiled against them
-#   agent.jar the same; and agent.jsa, what Java has read of all these when the agent has connected to a server. Half of a
-#             test's processor time would go into reading it again.
+#   lib/       the jars of Redisson
+#   classes/   the agent of tests/clients/redisson
+#   agent.jar  the same classes
+#   agent.jsa  an archive of loaded classes
 #
-# Does nothing for what is there and up to date. Without Java or Maven, all are skipped with a loud word; with
-# REQUIRE_ALL_SERVERS=1 that is a failure.
+# The archive saves half of the processor time of a test.
+# Leaves up-to-date versions alone. Without Java or Maven, prints a line and skips; with REQUIRE_ALL_SERVERS=1, fails instead.
 
 set -eu
 cd "$(dirname -- "$0")/.."
@@ -21,7 +21,7 @@ skip() {
     skipped=1
 }
 
-# What the jars and the classes depend on.
+# Prints a checksum of everything that jars and classes depend on.
 stamp() {
     { echo "$1 $2" && cat "$source/pom.xml" "$source"/src/*.java "$0" && java -version 2>&1; } | cksum
 }
@@ -32,7 +32,7 @@ agent() {
     java -XX:+UseSerialGC "$@" -cp "$place/agent.jar:$place/lib/*" Agent
 }
 
-# Starts a server of our own, on a port that nobody has; leaves its port and pid.
+# Starts a server on a free port. Sets port and server, its process id.
 start_server() {
     for _ in 1 2 3 4 5; do
         port=$(shuf -i 20000-30000 -n 1)
@@ -70,7 +70,7 @@ remember_classes() {
     kill "$server"
     wait "$server" || true
     server=
-    # It must be one that Java takes.
+    # Checks that Java accepts the archive.
     if ! grep -q '^3 ok' "$tmp/answers" ||
         ! agent "$1" -Xshare:on -XX:SharedArchiveFile="$1/agent.jsa" </dev/null >"$tmp/log" 2>&1; then
         rm -f "$1/agent.jsa"
@@ -89,25 +89,25 @@ get() {
     if ! mvn -q -B -f "$source/pom.xml" dependency:copy-dependencies "-Dredisson.version=$version" \
         "-Dslf4j.version=$slf4j" -DincludeScope=runtime "-DoutputDirectory=$tmp/new/lib" >"$tmp/log" 2>&1; then
         head -n 5 "$tmp/log" >&2
-        # What is there is of other sources.
+        # The present files belong to other sources.
         rm -rf "$place"
         skip "Redisson $version" "Maven does not get it"
         return
     fi
-    # This is what is tested: if it does not compile, it is no matter of what is installed.
+    # A failure to compile is a failure of the tests, not a reason to skip.
     javac --release 17 -nowarn -proc:none -encoding UTF-8 -cp "$tmp/new/lib/*" \
         -d "$tmp/new/classes" "$source"/src/*.java
     (cd "$tmp/new/classes" && jar --create --file ../agent.jar .)
     rm -rf "$place"
     mv "$tmp/new" "$place"
-    # Where it stays: the archive is for these very paths.
+    # In its final place, because the archive contains the paths.
     remember_classes "$place" || echo "redisson-$version: without agent.jsa; the tests will take longer" >&2
     echo "$stamp" >"$place/stamp"
     echo "redisson-$version: $(find "$place/lib" -name '*.jar' | wc -l) jars"
 }
 
 mkdir -p "$clients"
-# Two that run at once must not do the same work in the same place.
+# Two runs at the same time must not work in the same folder.
 exec 9>"$clients/.lock-redisson"
 flock 9 2>/dev/null || true
 tmp=$(mktemp -d "$clients/.new.XXXXXX")
@@ -120,7 +120,7 @@ if ! java -version >/dev/null 2>&1 || ! javac -version >/dev/null 2>&1; then
 elif ! command -v mvn >/dev/null; then
     skip Redisson "no Maven"
 else
-    # With the version of slf4j that each depends on.
+    # Each version of Redisson depends on a version of slf4j.
     get 3.17.7 1.7.36
     get 3.27.2 2.0.9
     get 4.7.0 2.0.17

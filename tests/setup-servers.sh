@@ -1,20 +1,19 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# Puts the servers that the tests want besides the installed one into target/servers/, each as
-# tests/kit/src/server/list.rs has it.
+# Unpacks the servers of the tests into target/servers/, except the installed one. The list is tests/kit/src/server/list.rs.
 #
-# Nothing is installed and root is not needed: the packages are downloaded from wherever this machine gets its
-# own, by an apt with a state of its own, and unpacked together with the libraries that they need.
+# Installs nothing, and does not need root. An apt with a state of its own downloads the packages and their libraries, from the
+# archives of this machine.
 #
-# A server that cannot be had is skipped with a loud word. With REQUIRE_ALL_SERVERS=1 that is a failure, unless the list has
-# it as optional.
+# If a server is not available, prints a line and skips the server. With REQUIRE_ALL_SERVERS=1, fails instead, unless the server
+# is optional in the list.
 
 set -eu
 cd "$(dirname -- "$0")/.."
 servers=$PWD/target/servers
 required_skipped=0
 
-# Of each line of the list: program, package, whether it is required.
+# Prints three words for each line of the list: program, package, and required or optional.
 list() {
     sed -n 's/^ *{ [a-z0-9_]* .* "\([^"]*\)"  *"\([^"]*\)"  *\([a-z]*\)  *[a-z_]* *}$/\1 \2 \3/p' \
         tests/kit/src/server/list.rs
@@ -29,8 +28,8 @@ works() {
     "$servers/$1" --version >/dev/null 2>&1
 }
 
-# The archives that this machine's own packages come from: Debian's, or all of them if apt does not know which
-# those are, as before its first update.
+# Prints the archives of this machine's packages: those of Debian, or all archives if apt does not know their origin, as before
+# its first update.
 sources() {
     debian=$(apt-get indextargets --format '$(ORIGIN)|$(REPO_URI)' 'Created-By: Packages' |
         sed -n 's/^Debian|//p')
@@ -41,20 +40,20 @@ sources() {
     fi | sort -u
 }
 
-# An apt that knows nothing of what is installed here, and so finds all libraries wanting, libc included.
+# Runs an apt that ignores the installed packages, and so downloads all libraries, libc included.
 prepare_apt() {
     mkdir -p "$tmp/state/lists/partial" "$tmp/cache/archives/partial"
     : >"$tmp/status"
     arch=$(dpkg --print-architecture)
     keyring=/usr/share/keyrings/debian-archive-keyring.gpg
     [ -e "$keyring" ] && signed_by="signed-by=$keyring" || signed_by=
-    # A source that does not have the release costs a "not found" and no more.
+    # A source without the release costs one "not found".
     sources | while read -r uri; do
         list | sed -n 's|^[^ ]* [^ ]*/\([^ ]*\) .*|\1|p' | sort -u | while read -r release; do
             echo "deb [target=Packages $signed_by] $uri $release main"
         done
     done >"$tmp/sources.list"
-    # Everything else, such as a proxy, stays as this machine has it; but its hooks and pins are not for us.
+    # Keeps the configuration of this machine, such as a proxy, but neither hooks nor pins.
     cat >"$tmp/apt.conf" <<END
 #clear APT::Architectures;
 #clear APT::Update::Pre-Invoke;
@@ -75,12 +74,12 @@ Dir::Etc::sourceparts "/dev/null";
 Dir::Etc::preferences "/dev/null";
 Dir::Etc::preferencesparts "/dev/null";
 END
-    # root may read these folders, apt's own user possibly not.
+    # The user of apt may not be allowed to read these folders, so root reads them.
     [ "$(id -u)" != 0 ] || echo 'APT::Sandbox::User "root";' >>"$tmp/apt.conf"
     apt-get -c "$tmp/apt.conf" update >"$tmp/update.log" 2>&1 || true
 }
 
-# Unpacks a package and all that it depends on into a folder.
+# Unpacks a package and its dependencies into a folder.
 unpack() {
     package=$1
     root=$2
@@ -91,8 +90,8 @@ unpack() {
     done
 }
 
-# Starts the program under the loader and the libraries that came with it. They are looked for beside the
-# wrapper, so that the repository may be anywhere and be moved. It ends in exec: its pid is the server's.
+# Writes a wrapper that starts the program with the loader and the libraries of its package. Their paths are relative to the
+# wrapper, so the repository can be moved. The wrapper ends in exec, so its process id is that of the server.
 write_wrapper() {
     cat <<END
 #!/bin/sh
@@ -102,7 +101,7 @@ exec "\$here/root/$loader" --argv0 "\$here/$program" \\
 END
 }
 
-# The libc is the newest that Debian has in every case: an older one could not load the module.
+# Always takes the newest libc of Debian, as an older one could not load the module.
 get() {
     name=$1
     program=$2
@@ -120,8 +119,7 @@ get() {
         skip "$name" "no package $package"
         return
     fi
-    # In Debian a server and its check-rdb are one program in the package of the tools; what it is called as
-    # decides which it is.
+    # In Debian, a server and its check-rdb are one program in the package of the tools. The name of the call selects one of them.
     binary=usr/bin/${program%-server}-check-rdb
     loader=$(cd "$tmp/new/root" && find usr/lib -name 'ld-linux*.so.*' -type f)
     write_wrapper >"$tmp/new/$program"
@@ -138,7 +136,7 @@ get() {
 }
 
 mkdir -p "$servers"
-# Two that run at once must not do the same work in the same place.
+# Two runs at the same time must not work in the same folder.
 exec 9>"$servers/.lock"
 flock 9 2>/dev/null || true
 tmp=$(mktemp -d "$servers/.new.XXXXXX")
