@@ -8,10 +8,12 @@
 //! * The package is Debian's, with its release. If `REQUIRE_ALL_SERVERS` is set, a `required` one must be present. Debian 11 is
 //!   at the end of its life, so the test that needs a server which is too old may be skipped. Redict is in no release yet, and
 //!   may leave Debian again.
-//! * The run decides when the tests of a line run, see `RUNS_OF_SERVERS` in `tests/run.py`. `make test` runs all tests of the
-//!   `short` line, and of the `second` line those files where servers differ most. `.ci/run` adds the other files of the `second`
-//!   line, and of `long` lines those files where servers differ most. `make test-all` adds `weekly` lines, and such files of
-//!   `matrix` lines. `make test-matrix` runs everything. A server that is `too_old` must refuse the module.
+//! * The run decides when the tests of a line run, see `RUNS_OF_SERVERS` in `tests/run.py`.
+//!   - `make test` runs all tests of the `short` line, and the tests of the `second` line where servers differ most.
+//!   - `.ci/run` adds the other tests of the `second` line, and the tests of `long` lines where servers differ most.
+//!   - `make test-all` adds `weekly` lines, and the tests of `matrix` lines where servers differ most.
+//!   - `make test-matrix` runs everything.
+//!   - A server that is `too_old` must refuse the module.
 //!
 //! A server's abilities follow from its kind and its version, see [`Flavor`].
 //!
