@@ -5,8 +5,8 @@
 //!
 //! **The hot lock.** Requests arrive at random times, like those of independent clients, even while earlier requests still wait.
 //! For each request, a client sleeps until its time, acquires the lock, holds it for a random time, and releases it. The
-//! calculation gets numbers that an application can observe: the times of calls, the durations of holds, and the average time for a
-//! release. It does not get the waits.
+//! calculation gets numbers that an application can observe: the times of calls, the durations of holds, and the average time for
+//! a release. It does not get the waits.
 //!
 //! **The cluster.** The measured server has all slots. The other nodes have none, and only listen.
 
