@@ -25,7 +25,7 @@ use support::redisson::Jvm;
 use support::results::{Results, Target, Unit};
 use support::samples::{time, Samples};
 use support::server::{Server, Setup};
-use support::{asked, unless_quick, Outcome};
+use support::{is_requested, unless_quick, Outcome};
 
 const CLIENTS: [usize; 4] = [2, 10, 50, 200];
 /// Numbers of clients whose results are in the report.
@@ -58,7 +58,7 @@ const CONTENDERS: [(Contender, &str); 8] = [
 ];
 
 /// The servers that the contenders race on.
-struct Grounds {
+struct Backends {
     /// Servers with 1, 2 and 4 I/O threads.
     servers: [(usize, Server, Cores); 3],
     postgres: Option<Postgres>,
@@ -67,7 +67,7 @@ struct Grounds {
 }
 
 fn main() -> Outcome<()> {
-    if !asked("contention") {
+    if !is_requested("contention") {
         return Ok(());
     }
     let start = |io_threads: usize| -> Outcome<_> {
@@ -83,13 +83,13 @@ fn main() -> Outcome<()> {
         }
         false => None,
     };
-    let mut grounds = Grounds { servers, postgres: Postgres::start()?, jvm };
+    let mut backends = Backends { servers, postgres: Postgres::start()?, jvm };
     let mut table = Table::default();
     for round in 0..unless_quick(7, 1) {
         for clients in CLIENTS {
             eprintln!("round {}, {clients} clients", round + 1);
             for (contender, name) in CONTENDERS {
-                if let Some(race) = grounds.race(contender, clients)? {
+                if let Some(race) = backends.race(contender, clients)? {
                     table.add(name, clients, &race);
                 }
             }
@@ -99,10 +99,10 @@ fn main() -> Outcome<()> {
     draw(&table)?;
     let mut results = Results::of("contention");
     report(&mut results, &table);
-    results.finish(&mut grounds.servers[0].1)
+    results.finish(&mut backends.servers[0].1)
 }
 
-impl Grounds {
+impl Backends {
     fn race(&mut self, contender: Contender, clients: usize) -> Outcome<Option<Race>> {
         let time = Duration::from_millis(unless_quick(700, 400));
         let mut on_redis = |io_threads: usize, kind| -> Outcome<Option<Race>> {

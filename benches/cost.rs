@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use support::machine::{load, raise_open_files};
 use support::results::{Results, Target, Unit};
 use support::server::{Server, CLIENTS};
-use support::{asked, packed, thousands, unless_quick, Outcome, OWNER};
+use support::{is_requested, packed, thousands, unless_quick, Outcome, OWNER};
 
 /// Pairs of calls in one turn.
 const PAIRS: usize = 4_000;
@@ -27,7 +27,7 @@ fn turns() -> usize {
 const BATCH: usize = 50;
 
 fn main() -> Outcome<()> {
-    if !asked("cost") {
+    if !is_requested("cost") {
         return Ok(());
     }
     println!("client and server on the same machine, load {}\n", load());

@@ -19,7 +19,7 @@ use support::machine::machine;
 use support::paths::{self, Path};
 use support::server::Setup;
 use support::sleeping;
-use support::{asked, callgrind, thousands, Outcome};
+use support::{callgrind, is_requested, thousands, Outcome};
 
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/instructions.txt");
 /// The tolerated change of a ratio.
@@ -39,7 +39,7 @@ const GUARDED: [&Path; 16] = [
     &paths::PAIR_FENCE,
     &paths::PAIR_ID,
     &paths::PAIR_WATCHDOG,
-    &paths::PAIR_TELLING,
+    &paths::PAIR_WITH_EVENTS,
     &paths::GUARD_SET,
     &paths::GUARD_TOKEN_SET,
     &paths::HAND_OVER,
@@ -61,7 +61,7 @@ fn base_of(name: &str) -> &str {
 }
 
 fn main() -> Outcome<ExitCode> {
-    if !asked("guard") {
+    if !is_requested("guard") {
         return Ok(ExitCode::SUCCESS);
     }
     let version = Setup::new().without_module().start()?.version()?;

@@ -14,13 +14,13 @@ use support::race::{self, Kind, Race};
 use support::results::{Results, Target, Unit};
 use support::samples::Samples;
 use support::server::{Server, Setup, CLIENTS};
-use support::{asked, thousands, unless_quick, Outcome};
+use support::{is_requested, thousands, unless_quick, Outcome};
 
 const WAITERS: [usize; 5] = [1, 10, 100, 1_000, 10_000];
 const SUBSCRIBERS: [usize; 3] = [1, 10, 100];
 
 fn main() -> Outcome<()> {
-    if !asked("handover") {
+    if !is_requested("handover") {
         return Ok(());
     }
     // Some files are for this process.

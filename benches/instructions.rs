@@ -11,10 +11,10 @@ mod support;
 use support::paths::{self, Path};
 use support::results::{Results, Target, Unit};
 use support::server::Setup;
-use support::{asked, callgrind, Outcome};
+use support::{callgrind, is_requested, Outcome};
 
 fn main() -> Outcome<()> {
-    if !asked("instructions") {
+    if !is_requested("instructions") {
         return Ok(());
     }
     let pairs = [
@@ -26,7 +26,7 @@ fn main() -> Outcome<()> {
         &paths::PAIR_ID,
         &paths::PAIR_WATCHDOG,
         &paths::PAIR_EPHEMERAL,
-        &paths::PAIR_TELLING,
+        &paths::PAIR_WITH_EVENTS,
         &paths::PAIR_SHARED,
         &paths::GUARD_SET,
         &paths::GUARD_TOKEN_SET,
@@ -74,7 +74,7 @@ fn main() -> Outcome<()> {
     for path in [&paths::PAIR_WATCHDOG, &paths::PAIR_EPHEMERAL] {
         compare(path, &paths::SET_DEL, Target::AtMost(2.0));
     }
-    compare(&paths::PAIR_TELLING, &paths::PAIR, Target::None);
+    compare(&paths::PAIR_WITH_EVENTS, &paths::PAIR, Target::None);
     for path in [&paths::GUARD_SET, &paths::GUARD_TOKEN_SET] {
         compare(path, &paths::PLAIN[2][0], Target::AtMost(2.2));
     }

@@ -25,7 +25,7 @@ use support::picture::{self, Axis, Line};
 use support::results::{Results, Target, Unit};
 use support::samples::{time, Samples};
 use support::server::Server;
-use support::{asked, packed, thousands, unless_quick, Outcome};
+use support::{is_requested, packed, thousands, unless_quick, Outcome};
 
 /// The intended length of the long queue.
 const WAITERS: usize = 10_000;
@@ -53,7 +53,7 @@ const GRANTED: &str = ":1\r\n";
 const RELEASED: &str = ":0\r\n";
 
 fn main() -> Outcome<()> {
-    if !asked("latency") {
+    if !is_requested("latency") {
         return Ok(());
     }
     let load_before = load();
@@ -76,7 +76,7 @@ fn main() -> Outcome<()> {
     let sleeps = sleep_in_this_process()?;
     let waits = measure(&mut server, wait_deadline)?;
     let leases = measure(&mut server, lease_end)?;
-    let told = measure(&mut server, owner_told)?;
+    let notified = measure(&mut server, owner_notified)?;
     let (crowded, expired) = measure(&mut server, lease_end_among_others)?;
 
     println!("client and server on the same machine, load {load_before}, at the end {}\n", load());
@@ -94,7 +94,7 @@ fn main() -> Outcome<()> {
         ("sleep(n) in this process, for comparison, later by", &sleeps),
         ("BLOCK n -> nil, later than n ms by", &waits),
         ("lease is over -> the waiter has its reply, later by", &leases),
-        ("lease is over -> its owner is notified, later by", &told),
+        ("lease is over -> its owner is notified, later by", &notified),
         (&crowded_name, &crowded),
     ]);
     println!();
@@ -104,7 +104,7 @@ fn main() -> Outcome<()> {
     println!("a wait ends within {PROMISE:?} on an idle server, and never early: {}", verdict(&waits));
     println!(
         "an owner is notified within {PROMISE:?} on an idle server, and never early: {}",
-        verdict(&told)
+        verdict(&notified)
     );
     println!("a lease ends within {PROMISE:?} on an idle server, and never early: {}", verdict(&leases));
 
@@ -134,7 +134,13 @@ fn main() -> Outcome<()> {
     let promise = Target::AtMost(PROMISE.as_secs_f64() * 1e6);
     results.limit("latency: a wait ends late by at most", Unit::Micros, waits.max(), None, promise);
     results.limit("latency: a lease ends late by at most", Unit::Micros, leases.max(), None, promise);
-    results.limit("latency: an owner is notified late by at most", Unit::Micros, told.max(), None, promise);
+    results.limit(
+        "latency: an owner is notified late by at most",
+        Unit::Micros,
+        notified.max(),
+        None,
+        promise,
+    );
     results.finish(&mut server)
 }
 
@@ -243,18 +249,18 @@ fn lease_end(server: &mut Server) -> Outcome<Samples> {
 }
 
 /// Measures how much later than the end of its lease an owner is notified. The lock has no waiters.
-fn owner_told(server: &mut Server) -> Outcome<Samples> {
+fn owner_notified(server: &mut Server) -> Outcome<Samples> {
     redis::cmd("CONFIG").arg(&["SET", "lock.events", "yes"]).query::<()>(&mut server.control)?;
-    let (mut holder, mut told) = (server.peer("a", Sleeping)?, server.peer("b", Sleeping)?);
+    let (mut holder, mut notified) = (server.peer("a", Sleeping)?, server.peer("b", Sleeping)?);
     let channel = format!("lock:event:{{{KEY}}}");
-    told.send(&packed(&format!("SUBSCRIBE {channel}")))?;
-    told.reply(&format!("*3\r\n$9\r\nsubscribe\r\n${}\r\n{channel}\r\n:1\r\n", channel.len()))?;
+    notified.send(&packed(&format!("SUBSCRIBE {channel}")))?;
+    notified.reply(&format!("*3\r\n$9\r\nsubscribe\r\n${}\r\n{channel}\r\n:1\r\n", channel.len()))?;
     let message = format!("*3\r\n$7\r\nmessage\r\n${}\r\n{channel}\r\n$9\r\nexpired a\r\n", channel.len());
     let samples = take(some(), |number| {
         pause(number);
         holder.take_lock(varied_ms(number))?;
         let lease_end = server.expires_at(KEY)?;
-        let read = told.reply(&message)?;
+        let read = notified.reply(&message)?;
         Ok(since(lease_end, read))
     })?;
     redis::cmd("CONFIG").arg(&["SET", "lock.events", "no"]).query::<()>(&mut server.control)?;
@@ -359,14 +365,14 @@ impl Peer {
 
     /// Reads a reply. Returns the time at which it was complete.
     fn reply(&mut self, expected: &str) -> Outcome<Instant> {
-        let patience = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(10);
         let mut reply = [0; 256];
         let mut length = 0;
         while !reply[..length].ends_with(b"\r\n") {
             match self.stream.read(&mut reply[length..]) {
                 Ok(0) => return Err("the server has closed the connection".into()),
                 Ok(read) => length += read,
-                Err(error) if error.kind() == ErrorKind::WouldBlock && Instant::now() < patience => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock && Instant::now() < deadline => {}
                 Err(error) => return Err(format!("{} got no reply: {error}", self.owner).into()),
             }
         }
@@ -407,13 +413,13 @@ impl Locks for Server {
     }
 
     fn until_waiting(&mut self, waiters: usize) -> Outcome<()> {
-        let patience = Instant::now() + Duration::from_secs(30);
+        let deadline = Instant::now() + Duration::from_secs(30);
         loop {
             let info: HashMap<String, Value> = redis::cmd("LOCK.INFO").arg(KEY).query(&mut self.control)?;
             if info.get("waiters") == Some(&Value::Int(i64::try_from(waiters)?)) {
                 return Ok(());
             }
-            if Instant::now() > patience {
+            if Instant::now() > deadline {
                 return Err(format!("waited in vain for {waiters} waiters: {info:?}").into());
             }
         }

@@ -16,10 +16,10 @@ use support::caller::Caller;
 use support::machine::raise_open_files;
 use support::results::{Results, Target, Unit};
 use support::server::{Server, Setup, CLIENTS};
-use support::{asked, packed, unless_quick, Outcome, OWNER};
+use support::{is_requested, packed, unless_quick, Outcome, OWNER};
 
 fn main() -> Outcome<()> {
-    if !asked("memory") {
+    if !is_requested("memory") {
         return Ok(());
     }
     raise_open_files(CLIENTS);
@@ -33,7 +33,7 @@ fn main() -> Outcome<()> {
 fn locks(results: &mut Results) -> Outcome<()> {
     let count = unless_quick(100_000, 10_000);
     let (mut bare, mut server) = (Setup::new().without_module().start()?, Server::start()?);
-    let mut telling = Setup::new().option("lock.events", "yes").start()?;
+    let mut event_server = Setup::new().option("lock.events", "yes").start()?;
     let grown =
         |server: &mut Server, command: &str| -> Outcome<f64> {
             server.clear()?;
@@ -53,10 +53,10 @@ fn locks(results: &mut Results) -> Outcome<()> {
     // Excludes memory that is allocated once.
     grown(&mut bare, &set)?;
     grown(&mut server, &acquire)?;
-    grown(&mut telling, &acquire)?;
+    grown(&mut event_server, &acquire)?;
     let hash = grown(&mut bare, &set)?;
     let lock = grown(&mut server, &acquire)?;
-    let told = grown(&mut telling, &acquire)?;
+    let with_events = grown(&mut event_server, &acquire)?;
     let watched = grown(&mut server, &format!("LOCK.ACQUIRE lock:# {OWNER} PX 600000 WATCHDOG"))?;
     let fenced = grown(&mut server, &format!("LOCK.ACQUIRE lock:# {OWNER} PX 600000 FENCE"))?;
     let shared = grown(&mut server, &format!("LOCK.ACQUIRE lock:# {OWNER} PX 600000 SHARED"))?;
@@ -65,7 +65,7 @@ fn locks(results: &mut Results) -> Outcome<()> {
     results.ratio("memory: a lock", Unit::Bytes, lock, (name, hash), Target::AtMost(1.01));
     results.ratio("memory: a shared lock", Unit::Bytes, shared, (name, hash), Target::None);
     results.ratio("memory: a fenced lock, with its counter", Unit::Bytes, fenced, (name, hash), Target::None);
-    results.value("memory: lock.events yes, for each lock held", Unit::Bytes, told - lock);
+    results.value("memory: lock.events yes, for each lock held", Unit::Bytes, with_events - lock);
     results.value("memory: a watchdog, beside its lock", Unit::Bytes, watched - lock);
 
     bare.clear()?;

@@ -13,10 +13,10 @@ use support::machine::load;
 use support::results::{Results, Target, Unit};
 use support::samples::{time, Samples};
 use support::server::Setup;
-use support::{asked, packed, unless_quick, Outcome};
+use support::{is_requested, packed, unless_quick, Outcome};
 
 fn main() -> Outcome<()> {
-    if !asked("replicas") {
+    if !is_requested("replicas") {
         return Ok(());
     }
     let load_before = load();

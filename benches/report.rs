@@ -6,7 +6,7 @@ mod support;
 
 use support::machine::machine;
 use support::results::{self, print_table, Results};
-use support::{asked, Outcome};
+use support::{is_requested, Outcome};
 
 const BENCHES: [&str; 11] = [
     "instructions",
@@ -23,7 +23,7 @@ const BENCHES: [&str; 11] = [
 ];
 
 fn main() -> Outcome<()> {
-    if !asked("report") {
+    if !is_requested("report") {
         return Ok(());
     }
     let mut rows = Vec::new();

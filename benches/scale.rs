@@ -25,7 +25,7 @@ use support::machine::{pin, Cores};
 use support::results::{Results, Target, Unit};
 use support::samples::Samples;
 use support::server::{Server, Setup};
-use support::{asked, unless_quick, Outcome, OWNER};
+use support::{is_requested, unless_quick, Outcome, OWNER};
 
 /// The intended average time of a hold, in seconds. Clients oversleep a little.
 const HOLD: f64 = 0.02;
@@ -43,7 +43,7 @@ const TOLERANCE: f64 = 0.2;
 const NODES: [usize; 3] = [2, 10, 40];
 
 fn main() -> Outcome<()> {
-    if !asked("scale") {
+    if !is_requested("scale") {
         return Ok(());
     }
     let mut results = Results::of("scale");

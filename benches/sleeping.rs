@@ -20,16 +20,16 @@ use support::samples::Samples;
 use support::server::{Setup, CLIENTS};
 use support::sleeping::{self, Contender};
 use support::system_calls::{self, Counts};
-use support::{asked, is_quick, thousands, unless_quick, Outcome};
+use support::{is_quick, is_requested, thousands, unless_quick, Outcome};
 
 const SIZES: [usize; 4] = [2, 10, 200, 10_000];
 /// The maximum number of clients of PostgreSQL, which has a process for each client.
-const MOST_ON_POSTGRES: usize = 200;
+const MAX_POSTGRES_CLIENTS: usize = 200;
 /// The number of clients while system calls are counted.
 const TRACED: usize = 200;
 
 fn main() -> Outcome<()> {
-    if !asked("sleeping") {
+    if !is_requested("sleeping") {
         return Ok(());
     }
     // Some files are for this process.
@@ -80,7 +80,7 @@ fn count_system_calls(results: &mut Results) -> Outcome<()> {
         // Minimizes the periodic work of the server.
         let mut server = contender.start(Setup::new().option("hz", "1").option("dynamic-hz", "no"))?;
         let mut ring = contender.ring(&mut server, TRACED)?;
-        let pace = Pace::Asleep(server.id());
+        let pace = Pace::WhenServerSleeps(server.id());
         ring.hand_over(100, pace)?;
         system_calls::count(&server, || ring.hand_over(times, pace))
     };
@@ -112,9 +112,9 @@ fn wall_time(sizes: &[usize], results: &mut Results) -> Outcome<()> {
         for _ in 0..unless_quick(5, 1) {
             on_module.0.push(on_redis(Contender::Module, &cores, *size)?);
             on_floor.0.push(on_redis(Contender::Floor, &cores, *size)?);
-            if let Some(postgres) = postgres.as_ref().filter(|_| *size <= MOST_ON_POSTGRES) {
+            if let Some(postgres) = postgres.as_ref().filter(|_| *size <= MAX_POSTGRES_CLIENTS) {
                 let calls = (0..*size).map(|_| postgres::calls()).collect();
-                let ring = Ring::start(&postgres.door(), calls)?;
+                let ring = Ring::start(&postgres.endpoint(), calls)?;
                 on_postgres.0.push(time(&postgres.cores, ring)?);
             }
         }

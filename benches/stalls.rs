@@ -22,10 +22,10 @@ use support::machine::raise_open_files;
 use support::results::{Results, Target, Unit};
 use support::samples::{time, Samples};
 use support::server::{Server, Setup, CLIENTS};
-use support::{asked, packed, thousands, unless_quick, Outcome};
+use support::{is_requested, packed, thousands, unless_quick, Outcome};
 
 /// The time for the preparations before the locks expire.
-const SOON: Duration = Duration::from_secs(3);
+const PREPARATION_TIME: Duration = Duration::from_secs(3);
 /// The limit for work on many locks, in microseconds.
 const LIMIT: Target = Target::AtMost(10_000.0);
 /// The limit for one call, in microseconds.
@@ -34,7 +34,7 @@ const LIMIT_OF_A_CALL: Target = Target::AtMost(5_000.0);
 const LIMIT_OF_A_CROWD: Target = Target::AtMost(50_000.0);
 
 fn main() -> Outcome<()> {
-    if !asked("stalls") {
+    if !is_requested("stalls") {
         return Ok(());
     }
     let limit = raise_open_files(CLIENTS + 100);
@@ -204,11 +204,11 @@ fn measure_readers(stalls: &mut Stalls, readers: usize) -> Outcome<()> {
     })?);
     drop(writers);
 
-    let soon = usize::try_from(SOON.as_millis())?;
+    let soon = usize::try_from(PREPARATION_TIME.as_millis())?;
     caller.pipeline((0..readers).map(|reader| acquire("slow", soon + reader / PACE)(reader)))?;
     let slow = upgrade(&server, &mut caller, "slow")?;
     stalls.readers_one_by_one.0.push(stall(&mut server, |_| until_answered(&slow, b":2\r\n"))?);
-    let end = Instant::now() + SOON;
+    let end = Instant::now() + PREPARATION_TIME;
     caller.pipeline((0..readers).map(|reader| {
         let left = end.saturating_duration_since(Instant::now()).as_millis();
         format!("LOCK.ACQUIRE once reader:{reader} PX {} SHARED", left.max(1))
@@ -331,7 +331,7 @@ fn hold_all(
 
 /// Makes all keys expire at one time, and returns that time.
 fn expire_all(caller: &mut Caller, locks: usize) -> Outcome<SystemTime> {
-    let end = SystemTime::now() + SOON;
+    let end = SystemTime::now() + PREPARATION_TIME;
     let unix_ms = end.duration_since(UNIX_EPOCH)?.as_millis();
     caller.pipeline((0..locks).map(|lock| format!("PEXPIREAT lock:{lock} {unix_ms}")))?;
     if SystemTime::now() > end {

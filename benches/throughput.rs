@@ -17,16 +17,16 @@ use support::machine::{cpu_of, main_thread_cpu_of, own_thread_cpu, pin, Cores};
 use support::results::{Results, Target, Unit};
 use support::samples::Samples;
 use support::server::{Server, Setup};
-use support::swarm::{Door, Swarm};
+use support::swarm::{Endpoint, Swarm};
 use support::wire::Wire;
-use support::{asked, packed, unless_quick, Outcome};
+use support::{is_requested, packed, unless_quick, Outcome};
 
 const CONNECTIONS: usize = 50;
 /// The number of threads that make the load.
 const LOADERS: usize = 2;
 
 fn main() -> Outcome<()> {
-    if !asked("throughput") {
+    if !is_requested("throughput") {
         return Ok(());
     }
     let mut results = Results::of("throughput");
@@ -122,10 +122,10 @@ fn round(
         let each = CONNECTIONS / LOADERS;
         let clients = (loader * each..(loader + 1) * each).map(client).collect();
         let greetings = [packed("PING")];
-        let door =
-            Door { address: server.address(), wire: Wire::Redis, greetings: &greetings, connections: 1 };
+        let endpoint =
+            Endpoint { address: server.address(), wire: Wire::Redis, greetings: &greetings, connections: 1 };
         let warm = || -> Outcome<_> {
-            let mut swarm = Swarm::start(&door, clients)?;
+            let mut swarm = Swarm::start(&endpoint, clients)?;
             swarm.run(time / 10)?;
             Ok(swarm)
         };

@@ -47,7 +47,7 @@ fn per_round(path: &Path) -> Outcome<f64> {
 }
 
 fn total(path: &Path, rounds: u32) -> Outcome<u64> {
-    let stage = path.stage.set()?;
+    let stage = path.stage.prepare()?;
     stage.play(path.calls, rounds)?;
     stage.server.instructions()
 }

@@ -46,12 +46,12 @@ pub type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 pub const OWNER: &str = "8743c9c0-0719-4bdd-8b5d-6b1a1e5b1d3a:1";
 
 /// Returns true if `cargo bench` runs this program. `cargo test --all-targets` runs it too, but without `--bench`.
-pub fn asked(bench: &str) -> bool {
-    let asked = std::env::args().any(|arg| arg == "--bench");
-    if !asked {
+pub fn is_requested(bench: &str) -> bool {
+    let is_requested = std::env::args().any(|arg| arg == "--bench");
+    if !is_requested {
         println!("run it with `cargo bench --bench {bench}`");
     }
-    asked
+    is_requested
 }
 
 /// Returns true if `QUICK` is set. Then a benchmark takes few samples: enough to try it, but not to quote it.

@@ -17,7 +17,7 @@ use tempfile::TempDir;
 use super::clients::Queued;
 use super::machine::{self, Cores};
 use super::ring::Calls;
-use super::swarm::Door;
+use super::swarm::Endpoint;
 use super::wire::Wire;
 use super::Outcome;
 
@@ -76,9 +76,9 @@ impl Postgres {
             "fsync=off",
         ]);
         let mut child = server.args(["-c", "max_connections=250", "-c", "autovacuum=off"]).spawn()?;
-        let patience = Instant::now() + Duration::from_secs(30);
+        let deadline = Instant::now() + Duration::from_secs(30);
         while TcpStream::connect(("127.0.0.1", port)).is_err() || !log().contains("ready to accept") {
-            if child.try_wait()?.is_some() || Instant::now() > patience {
+            if child.try_wait()?.is_some() || Instant::now() > deadline {
                 let _ = child.kill();
                 let _ = child.wait();
                 return Err(format!("PostgreSQL does not start:\n{}", log()).into());
@@ -88,9 +88,9 @@ impl Postgres {
         Ok(Some(Postgres { child, port, greetings: [hello(), prepare()], cores, _dir: dir }))
     }
 
-    pub fn door(&self) -> Door<'_> {
+    pub fn endpoint(&self) -> Endpoint<'_> {
         let address: SocketAddr = ([127, 0, 0, 1], self.port).into();
-        Door { address, wire: Wire::Postgres, greetings: &self.greetings, connections: 1 }
+        Endpoint { address, wire: Wire::Postgres, greetings: &self.greetings, connections: 1 }
     }
 
     /// Returns the processor time of all processes of the server.

@@ -11,7 +11,7 @@ use super::postgres::{self, Postgres};
 use super::redisson::{Jvm, Scripts};
 use super::samples::Samples;
 use super::server::Server;
-use super::swarm::{Client, Door, Swarm};
+use super::swarm::{Client, Endpoint, Swarm};
 use super::wire::Wire;
 use super::{packed, Outcome};
 
@@ -46,23 +46,24 @@ pub fn on_redis(
     // Its reply shows that the server has accepted the connection.
     let greetings = [packed("PING")];
     let connections = if kind == Kind::Protocol { 2 } else { 1 };
-    let door = Door { address: server.address(), wire: Wire::Redis, greetings: &greetings, connections };
+    let endpoint =
+        Endpoint { address: server.address(), wire: Wire::Redis, greetings: &greetings, connections };
     let cpu = || server.cpu();
     let numbers = 0..clients;
     let race = match kind {
         Kind::Native => {
-            run(cores, &door, numbers.map(|number| Queued::native("race", number)).collect(), cpu, time)
+            run(cores, &endpoint, numbers.map(|number| Queued::native("race", number)).collect(), cpu, time)
         }
         Kind::Polling => run(
             cores,
-            &door,
+            &endpoint,
             numbers.map(|number| Polling::new("race", number, &scripts)).collect(),
             cpu,
             time,
         ),
         Kind::Protocol => run(
             cores,
-            &door,
+            &endpoint,
             numbers.map(|number| Subscriber::new("race", number, &scripts)).collect(),
             cpu,
             time,
@@ -74,7 +75,7 @@ pub fn on_redis(
 
 pub fn on_postgres(postgres: &Postgres, clients: usize, time: Duration) -> Outcome<Race> {
     let swarm = (0..clients).map(|_| postgres::client()).collect();
-    run(&postgres.cores, &postgres.door(), swarm, || postgres.cpu(), time)
+    run(&postgres.cores, &postgres.endpoint(), swarm, || postgres.cpu(), time)
 }
 
 /// Races threads of one JVM, with one client for all threads, or with `apart` a client for each.
@@ -98,7 +99,7 @@ pub fn with_redisson(
 /// Races the clients on the cores of the load.
 fn run<C: Client + Send>(
     cores: &Cores,
-    door: &Door<'_>,
+    endpoint: &Endpoint<'_>,
     clients: Vec<C>,
     cpu: impl Fn() -> Outcome<Duration> + Send,
     time: Duration,
@@ -107,7 +108,7 @@ fn run<C: Client + Send>(
     let warm_up = Duration::from_millis(300) + Duration::from_micros(100) * u32::try_from(clients.len())?;
     let race = move || -> Outcome<Race> {
         pin(&cores.loaders);
-        let mut swarm = Swarm::start(door, clients)?;
+        let mut swarm = Swarm::start(endpoint, clients)?;
         swarm.run(warm_up)?;
         let (before, since) = (cpu()?, Instant::now());
         let log = swarm.run(time)?;

@@ -40,7 +40,7 @@ impl Scripts {
     }
 
     /// Returns the value of a word in the calls of a [`Path`](super::paths::Path).
-    pub fn meant_by(&self, word: &str, round: u32) -> String {
+    pub fn expand_word(&self, word: &str, round: u32) -> String {
         if let Some(name) = word.strip_prefix("sha:") {
             self.sha(name).to_owned()
         } else if let Some(name) = word.strip_prefix("text:") {
@@ -66,7 +66,7 @@ fn without_comments(script: &str) -> &str {
 pub struct Jvm(Redisson);
 
 /// The result of a race of threads for one lock.
-pub struct Finish {
+pub struct JvmRace {
     /// All grants, including those before the measured time.
     pub all_grants: f64,
     /// Grants in the measured time.
@@ -100,7 +100,7 @@ impl Jvm {
     }
 
     /// Lets threads race for a lock, each of them in a closed loop.
-    pub fn race(&self, apart: bool, threads: usize, warm_up: Duration, time: Duration) -> Outcome<Finish> {
+    pub fn race(&self, apart: bool, threads: usize, warm_up: Duration, time: Duration) -> Outcome<JvmRace> {
         let clients = match apart {
             true => (0..threads).map(|number| format!("client-{number}")).collect::<Vec<_>>().join(","),
             false => "shared".to_owned(),
@@ -110,7 +110,7 @@ impl Jvm {
         let answer = self.0.thread_of("shared", "main").start(&race).with_more_time(warm_up + time).wait();
         let numbers: Vec<f64> = answer.split(' ').map(str::parse).collect::<Result<_, _>>()?;
         match numbers.as_slice() {
-            [all_grants, grants, nanos @ ..] => Ok(Finish {
+            [all_grants, grants, nanos @ ..] => Ok(JvmRace {
                 all_grants: *all_grants,
                 grants: *grants,
                 hand_overs: nanos.iter().map(|nanos| nanos / 1000.0).collect(),

@@ -4,8 +4,8 @@
 //! reply, and queues up again with a separate call. So each hand-over is a release with waiters, a grant to the first waiter, and
 //! an acquire that waits.
 //!
-//! A step begins when all replies of the step before have been read. With [`Pace::Asleep`], it also waits until the server
-//! sleeps. Then the server never reads two calls in one cycle of its event loop.
+//! A step begins when all replies of the step before have been read. With [`Pace::WhenServerSleeps`], it also waits until the
+//! server sleeps. Then the server never reads two calls in one cycle of its event loop.
 
 use std::io::ErrorKind;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use mio::{Events, Interest, Poll, Token};
 
 use super::machine;
-use super::swarm::{Door, Link};
+use super::swarm::{Endpoint, Link};
 use super::wire::Wire;
 use super::Outcome;
 
@@ -24,14 +24,14 @@ const PATIENCE: Duration = Duration::from_secs(60);
 #[derive(Clone, Copy)]
 pub enum Pace {
     /// Calls follow each other without a pause.
-    Brisk,
+    Immediate,
     /// When this process, the server, sleeps.
-    Asleep(u32),
+    WhenServerSleeps(u32),
 }
 
 impl Pace {
     fn wait(self) {
-        if let Pace::Asleep(process) = self {
+        if let Pace::WhenServerSleeps(process) = self {
             while !machine::is_asleep(process) {
                 std::thread::sleep(Duration::from_micros(20));
             }
@@ -62,16 +62,16 @@ pub struct Ring {
 
 impl Ring {
     /// Connects the clients. The first one gets the lock, and the other ones send their calls.
-    pub fn start(door: &Door<'_>, calls: Vec<Calls>) -> Outcome<Ring> {
+    pub fn start(endpoint: &Endpoint<'_>, calls: Vec<Calls>) -> Outcome<Ring> {
         let poll = Poll::new()?;
         let mut members = Vec::new();
         for (number, calls) in calls.into_iter().enumerate() {
-            let mut link = Link::open(door.address, door.wire, door.greetings)?;
+            let mut link = Link::open(endpoint.address, endpoint.wire, endpoint.greetings)?;
             poll.registry().register(&mut link.stream, Token(number), Interest::READABLE)?;
             members.push(Member { link, calls });
         }
         let events = Events::with_capacity(64);
-        let mut ring = Ring { poll, events, wire: door.wire, members, holder: 0 };
+        let mut ring = Ring { poll, events, wire: endpoint.wire, members, holder: 0 };
         ring.acquire(0)?;
         ring.replies(|replies| !replies.is_empty())?;
         (1..ring.members.len()).try_for_each(|number| ring.acquire(number))?;
@@ -88,7 +88,7 @@ impl Ring {
         let begin = Instant::now();
         let mut times = 0;
         while begin.elapsed() < time {
-            self.hand_over(100, Pace::Brisk)?;
+            self.hand_over(100, Pace::Immediate)?;
             times += 100;
         }
         Ok(begin.elapsed() / times)

@@ -7,7 +7,7 @@ use super::callgrind::Part;
 use super::clients::{floor_calls, native_calls};
 use super::ring::{Pace, Ring};
 use super::server::{floor_module, Server, Setup};
-use super::swarm::Door;
+use super::swarm::Endpoint;
 use super::wire::Wire;
 use super::{packed, unless_quick, Outcome};
 
@@ -23,7 +23,7 @@ const PARTS: u32 = 4;
 const LONG_LEASE_MS: &str = "600000";
 
 /// Two rings run at a time up to this number of clients.
-const MOST_AT_ONCE: usize = 1000;
+const MAX_PARALLEL_CLIENTS: usize = 1000;
 
 /// The module whose commands the clients use.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -49,9 +49,9 @@ impl Contender {
         };
         // Its reply shows that the server has accepted the connection.
         let greetings = [packed("PING")];
-        let door =
-            Door { address: server.address(), wire: Wire::Redis, greetings: &greetings, connections: 1 };
-        let ring = Ring::start(&door, (0..clients).map(|number| calls("ring", number)).collect())?;
+        let endpoint =
+            Endpoint { address: server.address(), wire: Wire::Redis, greetings: &greetings, connections: 1 };
+        let ring = Ring::start(&endpoint, (0..clients).map(|number| calls("ring", number)).collect())?;
         let waiting = (clients - 1).to_string();
         server.until("all but one wait", |server| Ok(server.info("blocked_clients")? == waiting))?;
         Ok(ring)
@@ -69,7 +69,7 @@ pub struct HandOver {
 pub fn count(contender: Contender, clients: usize) -> Outcome<HandOver> {
     let mut server = contender.start(Setup::new().under_callgrind_in_part())?;
     let mut ring = contender.ring(&mut server, clients)?;
-    let pace = Pace::Asleep(server.id());
+    let pace = Pace::WhenServerSleeps(server.id());
     ring.hand_over(WARM_UP, pace)?;
     let times = u32::try_from(clients)?.max(unless_quick(2000, 400)) / PARTS;
     let mut least: Option<Part> = None;
@@ -92,7 +92,7 @@ pub fn count(contender: Contender, clients: usize) -> Outcome<HandOver> {
 
 /// Counts a hand-over for the module and for the floor. Both run at the same time if that needs few open files.
 pub fn count_both(clients: usize) -> Outcome<(HandOver, HandOver)> {
-    if clients > MOST_AT_ONCE {
+    if clients > MAX_PARALLEL_CLIENTS {
         return Ok((count(Contender::Module, clients)?, count(Contender::Floor, clients)?));
     }
     std::thread::scope(|scope| {

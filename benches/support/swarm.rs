@@ -134,7 +134,7 @@ impl Link {
 }
 
 /// The address of a server, and how clients connect to it.
-pub struct Door<'a> {
+pub struct Endpoint<'a> {
     pub address: SocketAddr,
     pub wire: Wire,
     pub greetings: &'a [Vec<u8>],
@@ -155,20 +155,20 @@ pub struct Swarm<C> {
 
 impl<C: Client> Swarm<C> {
     /// Connects all clients, and lets them begin.
-    pub fn start(door: &Door<'_>, clients: Vec<C>) -> Outcome<Swarm<C>> {
+    pub fn start(endpoint: &Endpoint<'_>, clients: Vec<C>) -> Outcome<Swarm<C>> {
         let poll = Poll::new()?;
         let mut links = Vec::new();
-        for number in 0..clients.len() * door.connections {
-            let mut link = Link::open(door.address, door.wire, door.greetings)?;
+        for number in 0..clients.len() * endpoint.connections {
+            let mut link = Link::open(endpoint.address, endpoint.wire, endpoint.greetings)?;
             let interest = Interest::READABLE | Interest::WRITABLE;
             poll.registry().register(&mut link.stream, Token(number), interest)?;
             links.push(link);
         }
-        let (wire, connections) = (door.wire, door.connections);
+        let (wire, connections) = (endpoint.wire, endpoint.connections);
         let (timers, log) = (BinaryHeap::new(), Log::default());
         let mut swarm = Swarm { poll, wire, links, connections, clients, timers, log };
         for client in 0..swarm.clients.len() {
-            swarm.tell(client, |client, io| {
+            swarm.call_client(client, |client, io| {
                 client.begin(io);
                 Ok(())
             })?;
@@ -190,7 +190,7 @@ impl<C: Client> Swarm<C> {
             while let Some(&Reverse((due, client))) = self.timers.peek().filter(|timer| timer.0 .0 <= now) {
                 debug_assert!(due <= now);
                 self.timers.pop();
-                self.tell(client, |client, io| {
+                self.call_client(client, |client, io| {
                     client.on_time(io);
                     Ok(())
                 })?;
@@ -218,7 +218,7 @@ impl<C: Client> Swarm<C> {
         let input = std::mem::take(&mut self.links[number].input);
         let (wire, connection) = (self.wire, number % self.connections);
         let mut read = 0;
-        self.tell(number / self.connections, |client, io| {
+        self.call_client(number / self.connections, |client, io| {
             while let Some(length) = wire.first_reply(&input[read..])? {
                 client.on_reply(connection, &input[read..read + length], io)?;
                 read += length;
@@ -231,7 +231,11 @@ impl<C: Client> Swarm<C> {
         Ok(())
     }
 
-    fn tell(&mut self, client: usize, what: impl FnOnce(&mut C, &mut Io<'_>) -> Outcome<()>) -> Outcome<()> {
+    fn call_client(
+        &mut self,
+        client: usize,
+        what: impl FnOnce(&mut C, &mut Io<'_>) -> Outcome<()>,
+    ) -> Outcome<()> {
         let links = &mut self.links[client * self.connections..(client + 1) * self.connections];
         let mut io = Io { client, links, timers: &mut self.timers, log: &mut self.log };
         what(&mut self.clients[client], &mut io)?;

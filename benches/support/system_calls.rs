@@ -31,9 +31,9 @@ pub fn count(server: &Server, play: impl FnOnce() -> Outcome<()>) -> Outcome<Opt
     strace.stdin(Stdio::null()).stderr(Stdio::null());
     machine::tie(&mut strace, &[]);
     let mut strace = strace.spawn()?;
-    let patience = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + PATIENCE;
     while !machine::is_traced(server.id()) {
-        if strace.try_wait()?.is_some() || Instant::now() > patience {
+        if strace.try_wait()?.is_some() || Instant::now() > deadline {
             let _ = strace.kill();
             strace.wait()?;
             eprintln!("SKIPPED: strace may not trace the server");
