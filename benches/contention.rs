@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: MIT
 
-//! One lock that 2 to 200 clients want all the time: acquire, release, no work between. How often it is granted, what
-//! a grant costs the server, and how long a hand-over takes from one client's release to the next one's grant.
+//! One contended lock: 2 to 200 clients acquire and release it in a closed loop, without work in between. Measures grants per
+//! second, the server's time for a grant, and the time from one client's release to the next client's grant.
 //!
-//! Next to the module: a client that polls, Redisson's protocol spoken by clients of ours, and PostgreSQL's advisory
-//! locks. All of them are connections of one event loop here, over TCP, which sleeps until there is a reply. And the
-//! real Redisson, as threads of one JVM: each with a client of its own, as if it were a process, which is what the
-//! others are compared with; and with one client for all, who then share its subscription, so that a release wakes
-//! only one of them. The rounds alternate.
+//! The module is compared with a polling client, with Redisson's protocol, and with PostgreSQL's advisory locks. The clients of
+//! all four are TCP connections of one event loop, which sleeps until a reply arrives.
 //!
-//! A client that polls, or Redisson, may get the lock again at once after it has released it, while others wait: then
-//! the grants are many and the others starve. Such a grant is no hand-over.
+//! The real Redisson runs as threads of one JVM, in two variants. In the first one, each thread has a client of its own, as if it
+//! was a process; the module is compared with this variant. In the second one, all threads share one client and its subscription,
+//! so a release wakes only one of them. The rounds of all contenders alternate.
+//!
+//! A polling client, or Redisson, may get the lock again right after releasing it, while other clients wait. This raises the
+//! number of grants, and starves the other clients. Such a grant is not counted as a hand-over.
 
 mod support;
 
@@ -24,22 +25,22 @@ use support::redisson::Jvm;
 use support::results::{Results, Target, Unit};
 use support::samples::{time, Samples};
 use support::server::{Server, Setup};
-use support::{asked, unless_quick, Outcome};
+use support::{is_requested, unless_quick, Outcome};
 
 const CLIENTS: [usize; 4] = [2, 10, 50, 200];
-/// Those whose results are in the report.
+/// Numbers of clients whose results are in the report.
 const REPORTED: [usize; 3] = [2, 50, 200];
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Contender {
-    /// With so many I/O threads of the server.
+    /// The module, on a server with this number of I/O threads.
     Native(usize),
     Polling,
     Protocol,
     Postgres,
-    /// One client in a process, for all threads.
+    /// Redisson with one client for all threads.
     RedissonThreads,
-    /// As many clients, each as in a process of its own.
+    /// Redisson with a client for each thread.
     RedissonClients,
 }
 
@@ -56,17 +57,17 @@ const CONTENDERS: [(Contender, &str); 8] = [
     (RedissonThreads, "Redisson 4.7, one process"),
 ];
 
-/// Whom they race on.
-struct Grounds {
-    /// With 1, 2 and 4 I/O threads.
+/// The servers that the contenders race on.
+struct Backends {
+    /// Servers with 1, 2 and 4 I/O threads.
     servers: [(usize, Server, Cores); 3],
     postgres: Option<Postgres>,
-    /// With a server of its own, as its client stays connected.
+    /// Redisson has a server of its own, as its clients stay connected.
     jvm: Option<(Jvm, Server)>,
 }
 
 fn main() -> Outcome<()> {
-    if !asked("contention") {
+    if !is_requested("contention") {
         return Ok(());
     }
     let start = |io_threads: usize| -> Outcome<_> {
@@ -78,17 +79,17 @@ fn main() -> Outcome<()> {
     let jvm = match Jvm::is_installed() {
         true => {
             let (_, server, cores) = start(1)?;
-            Some((Jvm::connect(&server, &cores)?, server))
+            Some((Jvm::connect(&server, &cores), server))
         }
         false => None,
     };
-    let mut grounds = Grounds { servers, postgres: Postgres::start()?, jvm };
+    let mut backends = Backends { servers, postgres: Postgres::start()?, jvm };
     let mut table = Table::default();
     for round in 0..unless_quick(7, 1) {
         for clients in CLIENTS {
             eprintln!("round {}, {clients} clients", round + 1);
             for (contender, name) in CONTENDERS {
-                if let Some(race) = grounds.race(contender, clients)? {
+                if let Some(race) = backends.race(contender, clients)? {
                     table.add(name, clients, &race);
                 }
             }
@@ -98,10 +99,10 @@ fn main() -> Outcome<()> {
     draw(&table)?;
     let mut results = Results::of("contention");
     report(&mut results, &table);
-    results.finish(&mut grounds.servers[0].1)
+    results.finish(&mut backends.servers[0].1)
 }
 
-impl Grounds {
+impl Backends {
     fn race(&mut self, contender: Contender, clients: usize) -> Outcome<Option<Race>> {
         let time = Duration::from_millis(unless_quick(700, 400));
         let mut on_redis = |io_threads: usize, kind| -> Outcome<Option<Race>> {
@@ -124,7 +125,7 @@ impl Grounds {
     }
 }
 
-/// Of one contender with so many clients, over the rounds.
+/// Results of one contender and one number of clients, over all rounds.
 #[derive(Default)]
 struct Cell {
     name: &'static str,

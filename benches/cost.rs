@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: MIT
 
-//! What the options cost the server, as its own processor time, and as a ratio to the pair of plain commands that people
-//! lock with otherwise.
+//! The cost of each option: the server's processor time, and its ratio to the time for `SET NX PX` + `DEL`.
 //!
-//! `cargo bench --bench cost` starts a server of its own, as the other benchmarks do. The server's time is taken from
-//! `INFO cpu`, so that neither the client nor the network counts, and each line is measured in turns with the line that
-//! it is compared with. The processor time of two runs differs by some percent; the ratios are steadier.
+//! The time is that of `INFO cpu`, which excludes client and network. Each row alternates with the row that it is compared with.
+//! The processor time of two runs differs by some percent; the ratios are steadier.
 
 mod support;
 
@@ -17,21 +15,22 @@ use std::time::{Duration, Instant};
 use support::machine::{load, raise_open_files};
 use support::results::{Results, Target, Unit};
 use support::server::{Server, CLIENTS};
-use support::{asked, packed, thousands, unless_quick, Outcome, OWNER};
+use support::{is_requested, packed, thousands, unless_quick, Outcome, OWNER};
 
 /// Pairs of calls in one turn.
 const PAIRS: usize = 4_000;
+/// Turns of each row.
 fn turns() -> usize {
     unless_quick(10, 2)
 }
-/// How many are sent before the replies are read.
+/// Pairs that are sent before their replies are read.
 const BATCH: usize = 50;
 
 fn main() -> Outcome<()> {
-    if !asked("cost") {
+    if !is_requested("cost") {
         return Ok(());
     }
-    println!("client and server on the same machine, whose load was {}\n", load());
+    println!("client and server on the same machine, load {}\n", load());
     raise_open_files(CLIENTS);
     let mut server = Server::start()?;
     let mut results = Results::of("cost");
@@ -42,7 +41,7 @@ fn main() -> Outcome<()> {
     results.finish(&mut server)
 }
 
-/// Taking and giving back a free lock.
+/// Acquires and releases a free lock.
 fn pairs(server: &mut Server, results: &mut Results) -> Outcome<()> {
     let base = [format!("SET k {OWNER} NX PX 30000"), "DEL k".to_owned()];
     let (acquire, release) = (format!("LOCK.ACQUIRE k {OWNER} PX 30000"), format!("LOCK.RELEASE k {OWNER}"));
@@ -72,7 +71,7 @@ fn pairs(server: &mut Server, results: &mut Results) -> Outcome<()> {
     Ok(())
 }
 
-/// One more reader beside many.
+/// Adds one more reader to many.
 fn readers(server: &mut Server, results: &mut Results) -> Outcome<()> {
     for readers in [0, 10, 100, 1000] {
         let mut peer = server.connect()?;
@@ -89,13 +88,13 @@ fn readers(server: &mut Server, results: &mut Results) -> Outcome<()> {
     Ok(())
 }
 
-/// Ten thousand leases that are renewed.
+/// Renews ten thousand leases.
 fn watchdogs(server: &mut Server, results: &mut Results) -> Outcome<()> {
     const LOCKS: usize = 10_000;
     const LEASE_MS: usize = 30_000;
     let watch = unless_quick(20, 5) * Duration::from_secs(1);
     let mut peer = server.connect()?;
-    // One after the other over a third of the lease, so that the renewals are spread as in life.
+    // Acquires over a third of the lease, which spreads the renewals as in production.
     for lock in 0..LOCKS {
         call(&mut peer, &format!("LOCK.ACQUIRE k{lock} {OWNER} PX {LEASE_MS} WATCHDOG"))?;
         if lock % 100 == 0 {
@@ -117,7 +116,7 @@ fn watchdogs(server: &mut Server, results: &mut Results) -> Outcome<()> {
     server.clear()
 }
 
-/// What deadlock detection adds to a call that has to wait, at the end of a queue and of a chain.
+/// Measures the cost of deadlock detection for a waiting call, at the end of a queue and at the end of a chain.
 fn searches(server: &mut Server, results: &mut Results) -> Outcome<()> {
     for queue in [1, 1_000] {
         let mut waiters = Vec::new();
@@ -160,7 +159,7 @@ fn search(server: &mut Server, results: &mut Results, name: &str, key: &str) -> 
     Ok(())
 }
 
-/// A client that waits.
+/// Returns a connection whose call waits.
 fn wait(server: &Server, command: &str) -> Outcome<TcpStream> {
     let mut stream = server.connect()?;
     stream.write_all(&packed(command))?;
@@ -169,7 +168,7 @@ fn wait(server: &Server, command: &str) -> Outcome<TcpStream> {
     Ok(stream)
 }
 
-/// The server's processor time for a turn of these calls, in microseconds.
+/// Returns the server's processor time for one turn of these calls, in microseconds.
 fn time_of(server: &mut Server, peer: &mut TcpStream, calls: &[String]) -> Outcome<f64> {
     let before = cpu(server)?;
     for batch in 0..PAIRS / BATCH {
@@ -180,7 +179,7 @@ fn time_of(server: &mut Server, peer: &mut TcpStream, calls: &[String]) -> Outco
             }
         }
         peer.write_all(&bytes)?;
-        // The last of this call's replies comes after all before it.
+        // Its reply arrives after the replies to all calls before.
         call(peer, "ECHO end-of-batch")?;
     }
     let spent = cpu(server)? - before;
@@ -188,7 +187,7 @@ fn time_of(server: &mut Server, peer: &mut TcpStream, calls: &[String]) -> Outco
     Ok(spent)
 }
 
-/// Reads until the reply to the last call of what was sent is there: all that are sent end in a line.
+/// Sends a call, and reads until its reply has arrived. Replies to earlier calls are read too. Fails if one is an error.
 fn call(peer: &mut TcpStream, command: &str) -> Outcome<()> {
     let end: &[u8] = if command.starts_with("ECHO") { b"end-of-batch\r\n" } else { b"\r\n" };
     peer.write_all(&packed(command))?;
@@ -207,7 +206,7 @@ fn call(peer: &mut TcpStream, command: &str) -> Outcome<()> {
     Ok(())
 }
 
-/// The processor time that the server has used, in microseconds.
+/// Returns the processor time of the main thread so far, in microseconds.
 fn cpu(server: &mut Server) -> Outcome<f64> {
     let user: f64 = server.info("used_cpu_user_main_thread")?.parse()?;
     let system: f64 = server.info("used_cpu_sys_main_thread")?.parse()?;

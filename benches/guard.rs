@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT
 
-//! Has a path become dearer? Counts the instructions of the main paths, and of a command that uses no lock (11), and compares
-//! them with `benches/instructions.txt`.
+//! Detects regressions: counts the instructions of the main paths, and of commands that use no lock (invariant 11 of
+//! `docs/design.md`), and compares them with `benches/instructions.txt`.
 //!
-//! Absolute counts depend on how the server was built and on the processor, for which the C library chooses its
-//! functions. So what is compared is the ratio to `SET NX PX` + `DEL`, counted in the same run. A hand-over among clients that
-//! sleep is compared with the same of the floor, a module that only queues clients and unblocks them.
+//! Absolute counts depend on the build of the server, and on the processor, for which the C library selects its functions. So the
+//! ratio to `SET NX PX` + `DEL` of the same run is compared. The base of a hand-over among sleeping clients is a hand-over of the
+//! floor, a module that only queues clients and unblocks them.
 //!
-//! `cargo bench --bench guard` compares, and fails if a path is dearer than what is recorded by more than the
-//! tolerance; `cargo bench --bench guard -- --record` writes what it finds into the file.
+//! `cargo bench --bench guard` fails if a ratio exceeds the recorded one by more than the tolerance.
+//! `cargo bench --bench guard -- --record` writes the counts into the file.
 
 mod support;
 
@@ -19,15 +19,15 @@ use support::machine::machine;
 use support::paths::{self, Path};
 use support::server::Setup;
 use support::sleeping;
-use support::{asked, callgrind, thousands, Outcome};
+use support::{callgrind, is_requested, thousands, Outcome};
 
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/instructions.txt");
-/// By so much a ratio may differ from what is recorded.
+/// The tolerated change of a ratio.
 const TOLERANCE: f64 = 0.05;
-/// What several clients do depends a little on whose call the server reads first. Where the server waits for each of them, it
-/// depends on how fast the machine is: the module looks at some things every so many milliseconds.
+/// The tolerated change of a ratio for paths with several clients. These depend on the order in which the server reads the calls.
+/// Paths with sleeping clients also depend on the speed of the machine, as the module has periodic work.
 const TOLERANCE_OF_MANY: f64 = 0.08;
-/// What the others are compared with.
+/// The base of the ratios.
 const BASE: &Path = &paths::SET_DEL;
 const GUARDED: [&Path; 16] = [
     &paths::PAIR,
@@ -39,7 +39,7 @@ const GUARDED: [&Path; 16] = [
     &paths::PAIR_FENCE,
     &paths::PAIR_ID,
     &paths::PAIR_WATCHDOG,
-    &paths::PAIR_TELLING,
+    &paths::PAIR_WITH_EVENTS,
     &paths::GUARD_SET,
     &paths::GUARD_TOKEN_SET,
     &paths::HAND_OVER,
@@ -48,20 +48,20 @@ const GUARDED: [&Path; 16] = [
     &paths::PLAIN[1][3],
 ];
 
-/// Among how many clients that sleep a hand-over is counted: its name, and that of the floor's, which it is compared with.
+/// Hand-overs among sleeping clients: the number of clients, the name of the path, and the name of its base.
 const SLEEPING: [(usize, &str, &str); 2] = [
     (2, "hand-over, 2 sleep", "hand-over, 2 sleep: floor"),
     (200, "hand-over, 200 sleep", "hand-over, 200 sleep: floor"),
 ];
 
-/// What this one is compared with.
+/// Returns the name of the base of a path.
 fn base_of(name: &str) -> &str {
     let floor = SLEEPING.into_iter().find(|(_, module, _)| *module == name);
     floor.map_or(BASE.name, |(_, _, floor)| floor)
 }
 
 fn main() -> Outcome<ExitCode> {
-    if !asked("guard") {
+    if !is_requested("guard") {
         return Ok(ExitCode::SUCCESS);
     }
     let version = Setup::new().without_module().start()?.version()?;
@@ -81,15 +81,15 @@ fn main() -> Outcome<ExitCode> {
     let record = Record::parse(&fs::read_to_string(FILE).map_err(|error| format!("{FILE}: {error}"))?)?;
     if record.server != version {
         println!(
-            "\n*** What is recorded was counted on {}, not on {version}. The ratios are compared",
+            "\n*** The recorded counts are those of {}, not of {version}. If a ratio is off,",
             record.server
         );
-        println!("*** all the same; if one of them is off, this may be the reason.");
+        println!("*** this may be the reason.");
     }
     Ok(verdict(&record, &found))
 }
 
-/// What `benches/instructions.txt` says: the server, and the instructions of each path.
+/// The content of `benches/instructions.txt`: the server, and the instructions of each path.
 struct Record {
     server: String,
     counts: Vec<(String, f64)>,
@@ -115,7 +115,7 @@ impl Record {
             match line.split('\t').collect::<Vec<_>>()[..] {
                 ["server", server] => server.clone_into(&mut record.server),
                 [name, count, _] => record.counts.push((name.to_owned(), count.parse()?)),
-                _ => return Err(format!("{FILE}: what is {line:?}?").into()),
+                _ => return Err(format!("{FILE}: unknown line {line:?}").into()),
             }
         }
         Ok(record)
@@ -126,15 +126,15 @@ impl Record {
     }
 }
 
-/// The ratio of this one to what it is compared with; `None` if one of the two is not among the counts.
+/// Returns the ratio of a path to its base, or `None` if one of the two was not counted.
 fn ratio<'a>(counts: impl Iterator<Item = (&'a str, f64)> + Clone, name: &str) -> Option<f64> {
     let count = |name| counts.clone().find(|(other, _)| *other == name).map(|(_, count)| count);
     Some(count(name)? / count(base_of(name))?)
 }
 
-/// Prints the comparison.
+/// Prints the comparison. Fails if a path has regressed.
 fn verdict(record: &Record, found: &[(&str, f64)]) -> ExitCode {
-    let (mut dearer, mut cheaper) = (0, 0);
+    let (mut slower, mut faster) = (0, 0);
     println!("\n{:40} {:>12} {:>8} {:>9} {:>8}", "", "instructions", "ratio", "recorded", "change");
     for (name, count) in found {
         // Far below 2^53.
@@ -143,33 +143,33 @@ fn verdict(record: &Record, found: &[(&str, f64)]) -> ExitCode {
         let ratio = ratio(found.iter().copied(), name).unwrap_or(f64::NAN);
         let Some(recorded) = record.ratio(name) else {
             println!("{name:40} {shown:>12} {ratio:>8.3} {:>9} {:>8}  NOT RECORDED", "", "");
-            dearer += 1;
+            slower += 1;
             continue;
         };
         let change = ratio / recorded - 1.0;
         let tolerance = if name.starts_with("hand-over") { TOLERANCE_OF_MANY } else { TOLERANCE };
         let word = if change > tolerance {
-            dearer += 1;
-            "  DEARER"
+            slower += 1;
+            "  SLOWER"
         } else if change < -tolerance {
-            cheaper += 1;
-            "  cheaper"
+            faster += 1;
+            "  faster"
         } else {
             ""
         };
         println!("{name:40} {shown:>12} {ratio:>8.3} {recorded:>9.3} {:>+7.1} %{word}", change * 100.0);
     }
-    println!("\nThe ratio is that to {}, or to the floor, counted in the same run.", BASE.name);
-    if cheaper > 0 {
-        println!("{cheaper} of the paths are cheaper than what is recorded. Record it: make guard-record");
-    }
-    if dearer > 0 {
+    println!("\nThe base of each ratio is {}, or the floor, counted in the same run.", BASE.name);
+    if faster > 0 {
         println!(
-            "FAILED: {dearer} of the paths are dearer than what is recorded, by more than the tolerance."
+            "{faster} paths need fewer instructions than recorded. Record the counts: make guard-record"
         );
-        println!("If that is the price of something that is wanted: make guard-record, and say why.");
+    }
+    if slower > 0 {
+        println!("FAILED: {slower} paths need more instructions than recorded, beyond the tolerance.");
+        println!("If the cost is intended, record the counts with make guard-record and give the reason.");
         return ExitCode::FAILURE;
     }
-    println!("No path is dearer than what is recorded, by more than the tolerance.");
+    println!("No path needs more instructions than recorded, beyond the tolerance.");
     ExitCode::SUCCESS
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 
-//! What one hand-over of a contended lock costs the server, by how many wait: all clients are in a closed loop, so
-//! that all but one of them wait, and who gives the lock back queues up again. Next to Redisson's protocol, in which
-//! a release is published to all who wait, and all try again.
+//! The server's time for one hand-over of a contended lock, by the number of waiters. All clients are in a closed loop: all but
+//! one wait, and a client that has released the lock queues up again. With Redisson's protocol, a release is published to all
+//! waiters, and all of them try again.
 
 mod support;
 
@@ -14,16 +14,16 @@ use support::race::{self, Kind, Race};
 use support::results::{Results, Target, Unit};
 use support::samples::Samples;
 use support::server::{Server, Setup, CLIENTS};
-use support::{asked, thousands, unless_quick, Outcome};
+use support::{is_requested, thousands, unless_quick, Outcome};
 
 const WAITERS: [usize; 5] = [1, 10, 100, 1_000, 10_000];
 const SUBSCRIBERS: [usize; 3] = [1, 10, 100];
 
 fn main() -> Outcome<()> {
-    if !asked("handover") {
+    if !is_requested("handover") {
         return Ok(());
     }
-    // Some are for ourselves.
+    // Some files are for this process.
     let limit = raise_open_files(CLIENTS + 100);
     let waiters: Vec<usize> = WAITERS.into_iter().filter(|waiters| waiters + 100 < limit).collect();
     let cores = Cores::share(1);
@@ -71,7 +71,7 @@ fn main() -> Outcome<()> {
     results.finish(&mut server)
 }
 
-/// Microseconds of the server's time for a hand-over while so many wait.
+/// Returns the server's time for a hand-over with this number of waiters, in microseconds.
 fn cost(server: &mut Server, cores: &Cores, kind: Kind, waiters: usize) -> Outcome<f64> {
     let time = Duration::from_millis(unless_quick(1500, 500));
     let Race { cpu_per_grant, .. } = race::on_redis(server, cores, kind, waiters + 1, time)?;

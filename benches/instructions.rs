@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: MIT
 
-//! Instructions that the server executes for a lock, counted by callgrind, next to those for what people lock with
-//! otherwise; and what the module adds to commands that use no lock.
+//! Instructions that the server executes for a lock, counted by callgrind, and compared with other ways to lock. Also counts
+//! the instructions that the module adds to commands that use no lock.
 //!
-//! One client makes one call after the other. With the AOF and a replica, only the primary is counted.
+//! Except for hand-overs, one client makes all calls, each after the reply to the call before. With a replica, only the primary
+//! is counted.
 
 mod support;
 
 use support::paths::{self, Path};
 use support::results::{Results, Target, Unit};
 use support::server::Setup;
-use support::{asked, callgrind, Outcome};
+use support::{callgrind, is_requested, Outcome};
 
 fn main() -> Outcome<()> {
-    if !asked("instructions") {
+    if !is_requested("instructions") {
         return Ok(());
     }
     let pairs = [
@@ -25,7 +26,7 @@ fn main() -> Outcome<()> {
         &paths::PAIR_ID,
         &paths::PAIR_WATCHDOG,
         &paths::PAIR_EPHEMERAL,
-        &paths::PAIR_TELLING,
+        &paths::PAIR_WITH_EVENTS,
         &paths::PAIR_SHARED,
         &paths::GUARD_SET,
         &paths::GUARD_TOKEN_SET,
@@ -73,7 +74,7 @@ fn main() -> Outcome<()> {
     for path in [&paths::PAIR_WATCHDOG, &paths::PAIR_EPHEMERAL] {
         compare(path, &paths::SET_DEL, Target::AtMost(2.0));
     }
-    compare(&paths::PAIR_TELLING, &paths::PAIR, Target::None);
+    compare(&paths::PAIR_WITH_EVENTS, &paths::PAIR, Target::None);
     for path in [&paths::GUARD_SET, &paths::GUARD_TOKEN_SET] {
         compare(path, &paths::PLAIN[2][0], Target::AtMost(2.2));
     }

@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: MIT
 
-//! How soon a waiter has its lock, and how late waits and leases end, as a client sees it.
+//! The time until a waiter has its lock, and the delay with which waits and leases end, as a client sees them.
 //!
-//! `cargo bench --bench latency` starts a server of its own: `redis-server`, or what the variable `REDIS_SERVER`
-//! names, with the module that is built from these sources, or the one in the variable `REDIS_LOCK_MODULE`.
+//! `cargo bench --bench latency` starts `redis-server`, or the program that `REDIS_SERVER` names, with the module of these
+//! sources, or the one that `REDIS_LOCK_MODULE` names.
 //!
-//! Everything is measured in one thread with one clock, from just before a command is written until the reply
-//! that it leads to has been read. What takes microseconds is measured in two ways: by a client that asks its socket
-//! without pause whether the reply is there, so that no time is lost to waking it up; and by one that sleeps until then,
-//! after a moment in which the server has gone to sleep too, as is usual. For what takes milliseconds the client sleeps, so
-//! that it takes no core from the server.
+//! One thread and one clock measure everything: from just before a command is written until its effect, a reply, has been read.
+//! Microseconds are measured in two ways. A spinning client polls its socket, so waking it up costs no time. A sleeping client
+//! waits for the reply, and sends its call when the server sleeps too, as is usual in production. For milliseconds, the client
+//! sleeps, so that it takes no core from the server.
 
 mod support;
 
@@ -26,23 +25,23 @@ use support::picture::{self, Axis, Line};
 use support::results::{Results, Target, Unit};
 use support::samples::{time, Samples};
 use support::server::Server;
-use support::{asked, packed, thousands, unless_quick, Outcome};
+use support::{is_requested, packed, thousands, unless_quick, Outcome};
 
-/// As many as are wanted in the long queue.
+/// The intended length of the long queue.
 const WAITERS: usize = 10_000;
 const OTHER_KEYS: usize = 20_000;
-/// Samples of what takes microseconds, in each round. Such times depend on the cores that the server and we
-/// happen to run on: so what is to be compared is measured in turns.
+/// Samples of times in microseconds, in each round. These times depend on the cores that server and client happen to run on. So
+/// the measurements that are compared alternate.
 const MANY: usize = 500;
-/// Rounds of that.
+/// Rounds of the samples of [`MANY`].
 fn rounds() -> usize {
     unless_quick(10, 2)
 }
-/// Samples of what takes tens of milliseconds.
+/// Samples of times in milliseconds.
 fn some() -> usize {
     unless_quick(400, 60)
 }
-/// What the contract promises for waits and leases on an idle server.
+/// The documented limit for the delay of waits and leases on an idle server.
 const PROMISE: Duration = Duration::from_millis(5);
 
 const KEY: &str = "lock";
@@ -54,7 +53,7 @@ const GRANTED: &str = ":1\r\n";
 const RELEASED: &str = ":0\r\n";
 
 fn main() -> Outcome<()> {
-    if !asked("latency") {
+    if !is_requested("latency") {
         return Ok(());
     }
     let load_before = load();
@@ -65,9 +64,9 @@ fn main() -> Outcome<()> {
     let [mut slept_pings, mut slept_alone, mut slept_queued] = <[Samples; 3]>::default();
     for round in 0..rounds() {
         eprintln!("wake-ups, round {} of {}", round + 1, rounds());
-        pings.0.extend(measure(&mut server, |server| ping(server, Asking))?.0);
-        alone.0.extend(measure(&mut server, |server| release(server, 1, Asking))?.0);
-        queued.0.extend(measure(&mut server, |server| release(server, waiters, Asking))?.0);
+        pings.0.extend(measure(&mut server, |server| ping(server, Spinning))?.0);
+        alone.0.extend(measure(&mut server, |server| release(server, 1, Spinning))?.0);
+        queued.0.extend(measure(&mut server, |server| release(server, waiters, Spinning))?.0);
         deleted.0.extend(measure(&mut server, delete)?.0);
         slept_pings.0.extend(measure(&mut server, |server| ping(server, Sleeping))?.0);
         slept_alone.0.extend(measure(&mut server, |server| release(server, 1, Sleeping))?.0);
@@ -77,10 +76,10 @@ fn main() -> Outcome<()> {
     let sleeps = sleep_in_this_process()?;
     let waits = measure(&mut server, wait_deadline)?;
     let leases = measure(&mut server, lease_end)?;
-    let told = measure(&mut server, owner_told)?;
+    let notified = measure(&mut server, owner_notified)?;
     let (crowded, expired) = measure(&mut server, lease_end_among_others)?;
 
-    println!("client and server on the same machine, whose load was {load_before}, in the end {}\n", load());
+    println!("client and server on the same machine, load {load_before}, at the end {}\n", load());
     let queued_name = format!("RELEASE -> the next of {} waiters has its reply", thousands(waiters));
     let slept_queued_name = format!("  the same, by a client that sleeps, {} waiters", thousands(waiters));
     let crowded_name = format!("  while {} other keys expire", thousands(expired));
@@ -91,11 +90,11 @@ fn main() -> Outcome<()> {
         ("  the same, by a client that sleeps, 1 waiter", &slept_alone),
         (&queued_name, &queued),
         (&slept_queued_name, &slept_queued),
-        ("stranger's DEL -> the waiter has its reply", &deleted),
+        ("DEL by another client -> the waiter has its reply", &deleted),
         ("sleep(n) in this process, for comparison, later by", &sleeps),
         ("BLOCK n -> nil, later than n ms by", &waits),
         ("lease is over -> the waiter has its reply, later by", &leases),
-        ("lease is over -> its owner is told, later by", &told),
+        ("lease is over -> its owner is notified, later by", &notified),
         (&crowded_name, &crowded),
     ]);
     println!();
@@ -103,7 +102,10 @@ fn main() -> Outcome<()> {
         println!("{} waiters are not possible here: raise `ulimit -n`", thousands(WAITERS));
     }
     println!("a wait ends within {PROMISE:?} on an idle server, and never early: {}", verdict(&waits));
-    println!("an owner is told within {PROMISE:?} on an idle server, and never early: {}", verdict(&told));
+    println!(
+        "an owner is notified within {PROMISE:?} on an idle server, and never early: {}",
+        verdict(&notified)
+    );
     println!("a lease ends within {PROMISE:?} on an idle server, and never early: {}", verdict(&leases));
 
     let line = |name: &str, samples: &Samples| Line { name: name.to_owned(), points: samples.distribution() };
@@ -132,11 +134,17 @@ fn main() -> Outcome<()> {
     let promise = Target::AtMost(PROMISE.as_secs_f64() * 1e6);
     results.limit("latency: a wait ends late by at most", Unit::Micros, waits.max(), None, promise);
     results.limit("latency: a lease ends late by at most", Unit::Micros, leases.max(), None, promise);
-    results.limit("latency: an owner is told late by at most", Unit::Micros, told.max(), None, promise);
+    results.limit(
+        "latency: an owner is notified late by at most",
+        Unit::Micros,
+        notified.max(),
+        None,
+        promise,
+    );
     results.finish(&mut server)
 }
 
-/// Measures something, and leaves the server as it was.
+/// Measures something, and deletes its keys.
 fn measure<T>(server: &mut Server, what: impl FnOnce(&mut Server) -> Outcome<T>) -> Outcome<T> {
     let measured = what(server)?;
     server.clear()?;
@@ -154,8 +162,8 @@ fn ping(server: &mut Server, wait: Wait) -> Outcome<Samples> {
     })
 }
 
-/// From the release to the reply of the next in line. Who has released queues up again at the end, so the queue
-/// keeps its length.
+/// Measures the time from a release to the reply of the first waiter. The former holder queues up again, so the queue keeps its
+/// length.
 fn release(server: &mut Server, waiters: usize, wait: Wait) -> Outcome<Samples> {
     let mut holder = server.peer("holder", wait)?;
     holder.take_lock(LONG_MS)?;
@@ -164,7 +172,7 @@ fn release(server: &mut Server, waiters: usize, wait: Wait) -> Outcome<Samples> 
         let mut waiter = server.peer(&format!("waiter-{number}"), wait)?;
         waiter.queue_up(LONG_MS)?;
         queue.push_back(waiter);
-        // Lets the server accept what has been connected, before its backlog is full.
+        // Lets the server accept the connections before its backlog is full.
         if number % 100 == 99 {
             server.until_waiting(number + 1)?;
         }
@@ -184,24 +192,24 @@ fn release(server: &mut Server, waiters: usize, wait: Wait) -> Outcome<Samples> 
     })
 }
 
-/// From the deletion by a client that has nothing to do with the lock to the reply of the waiter.
+/// Measures the time from the deletion of the key by an external client to the reply of the waiter.
 fn delete(server: &mut Server) -> Outcome<Samples> {
-    let mut stranger = server.peer("stranger", Asking)?;
-    let (mut holder, mut waiter) = (server.peer("a", Asking)?, server.peer("b", Asking)?);
+    let mut external = server.peer("external", Spinning)?;
+    let (mut holder, mut waiter) = (server.peer("a", Spinning)?, server.peer("b", Spinning)?);
     let delete = packed(&format!("DEL {KEY}"));
     holder.take_lock(LONG_MS)?;
     take(MANY, |_| {
         waiter.queue_up(LONG_MS)?;
         server.until_waiting(1)?;
-        let sent = stranger.send(&delete)?;
+        let sent = external.send(&delete)?;
         let read = waiter.reply(GRANTED)?;
-        stranger.reply(":1\r\n")?;
+        external.reply(":1\r\n")?;
         std::mem::swap(&mut holder, &mut waiter);
         Ok(since(sent, read))
     })
 }
 
-/// How much later than it asked for a thread of this process goes on: so busy is the machine.
+/// Measures how much too long a thread of this process sleeps, which shows how busy the machine is.
 fn sleep_in_this_process() -> Outcome<Samples> {
     take(some(), |number| {
         let due = Instant::now() + Duration::from_millis(varied_ms(number));
@@ -210,7 +218,7 @@ fn sleep_in_this_process() -> Outcome<Samples> {
     })
 }
 
-/// How much later than it asked for a waiter gets its nil.
+/// Measures how much later than its timeout a waiter gets nil.
 fn wait_deadline(server: &mut Server) -> Outcome<Samples> {
     let (mut holder, mut waiter) = (server.peer("a", Sleeping)?, server.peer("b", Sleeping)?);
     holder.take_lock(LONG_MS)?;
@@ -224,7 +232,7 @@ fn wait_deadline(server: &mut Server) -> Outcome<Samples> {
     })
 }
 
-/// How much later than the end of the holder's lease, as the server tells it, the waiter gets its reply.
+/// Measures how much later than the end of the holder's lease the waiter gets its reply. The server reports the end of the lease.
 fn lease_end(server: &mut Server) -> Outcome<Samples> {
     let (mut holder, mut waiter) = (server.peer("a", Sleeping)?, server.peer("b", Sleeping)?);
     take(some(), |number| {
@@ -240,28 +248,28 @@ fn lease_end(server: &mut Server) -> Outcome<Samples> {
     })
 }
 
-/// How much later than the end of its lease, as the server tells it, an owner is told of it. Nobody waits for the lock.
-fn owner_told(server: &mut Server) -> Outcome<Samples> {
+/// Measures how much later than the end of its lease an owner is notified. The lock has no waiters.
+fn owner_notified(server: &mut Server) -> Outcome<Samples> {
     redis::cmd("CONFIG").arg(&["SET", "lock.events", "yes"]).query::<()>(&mut server.control)?;
-    let (mut holder, mut told) = (server.peer("a", Sleeping)?, server.peer("b", Sleeping)?);
+    let (mut holder, mut notified) = (server.peer("a", Sleeping)?, server.peer("b", Sleeping)?);
     let channel = format!("lock:event:{{{KEY}}}");
-    told.send(&packed(&format!("SUBSCRIBE {channel}")))?;
-    told.reply(&format!("*3\r\n$9\r\nsubscribe\r\n${}\r\n{channel}\r\n:1\r\n", channel.len()))?;
+    notified.send(&packed(&format!("SUBSCRIBE {channel}")))?;
+    notified.reply(&format!("*3\r\n$9\r\nsubscribe\r\n${}\r\n{channel}\r\n:1\r\n", channel.len()))?;
     let message = format!("*3\r\n$7\r\nmessage\r\n${}\r\n{channel}\r\n$9\r\nexpired a\r\n", channel.len());
     let samples = take(some(), |number| {
         pause(number);
         holder.take_lock(varied_ms(number))?;
         let lease_end = server.expires_at(KEY)?;
-        let read = told.reply(&message)?;
+        let read = notified.reply(&message)?;
         Ok(since(lease_end, read))
     })?;
     redis::cmd("CONFIG").arg(&["SET", "lock.events", "no"]).query::<()>(&mut server.control)?;
     Ok(samples)
 }
 
-/// The same while the server has other keys to expire all the time; and how many those were.
+/// Measures as [`lease_end`] does, while many other keys expire. Returns the number of those keys too.
 fn lease_end_among_others(server: &mut Server) -> Outcome<(Samples, usize)> {
-    // About as long as the measurement takes.
+    // About the duration of the measurement.
     let total_ms = some() * 27;
     let mut pipeline = redis::pipe();
     for number in 0..OTHER_KEYS {
@@ -274,7 +282,7 @@ fn lease_end_among_others(server: &mut Server) -> Outcome<(Samples, usize)> {
     Ok((samples, before - server.keys()?))
 }
 
-/// Begins each sample at another point of the server's millisecond.
+/// Varies the point of the server's millisecond at which a sample begins.
 fn pause(number: usize) {
     sleep(Duration::from_micros(500 + (number as u64 * 617) % 2000));
 }
@@ -283,14 +291,14 @@ fn varied_ms(number: usize) -> u64 {
     20 + number as u64 % 10
 }
 
-/// Microseconds; below zero if it came too early.
+/// Returns the delay in microseconds, which is negative if the reply came too early.
 fn since(due: Instant, read: Instant) -> f64 {
     let late = read.saturating_duration_since(due).as_secs_f64();
     let early = due.saturating_duration_since(read).as_secs_f64();
     (late - early) * 1e6
 }
 
-/// Measures something so many times.
+/// Takes `count` samples.
 fn take(count: usize, mut sample: impl FnMut(usize) -> Outcome<f64>) -> Outcome<Samples> {
     // The first ones find cold caches.
     for number in 0..count / 50 {
@@ -306,7 +314,7 @@ fn verdict(samples: &Samples) -> String {
     }
 }
 
-/// How often the promise was not kept.
+/// Counts the samples outside of the promise.
 fn broken(samples: &Samples) -> usize {
     let promise = 0.0..=PROMISE.as_secs_f64() * 1e6;
     samples.0.iter().filter(|late| !promise.contains(late)).count()
@@ -322,18 +330,18 @@ fn print_table(rows: &[(&str, &Samples)]) {
     }
 }
 
-/// What a client does while it waits for a reply.
+/// How a client waits for a reply.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Wait {
-    /// It asks its socket again and again, if there is a core for that.
-    Asking,
+    /// Polls its socket, if the machine has a core for that.
+    Spinning,
     Sleeping,
 }
 
-use Wait::{Asking, Sleeping};
+use Wait::{Sleeping, Spinning};
 
 impl Wait {
-    /// Lets the server go to sleep, too, if its client does.
+    /// Lets the server fall asleep too, if its client sleeps.
     fn until_all_sleep(self) {
         if self == Sleeping {
             sleep(Duration::from_micros(200));
@@ -341,30 +349,30 @@ impl Wait {
     }
 }
 
-/// A client of the lock, down to its bytes.
+/// A client of the lock, on a plain socket.
 struct Peer {
     stream: TcpStream,
     owner: String,
 }
 
 impl Peer {
-    /// Returns when it began to write.
+    /// Sends a command. Returns the time just before.
     fn send(&mut self, command: &[u8]) -> Outcome<Instant> {
         let sent = Instant::now();
         self.stream.write_all(command)?;
         Ok(sent)
     }
 
-    /// Returns when the whole reply was there.
+    /// Reads a reply. Returns the time at which it was complete.
     fn reply(&mut self, expected: &str) -> Outcome<Instant> {
-        let patience = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(10);
         let mut reply = [0; 256];
         let mut length = 0;
         while !reply[..length].ends_with(b"\r\n") {
             match self.stream.read(&mut reply[length..]) {
                 Ok(0) => return Err("the server has closed the connection".into()),
                 Ok(read) => length += read,
-                Err(error) if error.kind() == ErrorKind::WouldBlock && Instant::now() < patience => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock && Instant::now() < deadline => {}
                 Err(error) => return Err(format!("{} got no reply: {error}", self.owner).into()),
             }
         }
@@ -391,7 +399,7 @@ impl Peer {
     }
 }
 
-/// What these measurements ask of a server.
+/// Methods of the server for these measurements.
 trait Locks {
     fn peer(&self, owner: &str, wait: Wait) -> Outcome<Peer>;
     fn until_waiting(&mut self, waiters: usize) -> Outcome<()>;
@@ -400,18 +408,18 @@ trait Locks {
 impl Locks for Server {
     fn peer(&self, owner: &str, wait: Wait) -> Outcome<Peer> {
         let stream = self.connect()?;
-        stream.set_nonblocking(wait == Asking && cores() > 1)?;
+        stream.set_nonblocking(wait == Spinning && cores() > 1)?;
         Ok(Peer { stream, owner: owner.to_owned() })
     }
 
     fn until_waiting(&mut self, waiters: usize) -> Outcome<()> {
-        let patience = Instant::now() + Duration::from_secs(30);
+        let deadline = Instant::now() + Duration::from_secs(30);
         loop {
             let info: HashMap<String, Value> = redis::cmd("LOCK.INFO").arg(KEY).query(&mut self.control)?;
             if info.get("waiters") == Some(&Value::Int(i64::try_from(waiters)?)) {
                 return Ok(());
             }
-            if Instant::now() > patience {
+            if Instant::now() > deadline {
                 return Err(format!("waited in vain for {waiters} waiters: {info:?}").into());
             }
         }

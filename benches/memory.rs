@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: MIT
 
-//! What the server's memory grows by: for a lock, for a client that waits for one, for a wait without a connection of its own, for
-//! a watchdog.
+//! Memory of the server for a lock, for a waiter with a connection of its own, for a waiter by message, and for a watchdog.
 //!
-//! It is the growth of `used_memory`, by how many there are. A client that waits is compared with one that is only
-//! connected, and with one that waits in `BLPOP`.
+//! Each value is the growth of `used_memory`, divided by the number of locks or waiters. A waiter is compared with an idle
+//! connection, and with a connection that waits in `BLPOP`.
 
 mod support;
 
@@ -17,10 +16,10 @@ use support::caller::Caller;
 use support::machine::raise_open_files;
 use support::results::{Results, Target, Unit};
 use support::server::{Server, Setup, CLIENTS};
-use support::{asked, packed, unless_quick, Outcome, OWNER};
+use support::{is_requested, packed, unless_quick, Outcome, OWNER};
 
 fn main() -> Outcome<()> {
-    if !asked("memory") {
+    if !is_requested("memory") {
         return Ok(());
     }
     raise_open_files(CLIENTS);
@@ -34,7 +33,7 @@ fn main() -> Outcome<()> {
 fn locks(results: &mut Results) -> Outcome<()> {
     let count = unless_quick(100_000, 10_000);
     let (mut bare, mut server) = (Setup::new().without_module().start()?, Server::start()?);
-    let mut telling = Setup::new().option("lock.events", "yes").start()?;
+    let mut event_server = Setup::new().option("lock.events", "yes").start()?;
     let grown =
         |server: &mut Server, command: &str| -> Outcome<f64> {
             server.clear()?;
@@ -43,7 +42,7 @@ fn locks(results: &mut Results) -> Outcome<()> {
             caller.pipeline(command.split(';').flat_map(|command| {
                 (0..count).map(move |lock| command.replace('#', &format!("{lock:06}")))
             }))?;
-            // A watchdog would end with its connection, whose own memory is little by so many. All others leave none.
+            // A watchdog ends with its connection, so that stays open. Its own memory does not matter among so many locks.
             let caller = command.ends_with("WATCHDOG").then_some(caller);
             let grown = settled(server)? - before;
             drop(caller);
@@ -51,22 +50,22 @@ fn locks(results: &mut Results) -> Outcome<()> {
         };
     let set = format!("HSET lock:# {OWNER} 1;PEXPIRE lock:# 600000");
     let acquire = format!("LOCK.ACQUIRE lock:# {OWNER} PX 600000");
-    // What is allocated once is in none of them.
+    // Excludes memory that is allocated once.
     grown(&mut bare, &set)?;
     grown(&mut server, &acquire)?;
-    grown(&mut telling, &acquire)?;
+    grown(&mut event_server, &acquire)?;
     let hash = grown(&mut bare, &set)?;
     let lock = grown(&mut server, &acquire)?;
-    let told = grown(&mut telling, &acquire)?;
+    let with_events = grown(&mut event_server, &acquire)?;
     let watched = grown(&mut server, &format!("LOCK.ACQUIRE lock:# {OWNER} PX 600000 WATCHDOG"))?;
     let fenced = grown(&mut server, &format!("LOCK.ACQUIRE lock:# {OWNER} PX 600000 FENCE"))?;
     let shared = grown(&mut server, &format!("LOCK.ACQUIRE lock:# {OWNER} PX 600000 SHARED"))?;
     let name = "HSET + PEXPIRE";
-    // Some KB are the server's own.
+    // The server's own memory varies by some KB.
     results.ratio("memory: a lock", Unit::Bytes, lock, (name, hash), Target::AtMost(1.01));
     results.ratio("memory: a shared lock", Unit::Bytes, shared, (name, hash), Target::None);
     results.ratio("memory: a fenced lock, with its counter", Unit::Bytes, fenced, (name, hash), Target::None);
-    results.value("memory: lock.events yes, for each lock held", Unit::Bytes, told - lock);
+    results.value("memory: lock.events yes, for each lock held", Unit::Bytes, with_events - lock);
     results.value("memory: a watchdog, beside its lock", Unit::Bytes, watched - lock);
 
     bare.clear()?;
@@ -97,7 +96,7 @@ fn waiters(results: &mut Results) -> Outcome<()> {
             let mut stream = server.connect()?;
             stream.write_all(&packed(&command.replace('#', &client.to_string())))?;
             clients.push(stream);
-            // Lets the server accept what has been connected, before its backlog is full.
+            // Lets the server accept the connections before its backlog is full.
             if client % 100 == 99 {
                 caller.call("PING")?;
             }
@@ -118,7 +117,7 @@ fn waiters(results: &mut Results) -> Outcome<()> {
     Ok(())
 }
 
-/// All of them are on one connection, and nobody hears of a grant, as there is none.
+/// Measures waits with `NOTIFY`, all on one connection. No lock is granted, so no messages are sent.
 fn waits_by_message(results: &mut Results) -> Outcome<()> {
     let count = unless_quick(10_000, 2_000);
     let numbered = |call: &str| -> Vec<String> {
@@ -146,18 +145,17 @@ fn waits_by_message(results: &mut Results) -> Outcome<()> {
     Ok(())
 }
 
-/// The server's memory, when it does not change any more: it gives back what a new connection's buffers have too much
-/// only after a while.
+/// Returns the server's memory once it no longer changes. The server shrinks the buffers of new connections after a while.
 fn settled(server: &mut Server) -> Outcome<f64> {
     let mut last = f64::NAN;
     for _ in 0..60 {
         let now: f64 = server.info("used_memory")?.parse()?;
-        // Some KB come and go with our own questions.
+        // Reading `INFO` itself changes the memory by some KB.
         if (now - last).abs() <= 4096.0 {
             return Ok(now);
         }
         last = now;
         sleep(Duration::from_millis(2500));
     }
-    Err("the server's memory goes on changing".into())
+    Err("the server's memory keeps changing".into())
 }

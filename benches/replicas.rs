@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 
-//! How long it takes until a replica has acknowledged a lock: `LOCK.ACQUIRE … REPLICAS 1`, next to `SET` and `WAIT` in one
-//! write, which is the usual way to ask for that. One client, which sleeps until the replies; what is compared is measured in
-//! turns. Server, replica and client are on the same machine.
+//! The time until a replica has acknowledged a lock: `LOCK.ACQUIRE … REPLICAS 1`, compared with the usual way, `SET` and `WAIT`
+//! in one write. One client sleeps until the replies, and alternates both calls. Server, replica and client are on the same
+//! machine.
 
 mod support;
 
@@ -13,10 +13,10 @@ use support::machine::load;
 use support::results::{Results, Target, Unit};
 use support::samples::{time, Samples};
 use support::server::Setup;
-use support::{asked, packed, unless_quick, Outcome};
+use support::{is_requested, packed, unless_quick, Outcome};
 
 fn main() -> Outcome<()> {
-    if !asked("replicas") {
+    if !is_requested("replicas") {
         return Ok(());
     }
     let load_before = load();
@@ -36,7 +36,7 @@ fn main() -> Outcome<()> {
         caller.send(&release)?;
         expect(&mut caller, ":0")?;
     }
-    println!("the load of the machine was {load_before}, in the end {}\n", load());
+    println!("load of the machine {load_before}, at the end {}\n", load());
     for (name, samples) in [("PING", &pings), ("SET + WAIT 1", &sets), ("ACQUIRE REPLICAS 1", &acquires)] {
         println!("{name:22}  p50 {:>9}  p99 {:>9}", time(samples.median()), time(samples.p99()));
     }
@@ -54,7 +54,7 @@ fn main() -> Outcome<()> {
     results.finish(&mut server)
 }
 
-/// Sends this and waits for these replies: how many microseconds that takes.
+/// Sends a call, and waits for its replies. Returns the time in microseconds.
 fn timed(caller: &mut Caller, (call, replies): &(Vec<u8>, Vec<String>)) -> Outcome<f64> {
     let start = Instant::now();
     caller.send(call)?;
@@ -64,6 +64,7 @@ fn timed(caller: &mut Caller, (call, replies): &(Vec<u8>, Vec<String>)) -> Outco
     Ok(start.elapsed().as_secs_f64() * 1e6)
 }
 
+/// Fails unless the next reply is `expected`.
 fn expect(caller: &mut Caller, expected: &str) -> Outcome<()> {
     let reply = caller.reply()?;
     let reply = String::from_utf8_lossy(&reply);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
 
-//! The end of `make bench`: one table of what the other benchmarks have left in `target/bench`, and the machine.
+//! The end of `make bench`: one table of all results in `target/bench`, and a description of the machine.
 
 mod support;
 
 use support::machine::machine;
 use support::results::{self, print_table, Results};
-use support::{asked, Outcome};
+use support::{is_requested, Outcome};
 
 const BENCHES: [&str; 11] = [
     "instructions",
@@ -23,7 +23,7 @@ const BENCHES: [&str; 11] = [
 ];
 
 fn main() -> Outcome<()> {
-    if !asked("report") {
+    if !is_requested("report") {
         return Ok(());
     }
     let mut rows = Vec::new();

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT
 
-//! What has to be known to plan for many clients: how long they wait for a lock that many of them want, measured and as
-//! `examples/hot_lock` calculates it; and what a release costs in a cluster by how many nodes it has.
+//! Measurements for capacity planning. The first is the wait for a hot lock, compared with the calculation of
+//! `examples/hot_lock`. The second is the cost of a release in a cluster, by the number of nodes.
 //!
-//! **The hot lock.** Requests come at times that are drawn beforehand, as those of independent clients do, whether or not the
-//! earlier ones have been served. Each has a client that sleeps until then, holds the lock for as long as was drawn, and gives it
-//! back. The calculation gets what an application can see of itself: when the calls were sent, for how long each client held the
-//! lock, and how long a release takes to be answered, on average. It does not get who waited.
+//! **The hot lock.** Requests arrive at random times, like those of independent clients, even while earlier requests still wait.
+//! For each request, a client sleeps until its time, acquires the lock, holds it for a random time, and releases it. The
+//! calculation gets numbers that an application can observe: the times of calls, the durations of holds, and the average time for
+//! a release. It does not get the waits.
 //!
-//! **The cluster.** The server that is measured has all slots; the others only know it, as they would in a large cluster.
+//! **The cluster.** The measured server has all slots. The other nodes have none, and only listen.
 
 mod support;
 
@@ -25,25 +25,25 @@ use support::machine::{pin, Cores};
 use support::results::{Results, Target, Unit};
 use support::samples::Samples;
 use support::server::{Server, Setup};
-use support::{asked, unless_quick, Outcome, OWNER};
+use support::{is_requested, unless_quick, Outcome, OWNER};
 
-/// How long the lock is to be held, on average. Clients oversleep a little.
+/// The intended average time of a hold, in seconds. Clients oversleep a little.
 const HOLD: f64 = 0.02;
 
-/// How much of the time it is to be held.
+/// The intended shares of the time in which the lock is held.
 const UTILISATIONS: [f64; 4] = [0.5, 0.65, 0.75, 0.85];
 
-/// More than ever wait at once.
+/// The number of clients, which exceeds the number of waiters at any time.
 const CLIENTS: usize = 150;
 
-/// How far a measured wait may be from the calculated one.
+/// The tolerated deviation of a measured wait from the calculated one.
 const TOLERANCE: f64 = 0.2;
 
-/// How many nodes a cluster has.
+/// The sizes of the clusters, in nodes.
 const NODES: [usize; 3] = [2, 10, 40];
 
 fn main() -> Outcome<()> {
-    if !asked("scale") {
+    if !is_requested("scale") {
         return Ok(());
     }
     let mut results = Results::of("scale");
@@ -83,17 +83,17 @@ fn hot_lock(results: &mut Results) -> Outcome<Server> {
     Ok(server)
 }
 
-/// What a client saw. All times are in seconds.
+/// The times of one request, in seconds.
 struct Served {
-    /// When it has sent its call, and for how long it held the lock.
+    /// When the call was sent, and for how long the client held the lock.
     request: Request,
-    /// From then until the grant.
+    /// The time from the call until the grant.
     waited: f64,
-    /// From the release until its reply.
+    /// The time from the release until its reply.
     release: f64,
 }
 
-/// Plays these requests.
+/// Plays the requests, and returns their times.
 fn play(server: &Server, requests: &[Request]) -> Outcome<Vec<Served>> {
     let next = AtomicUsize::new(0);
     let begin = Instant::now() + Duration::from_millis(500);
@@ -105,12 +105,13 @@ fn play(server: &Server, requests: &[Request]) -> Outcome<Vec<Served>> {
             thread::sleep(at.saturating_duration_since(Instant::now()));
             let sent = Instant::now();
             granted(&caller.call(&format!("LOCK.ACQUIRE hot client:{number} BLOCK 0"))?)?;
-            let told = Instant::now();
+            let granted_at = Instant::now();
             thread::sleep(Duration::from_secs_f64(request.hold));
             let releases = Instant::now();
             caller.call(&format!("LOCK.RELEASE hot client:{number}"))?;
-            let request = Request { at: (sent - begin).as_secs_f64(), hold: (releases - told).as_secs_f64() };
-            let (waited, release) = ((told - sent).as_secs_f64(), releases.elapsed().as_secs_f64());
+            let request =
+                Request { at: (sent - begin).as_secs_f64(), hold: (releases - granted_at).as_secs_f64() };
+            let (waited, release) = ((granted_at - sent).as_secs_f64(), releases.elapsed().as_secs_f64());
             served.push(Served { request, waited, release });
         }
         Ok(served)
@@ -126,6 +127,7 @@ fn play(server: &Server, requests: &[Request]) -> Outcome<Vec<Served>> {
     })
 }
 
+/// Fails unless the reply is a grant.
 fn granted(reply: &[u8]) -> Outcome<()> {
     match reply {
         b":1\r\n" => Ok(()),
@@ -133,14 +135,15 @@ fn granted(reply: &[u8]) -> Outcome<()> {
     }
 }
 
-/// The message that a lock is free goes to all nodes by `PUBLISH`, and stays in the shard by `SPUBLISH`.
+/// Measures the cost of a pair by the number of nodes. `PUBLISH` sends the message of a free lock to all nodes; `SPUBLISH` keeps
+/// it in the shard.
 fn cluster(results: &mut Results) -> Outcome<()> {
     let mut least = None;
     for size in NODES {
         let mut nodes = Vec::new();
         for _ in 0..size {
             let mut setup = Setup::new().in_a_cluster();
-            // The others only listen.
+            // The other nodes only listen.
             if !nodes.is_empty() {
                 setup = setup.without_module();
             }
@@ -151,14 +154,7 @@ fn cluster(results: &mut Results) -> Outcome<()> {
         redis::cmd("CLUSTER").arg(&["ADDSLOTSRANGE", "0", "16383"]).query::<()>(&mut measured.control)?;
         for other in others {
             let port = other.address().port().to_string();
-            let bus: String = redis::cmd("CONFIG")
-                .arg("GET")
-                .arg("cluster-port")
-                .query::<(String, String)>(&mut other.control)?
-                .1;
-            redis::cmd("CLUSTER")
-                .arg(&["MEET", "127.0.0.1", &port, &bus])
-                .query::<()>(&mut measured.control)?;
+            redis::cmd("CLUSTER").arg(&["MEET", "127.0.0.1", &port]).query::<()>(&mut measured.control)?;
         }
         measured.until("all nodes are connected", |server| {
             let nodes: String = redis::cmd("CLUSTER").arg("NODES").query(&mut server.control)?;
@@ -179,7 +175,7 @@ fn cluster(results: &mut Results) -> Outcome<()> {
     Ok(())
 }
 
-/// Microseconds of the server for an acquire and a release, one call after the other.
+/// Returns the server's time for an acquire and a release, not pipelined, in microseconds.
 fn pair(server: &mut Server) -> Outcome<f64> {
     let count: u32 = unless_quick(5_000, 500);
     let mut caller = Caller::connect(server)?;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
 
-//! What a hand-over costs if everybody sleeps until there is something to do: 2 to 10,000 clients in a closed loop, each of
-//! which releases the lock when it has been granted, and queues up again when it has read that reply. Next to the floor, a
-//! module that only queues clients and unblocks them (`tests/modules/floor.rs`).
+//! The cost of a hand-over among sleeping clients: 2 to 10,000 clients in a closed loop. Each one releases the lock once it has
+//! its grant, and queues up again once it has the reply. The base is the floor, a module that only queues clients and unblocks
+//! them (`tests/modules/floor.rs`).
 //!
-//! First the server's instructions and its system calls. For these the next call is sent when the server sleeps, so that it has
-//! to wake up for each one: in other loops it often finds two at once, and the second of two clients finds a lock that is free.
-//! Then the time that a hand-over takes when the next call is sent as soon as its client may send it; next to PostgreSQL, too.
+//! First the server's instructions and system calls are counted. Each call is sent while the server sleeps, so the server wakes
+//! up for each call. In a loop without this pause, the server often reads two calls at once, and the second client finds a free
+//! lock. Then the time of a hand-over is measured, with each call sent as early as possible, and compared with PostgreSQL too.
 
 mod support;
 
@@ -20,19 +20,19 @@ use support::samples::Samples;
 use support::server::{Setup, CLIENTS};
 use support::sleeping::{self, Contender};
 use support::system_calls::{self, Counts};
-use support::{asked, is_quick, thousands, unless_quick, Outcome};
+use support::{is_quick, is_requested, thousands, unless_quick, Outcome};
 
 const SIZES: [usize; 4] = [2, 10, 200, 10_000];
-/// PostgreSQL has a process for each client.
-const MOST_ON_POSTGRES: usize = 200;
-/// Among how many clients system calls are counted.
+/// The maximum number of clients of PostgreSQL, which has a process for each client.
+const MAX_POSTGRES_CLIENTS: usize = 200;
+/// The number of clients while system calls are counted.
 const TRACED: usize = 200;
 
 fn main() -> Outcome<()> {
-    if !asked("sleeping") {
+    if !is_requested("sleeping") {
         return Ok(());
     }
-    // Some are for ourselves.
+    // Some files are for this process.
     let limit = raise_open_files(CLIENTS + 100);
     let sizes: Vec<usize> = SIZES.into_iter().filter(|size| size + 100 < limit).collect();
     let mut results = Results::of("sleeping");
@@ -47,7 +47,10 @@ fn instructions(sizes: &[usize], results: &mut Results) -> Outcome<()> {
     for size in sizes.iter().filter(|size| !is_quick() || **size <= 200) {
         let (module, floor) = sleeping::count_both(*size)?;
         let clients = thousands(*size);
-        eprintln!("{clients} clients: {:.2} turns of the event loop, floor {:.2}", module.turns, floor.turns);
+        eprintln!(
+            "{clients} clients: {:.2} cycles of the event loop, floor {:.2}",
+            module.cycles, floor.cycles
+        );
         let what = format!("sleeping: instructions, {clients} clients");
         let base = ("floor", floor.instructions);
         results.ratio(
@@ -74,10 +77,10 @@ fn instructions(sizes: &[usize], results: &mut Results) -> Outcome<()> {
 fn count_system_calls(results: &mut Results) -> Outcome<()> {
     let times = unless_quick(2000, 500);
     let count = |contender: Contender| -> Outcome<Option<Counts>> {
-        // The server's own work is least then.
+        // Minimizes the periodic work of the server.
         let mut server = contender.start(Setup::new().option("hz", "1").option("dynamic-hz", "no"))?;
         let mut ring = contender.ring(&mut server, TRACED)?;
-        let pace = Pace::Asleep(server.process());
+        let pace = Pace::WhenServerSleeps(server.id());
         ring.hand_over(100, pace)?;
         system_calls::count(&server, || ring.hand_over(times, pace))
     };
@@ -91,7 +94,7 @@ fn count_system_calls(results: &mut Results) -> Outcome<()> {
     names.dedup();
     for name in names {
         let (module, floor) = (each(&module, name), each(&floor, name));
-        // The rest is what the server does by itself from time to time.
+        // The other system calls belong to the periodic work of the server.
         if module.max(floor) >= 0.05 {
             let what = format!("  system calls, {name}");
             results.ratio(&what, Unit::Count, module, ("floor", floor), Target::None);
@@ -100,7 +103,7 @@ fn count_system_calls(results: &mut Results) -> Outcome<()> {
     Ok(())
 }
 
-/// The rounds alternate, and of each one's rounds the median counts.
+/// Measures the time of a hand-over. The rounds alternate, and the median of the rounds counts.
 fn wall_time(sizes: &[usize], results: &mut Results) -> Outcome<()> {
     let cores = Cores::share(1);
     let postgres = Postgres::start()?;
@@ -109,9 +112,9 @@ fn wall_time(sizes: &[usize], results: &mut Results) -> Outcome<()> {
         for _ in 0..unless_quick(5, 1) {
             on_module.0.push(on_redis(Contender::Module, &cores, *size)?);
             on_floor.0.push(on_redis(Contender::Floor, &cores, *size)?);
-            if let Some(postgres) = postgres.as_ref().filter(|_| *size <= MOST_ON_POSTGRES) {
+            if let Some(postgres) = postgres.as_ref().filter(|_| *size <= MAX_POSTGRES_CLIENTS) {
                 let calls = (0..*size).map(|_| postgres::calls()).collect();
-                let ring = Ring::start(&postgres.door(), calls)?;
+                let ring = Ring::start(&postgres.endpoint(), calls)?;
                 on_postgres.0.push(time(&postgres.cores, ring)?);
             }
         }
@@ -125,13 +128,13 @@ fn wall_time(sizes: &[usize], results: &mut Results) -> Outcome<()> {
     Ok(())
 }
 
-/// On a server of its own: clients of the floor that go leave their queue behind.
+/// Measures on a new server, because the floor keeps the queue of clients that have disconnected.
 fn on_redis(contender: Contender, cores: &Cores, size: usize) -> Outcome<f64> {
     let mut server = contender.start(Setup::new().on_cores(&cores.server))?;
     time(cores, contender.ring(&mut server, size)?)
 }
 
-/// Microseconds for a hand-over. The clients are on these cores.
+/// Returns the time of a hand-over in microseconds. Runs the clients on these cores.
 fn time(cores: &Cores, mut ring: Ring) -> Outcome<f64> {
     let measure = move || -> Outcome<f64> {
         pin(&cores.loaders);
@@ -139,6 +142,6 @@ fn time(cores: &Cores, mut ring: Ring) -> Outcome<f64> {
         let each = ring.hand_over_for(Duration::from_millis(unless_quick(1500, 500)))?;
         Ok(each.as_secs_f64() * 1e6)
     };
-    // In a thread of its own, because it is to stay where it is put.
+    // A new thread, as the calling thread must not stay pinned.
     std::thread::scope(|scope| scope.spawn(measure).join().map_err(|_| "a thread has panicked")?)
 }

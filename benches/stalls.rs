@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: MIT
 
-//! How long the server keeps others waiting while it does much at once: 100,000 locks are held, and somebody waits for
-//! 10,000 of them; then they are looked at, released, and expire all in the same millisecond. Then one lock is held by 10,000
-//! readers, who are looked at, waited for, and whose leases end. At last much is due at once for 40,000 readers of one lock.
+//! The longest time for which a server that has much to do at once does not reply to other clients.
 //!
-//! A stall is the longest time that a client waited for the reply to a `PING`, which it sends without pause meanwhile,
-//! in the worst of all rounds. The same is measured on a server without the module, with 100,000 hashes that are
-//! deleted or expire; and while nothing happens, which says how often the machine itself keeps somebody waiting.
+//! First 100,000 locks are held, 10,000 of them with a waiter. They are listed, released, and expire in the same millisecond.
+//! Then one lock has 10,000 readers, and is inspected, gets writers that wait, and its leases end. Finally one lock has 40,000
+//! readers, which are granted the lock, lose their connections, or are renewed at once.
+//!
+//! Meanwhile a client sends `PING` without pause. A stall is its longest wait for a reply, in the worst of all rounds. The base
+//! is a server without the module, with 100,000 hashes that are deleted or expire. The stall of an idle server shows how often
+//! the machine itself delays a reply.
 
 mod support;
 
@@ -20,18 +22,19 @@ use support::machine::raise_open_files;
 use support::results::{Results, Target, Unit};
 use support::samples::{time, Samples};
 use support::server::{Server, Setup, CLIENTS};
-use support::{asked, packed, thousands, unless_quick, Outcome};
+use support::{is_requested, packed, thousands, unless_quick, Outcome};
 
-/// In which everything is to be ready before the locks expire.
-const SOON: Duration = Duration::from_secs(3);
+/// The time for the preparations before the locks expire.
+const PREPARATION_TIME: Duration = Duration::from_secs(3);
+/// The limit for work on many locks, in microseconds.
 const LIMIT: Target = Target::AtMost(10_000.0);
-/// That of what one call does.
+/// The limit for one call, in microseconds.
 const LIMIT_OF_A_CALL: Target = Target::AtMost(5_000.0);
-/// That of what a client can bring about with tens of thousands of readers or waits.
+/// The limit for tens of thousands of readers or waits of one lock, in microseconds.
 const LIMIT_OF_A_CROWD: Target = Target::AtMost(50_000.0);
 
 fn main() -> Outcome<()> {
-    if !asked("stalls") {
+    if !is_requested("stalls") {
         return Ok(());
     }
     let limit = raise_open_files(CLIENTS + 100);
@@ -54,14 +57,14 @@ fn main() -> Outcome<()> {
     println!("{} locks, {} waiters", thousands(locks), thousands(waiters));
     for (what, name, ours, theirs) in [
         ("nothing happens", "without module", &native.idle, &bare.idle),
-        ("LOCK.INFO of all that somebody waits for", "nothing happens", &native.info, &native.idle),
+        ("LOCK.INFO of all locks with waiters", "nothing happens", &native.info, &native.idle),
         ("LOCK.LIST", "nothing happens", &native.list, &native.idle),
         ("LOCK.LIST COUNT 10000", "nothing happens", &native.long_list, &native.idle),
         ("release of all", "DEL of hashes", &native.release, &bare.release),
         ("expiry of all at once", "hashes", &native.expiry, &bare.expiry),
     ] {
         println!("{what}: each round {}; {name}: {}", show(ours), show(theirs));
-        // A reply with 10,000 entries is asked for by who wants it.
+        // A client that requests a reply with 10,000 entries accepts its cost.
         let target =
             if what.starts_with("nothing") || what.ends_with("10000") { Target::None } else { LIMIT };
         results.limit(
@@ -74,7 +77,7 @@ fn main() -> Outcome<()> {
     }
     for (what, ours) in [
         ("LOCK.INFO of 10,000 readers", &native.readers_info),
-        ("a shared hold beside 10,000", &native.readers_pair),
+        ("one more shared hold among 10,000", &native.readers_pair),
         ("writers queue up behind 10,000 readers", &native.readers_writers),
         ("10,000 readers' leases end one by one", &native.readers_one_by_one),
         ("10,000 readers' leases end at once", &native.readers_at_once),
@@ -109,7 +112,7 @@ fn show(samples: &Samples) -> String {
     samples.0.iter().map(|stall| time(*stall)).collect::<Vec<_>>().join(", ")
 }
 
-/// The longest of each round, in microseconds.
+/// The stall of each round, in microseconds.
 #[derive(Default)]
 struct Stalls {
     idle: Samples,
@@ -162,7 +165,7 @@ fn measure_native(stalls: &mut Stalls, locks: usize, waiters: usize) -> Outcome<
         until_granted(&queue)
     })?);
     drop(queue);
-    server.until("the waiters have gone", |server| Ok(server.info("connected_clients")? == "2"))?;
+    server.until("the waiters have disconnected", |server| Ok(server.info("connected_clients")? == "2"))?;
     redis::cmd("FLUSHALL").query::<()>(&mut server.control)?;
 
     let queue = hold_all(&mut server, &mut caller, locks, waiters)?;
@@ -170,15 +173,15 @@ fn measure_native(stalls: &mut Stalls, locks: usize, waiters: usize) -> Outcome<
     stalls.expiry.0.push(stall(&mut server, |server| {
         sleep_until(end)?;
         until_granted(&queue)?;
-        // What is left are the waiters' holds.
-        server.until("the others are gone", |server| Ok(server.keys()? <= waiters))
+        // The holds of the waiters remain.
+        server.until("the other keys have expired", |server| Ok(server.keys()? <= waiters))
     })?);
     Ok(())
 }
 
-/// One lock with so many readers.
+/// Measures one lock with many readers.
 fn measure_readers(stalls: &mut Stalls, readers: usize) -> Outcome<()> {
-    /// How many leases end in a millisecond, when they end one by one.
+    /// Leases that end in each millisecond, when they end one by one.
     const PACE: usize = 4;
     let mut server = Server::start()?;
     let mut caller = Caller::connect(&server)?;
@@ -197,25 +200,25 @@ fn measure_readers(stalls: &mut Stalls, readers: usize) -> Outcome<()> {
             let acquire = packed(&format!("LOCK.ACQUIRE many writer:{writer} BLOCK 0"));
             std::io::Write::write_all(&mut writers[writer], &acquire)?;
         }
-        server.until("all wait", |server| Ok(server.info("blocked_clients")? == "20"))
+        server.until("all writers wait", |server| Ok(server.info("blocked_clients")? == "20"))
     })?);
     drop(writers);
 
-    let soon = usize::try_from(SOON.as_millis())?;
+    let soon = usize::try_from(PREPARATION_TIME.as_millis())?;
     caller.pipeline((0..readers).map(|reader| acquire("slow", soon + reader / PACE)(reader)))?;
     let slow = upgrade(&server, &mut caller, "slow")?;
-    stalls.readers_one_by_one.0.push(stall(&mut server, |_| until_told(&slow, b":2\r\n"))?);
-    let end = Instant::now() + SOON;
+    stalls.readers_one_by_one.0.push(stall(&mut server, |_| until_answered(&slow, b":2\r\n"))?);
+    let end = Instant::now() + PREPARATION_TIME;
     caller.pipeline((0..readers).map(|reader| {
         let left = end.saturating_duration_since(Instant::now()).as_millis();
         format!("LOCK.ACQUIRE once reader:{reader} PX {} SHARED", left.max(1))
     }))?;
     let once = upgrade(&server, &mut caller, "once")?;
-    stalls.readers_at_once.0.push(stall(&mut server, |_| until_told(&once, b":2\r\n"))?);
+    stalls.readers_at_once.0.push(stall(&mut server, |_| until_answered(&once, b":2\r\n"))?);
     Ok(())
 }
 
-/// The longest of each round, while much happens to many readers of one lock.
+/// The stall of each round, in microseconds, with a crowd of readers of one lock.
 #[derive(Default)]
 struct Crowds {
     granted: Samples,
@@ -227,24 +230,24 @@ struct Crowds {
     scanned: Samples,
 }
 
-/// A lock with so many readers, who belong to few connections.
+/// Measures one lock with a crowd of readers, who share few connections.
 fn measure_crowds(stalls: &mut Crowds, readers: usize) -> Outcome<()> {
-    /// As many waits as a connection may have.
-    const OF_ONE: usize = 10_000;
+    /// The maximum number of waits of a connection.
+    const WAITS_OF_ONE: usize = 10_000;
     let mut server = Server::start()?;
     let mut caller = Caller::connect(&server)?;
     let mut subscriber = Caller::connect(&server)?;
     subscriber.call("SUBSCRIBE lock:inbox:crowd")?;
-    // What it is sent is read by nobody, and the server may not end it for that.
+    // Nobody reads the messages, and the server must not close the connection for that.
     let limit = ["CONFIG", "SET", "client-output-buffer-limit", "pubsub 0 0 0"];
     redis::cmd(limit[0]).arg(&limit[1..]).query::<()>(&mut server.control)?;
     let is_over = |server: &mut Server| Ok(server.info("lock_table_grants_in_flight")? == "0");
     for closes in [false, true] {
         caller.call("LOCK.ACQUIRE crowd writer PX 600000")?;
         let mut connections = Vec::new();
-        for first in (0..readers).step_by(OF_ONE) {
+        for first in (0..readers).step_by(WAITS_OF_ONE) {
             let mut connection = Caller::connect(&server)?;
-            connection.pipeline((first..readers.min(first + OF_ONE)).map(|reader| {
+            connection.pipeline((first..readers.min(first + WAITS_OF_ONE)).map(|reader| {
                 let grace = if closes { 600_000 } else { 2_000 };
                 format!("LOCK.ACQUIRE crowd reader:{reader} SHARED NOTIFY crowd ID {reader}:{closes} GRACE {grace}")
             }))?;
@@ -252,15 +255,18 @@ fn measure_crowds(stalls: &mut Crowds, readers: usize) -> Outcome<()> {
         }
         stalls.granted.0.push(stall(&mut server, |server| {
             caller.call("LOCK.RELEASE crowd writer")?;
-            server.until("all are granted it", |server| Ok(server.info("lock_waiters")? == "0"))
+            server.until("all readers have the lock", |server| Ok(server.info("lock_waiters")? == "0"))
         })?);
         if closes {
             stalls.connections_close.0.push(stall(&mut server, |server| {
                 drop(connections);
-                server.until("all have gone", is_over)
+                server.until("all grants have ended", is_over)
             })?);
         } else {
-            stalls.graces_end.0.push(stall(&mut server, |server| server.until("all are over", is_over))?);
+            stalls
+                .graces_end
+                .0
+                .push(stall(&mut server, |server| server.until("all grants have ended", is_over))?);
         }
         server.until("the lock is free", |server| {
             Ok(redis::cmd("EXISTS").arg("crowd").query::<usize>(&mut server.control)? == 0)
@@ -273,7 +279,7 @@ fn measure_crowds(stalls: &mut Crowds, readers: usize) -> Outcome<()> {
     session.pipeline((0..readers).map(acquire("bound", "600000 EPHEMERAL")))?;
     stalls.ephemeral.0.push(stall(&mut server, |server| {
         drop(session);
-        server.until("all have gone", |server| Ok(server.info("lock_ephemeral_holds")? == "0"))
+        server.until("all holds have ended", |server| Ok(server.info("lock_ephemeral_holds")? == "0"))
     })?);
     caller.pipeline((0..readers).map(acquire("broken", "600000")))?;
     stalls.broken.0.push(stall(&mut server, |_| caller.call("LOCK.BREAK broken").map(drop))?);
@@ -291,7 +297,7 @@ fn measure_crowds(stalls: &mut Crowds, readers: usize) -> Outcome<()> {
     Ok(())
 }
 
-/// One more reader, who waits to be the only one.
+/// Adds one more reader, which waits for an upgrade to an exclusive hold.
 fn upgrade(server: &Server, caller: &mut Caller, lock: &str) -> Outcome<Vec<TcpStream>> {
     caller.call(&format!("LOCK.ACQUIRE {lock} last PX 600000 SHARED"))?;
     let mut waiter = server.connect()?;
@@ -299,7 +305,7 @@ fn upgrade(server: &Server, caller: &mut Caller, lock: &str) -> Outcome<Vec<TcpS
     Ok(vec![waiter])
 }
 
-/// Takes all locks, and has somebody wait for the first ones.
+/// Acquires all locks, and adds a waiter to each of the first ones.
 fn hold_all(
     server: &mut Server,
     caller: &mut Caller,
@@ -313,19 +319,19 @@ fn hold_all(
         let acquire = packed(&format!("LOCK.ACQUIRE lock:{waiter} waiter:{waiter} PX 600000 BLOCK 0"));
         std::io::Write::write_all(&mut stream, &acquire)?;
         queue.push(stream);
-        // Lets the server accept what has been connected, before its backlog is full.
+        // Lets the server accept the connections before its backlog is full.
         if waiter % 100 == 99 {
             caller.call("PING")?;
         }
     }
     let blocked = waiters.to_string();
-    server.until("all wait", |server| Ok(server.info("blocked_clients")? == blocked))?;
+    server.until("all waiters wait", |server| Ok(server.info("blocked_clients")? == blocked))?;
     Ok(queue)
 }
 
-/// Lets all keys expire at one time, which is returned.
+/// Makes all keys expire at one time, and returns that time.
 fn expire_all(caller: &mut Caller, locks: usize) -> Outcome<SystemTime> {
-    let end = SystemTime::now() + SOON;
+    let end = SystemTime::now() + PREPARATION_TIME;
     let unix_ms = end.duration_since(UNIX_EPOCH)?.as_millis();
     caller.pipeline((0..locks).map(|lock| format!("PEXPIREAT lock:{lock} {unix_ms}")))?;
     if SystemTime::now() > end {
@@ -345,14 +351,15 @@ fn sleep_until(end: SystemTime) -> Outcome<()> {
 }
 
 fn until_empty(server: &mut Server) -> Outcome<()> {
-    server.until("all has expired", |server| Ok(server.keys()? == 0))
+    server.until("all keys have expired", |server| Ok(server.keys()? == 0))
 }
 
 fn until_granted(queue: &[TcpStream]) -> Outcome<()> {
-    until_told(queue, b":1\r\n")
+    until_answered(queue, b":1\r\n")
 }
 
-fn until_told(queue: &[TcpStream], expected: &[u8; 4]) -> Outcome<()> {
+/// Reads the reply of each waiter. Fails if one is not `expected`.
+fn until_answered(queue: &[TcpStream], expected: &[u8; 4]) -> Outcome<()> {
     let mut reply = [0; 4];
     for mut waiter in queue {
         std::io::Read::read_exact(&mut waiter, &mut reply)?;
@@ -363,7 +370,7 @@ fn until_told(queue: &[TcpStream], expected: &[u8; 4]) -> Outcome<()> {
     Ok(())
 }
 
-/// The longest time that a `PING` took while this was done.
+/// Returns the longest time for a `PING` while `what` runs, in microseconds.
 fn stall(server: &mut Server, what: impl FnOnce(&mut Server) -> Outcome<()>) -> Outcome<f64> {
     let mut pinger = Caller::connect(server)?;
     let ping = packed("PING");

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: MIT
 
-//! Locks that nobody contends for: how many are taken and given back in a second, over 50 connections, each with keys
-//! of its own; next to `SET NX PX` + `DEL`.
+//! Throughput of uncontended locks: pairs of acquire and release per second, over 50 connections with keys of their own. The base
+//! is `SET NX PX` + `DEL`, measured in alternating rounds.
 //!
-//! The two are measured in alternating rounds. The load comes from threads with an event loop each, on other cores
-//! than the server's if there are enough. Whether it is the server that is measured is seen from what is printed: the
-//! server's main thread should be busy all the time, and the threads that make the load should not. The server's
-//! processor time for a pair does not depend on that.
+//! Two threads with an event loop each make the load, on other cores than the server's if the machine has enough. The output
+//! shows whether the server is the bottleneck: then its main thread is busy all the time, and the loading threads are not. The
+//! server's processor time for a pair does not depend on that.
 
 mod support;
 
@@ -18,16 +17,16 @@ use support::machine::{cpu_of, main_thread_cpu_of, own_thread_cpu, pin, Cores};
 use support::results::{Results, Target, Unit};
 use support::samples::Samples;
 use support::server::{Server, Setup};
-use support::swarm::{Door, Swarm};
+use support::swarm::{Endpoint, Swarm};
 use support::wire::Wire;
-use support::{asked, packed, unless_quick, Outcome};
+use support::{is_requested, packed, unless_quick, Outcome};
 
 const CONNECTIONS: usize = 50;
-/// Threads that make the load.
+/// The number of threads that make the load.
 const LOADERS: usize = 2;
 
 fn main() -> Outcome<()> {
-    if !asked("throughput") {
+    if !is_requested("throughput") {
         return Ok(());
     }
     let mut results = Results::of("throughput");
@@ -38,7 +37,7 @@ fn main() -> Outcome<()> {
         for (pipeline, least) in [(1, 0.9), (16, 0.6)] {
             let [plain, native] = alternate(&server, &cores, pipeline)?;
             let what = format!("io-threads {io_threads}, pipeline {pipeline}{}", cores.remark());
-            // I/O threads spin: without a core for each, both are as slow as the machine lets them be.
+            // I/O threads spin. Without a core for each of them, the machine limits both results.
             let target = if cores.server.len() < io_threads { Target::None } else { Target::AtLeast(least) };
             println!("{what}\n  SET NX PX + DEL    {}\n  ACQUIRE + RELEASE  {}", plain.show(), native.show());
             results.ratio(
@@ -63,15 +62,16 @@ fn main() -> Outcome<()> {
     Ok(())
 }
 
-/// Of each round.
+/// The measured values of each round.
 #[derive(Default)]
 struct Rounds {
     /// Pairs per second.
     rate: Samples,
-    /// The server's processor time for a pair, in microseconds, all threads.
+    /// The processor time of all threads of the server for a pair, in microseconds.
     cpu: Samples,
-    /// How busy the server's main thread was, and the busiest thread that makes the load; 1 is all the time.
+    /// The share of the time in which the server's main thread was busy.
     server: Samples,
+    /// The share of the time in which the busiest loading thread was busy.
     loader: Samples,
 }
 
@@ -115,17 +115,17 @@ fn round(
     rounds: &mut Rounds,
 ) -> Outcome<()> {
     let time = Duration::from_millis(unless_quick(1000, 300));
-    // When they are connected and warm, and when all have ended: between, the server is measured.
+    // The server is measured between the two: all clients are connected and warm, and none has ended.
     let (ready, done) = (Barrier::new(LOADERS + 1), Barrier::new(LOADERS + 1));
     let load = |loader: usize| -> Outcome<(usize, f64)> {
         pin(&cores.loaders);
         let each = CONNECTIONS / LOADERS;
         let clients = (loader * each..(loader + 1) * each).map(client).collect();
         let greetings = [packed("PING")];
-        let door =
-            Door { address: server.address(), wire: Wire::Redis, greetings: &greetings, connections: 1 };
+        let endpoint =
+            Endpoint { address: server.address(), wire: Wire::Redis, greetings: &greetings, connections: 1 };
         let warm = || -> Outcome<_> {
-            let mut swarm = Swarm::start(&door, clients)?;
+            let mut swarm = Swarm::start(&endpoint, clients)?;
             swarm.run(time / 10)?;
             Ok(swarm)
         };
@@ -146,11 +146,11 @@ fn round(
             .collect();
         ready.wait();
         let since = Instant::now();
-        let (cpu, main) = (cpu_of(server.process())?, main_thread_cpu_of(server.process())?);
+        let (cpu, main) = (cpu_of(server.id())?, main_thread_cpu_of(server.id())?);
         done.wait();
         let seconds = since.elapsed().as_secs_f64();
-        let cpu = (cpu_of(server.process())? - cpu).as_secs_f64();
-        let main = (main_thread_cpu_of(server.process())? - main).as_secs_f64();
+        let cpu = (cpu_of(server.id())? - cpu).as_secs_f64();
+        let main = (main_thread_cpu_of(server.id())? - main).as_secs_f64();
         let (mut pairs, mut busiest) = (0, 0.0f64);
         for loader in loaders {
             let (count, busy) = loader.join().map_err(|_| "a thread has panicked")??;

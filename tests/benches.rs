@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! The tests of what the benchmarks calculate with: a benchmark itself has no test harness.
+//! Tests of the calculations and parsers of the benchmarks, which have no test harness of their own.
 
 #[path = "../benches/support/mod.rs"]
 mod support;
@@ -15,7 +15,7 @@ use support::system_calls;
 use support::wire::Wire;
 
 #[test]
-fn percentiles_are_values_that_were_measured() {
+fn percentiles_are_measured_values() {
     let samples = Samples((1..=1000).rev().map(f64::from).collect());
     assert_eq!(samples.median(), 501.0);
     assert_eq!(samples.p99(), 991.0);
@@ -25,19 +25,19 @@ fn percentiles_are_values_that_were_measured() {
 }
 
 #[test]
-fn a_distribution_rises_to_one() {
+fn distributions_rise_to_one() {
     let points = Samples(vec![3.0, 1.0, 2.0, 2.0]).distribution();
     assert_eq!(points, [(1.0, 0.25), (2.0, 0.5), (2.0, 0.75), (3.0, 1.0)]);
 }
 
 #[test]
-fn times_are_written_in_their_unit() {
+fn times_have_a_fitting_unit() {
     let written = [9.94, 850.4, 1250.0, f64::NAN].map(time);
     assert_eq!(written, ["9.9 µs", "850 µs", "1.25 ms", "-"]);
 }
 
-/// Whatever part of it has come, there is no reply before its end, and what follows does not matter.
-fn ends(wire: Wire, reply: &[u8]) {
+/// Checks that a reply ends at its last byte: no part of it is a reply, and later bytes do not matter.
+fn assert_reply(wire: Wire, reply: &[u8]) {
     for length in 0..reply.len() {
         assert!(matches!(wire.first_reply(&reply[..length]), Ok(None)), "{length} bytes");
     }
@@ -46,30 +46,30 @@ fn ends(wire: Wire, reply: &[u8]) {
 }
 
 #[test]
-fn replies_of_redis_end_where_they_end() {
-    ends(Wire::Redis, b"+OK\r\n");
-    ends(Wire::Redis, b":-1\r\n");
-    ends(Wire::Redis, b"$-1\r\n");
-    ends(Wire::Redis, b"$4\r\na\r\nb\r\n");
-    ends(Wire::Redis, b"*0\r\n");
-    ends(Wire::Redis, b"*3\r\n$7\r\nmessage\r\n*2\r\n:1\r\n$-1\r\n$1\r\n0\r\n");
+fn redis_replies_end_at_their_last_byte() {
+    assert_reply(Wire::Redis, b"+OK\r\n");
+    assert_reply(Wire::Redis, b":-1\r\n");
+    assert_reply(Wire::Redis, b"$-1\r\n");
+    assert_reply(Wire::Redis, b"$4\r\na\r\nb\r\n");
+    assert_reply(Wire::Redis, b"*0\r\n");
+    assert_reply(Wire::Redis, b"*3\r\n$7\r\nmessage\r\n*2\r\n:1\r\n$-1\r\n$1\r\n0\r\n");
     assert!(Wire::Redis.first_reply(b"-ERR no\r\n").is_err());
 }
 
 #[test]
-fn replies_of_postgres_end_when_it_is_ready() {
-    ends(Wire::Postgres, b"2\0\0\0\x04C\0\0\0\x0dSELECT 1\0Z\0\0\0\x05I");
+fn postgres_replies_end_with_ready_for_query() {
+    assert_reply(Wire::Postgres, b"2\0\0\0\x04C\0\0\0\x0dSELECT 1\0Z\0\0\0\x05I");
     assert!(Wire::Postgres.first_reply(b"E\0\0\0\x05\0").is_err());
 }
 
 #[test]
-fn a_slope_leaves_out_what_start_and_end_cost() {
+fn slopes_exclude_start_and_end() {
     let total = |calls: u32| (calls, 30_000_000 + 15_000 * u64::from(calls));
     assert_eq!(slope(total(300), total(2300)), 15_000.0);
 }
 
 #[test]
-fn a_profile_says_how_often_a_function_was_called() {
+fn profiles_count_calls_of_functions() {
     let profile = "positions: line\nevents: Ir\nsummary: 40\n\n\
         fn=(1) main\n1 5\ncfn=(2) wait for events\ncalls=3 0\n1 20\n\
         fn=(2)\n2 15\ncfn=(3) read\ncalls=4 0\n2 5\n\
@@ -81,7 +81,7 @@ fn a_profile_says_how_often_a_function_was_called() {
 }
 
 #[test]
-fn straces_table_is_read() {
+fn strace_tables_are_parsed() {
     let table = "    calls syscall\n--------- ----------------\n      300 epoll_wait\n        1 getpid\n\
         --------- ----------------\n      301 total\n";
     let counts: Vec<_> = system_calls::parse(table).unwrap().into_iter().collect();
@@ -91,17 +91,17 @@ fn straces_table_is_read() {
 }
 
 #[test]
-fn a_lock_is_not_free_while_grant_and_release_are_on_their_way() {
+fn round_trips_delay_the_next_grant() {
     let request = |at: f64, hold: f64| Request { at, hold };
     // Two seconds each way.
     let requests = [request(0.0, 10.0), request(1.0, 1.0), request(40.0, 1.0), request(40.5, 1.0)];
-    // The second is granted when the first release has come: 2 + 2 + 10 + 2, and hears of it at 18.
+    // The second request is granted when the first release arrives, at 2 + 2 + 10 + 2. Its client gets the grant at 18.
     assert_eq!(waits(&requests, 4.0), [4.0, 17.0, 4.0, 8.5]);
 }
 
-/// Pollaczek's and Khinchine's formula for a queue with one counter and independent arrivals.
+/// Compares with the Pollaczek–Khinchine formula for a queue with one server and independent arrivals.
 #[test]
-fn waits_are_those_of_the_theory() {
+fn waits_match_queueing_theory() {
     for (spread, squares) in [(Spread::None, 1.0), (Spread::Exponential, 2.0)] {
         for utilisation in [0.3, 0.6, 0.8] {
             let load = Load { per_second: utilisation / 0.01, hold: 0.01, spread, round_trip: 0.0 };

@@ -63,14 +63,14 @@ class Result(NamedTuple):
 
 
 def servers(run):
-    """The names of the servers in servers.rs that belong to a run, in their order."""
-    lines = (ROOT / "tests/server/support/servers.rs").read_text().splitlines()
+    """The names of the servers in list.rs that belong to a run, in their order."""
+    lines = (ROOT / "tests/kit/src/server/list.rs").read_text().splitlines()
     found = [line.split() for line in lines if re.match(r" *\{ [a-z0-9_]+ .*\}$", line)]
     assert found, "no servers in the list"
     return [words[1] for words in found if words[-2] == run]
 
 
-# Maps a server's run in servers.rs to the runs of SMOKE files, of other tests, and of tests that start clients.
+# Maps a server's run in list.rs to the runs of SMOKE files, of other tests, and of tests that start clients.
 RUNS_OF_SERVERS = {
     "short": ("short", "short", "short"),
     "second": ("short", "long", "weekly"),

@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# Extracts the servers of tests/server/support/servers.rs into target/servers, except for the installed one.
+# Extracts the servers of tests/kit/src/server/list.rs into target/servers, except for the installed one.
 #
 # Installs nothing, and needs no root. An apt with its own state downloads the packages and their libraries from this machine's
 # archives.
@@ -16,7 +16,7 @@ required_skipped=0
 # The program, package and necessity of each server in the list.
 list() {
     sed -n 's/^ *{ [a-z0-9_]* .* "\([^"]*\)"  *"\([^"]*\)"  *\([a-z]*\)  *[a-z_]* *}$/\1 \2 \3/p' \
-        tests/server/support/servers.rs
+        tests/kit/src/server/list.rs
 }
 
 skip() {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! A connection on which one call is made after the other.
+//! A connection with one call at a time. An error reply is an error.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -11,7 +11,7 @@ use super::{packed, Outcome};
 
 pub struct Caller {
     stream: TcpStream,
-    /// What has been read of replies that nobody has asked for yet.
+    /// Bytes of replies that have not been returned yet.
     input: Vec<u8>,
 }
 
@@ -25,13 +25,13 @@ impl Caller {
         self.reply()
     }
 
-    /// Many commands in as few packets as possible, and all replies to them; none is kept.
+    /// Sends many commands in as few packets as possible. Reads and discards their replies.
     pub fn pipeline(&mut self, commands: impl Iterator<Item = String>) -> Outcome<()> {
         let mut commands = commands.peekable();
         while commands.peek().is_some() {
             let mut bytes = Vec::new();
             let mut count = 0;
-            // Less than what the sockets' buffers take: both sides write, and neither may wait for the other.
+            // Fewer bytes than the buffers of the sockets hold. Otherwise both sides could block while they write.
             for command in commands.by_ref().take(500) {
                 bytes.extend(packed(&command));
                 count += 1;

@@ -2,12 +2,12 @@
 
 //! Instructions that the server executes for a call.
 //!
-//! A server under callgrind gets few calls and is ended, another one gets many; the difference of their totals, by the
-//! difference of the calls, is the price of one call, without what start and end cost. What the server does once a
-//! second by itself, whether it is called or not, can only add to a total: so each is counted more than once, and the
-//! least counts. All this hardly depends on what else the machine does, so several are measured at a time.
+//! One server under callgrind gets few calls, another one many. The difference of their totals, divided by the difference of the
+//! calls, is the cost of one call, without the cost of start and end. The periodic work of a server can only add to its total. So
+//! each total is counted more than once, and the minimum is used. Other load of the machine hardly matters, so several paths are
+//! counted at a time.
 //!
-//! Where many clients are connected before the calls begin, only that part of the run is counted ([`Part`]).
+//! With many clients, only the part of the run after they have connected is counted, see [`Part`].
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,7 +17,7 @@ use super::machine::cores;
 use super::paths::Path;
 use super::{unless_quick, Outcome};
 
-/// Instructions of each path, in their order.
+/// Returns the instructions of each path.
 pub fn measure(paths: &[&Path]) -> Outcome<Vec<f64>> {
     let next = AtomicUsize::new(0);
     let counts = Mutex::new(vec![f64::NAN; paths.len()]);
@@ -47,19 +47,19 @@ fn per_round(path: &Path) -> Outcome<f64> {
 }
 
 fn total(path: &Path, rounds: u32) -> Outcome<u64> {
-    let stage = path.stage.set()?;
+    let stage = path.stage.prepare()?;
     stage.play(path.calls, rounds)?;
     stage.server.instructions()
 }
 
-/// What a server has done in a part of its run, as callgrind writes it down.
+/// The instructions and function calls of a part of a run, from a profile of callgrind.
 pub struct Part {
     pub instructions: u64,
     calls: HashMap<String, u64>,
 }
 
 impl Part {
-    /// Reads a profile. In it, a function has its name where it is mentioned first, and later only its number.
+    /// Parses a profile. A profile has the name of a function only where the function first occurs, and later only its number.
     pub fn parse(profile: &str) -> Outcome<Part> {
         let mut names = HashMap::new();
         let mut part = Part { instructions: 0, calls: HashMap::new() };
@@ -86,13 +86,13 @@ impl Part {
         }
     }
 
-    /// How often a function was called.
+    /// Returns the number of calls of a function.
     pub fn calls_of(&self, function: &str) -> u64 {
         self.calls.get(function).copied().unwrap_or(0)
     }
 }
 
-/// What each more costs.
+/// Returns the slope of the line through two points: the cost of each additional call.
 pub fn slope((few, low): (u32, u64), (many, high): (u32, u64)) -> f64 {
     (high as f64 - low as f64) / f64::from(many - few)
 }

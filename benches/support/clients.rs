@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! What the clients of a [`swarm`](super::swarm) do, without work between: acquire, release, acquire…
+//! Clients of a [`swarm`](super::swarm), each in a closed loop: acquire, release, acquire…
 
 use std::time::Duration;
 
@@ -9,12 +9,13 @@ use super::ring::Calls;
 use super::swarm::{Client, Io};
 use super::{packed, Outcome};
 
-/// The calls of a client that is one of a [`ring`](super::ring). The lease is the server's.
+/// Returns the calls of a client of a [`ring`](super::ring), with the default lease of the server.
 pub fn native_calls(key: &str, number: usize) -> Calls {
     ring_calls("LOCK", key, number)
 }
 
-/// The same of the module that only queues and unblocks: in the same words, so that to read them costs the same.
+/// Returns the calls of a client of a [`ring`](super::ring) to the floor module. The arguments are those of [`native_calls`], so
+/// parsing them costs the same.
 pub fn floor_calls(key: &str, number: usize) -> Calls {
     ring_calls("FLOOR", key, number)
 }
@@ -26,11 +27,11 @@ fn ring_calls(module: &str, key: &str, number: usize) -> Calls {
     }
 }
 
-/// How long the polling client sleeps before it asks again.
+/// The time that a polling client sleeps before it tries again.
 pub const POLL_EVERY: Duration = Duration::from_millis(10);
 const LEASE_MS: usize = 30_000;
 
-/// Takes a lock with one call, which the server answers when the client has it, and gives it back with another one.
+/// Acquires a lock with one call, which the server answers when it grants the lock. Releases it with a second call.
 pub struct Queued {
     acquire: Vec<u8>,
     release: Vec<u8>,
@@ -42,7 +43,7 @@ impl Queued {
         Queued { acquire, release, holds: false }
     }
 
-    /// With the module's commands.
+    /// Makes a client that uses the module's commands.
     pub fn native(key: &str, number: usize) -> Queued {
         let acquire = packed(&format!("LOCK.ACQUIRE {key} {} PX {LEASE_MS} BLOCK 0", owner(number)));
         Queued::new(acquire, native_calls(key, number).release)
@@ -67,7 +68,7 @@ impl Client for Queued {
     }
 }
 
-/// Tries `SET NX PX` until it succeeds, and compares and deletes.
+/// Tries `SET NX PX` until it succeeds. Releases the lock with a compare-and-delete script.
 pub struct Polling {
     set: Vec<u8>,
     delete: Vec<u8>,
@@ -110,16 +111,16 @@ impl Client for Polling {
     }
 }
 
-/// Redisson's protocol: the client tries; if it is refused it subscribes and tries again; then each message that the
-/// lock is free makes it try. When it has the lock it unsubscribes. As in a process of its own, it has a connection
-/// for calls, number 0, and one for messages.
+/// Redisson's protocol: the client tries, and if another client holds the lock, it subscribes and tries again. Then it tries
+/// after each message that the lock is free. When it has the lock, it unsubscribes. Connection 0 is for calls, connection 1 for
+/// messages, as for a client in a process of its own.
 pub struct Subscriber {
     acquire: Vec<u8>,
     release: String,
     latch: String,
     channel: String,
     state: State,
-    /// A message has come that it has not tried after yet.
+    /// A message has arrived, and the client has not tried since.
     message: bool,
     releases: usize,
 }
@@ -132,7 +133,7 @@ enum State {
     Subscribing,
     Waiting,
     Releasing,
-    /// The latch of the release that is over is gone with the next reply, which nobody waits for.
+    /// The next reply is that to the deletion of the latch.
     Trailing,
 }
 
@@ -158,7 +159,7 @@ impl Subscriber {
         io.send(0, &self.acquire);
     }
 
-    /// It was refused.
+    /// Handles a refusal: another client holds the lock.
     fn wait(&mut self, subscribed: bool, io: &mut Io<'_>) {
         if !subscribed {
             self.state = State::Subscribing;
@@ -215,13 +216,13 @@ impl Client for Subscriber {
                 io.send(0, &self.acquire);
             }
             State::Trailing => self.state = State::Trying { subscribed: false },
-            State::Subscribing | State::Waiting => return Err("a reply that nobody waits for".into()),
+            State::Subscribing | State::Waiting => return Err("an unexpected reply".into()),
         }
         Ok(())
     }
 }
 
-/// Takes and gives back a lock of its own, so many calls at a time.
+/// Acquires and releases a lock of its own, with a pipeline of several calls.
 pub struct Pairs {
     batches: Vec<Vec<u8>>,
     calls_in_batch: usize,
@@ -257,12 +258,12 @@ impl Client for Pairs {
     }
 }
 
-/// 38 bytes, as the owners that Redisson makes.
+/// Returns an owner name of the form and length that Redisson uses.
 pub fn owner(number: usize) -> String {
     format!("8743c9c0-0719-4bdd-8b5d-6b1a1e5b1d3a:{number}")
 }
 
-/// `#` stands for the number of the release.
+/// Returns the name of a latch, with `#` for the number of the release.
 fn latch(key: &str, number: usize) -> String {
     format!("redisson_unlock_latch:{{{key}}}:{number:016x}-#")
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Graphs of thousands of waits, for `stalls`: what one more wait costs, what `LOCK.BLOCKERS` costs, and connections that close.
+//! Graphs of thousands of waits, for `stalls`: the cost of one more wait, of `LOCK.BLOCKERS`, and of connections that close.
 
 use std::net::TcpStream;
 
@@ -9,10 +9,10 @@ use super::samples::Samples;
 use super::server::Server;
 use super::{packed, unless_quick, Outcome};
 
-/// How long something keeps others waiting, in microseconds.
+/// Measures the stall of an action, in microseconds.
 type Stall = dyn Fn(&mut Server, &mut dyn FnMut(&mut Server) -> Outcome<()>) -> Outcome<f64>;
 
-/// The longest of each round, in microseconds.
+/// The stall of each round, in microseconds.
 #[derive(Default)]
 pub struct CrowdedWaits {
     pub another_wait: Samples,
@@ -26,7 +26,7 @@ impl CrowdedWaits {
     pub fn rows(&self) -> [(&'static str, &Samples); 5] {
         [
             ("one more wait behind 5,000 owners that wait twice", &self.another_wait),
-            ("a wait for 40,000 holders, all of whom wait", &self.holders),
+            ("a wait for 40,000 holders that all wait", &self.holders),
             ("LOCK.BLOCKERS with 40,000 waits", &self.blockers),
             ("40,000 waits of one name end with 4 connections", &self.one_name),
             ("400 calls for 64 locks end with their connections", &self.bundles),
@@ -39,7 +39,7 @@ impl CrowdedWaits {
         self.measure_closing(stall)
     }
 
-    /// 5,000 owners wait for A and then for B; then another one begins to wait again and again.
+    /// 5,000 owners wait for A and then for B. Meanwhile another owner begins and cancels a wait repeatedly.
     fn measure_crossing(&mut self, stall: &Stall) -> Outcome<()> {
         let owners = unless_quick(5_000, 500);
         let mut server = Server::start()?;
@@ -64,7 +64,7 @@ impl CrowdedWaits {
         Ok(())
     }
 
-    /// Many readers of A wait for B, and somebody waits for all of them.
+    /// Many readers of A wait for B, and another owner waits for all of them.
     fn measure_holders(&mut self, stall: &Stall) -> Outcome<()> {
         let readers = unless_quick(40_000, 1_000);
         let mut server = Server::start()?;
@@ -72,7 +72,7 @@ impl CrowdedWaits {
         caller.pipeline((0..readers).map(|n| format!("LOCK.ACQUIRE A o{n} SHARED PX 600000")))?;
         caller.call("LOCK.ACQUIRE B holder PX 600000")?;
         let _inbox = inbox(&server)?;
-        // As many may wait by one connection.
+        // A connection may have 10,000 waits.
         let mut waiting = Vec::new();
         for from in (0..readers).step_by(10_000) {
             let mut connection = Caller::connect(&server)?;
@@ -96,7 +96,7 @@ impl CrowdedWaits {
         Ok(())
     }
 
-    /// Connections close on which many calls of one name wait, or calls for many locks.
+    /// Connections close that have many waiting calls of one owner, or a waiting call for many locks.
     fn measure_closing(&mut self, stall: &Stall) -> Outcome<()> {
         let waits = unless_quick(10_000, 500);
         let mut server = Server::start()?;
@@ -111,7 +111,7 @@ impl CrowdedWaits {
         }
         self.one_name.0.push(stall(&mut server, &mut |server| {
             closing.clear();
-            server.until("nobody waits", |server| Ok(server.info("lock_waiters")? == "0"))
+            server.until("all waits have ended", |server| Ok(server.info("lock_waiters")? == "0"))
         })?);
         let keys: Vec<String> = (0..64).map(|n| format!("k{n}")).collect();
         caller.call("LOCK.ACQUIRE k63 holder PX 600000")?;
@@ -124,10 +124,10 @@ impl CrowdedWaits {
             waiting.push(stream);
         }
         let all = calls.to_string();
-        server.until("all wait", |server| Ok(server.info("lock_waiters")? == all))?;
+        server.until("all calls wait", |server| Ok(server.info("lock_waiters")? == all))?;
         self.bundles.0.push(stall(&mut server, &mut |server| {
             waiting.clear();
-            server.until("nobody waits", |server| Ok(server.info("lock_waiters")? == "0"))
+            server.until("all waits have ended", |server| Ok(server.info("lock_waiters")? == "0"))
         })?);
         Ok(())
     }
@@ -137,9 +137,9 @@ fn notify(lock: &str, owner: &str, id: &str) -> String {
     format!("LOCK.ACQUIRE {lock} {owner} NOTIFY inbox ID {id}")
 }
 
-/// Somebody who listens, so that the waits are not dropped.
+/// Subscribes to the inbox of the waits. Without a subscriber, the server would drop the waits.
 fn inbox(server: &Server) -> Outcome<Caller> {
     let mut inbox = Caller::connect(server)?;
-    inbox.call("SUBSCRIBE inbox")?;
+    inbox.call("SUBSCRIBE lock:inbox:inbox")?;
     Ok(inbox)
 }

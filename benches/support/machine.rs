@@ -1,20 +1,22 @@
 // SPDX-License-Identifier: MIT
 
-//! The machine: its cores, the processor time of what runs on it, its limits.
+//! The machine: its cores, the processor time of its processes, its limits.
 
 use std::fs;
 use std::time::Duration;
 
+pub use redis_lock_test_kit::server::process::{pin, tie};
+
 use super::Outcome;
 
-/// Who runs where. On cores of their own, a measurement does not depend on where the kernel happens to put them.
+/// The cores of the server and of the load. With separate cores, a measurement does not depend on the scheduler of the kernel.
 pub struct Cores {
     pub server: Vec<usize>,
     pub loaders: Vec<usize>,
 }
 
 impl Cores {
-    /// So many for the server, and the others for who makes the load. If none are left, all run anywhere.
+    /// Assigns a number of cores to the server, and the others to the load. If none is left for the load, both use all cores.
     pub fn share(for_server: usize) -> Cores {
         let cores = usable_cores();
         match cores.split_at_checked(for_server) {
@@ -25,7 +27,7 @@ impl Cores {
         }
     }
 
-    /// What is to be said of a result if the load had no core of its own.
+    /// Returns a remark for results if the load has no cores of its own.
     pub fn remark(&self) -> &'static str {
         if self.server == self.loaders {
             ", on the same cores as the load"
@@ -34,13 +36,13 @@ impl Cores {
         }
     }
 
-    /// One for who makes the load.
+    /// Assigns one core to the load, and the others to the server.
     pub fn all_but_one() -> Cores {
         Cores::share(usable_cores().len() - 1)
     }
 }
 
-/// The cores that the calling thread may use.
+/// Returns the cores that the calling thread may use.
 fn usable_cores() -> Vec<usize> {
     // SAFETY: the set is plain data, which the call fills.
     unsafe {
@@ -50,42 +52,21 @@ fn usable_cores() -> Vec<usize> {
     }
 }
 
-/// Keeps the calling thread, and the threads and processes that it starts, on these cores.
-pub fn pin(cores: &[usize]) {
-    // SAFETY: the set is plain data, and the call reads it.
-    unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        for core in cores {
-            libc::CPU_SET(*core, &mut set);
-        }
-        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set);
-    }
-}
-
-/// Ends the calling process, which is to become another program, with the thread that has started it.
-pub fn die_with_parent() {
-    // SAFETY: a system call that takes two numbers.
-    #[cfg(target_os = "linux")]
-    unsafe {
-        libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-    }
-}
-
-/// Is its main thread waiting for something? Whoever has just written to a socket that it waits for sees that it is not: the
-/// write has woken it.
+/// Returns true if the main thread of the process sleeps. A thread that waits for a socket is awake as soon as a write to that
+/// socket returns.
 pub fn is_asleep(process: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{process}/task/{process}/stat")).unwrap_or_default();
     // `id (name) state …`, and a name may contain anything.
     stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('S'))
 }
 
-/// Does a debugger or the like look at what it does?
+/// Returns true if a debugger or a similar program traces the process.
 pub fn is_traced(process: u32) -> bool {
     let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
     status.lines().any(|line| line.strip_prefix("TracerPid:").is_some_and(|tracer| tracer.trim() != "0"))
 }
 
-/// Processor time that all threads of a process have used.
+/// Returns the processor time of all threads of a process.
 pub fn cpu_of(process: u32) -> Outcome<Duration> {
     let mut sum = Duration::ZERO;
     for thread in fs::read_dir(format!("/proc/{process}/task"))? {
@@ -95,12 +76,12 @@ pub fn cpu_of(process: u32) -> Outcome<Duration> {
     Ok(sum)
 }
 
-/// Processor time of a process' main thread.
+/// Returns the processor time of the main thread of a process.
 pub fn main_thread_cpu_of(process: u32) -> Outcome<Duration> {
     cpu_in(&format!("/proc/{process}/task/{process}/schedstat"))
 }
 
-/// Processor time of a process and those that it has started.
+/// Returns the processor time of a process and its children.
 pub fn cpu_of_family(process: u32) -> Outcome<Duration> {
     let mut sum = cpu_of(process)?;
     for entry in fs::read_dir("/proc")? {
@@ -122,7 +103,7 @@ fn cpu_in(schedstat: &str) -> Outcome<Duration> {
     Ok(Duration::from_nanos(text.split(' ').next().unwrap_or_default().parse()?))
 }
 
-/// Processor time of the calling thread.
+/// Returns the processor time of the calling thread.
 pub fn own_thread_cpu() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the call fills the struct that it is given.
@@ -130,7 +111,7 @@ pub fn own_thread_cpu() -> Duration {
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
-/// Raises the number of files that this process and the server may open; returns how many those are.
+/// Raises the number of files that this process and its servers may open. Returns that number.
 pub fn raise_open_files(wanted: usize) -> usize {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: both calls read or write the struct that they are given.
@@ -143,12 +124,12 @@ pub fn raise_open_files(wanted: usize) -> usize {
     usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX)
 }
 
-/// How many cores this process may use.
+/// Returns the number of cores that this process may use.
 pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Cores, processor, kernel.
+/// Describes the machine: cores, processor, kernel.
 pub fn machine() -> String {
     let cpu = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = cpu.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
@@ -157,7 +138,7 @@ pub fn machine() -> String {
     format!("{} cores, {model}, Linux {}", cores(), kernel.trim())
 }
 
-/// Of the last minute. Our own is about 0.4; with more, the machine was not idle.
+/// Returns the load of the last minute. A benchmark itself causes about 0.4. With more, the machine was not idle.
 pub fn load() -> String {
     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     load.split(' ').next().unwrap_or_default().to_owned()

@@ -1,19 +1,21 @@
 // SPDX-License-Identifier: MIT
 
-//! What the benchmarks share.
+//! Measuring tools of the benchmarks. Servers and client programs are those of the test kit (`tests/kit`).
 //!
 //! # Layout
 //!
-//! - [`server`]: a Redis of its own, with the module or without, under callgrind or not.
-//! - [`callgrind`]: instructions per call; [`paths`]: the calls that are counted; [`system_calls`]: the same of these.
-//! - [`swarm`]: many clients in one thread; [`clients`]: what they do; [`wire`]: where a reply ends.
-//! - [`ring`]: clients that hand a lock to each other, and sleep until their reply; [`sleeping`]: what they cost.
+//! - [`server`]: a server that is measured, with the module or without it, under callgrind or not.
+//! - [`caller`]: a connection with one call at a time.
+//! - [`callgrind`]: instructions of each call; [`paths`]: the counted calls; [`system_calls`]: system calls of the server.
+//! - [`swarm`]: many clients in one thread; [`clients`]: their behavior; [`wire`]: the end of a reply.
+//! - [`race`]: clients that race for one lock.
+//! - [`ring`]: clients that hand a lock to each other, and sleep until their reply; [`sleeping`]: the cost of a hand-over.
 //! - [`crowded_waits`]: thousands of waits, for `stalls`.
-//! - [`postgres`], [`redisson`]: the others that are measured.
+//! - [`postgres`], [`redisson`]: other lock servers and clients, for comparison.
 //! - [`samples`]: percentiles; [`results`]: the rows of the table that `make bench` ends with; [`picture`]: SVG.
 //! - [`machine`]: cores, processor time, limits.
 
-#![allow(dead_code, unreachable_pub)] // Each benchmark uses its part.
+#![allow(dead_code, unreachable_pub)] // Each benchmark uses a part.
 
 pub mod caller;
 pub mod callgrind;
@@ -36,26 +38,28 @@ pub mod wire;
 
 use std::error::Error;
 
+pub use redis_lock_test_kit::packed;
+
 pub type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
-/// An owner as Redisson makes them.
+/// An owner name of the form that Redisson uses.
 pub const OWNER: &str = "8743c9c0-0719-4bdd-8b5d-6b1a1e5b1d3a:1";
 
-/// Are we to measure? `cargo test --all-targets` runs the benchmarks too, without the word.
-pub fn asked(bench: &str) -> bool {
-    let asked = std::env::args().any(|arg| arg == "--bench");
-    if !asked {
+/// Returns true if `cargo bench` runs this program. `cargo test --all-targets` runs it too, but without `--bench`.
+pub fn is_requested(bench: &str) -> bool {
+    let is_requested = std::env::args().any(|arg| arg == "--bench");
+    if !is_requested {
         println!("run it with `cargo bench --bench {bench}`");
     }
-    asked
+    is_requested
 }
 
-/// With `QUICK` set, everything is measured with fewer samples: to try a benchmark, not to quote it.
+/// Returns true if `QUICK` is set. Then a benchmark takes few samples: enough to try it, but not to quote it.
 pub fn is_quick() -> bool {
     std::env::var_os("QUICK").is_some_and(|value| !value.is_empty())
 }
 
-/// The first, or with `QUICK` the second.
+/// Returns the first value, or with `QUICK` the second.
 pub fn unless_quick<T>(full: T, quick: T) -> T {
     if is_quick() {
         quick
@@ -64,19 +68,10 @@ pub fn unless_quick<T>(full: T, quick: T) -> T {
     }
 }
 
-/// `12,345`.
+/// Formats a number as `12,345`.
 pub fn thousands(number: usize) -> String {
     match number {
         0..=999 => number.to_string(),
         _ => format!("{},{:03}", thousands(number / 1000), number % 1000),
     }
-}
-
-/// A command, whose words are separated by spaces, as it goes over the wire.
-pub fn packed(command: &str) -> Vec<u8> {
-    let mut words = redis::Cmd::new();
-    for word in command.split(' ') {
-        words.arg(word);
-    }
-    words.get_packed_command()
 }

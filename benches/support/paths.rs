@@ -6,80 +6,82 @@ use super::caller::Caller;
 use super::server::{empty_module, Server, Setup};
 use super::{redisson, Outcome, OWNER};
 
-/// The same calls on four servers.
+/// Makes four paths with the same calls, one for each kind of server.
 macro_rules! plain {
     ($name:literal, $calls:expr) => {
         [
-            Path { name: $name, stage: Bare, calls: Alone($calls) },
-            Path { name: concat!($name, ", empty module"), stage: WithEmptyModule, calls: Alone($calls) },
-            Path { name: concat!($name, ", module"), stage: WithModule, calls: Alone($calls) },
-            Path { name: concat!($name, ", module, waiter"), stage: WithWaiter, calls: Alone($calls) },
+            Path { name: $name, stage: Bare, calls: OneClient($calls) },
+            Path { name: concat!($name, ", empty module"), stage: WithEmptyModule, calls: OneClient($calls) },
+            Path { name: concat!($name, ", module"), stage: WithModule, calls: OneClient($calls) },
+            Path { name: concat!($name, ", module, waiter"), stage: WithWaiter, calls: OneClient($calls) },
         ]
     };
 }
 
-/// Something that clients do over and over.
+/// Calls that clients repeat, on one kind of server.
 pub struct Path {
     pub name: &'static str,
     pub stage: Stage,
     pub calls: Calls,
 }
 
-/// On what server.
+/// The server of a path.
 #[derive(Clone, Copy)]
 pub enum Stage {
     /// Without a module.
     Bare,
-    /// With one that does nothing.
+    /// With a module that does nothing.
     WithEmptyModule,
     WithModule,
-    /// With the module, and with a client that waits for another lock.
+    /// With the module, and a client that waits for another lock.
     WithWaiter,
-    /// With the module, and with so many others who hold the lock `k` shared.
+    /// With the module, and this number of other shared holders of the lock `k`.
     WithReaders(usize),
-    /// With the module, and the lock `held` is the owner's, whose fencing counter is at 5.
+    /// With the module. The owner holds the lock `held`, whose fencing counter is 5.
     WithHold,
-    /// With the module, which tells owners what happens to their holds.
-    Telling,
-    /// With the AOF on, synced every second, and a replica; without the module.
+    /// With the module, which publishes events to owners.
+    WithEvents,
+    /// Without a module, with a replica and an AOF that is synced every second.
     BareLogged,
+    /// With the module, a replica, and an AOF that is synced every second.
     Logged,
-    /// The same, and replicas get no messages.
+    /// With the module, a replica and an AOF, but without messages to replicas.
     LoggedQuiet,
 }
 
 #[derive(Clone, Copy)]
 pub enum Calls {
-    /// One client makes these calls, one after the other. In them, `$owner` stands for an owner's name, `#` for the
-    /// number of the round, and the name of a script after `sha:` or `text:` for its hash or itself.
-    Alone(&'static [&'static str]),
-    /// Two clients hand a lock to each other: who gets it gives it back and queues up in one write.
-    TurnAbout,
-    /// The same by messages: who is told that it is granted the lock confirms that, gives it back and queues up in one write.
-    ByMessage,
+    /// One client makes these calls, each after the reply to the call before. `$owner` stands for an owner name, and `#` for the
+    /// number of the round. `sha:` and `text:` before the name of a script stand for its hash and its text.
+    OneClient(&'static [&'static str]),
+    /// Two clients hand a lock to each other. A client with the lock releases it and queues up again in one write.
+    HandOver,
+    /// Two clients hand a lock to each other by messages. A client with a grant confirms it, releases the lock and queues up
+    /// again in one write.
+    HandOverByMessage,
 }
 
-use Calls::Alone;
+use Calls::OneClient;
 use Stage::{
-    Bare, BareLogged, Logged, LoggedQuiet, Telling, WithEmptyModule, WithHold, WithModule, WithReaders,
+    Bare, BareLogged, Logged, LoggedQuiet, WithEmptyModule, WithEvents, WithHold, WithModule, WithReaders,
     WithWaiter,
 };
 
-const SET_AND_DEL: Calls = Alone(&["SET k $owner NX PX 30000", "DEL k"]);
-const LOCK: Calls = Alone(&["LOCK.ACQUIRE k $owner PX 30000", "LOCK.RELEASE k $owner"]);
+const SET_AND_DEL: Calls = OneClient(&["SET k $owner NX PX 30000", "DEL k"]);
+const LOCK: Calls = OneClient(&["LOCK.ACQUIRE k $owner PX 30000", "LOCK.RELEASE k $owner"]);
 
-pub const PING: Path = Path { name: "PING twice", stage: Bare, calls: Alone(&["PING", "PING"]) };
+pub const PING: Path = Path { name: "PING twice", stage: Bare, calls: OneClient(&["PING", "PING"]) };
 pub const SET_DEL: Path = Path { name: "SET NX PX + DEL", stage: Bare, calls: SET_AND_DEL };
 pub const SET_COMPARE: Path = Path {
     name: "SET NX PX + compare-and-delete",
     stage: Bare,
-    calls: Alone(&["SET k $owner NX PX 30000", "EVALSHA sha:compare_and_delete 1 k $owner"]),
+    calls: OneClient(&["SET k $owner NX PX 30000", "EVALSHA sha:compare_and_delete 1 k $owner"]),
 };
 pub const PAIR: Path = Path { name: "ACQUIRE + RELEASE", stage: WithModule, calls: LOCK };
-pub const PAIR_TELLING: Path =
-    Path { name: "ACQUIRE + RELEASE, lock.events yes", stage: Telling, calls: LOCK };
+pub const PAIR_WITH_EVENTS: Path =
+    Path { name: "ACQUIRE + RELEASE, lock.events yes", stage: WithEvents, calls: LOCK };
 const fn pair(name: &'static str, calls: &'static [&'static str]) -> Path {
-    Path { name, stage: WithModule, calls: Alone(calls) }
+    Path { name, stage: WithModule, calls: OneClient(calls) }
 }
 pub const PAIR_FENCE: Path =
     pair("ACQUIRE FENCE + RELEASE", &["LOCK.ACQUIRE k $owner PX 30000 FENCE", "LOCK.RELEASE k $owner"]);
@@ -94,13 +96,13 @@ pub const PAIR_EPHEMERAL: Path = pair(
 pub const PAIR_SHARED: Path =
     pair("ACQUIRE SHARED + RELEASE", &["LOCK.ACQUIRE k $owner PX 30000 SHARED", "LOCK.RELEASE k $owner"]);
 const fn guarded(name: &'static str, calls: &'static [&'static str]) -> Path {
-    Path { name, stage: WithHold, calls: Alone(calls) }
+    Path { name, stage: WithHold, calls: OneClient(calls) }
 }
 pub const GUARD_SET: Path = guarded("GUARD OWNER … SET", &["LOCK.GUARD held OWNER $owner SET k v"]);
 pub const GUARD_TOKEN_SET: Path = guarded("GUARD TOKEN … SET", &["LOCK.GUARD held TOKEN 5 SET k v"]);
 pub const CHECK: Path = guarded("CHECK OWNER", &["LOCK.CHECK held OWNER $owner"]);
 const fn beside(name: &'static str, readers: usize) -> Path {
-    let calls = Alone(&["LOCK.ACQUIRE k $owner PX 30000 SHARED", "LOCK.RELEASE k $owner"]);
+    let calls = OneClient(&["LOCK.ACQUIRE k $owner PX 30000 SHARED", "LOCK.RELEASE k $owner"]);
     Path { name, stage: WithReaders(readers), calls }
 }
 pub const BESIDE_10: Path = beside("ACQUIRE SHARED + RELEASE, 10 others", 10);
@@ -109,31 +111,31 @@ pub const BESIDE_10000: Path = beside("ACQUIRE SHARED + RELEASE, 10,000 others",
 pub const PERMIT: Path = Path {
     name: "ACQUIRE SHARED LIMIT + RELEASE, 10,000 others",
     stage: WithReaders(10_000),
-    calls: Alone(&["LOCK.ACQUIRE k $owner PX 30000 SHARED LIMIT 10001", "LOCK.RELEASE k $owner"]),
+    calls: OneClient(&["LOCK.ACQUIRE k $owner PX 30000 SHARED LIMIT 10001", "LOCK.RELEASE k $owner"]),
 };
 pub const SEVERAL: Path = Path {
     name: "MACQUIRE + MRELEASE, 2 locks",
     stage: WithModule,
-    calls: Alone(&["LOCK.MACQUIRE 2 k l $owner PX 30000", "LOCK.MRELEASE 2 k l $owner"]),
+    calls: OneClient(&["LOCK.MACQUIRE 2 k l $owner PX 30000", "LOCK.MRELEASE 2 k l $owner"]),
 };
 pub const HAND_OVER: Path =
-    Path { name: "hand-over: RELEASE + ACQUIRE BLOCK", stage: WithModule, calls: Calls::TurnAbout };
+    Path { name: "hand-over: RELEASE + ACQUIRE BLOCK", stage: WithModule, calls: Calls::HandOver };
 pub const HAND_OVER_BY_MESSAGE: Path =
-    Path { name: "hand-over: RELEASE + ACQUIRE NOTIFY", stage: WithModule, calls: Calls::ByMessage };
+    Path { name: "hand-over: RELEASE + ACQUIRE NOTIFY", stage: WithModule, calls: Calls::HandOverByMessage };
 pub const REDISSON_3_27: Path = Path {
     name: "Redisson 3.27's scripts with latch",
     stage: Bare,
-    calls: Alone(&[
+    calls: OneClient(&[
         "EVALSHA sha:acquire 1 k 30000 $owner",
         "EVALSHA sha:release_latched 3 k redisson_lock__channel:{k} redisson_unlock_latch:{k}:# 30000 $owner 13500",
         "DEL redisson_unlock_latch:{k}:#",
     ]),
 };
-/// By default the client sends the scripts' text each time.
+/// By default Redisson sends the text of a script each time.
 pub const REDISSON_3_27_AS_SENT: Path = Path {
     name: "what Redisson 3.27 sends",
     stage: Bare,
-    calls: Alone(&[
+    calls: OneClient(&[
         "EVAL text:acquire 1 k 30000 $owner",
         "EVAL text:release_latched 3 k redisson_lock__channel:{k} redisson_unlock_latch:{k}:# 30000 $owner 13500",
         "DEL redisson_unlock_latch:{k}:#",
@@ -142,7 +144,7 @@ pub const REDISSON_3_27_AS_SENT: Path = Path {
 pub const REDISSON_3_17: Path = Path {
     name: "Redisson 3.17's scripts",
     stage: Bare,
-    calls: Alone(&[
+    calls: OneClient(&[
         "EVALSHA sha:acquire 1 k 30000 $owner",
         "EVALSHA sha:release 2 k redisson_lock__channel:{k} 30000 $owner",
     ]),
@@ -153,7 +155,7 @@ pub const PAIR_LOGGED: Path = Path { name: "ACQUIRE + RELEASE, AOF and replica",
 pub const PAIR_LOGGED_QUIET: Path =
     Path { name: "ACQUIRE + RELEASE, AOF and replica, no message", stage: LoggedQuiet, calls: LOCK };
 
-/// Commands that use no lock: on a server without a module, with an empty one, with this one, and while somebody waits.
+/// Commands that use no lock, each on a server without a module, with an empty module, with the module, and with a waiter.
 pub const PLAIN: [[Path; 4]; 5] = [
     plain!("PING", &["PING"]),
     plain!("GET", &["GET k"]),
@@ -162,21 +164,21 @@ pub const PLAIN: [[Path; 4]; 5] = [
     plain!("LPUSH + LPOP", &["LPUSH l v", "LPOP l"]),
 ];
 
-/// A server that is ready.
-pub struct Set {
+/// A server that is ready for the calls of a path.
+pub struct ReadyServer {
     pub server: Server,
     _replica: Option<Server>,
     _waiter: Option<Caller>,
 }
 
 impl Stage {
-    pub fn set(self) -> Outcome<Set> {
+    pub fn prepare(self) -> Outcome<ReadyServer> {
         let mut setup = Setup::new().under_callgrind();
         match self {
             Bare | BareLogged => setup = setup.without_module(),
-            WithEmptyModule => setup = setup.without_module().option("loadmodule", &empty_module()?),
+            WithEmptyModule => setup = setup.without_module().option("loadmodule", &empty_module()),
             WithModule | WithWaiter | WithReaders(_) | WithHold | Logged => {}
-            Telling => setup = setup.option("lock.events", "yes"),
+            WithEvents => setup = setup.option("lock.events", "yes"),
             LoggedQuiet => setup = setup.option("lock.publish-replicas", "no"),
         }
         if matches!(self, BareLogged | Logged | LoggedQuiet) {
@@ -187,7 +189,7 @@ impl Stage {
             BareLogged | Logged | LoggedQuiet => Some(server.start_replica()?),
             _ => None,
         };
-        // To look for a key's TTL costs more as soon as any key has one.
+        // As soon as any key has a TTL, reading the TTL of any key costs more.
         redis::cmd("SET").arg(&["other", "value", "PX", "6000000"]).query::<()>(&mut server.control)?;
         if let WithReaders(readers) = self {
             let acquire = |reader| format!("LOCK.ACQUIRE k {OWNER}:{reader} PX 6000000 SHARED");
@@ -203,7 +205,7 @@ impl Stage {
             WithWaiter => Some(waiter(&mut server)?),
             _ => None,
         };
-        Ok(Set { server, _replica: replica, _waiter: waiter })
+        Ok(ReadyServer { server, _replica: replica, _waiter: waiter })
     }
 }
 
@@ -211,28 +213,28 @@ fn waiter(server: &mut Server) -> Outcome<Caller> {
     Caller::connect(server)?.call("LOCK.ACQUIRE busy holder PX 600000")?;
     let mut waiter = Caller::connect(server)?;
     waiter.send(&super::packed("LOCK.ACQUIRE busy waiter BLOCK 0"))?;
-    server.until("somebody waits", |server| Ok(server.info("blocked_clients")? == "1"))?;
+    server.until("the client waits", |server| Ok(server.info("blocked_clients")? == "1"))?;
     Ok(waiter)
 }
 
-impl Set {
-    /// So many rounds of the calls.
+impl ReadyServer {
+    /// Plays this number of rounds of the calls.
     pub fn play(&self, calls: Calls, rounds: u32) -> Outcome<()> {
         match calls {
-            Alone(calls) => self.alone(calls, rounds),
-            Calls::TurnAbout => self.turn_about(rounds),
-            Calls::ByMessage => self.by_message(rounds),
+            OneClient(calls) => self.one_client(calls, rounds),
+            Calls::HandOver => self.hand_over(rounds),
+            Calls::HandOverByMessage => self.hand_over_by_message(rounds),
         }
     }
 
-    fn alone(&self, calls: &[&str], rounds: u32) -> Outcome<()> {
+    fn one_client(&self, calls: &[&str], rounds: u32) -> Outcome<()> {
         let mut caller = Caller::connect(&self.server)?;
         let scripts = redisson::Scripts::load(&mut caller)?;
         for round in 0..rounds {
             for call in calls {
                 let mut command = redis::Cmd::new();
                 for word in call.split(' ') {
-                    command.arg(scripts.meant_by(word, round));
+                    command.arg(scripts.expand_word(word, round));
                 }
                 caller.send(&command.get_packed_command())?;
                 caller.reply()?;
@@ -241,7 +243,7 @@ impl Set {
         Ok(())
     }
 
-    fn by_message(&self, rounds: u32) -> Outcome<()> {
+    fn hand_over_by_message(&self, rounds: u32) -> Outcome<()> {
         let mut clients = [Caller::connect(&self.server)?, Caller::connect(&self.server)?];
         let mut inboxes = [Caller::connect(&self.server)?, Caller::connect(&self.server)?];
         let owners = [OWNER, &OWNER.replace('d', "e")];
@@ -253,7 +255,7 @@ impl Set {
         for (who, inbox) in inboxes.iter_mut().enumerate() {
             inbox.call(&format!("SUBSCRIBE lock:inbox:inbox{who}"))?;
         }
-        // The first is granted at once, and the second waits.
+        // The first client gets the lock at once, and the second one waits.
         for (who, client) in clients.iter_mut().enumerate() {
             client.send(&ask(who, who))?;
             client.reply()?;
@@ -265,13 +267,13 @@ impl Set {
             for _ in &calls {
                 clients[from].reply()?;
             }
-            // The message.
+            // Reads the message of the grant.
             inboxes[to].reply()?;
         }
         Ok(())
     }
 
-    fn turn_about(&self, rounds: u32) -> Outcome<()> {
+    fn hand_over(&self, rounds: u32) -> Outcome<()> {
         let mut clients = [Caller::connect(&self.server)?, Caller::connect(&self.server)?];
         let owners = [OWNER, &OWNER.replace('d', "e")];
         let acquire = owners.map(|owner| super::packed(&format!("LOCK.ACQUIRE k {owner} PX 30000 BLOCK 0")));
@@ -279,7 +281,7 @@ impl Set {
         clients[0].send(&acquire[0])?;
         clients[0].reply()?;
         clients[1].send(&acquire[1])?;
-        // Its reply comes when the other's call has been read.
+        // Its reply shows that the server has read the call of the other client.
         clients[0].call("PING")?;
         for round in 0..rounds as usize {
             let (from, to) = (round % 2, (round + 1) % 2);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Lines in a diagram, as SVG.
+//! Line charts as SVG.
 
 use std::fmt::Write;
 use std::fs;
@@ -9,12 +9,12 @@ use super::{results, Outcome};
 
 const WIDTH: f64 = 920.0;
 const HEIGHT: f64 = 400.0;
-/// Around the diagram: left, right (where the names of the lines are), above, below.
+/// The margins of the chart: left, right (with the names of the lines), above, below.
 const MARGINS: [f64; 4] = [75.0, 260.0, 45.0, 55.0];
-/// Told apart also by those who do not see all colours.
+/// Distinguishable with color blindness too.
 const COLOURS: [&str; 6] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"];
 
-/// An axis: its label, and whether a tenfold value is the same step everywhere.
+/// An axis of the chart.
 pub struct Axis {
     pub label: &'static str,
     pub is_logarithmic: bool,
@@ -33,7 +33,7 @@ pub fn draw(name: &str, title: &str, x: &Axis, y: &Axis, lines: &[Line]) -> Outc
     Ok(())
 }
 
-/// Maps values of one axis to places.
+/// Maps the values of an axis to positions in the picture.
 struct Scale {
     is_logarithmic: bool,
     from: f64,
@@ -60,7 +60,7 @@ impl Scale {
     }
 
     fn ticks(&self) -> Vec<f64> {
-        // At most some ten.
+        // About ten at most.
         #[allow(clippy::cast_possible_truncation)]
         let decades = || self.from as i32..=self.to as i32;
         if self.is_logarithmic {

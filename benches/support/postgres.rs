@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-//! A PostgreSQL of a benchmark's own, and its advisory locks as clients of a [`swarm`](super::swarm) use them: as
-//! prepared statements over TCP, as any other client here.
+//! A PostgreSQL server that a benchmark measures. Clients of a [`swarm`](super::swarm) use its advisory locks by prepared
+//! statements over TCP.
 
 use std::fs::{self, File};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -17,22 +17,22 @@ use tempfile::TempDir;
 use super::clients::Queued;
 use super::machine::{self, Cores};
 use super::ring::Calls;
-use super::swarm::Door;
+use super::swarm::Endpoint;
 use super::wire::Wire;
 use super::Outcome;
 
-/// A cluster in a folder of its own; gone with this value, and with this process even if that is killed.
+/// A PostgreSQL server in a folder of its own. Ends when dropped, and with this process even if that is killed.
 pub struct Postgres {
     child: Child,
     port: u16,
     greetings: [Vec<u8>; 2],
-    /// As it has many processes, it gets all but one for its clients.
+    /// PostgreSQL has many processes, so it gets all cores but one.
     pub cores: Cores,
     _dir: TempDir,
 }
 
 impl Postgres {
-    /// `None`, with a word about it, if there is no PostgreSQL.
+    /// Starts the server. Returns `None` and prints a line if PostgreSQL is not installed.
     pub fn start() -> Outcome<Option<Postgres>> {
         let Some(programs) = programs() else {
             eprintln!("SKIPPED: PostgreSQL is not installed");
@@ -40,7 +40,7 @@ impl Postgres {
         };
         let dir = tempfile::tempdir()?;
         let data = dir.path().join("data");
-        // It refuses to run as root.
+        // PostgreSQL refuses to run as root.
         let user = user()?;
         if let Some((user, group)) = user {
             chown(dir.path(), Some(user), Some(group))?;
@@ -53,13 +53,6 @@ impl Postgres {
             command.arg("-D").arg(&data).current_dir(dir.path()).stdin(Stdio::null());
             let log = File::options().create(true).append(true).open(dir.path().join("log"))?;
             command.stdout(log.try_clone()?).stderr(log);
-            // SAFETY: between fork and exec only a system call is made; after the change of the user, which would undo it.
-            unsafe {
-                command.pre_exec(|| {
-                    machine::die_with_parent();
-                    Ok(())
-                });
-            }
             Ok(command)
         };
         let log = || fs::read_to_string(dir.path().join("log")).unwrap_or_default();
@@ -70,14 +63,8 @@ impl Postgres {
         let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
         let mut server = run("postgres")?;
         let cores = Cores::all_but_one();
-        let places = cores.server.clone();
-        // SAFETY: between fork and exec only a system call is made.
-        unsafe {
-            server.pre_exec(move || {
-                machine::pin(&places);
-                Ok(())
-            });
-        }
+        // A change of the user undoes the tie. So the hook of the tie runs after that change.
+        machine::tie(&mut server, &cores.server);
         server.args([
             "-p",
             &port.to_string(),
@@ -89,9 +76,9 @@ impl Postgres {
             "fsync=off",
         ]);
         let mut child = server.args(["-c", "max_connections=250", "-c", "autovacuum=off"]).spawn()?;
-        let patience = Instant::now() + Duration::from_secs(30);
+        let deadline = Instant::now() + Duration::from_secs(30);
         while TcpStream::connect(("127.0.0.1", port)).is_err() || !log().contains("ready to accept") {
-            if child.try_wait()?.is_some() || Instant::now() > patience {
+            if child.try_wait()?.is_some() || Instant::now() > deadline {
                 let _ = child.kill();
                 let _ = child.wait();
                 return Err(format!("PostgreSQL does not start:\n{}", log()).into());
@@ -101,24 +88,24 @@ impl Postgres {
         Ok(Some(Postgres { child, port, greetings: [hello(), prepare()], cores, _dir: dir }))
     }
 
-    pub fn door(&self) -> Door<'_> {
+    pub fn endpoint(&self) -> Endpoint<'_> {
         let address: SocketAddr = ([127, 0, 0, 1], self.port).into();
-        Door { address, wire: Wire::Postgres, greetings: &self.greetings, connections: 1 }
+        Endpoint { address, wire: Wire::Postgres, greetings: &self.greetings, connections: 1 }
     }
 
-    /// Processor time of all its processes.
+    /// Returns the processor time of all processes of the server.
     pub fn cpu(&self) -> Outcome<Duration> {
         machine::cpu_of_family(self.child.id())
     }
 }
 
-/// A client that waits for the lock in the server.
+/// Returns a client that waits in the server for its lock.
 pub fn client() -> Queued {
     let Calls { acquire, release } = calls();
     Queued::new(acquire, release)
 }
 
-/// The calls of a client that is one of a [`ring`](super::ring).
+/// Returns the calls of a client of a [`ring`](super::ring).
 pub fn calls() -> Calls {
     Calls { acquire: execute("acquire"), release: execute("release") }
 }
@@ -126,20 +113,21 @@ pub fn calls() -> Calls {
 impl Drop for Postgres {
     fn drop(&mut self) {
         let Ok(process) = libc::pid_t::try_from(self.child.id()) else { return };
-        // SAFETY: a signal to our own child, which has not been waited for. It ends its sessions at once.
+        // Ends all sessions at once.
+        // SAFETY: a signal to our own child, which has not been waited for.
         unsafe { libc::kill(process, libc::SIGQUIT) };
         let _ = self.child.wait();
     }
 }
 
-/// Debian's folder of the newest one.
+/// Returns the programs' folder of the newest version, where Debian installs it.
 fn programs() -> Option<PathBuf> {
     let versions = fs::read_dir("/usr/lib/postgresql").ok()?;
     let programs = versions.filter_map(|version| Some(version.ok()?.path().join("bin")));
     programs.filter(|programs| programs.join("initdb").exists()).max()
 }
 
-/// Whom it runs as: if we are root, the user of Debian's package.
+/// Returns the user and group to run as. Without root privileges, returns `None`: the present user runs the server.
 fn user() -> Outcome<Option<(u32, u32)>> {
     // SAFETY: a system call that cannot fail.
     if unsafe { libc::geteuid() } != 0 {
@@ -169,7 +157,7 @@ fn execute(statement: &str) -> Vec<u8> {
     [bind, message(Some(b'E'), b"\0\0\0\0\0"), message(Some(b'S'), b"")].concat()
 }
 
-/// Its kind, its length with these four bytes, its body.
+/// Encodes a message: its kind, its length including the four bytes of the length, and its body.
 fn message(kind: Option<u8>, body: &[u8]) -> Vec<u8> {
     let length = u32::try_from(body.len() + 4).unwrap_or(u32::MAX);
     let mut message: Vec<u8> = kind.into_iter().collect();

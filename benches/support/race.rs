@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! A race for one lock: clients in a closed loop, who acquire it, release it, and do nothing between.
+//! A race for one lock: clients in a closed loop acquire and release it, without work in between.
 
 use std::time::{Duration, Instant};
 
@@ -11,30 +11,30 @@ use super::postgres::{self, Postgres};
 use super::redisson::{Jvm, Scripts};
 use super::samples::Samples;
 use super::server::Server;
-use super::swarm::{Client, Door, Swarm};
+use super::swarm::{Client, Endpoint, Swarm};
 use super::wire::Wire;
 use super::{packed, Outcome};
 
-/// How a race went.
+/// The result of a race.
 #[derive(Clone, Default)]
 pub struct Race {
     pub grants_per_second: f64,
-    /// The server's processor time for a grant, in microseconds; of all its threads or processes.
+    /// The processor time of all threads or processes of the server for a grant, in microseconds.
     pub cpu_per_grant: f64,
-    /// From one client's release to the grant of another one.
+    /// The times from one client's release to the next client's grant.
     pub hand_overs: Samples,
 }
 
-/// Who races.
+/// The kind of clients on Redis.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     Native,
     Polling,
-    /// Redisson's protocol, spoken by clients of ours.
+    /// Redisson's protocol, see [`Subscriber`].
     Protocol,
 }
 
-/// Races that many clients on a Redis.
+/// Races clients of one kind on Redis.
 pub fn on_redis(
     server: &mut Server,
     cores: &Cores,
@@ -43,26 +43,27 @@ pub fn on_redis(
     time: Duration,
 ) -> Outcome<Race> {
     let scripts = Scripts::load(&mut Caller::connect(server)?)?;
-    // Its answer says that the server has accepted the connection.
+    // Its reply shows that the server has accepted the connection.
     let greetings = [packed("PING")];
     let connections = if kind == Kind::Protocol { 2 } else { 1 };
-    let door = Door { address: server.address(), wire: Wire::Redis, greetings: &greetings, connections };
+    let endpoint =
+        Endpoint { address: server.address(), wire: Wire::Redis, greetings: &greetings, connections };
     let cpu = || server.cpu();
     let numbers = 0..clients;
     let race = match kind {
         Kind::Native => {
-            run(cores, &door, numbers.map(|number| Queued::native("race", number)).collect(), cpu, time)
+            run(cores, &endpoint, numbers.map(|number| Queued::native("race", number)).collect(), cpu, time)
         }
         Kind::Polling => run(
             cores,
-            &door,
+            &endpoint,
             numbers.map(|number| Polling::new("race", number, &scripts)).collect(),
             cpu,
             time,
         ),
         Kind::Protocol => run(
             cores,
-            &door,
+            &endpoint,
             numbers.map(|number| Subscriber::new("race", number, &scripts)).collect(),
             cpu,
             time,
@@ -74,13 +75,13 @@ pub fn on_redis(
 
 pub fn on_postgres(postgres: &Postgres, clients: usize, time: Duration) -> Outcome<Race> {
     let swarm = (0..clients).map(|_| postgres::client()).collect();
-    run(&postgres.cores, &postgres.door(), swarm, || postgres.cpu(), time)
+    run(&postgres.cores, &postgres.endpoint(), swarm, || postgres.cpu(), time)
 }
 
-/// Races threads of one JVM, with one client, or with one for each.
+/// Races threads of one JVM, with one client for all threads, or with `apart` a client for each.
 pub fn with_redisson(
     server: &Server,
-    jvm: &mut Jvm,
+    jvm: &Jvm,
     apart: bool,
     threads: usize,
     time: Duration,
@@ -95,19 +96,19 @@ pub fn with_redisson(
     })
 }
 
-/// The clients are on these cores.
+/// Races the clients on the cores of the load.
 fn run<C: Client + Send>(
     cores: &Cores,
-    door: &Door<'_>,
+    endpoint: &Endpoint<'_>,
     clients: Vec<C>,
     cpu: impl Fn() -> Outcome<Duration> + Send,
     time: Duration,
 ) -> Outcome<Race> {
-    // Until all of them have queued up.
+    // The time until all clients have queued up.
     let warm_up = Duration::from_millis(300) + Duration::from_micros(100) * u32::try_from(clients.len())?;
     let race = move || -> Outcome<Race> {
         pin(&cores.loaders);
-        let mut swarm = Swarm::start(door, clients)?;
+        let mut swarm = Swarm::start(endpoint, clients)?;
         swarm.run(warm_up)?;
         let (before, since) = (cpu()?, Instant::now());
         let log = swarm.run(time)?;
@@ -118,6 +119,6 @@ fn run<C: Client + Send>(
             hand_overs: log.hand_overs,
         })
     };
-    // In a thread of its own, because it is to stay where it is put.
+    // A new thread, as the calling thread must not stay pinned.
     std::thread::scope(|scope| scope.spawn(race).join().map_err(|_| "a thread has panicked")?)
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-//! The rows of the table that `make bench` ends with. Each benchmark writes its own to `target/bench/<name>.tsv`; the
-//! benchmark `report` reads them all.
+//! The rows of the table that `make bench` ends with. Each benchmark writes its rows to `target/bench/<name>.tsv`; the benchmark
+//! `report` reads all files.
 
 use std::fs;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use super::samples::time;
 use super::server::Server;
 use super::{is_quick, machine, thousands, Outcome};
 
-/// What a number counts, and so how it is written.
+/// The unit of a number, which decides its format.
 #[derive(Clone, Copy)]
 pub enum Unit {
     Instructions,
@@ -18,13 +18,13 @@ pub enum Unit {
     PerSecond,
     Bytes,
     Percent,
-    /// So many in each round.
+    /// A number of events in each round.
     Count,
 }
 
 impl Unit {
     pub fn show(self, value: f64) -> String {
-        // Counts far below 2^53.
+        // All counts are far below 2^53.
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
         let whole = || thousands(value.round().max(0.0) as usize);
         match self {
@@ -38,14 +38,14 @@ impl Unit {
     }
 }
 
-/// What a ratio has to be, or with [`Results::limit`] a value.
+/// The target for a ratio, or for a value, see [`Results::limit`].
 #[derive(Clone, Copy)]
 pub enum Target {
     AtMost(f64),
     AtLeast(f64),
-    /// So far above or below 1 at most.
+    /// At most this far above or below 1.
     Within(f64),
-    /// Only reported.
+    /// No target: the value is only reported.
     None,
 }
 
@@ -57,7 +57,7 @@ impl Target {
             Target::Within(tolerance) => (number - 1.0).abs() <= tolerance,
             Target::None => return "",
         };
-        // What could not be measured is not met.
+        // NaN, a failed measurement, does not meet a target.
         if met {
             "yes"
         } else {
@@ -75,7 +75,7 @@ impl Target {
     }
 }
 
-/// One measurement: what, value, baseline, ratio, target, met.
+/// One measurement: name, value, baseline, ratio, target, and whether the target is met.
 pub type Row = [String; 6];
 
 /// The results of one benchmark.
@@ -89,7 +89,7 @@ impl Results {
         Results { name, rows: Vec::new() }
     }
 
-    /// A value, its ratio to another one, and what the ratio has to be.
+    /// Adds a value, its ratio to a base, and a target for the ratio.
     pub fn ratio(&mut self, what: &str, unit: Unit, value: f64, (name, base): (&str, f64), target: Target) {
         let ratio = value / base;
         self.rows.push([
@@ -102,7 +102,7 @@ impl Results {
         ]);
     }
 
-    /// A value that has to be within a limit, whatever the baseline is, which is for information.
+    /// Adds a value with a limit. The base is for information only.
     pub fn limit(&mut self, what: &str, unit: Unit, value: f64, base: Option<(&str, f64)>, limit: Target) {
         self.rows.push([
             what.to_owned(),
@@ -114,7 +114,7 @@ impl Results {
         ]);
     }
 
-    /// A value that is only reported.
+    /// Adds a value without a limit.
     pub fn value(&mut self, what: &str, unit: Unit, value: f64) {
         self.limit(what, unit, value, None, Target::None);
     }
@@ -138,7 +138,7 @@ impl Results {
         Ok(())
     }
 
-    /// What a benchmark has left: the server it ran on, and the rows.
+    /// Reads the results of a benchmark: the server it ran on, and the rows.
     pub fn read(name: &str) -> Outcome<(String, Vec<Row>)> {
         let text = fs::read_to_string(dir()?.join(format!("{name}.tsv")))?;
         let mut lines = text.lines();
@@ -151,7 +151,7 @@ impl Results {
     }
 }
 
-/// Where results and pictures go: `target/bench`.
+/// Returns the folder of results and pictures, `target/bench`.
 pub fn dir() -> Outcome<PathBuf> {
     // target/release/deps/latency-0123456789abcdef
     let program = std::env::current_exe()?;
@@ -160,11 +160,11 @@ pub fn dir() -> Outcome<PathBuf> {
     Ok(dir)
 }
 
-/// The widest that the column of names may be, so that no line is wider than 130.
+/// The maximum width of the column of names, so that no line is wider than 130.
 const NAME_WIDTH: usize = 50;
 
-/// With columns as wide as they have to be. The first and the last ones are words, the others numbers. A name that is too
-/// long takes several lines, and the numbers stand in its last one.
+/// Prints rows as a table, with columns as wide as needed. A name that is too long takes several lines, and its numbers are in
+/// the last one.
 pub fn print_table(rows: &[Row]) {
     let head = ["", "measured", "baseline", "ratio", "target", "met"].map(str::to_owned);
     let mut lines: Vec<Row> = Vec::new();
@@ -194,7 +194,7 @@ pub fn print_table(rows: &[Row]) {
     }
 }
 
-/// A name in pieces that fit into its column. All but the first are indented.
+/// Breaks a name into lines that fit into its column. All lines but the first are indented.
 fn folded(name: &str) -> Vec<String> {
     let words = name.trim_start();
     let indent = " ".repeat(name.len() - words.len());

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
 
-//! Clients that hand one lock to each other, and sleep until their reply: whoever is granted the lock releases it, reads the
-//! reply, and queues up again with a call of its own. So each hand-over is a release while others wait, a grant to one of
-//! them, and an acquire that has to wait.
+//! Clients that hand one lock to each other, and sleep until their reply. A client with a grant releases the lock, reads the
+//! reply, and queues up again with a separate call. So each hand-over is a release with waiters, a grant to the first waiter, and
+//! an acquire that waits.
 //!
-//! The next step begins when all replies of the one before have been read. Between the steps it can be waited until the
-//! server sleeps, too ([`Pace::Asleep`]): then no two calls ever meet in one turn of its event loop.
+//! A step begins when all replies of the step before have been read. With [`Pace::WhenServerSleeps`], it also waits until the
+//! server sleeps. Then the server never reads two calls in one cycle of its event loop.
 
 use std::io::ErrorKind;
 use std::time::{Duration, Instant};
@@ -13,25 +13,25 @@ use std::time::{Duration, Instant};
 use mio::{Events, Interest, Poll, Token};
 
 use super::machine;
-use super::swarm::{Door, Link};
+use super::swarm::{Endpoint, Link};
 use super::wire::Wire;
 use super::Outcome;
 
-/// How long the server may take for a reply.
+/// The longest time until a reply.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// When the next call is sent.
 #[derive(Clone, Copy)]
 pub enum Pace {
-    /// As soon as its client may send it.
-    Brisk,
-    /// When this process, the server, has nothing to do.
-    Asleep(u32),
+    /// Calls follow each other without a pause.
+    Immediate,
+    /// When this process, the server, sleeps.
+    WhenServerSleeps(u32),
 }
 
 impl Pace {
     fn wait(self) {
-        if let Pace::Asleep(process) = self {
+        if let Pace::WhenServerSleeps(process) = self {
             while !machine::is_asleep(process) {
                 std::thread::sleep(Duration::from_micros(20));
             }
@@ -39,7 +39,7 @@ impl Pace {
     }
 }
 
-/// What one client sends.
+/// The two calls of a client, encoded.
 pub struct Calls {
     pub acquire: Vec<u8>,
     pub release: Vec<u8>,
@@ -50,45 +50,45 @@ struct Member {
     calls: Calls,
 }
 
-/// All of the clients.
+/// Clients in a ring.
 pub struct Ring {
     poll: Poll,
     events: Events,
     wire: Wire,
     members: Vec<Member>,
-    /// Who has the lock.
+    /// The number of the client that holds the lock.
     holder: usize,
 }
 
 impl Ring {
-    /// Connects the clients. The first one is granted the lock, and the others have sent their calls.
-    pub fn start(door: &Door<'_>, calls: Vec<Calls>) -> Outcome<Ring> {
+    /// Connects the clients. The first one gets the lock, and the other ones send their calls.
+    pub fn start(endpoint: &Endpoint<'_>, calls: Vec<Calls>) -> Outcome<Ring> {
         let poll = Poll::new()?;
         let mut members = Vec::new();
         for (number, calls) in calls.into_iter().enumerate() {
-            let mut link = Link::open(door.address, door.wire, door.greetings)?;
+            let mut link = Link::open(endpoint.address, endpoint.wire, endpoint.greetings)?;
             poll.registry().register(&mut link.stream, Token(number), Interest::READABLE)?;
             members.push(Member { link, calls });
         }
         let events = Events::with_capacity(64);
-        let mut ring = Ring { poll, events, wire: door.wire, members, holder: 0 };
+        let mut ring = Ring { poll, events, wire: endpoint.wire, members, holder: 0 };
         ring.acquire(0)?;
         ring.replies(|replies| !replies.is_empty())?;
         (1..ring.members.len()).try_for_each(|number| ring.acquire(number))?;
         Ok(ring)
     }
 
-    /// So many hand-overs, at this pace.
+    /// Makes this number of hand-overs, at a pace.
     pub fn hand_over(&mut self, times: u32, pace: Pace) -> Outcome<()> {
         (0..times).try_for_each(|_| self.hand_over_once(pace))
     }
 
-    /// Hand-overs for this time; returns how long one of them took.
+    /// Makes hand-overs for this time. Returns the average time of a hand-over.
     pub fn hand_over_for(&mut self, time: Duration) -> Outcome<Duration> {
         let begin = Instant::now();
         let mut times = 0;
         while begin.elapsed() < time {
-            self.hand_over(100, Pace::Brisk)?;
+            self.hand_over(100, Pace::Immediate)?;
             times += 100;
         }
         Ok(begin.elapsed() / times)
@@ -99,7 +99,7 @@ impl Ring {
         pace.wait();
         let Member { link, calls } = &mut self.members[from];
         link.send(&calls.release)?;
-        // The two come in any order.
+        // The two replies arrive in any order.
         let replies = self.replies(|replies| replies.contains(&from) && replies.len() == 2)?;
         let to = replies.into_iter().find(|number| *number != from);
         self.holder = to.ok_or("the lock was not handed over")?;
@@ -112,7 +112,7 @@ impl Ring {
         link.send(&calls.acquire)
     }
 
-    /// Waits until these have replies, one each: it is said of all that have come so far.
+    /// Reads replies until `are_all` accepts the numbers of their clients. Returns these numbers.
     fn replies(&mut self, are_all: impl Fn(&[usize]) -> bool) -> Outcome<Vec<usize>> {
         let mut replies = Vec::new();
         let mut part = [0; 4096];

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
 
-//! What was measured many times.
+//! Samples of a repeated measurement.
 
 /// Measured values, in microseconds.
 #[derive(Clone, Default)]
 pub struct Samples(pub Vec<f64>);
 
 impl Samples {
-    /// The value that so many of a thousand are not above.
+    /// Returns a quantile, in thousandths.
     pub fn per_mille(&self, per_mille: usize) -> f64 {
         let mut values = self.0.clone();
         if values.is_empty() {
@@ -33,7 +33,7 @@ impl Samples {
         self.per_mille(1000)
     }
 
-    /// Points of the distribution for a picture: value, and the share of the samples that are not above it.
+    /// Returns points of the distribution for a picture: a value, and the share of samples up to that value.
     pub fn distribution(&self) -> Vec<(f64, f64)> {
         let mut values = self.0.clone();
         values.sort_unstable_by(f64::total_cmp);
@@ -48,10 +48,10 @@ impl Samples {
     }
 }
 
-/// `850 µs`, `1.25 ms`.
+/// Formats a time as `850 µs` or `1.25 ms`.
 pub fn time(micros: f64) -> String {
     match micros.abs() {
-        // There was none.
+        // No samples.
         nothing if nothing.is_nan() => "-".to_owned(),
         under if under < 10.0 => format!("{micros:.1} µs"),
         under if under < 1000.0 => format!("{micros:.0} µs"),

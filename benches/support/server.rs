@@ -1,32 +1,34 @@
 // SPDX-License-Identifier: MIT
 
-//! A server of a benchmark's own.
+//! A server that a benchmark measures.
 
-use std::fs::{self, File};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::unix::process::CommandExt;
+use std::net::{SocketAddr, TcpStream};
+use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::sync::OnceLock;
 use std::thread::sleep;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use redis::Connection;
-use tempfile::TempDir;
+use redis_lock_test_kit::artifacts::{module, test_module};
+use redis_lock_test_kit::server::process::{Launch, Process};
 
 use super::callgrind::Part;
 use super::{machine, Outcome};
 
-/// How many clients may be connected.
+/// The maximum number of clients of a server.
 pub const CLIENTS: usize = 10_100;
 
-/// How a server is to be started.
+/// The longest time that a server takes to start, or that a condition takes to be met. Under callgrind, servers are slow.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The settings of a server that is about to be started.
 #[derive(Clone, Default)]
 pub struct Setup {
     args: Vec<String>,
     without_module: bool,
     callgrind: Option<&'static [&'static str]>,
-    is_node: bool,
     cores: Vec<usize>,
 }
 
@@ -45,14 +47,14 @@ impl Setup {
         self
     }
 
-    /// Counts instructions; the server is some fifty times slower. It does next to nothing by itself then.
+    /// Counts instructions, see [`Server::instructions`]. The server is about fifty times slower, and does little periodic work.
     pub fn under_callgrind(mut self) -> Setup {
         self.callgrind = Some(&["--callgrind-out-file=/dev/null"]);
         self.option("hz", "1").option("dynamic-hz", "no").option("shutdown-timeout", "0")
     }
 
-    /// The same, to count a part of its run with [`Server::count`]. What the server does once a second by itself does not
-    /// count: the more clients it has, the more that is.
+    /// Counts the instructions of a part of the run, see [`Server::count`]. Excludes the periodic work of the server, which grows
+    /// with the number of its clients.
     pub fn under_callgrind_in_part(self) -> Setup {
         let mut setup = self.under_callgrind();
         setup.callgrind =
@@ -60,96 +62,57 @@ impl Setup {
         setup
     }
 
-    /// A node that other nodes of a cluster can meet.
-    pub fn in_a_cluster(mut self) -> Setup {
-        self.is_node = true;
+    /// Makes the server a node that other nodes of a cluster can meet.
+    pub fn in_a_cluster(self) -> Setup {
         self.option("cluster-enabled", "yes").option("cluster-node-timeout", "60000")
     }
 
-    /// Keeps the server on these cores.
+    /// Restricts the server to these cores.
     pub fn on_cores(mut self, cores: &[usize]) -> Setup {
         self.cores = cores.to_vec();
         self
     }
 
     pub fn start(self) -> Outcome<Server> {
-        loop {
-            if let Some(server) = self.try_start()? {
-                return Ok(server);
-            }
-        }
-    }
-
-    /// `None` if somebody else was faster to take the port.
-    fn try_start(&self) -> Outcome<Option<Server>> {
         let program = std::env::var("REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned());
-        let free_port = || -> Outcome<u16> { Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port()) };
-        let port = free_port()?;
-        let dir = tempfile::tempdir()?;
-        let (log, errors) = (dir.path().join("log"), dir.path().join("errors"));
-        let mut command = match self.callgrind {
-            Some(args) => {
-                let mut command = Command::new("valgrind");
-                command.arg("--tool=callgrind").args(args).arg(&program);
-                command
-            }
-            None => Command::new(&program),
-        };
-        command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", ""]);
-        command.args(["--maxclients", &CLIENTS.to_string(), "--repl-diskless-sync-delay", "0"]);
-        command.args(&self.args);
-        if self.is_node {
-            command.args(["--cluster-port", &free_port()?.to_string()]);
-        }
+        let clients = CLIENTS.to_string();
+        let mut args = vec!["--maxclients", &clients];
+        args.extend(self.args.iter().map(String::as_str));
         if !self.without_module {
-            command.arg("--loadmodule").arg(module()?);
+            args.extend(["--loadmodule", module().to_str().ok_or("the path of the module is not UTF-8")?]);
         }
-        command.current_dir(dir.path()).stdin(Stdio::null());
-        command.stderr(File::create(&errors)?).stdout(File::create(&log)?);
-        let cores = self.cores.clone();
-        // SAFETY: between fork and exec only system calls are made.
-        unsafe {
-            command.pre_exec(move || {
-                machine::die_with_parent();
-                if !cores.is_empty() {
-                    machine::pin(&cores);
-                }
-                Ok(())
-            });
+        let mut launch =
+            Launch::new(program, tempfile::tempdir()?, &args).tied(&self.cores).patience(PATIENCE);
+        if let Some(callgrind) = self.callgrind {
+            launch = launch.under(&[&["valgrind", "--tool=callgrind"], callgrind].concat());
         }
-        let mut child = command.spawn().map_err(|error| format!("{program}: {error}"))?;
-        let client = redis::Client::open(format!("redis://127.0.0.1:{port}"))?;
-        let patience = Instant::now() + Duration::from_secs(60);
-        loop {
-            let ended = child.try_wait()?.is_some();
-            match client.get_connection() {
-                Ok(control) if !ended => {
-                    let mut server = Server { child, port, control, dir, parts: 0 };
-                    let is_ours = server.info("process_id")? == server.process().to_string();
-                    return Ok(is_ours.then_some(server));
-                }
-                _ if ended || Instant::now() > patience => break,
-                _ => sleep(Duration::from_millis(10)),
-            }
-        }
-        let _ = child.kill();
-        let _ = child.wait();
-        let said = format!("{}{}", fs::read_to_string(errors)?, fs::read_to_string(log)?);
-        if said.contains("Address already in use") {
-            return Ok(None);
-        }
-        Err(format!("{program} does not start:\n{said}").into())
+        let process = launch.start()?;
+        let control = redis::Client::open(process.url())?.get_connection()?;
+        Ok(Server { process, control, parts: 0 })
     }
 }
 
-/// The server; gone with this value, and with this process even if that is killed.
+/// A server that runs. Dereferences to its [`Process`]. Ends when dropped, and with this process even if that is killed.
 pub struct Server {
-    child: Child,
-    port: u16,
+    process: Process,
+    /// A connection that is not measured.
     pub control: Connection,
-    dir: TempDir,
-    /// How many parts of its run have been counted.
+    /// The number of parts of the run that [`count`](Server::count) has counted.
     parts: u32,
+}
+
+impl Deref for Server {
+    type Target = Process;
+
+    fn deref(&self) -> &Process {
+        &self.process
+    }
+}
+
+impl DerefMut for Server {
+    fn deref_mut(&mut self) -> &mut Process {
+        &mut self.process
+    }
 }
 
 impl Server {
@@ -157,15 +120,10 @@ impl Server {
         Setup::new().start()
     }
 
-    pub fn process(&self) -> u32 {
-        self.child.id()
-    }
-
     pub fn address(&self) -> SocketAddr {
-        ([127, 0, 0, 1], self.port).into()
+        (self.host, self.port).into()
     }
 
-    /// A connection.
     pub fn connect(&self) -> Outcome<TcpStream> {
         let stream = TcpStream::connect(self.address())?;
         stream.set_nodelay(true)?;
@@ -173,9 +131,9 @@ impl Server {
         Ok(stream)
     }
 
-    /// Another server that is this one's replica, once it is one.
+    /// Starts a replica of this server, and waits until it is in sync.
     pub fn start_replica(&mut self) -> Outcome<Server> {
-        let primary = format!("127.0.0.1 {}", self.port);
+        let primary = format!("{} {}", self.host, self.port);
         let replica = Setup::new().option("replicaof", &primary).start()?;
         self.until("a replica is online", |server| {
             Ok(server.info("slave0").is_ok_and(|replica| replica.contains("state=online")))
@@ -183,17 +141,18 @@ impl Server {
         Ok(replica)
     }
 
-    /// Waits until the clients of a measurement have gone, and drops what they have left.
+    /// Waits until the clients of a measurement have disconnected, and deletes their keys.
     pub fn clear(&mut self) -> Outcome<()> {
         self.until("the connections close", |server| Ok(server.info("connected_clients")? == "1"))?;
         redis::cmd("FLUSHALL").query::<()>(&mut self.control)?;
         Ok(())
     }
 
+    /// Waits for a condition. Fails if it is not met in time.
     pub fn until(&mut self, what: &str, mut holds: impl FnMut(&mut Server) -> Outcome<bool>) -> Outcome<()> {
-        let patience = Instant::now() + Duration::from_secs(60);
+        let deadline = Instant::now() + PATIENCE;
         while !holds(self)? {
-            if Instant::now() > patience {
+            if Instant::now() > deadline {
                 return Err(format!("waited in vain until {what}").into());
             }
             sleep(Duration::from_millis(10));
@@ -201,11 +160,11 @@ impl Server {
         Ok(())
     }
 
-    /// When a key's time is over. The server's clock is ours, as it runs on the same machine.
+    /// Returns when a key expires. The server runs on this machine, so both clocks are the same.
     pub fn expires_at(&mut self, key: &str) -> Outcome<Instant> {
         let unix_ms: u64 = redis::cmd("PEXPIRETIME").arg(key).query(&mut self.control)?;
         let (now, wall) = (Instant::now(), SystemTime::now().duration_since(UNIX_EPOCH)?);
-        Ok(now + Duration::from_millis(unix_ms).checked_sub(wall).ok_or("the lease is over already")?)
+        Ok(now + Duration::from_millis(unix_ms).checked_sub(wall).ok_or("the lease has ended already")?)
     }
 
     /// Returns a field of `INFO`, of the server or of the module.
@@ -219,6 +178,7 @@ impl Server {
         Ok(info.get(field).ok_or_else(|| format!("no {field} in INFO"))?)
     }
 
+    /// Returns the number of keys.
     pub fn keys(&mut self) -> Outcome<usize> {
         Ok(redis::cmd("DBSIZE").query(&mut self.control)?)
     }
@@ -230,29 +190,26 @@ impl Server {
         }
     }
 
-    /// Processor time of all threads.
+    /// Returns the processor time of all threads.
     pub fn cpu(&self) -> Outcome<Duration> {
-        machine::cpu_of(self.process())
+        machine::cpu_of(self.id())
     }
 
-    /// Ends a server under callgrind; returns how many instructions it has executed since its start.
+    /// Ends a server under callgrind. Returns the number of instructions that it has executed since its start.
     pub fn instructions(mut self) -> Outcome<u64> {
-        let process = libc::pid_t::try_from(self.process())?;
-        // SAFETY: a signal to our own child, which has not been waited for.
-        unsafe { libc::kill(process, libc::SIGTERM) };
-        self.child.wait()?;
-        let said = fs::read_to_string(self.dir.path().join("errors"))?;
-        // A child that saved the data for a replica counts its own.
-        let line = format!("=={process}== Collected : ");
-        let count = said.lines().find_map(|said| said.strip_prefix(&line));
-        Ok(count.ok_or_else(|| format!("callgrind has counted nothing:\n{said}"))?.trim().parse()?)
+        self.signal(libc::SIGTERM);
+        self.wait();
+        let log = self.log();
+        // A child that saved the data for a replica reports its own count.
+        let line = format!("=={}== Collected : ", self.id());
+        let count = log.lines().find_map(|said| said.strip_prefix(&line));
+        Ok(count.ok_or_else(|| format!("callgrind has counted nothing:\n{log}"))?.trim().parse()?)
     }
 
-    /// What a server under callgrind does for this, of all that it has done before and will do after it.
+    /// Counts the instructions that a server under callgrind executes while `play` runs.
     pub fn count(&mut self, play: impl FnOnce() -> Outcome<()>) -> Outcome<Part> {
         let control = |what: &str| -> Outcome<()> {
-            let output =
-                Command::new("callgrind_control").args([what, &self.process().to_string()]).output()?;
+            let output = Command::new("callgrind_control").args([what, &self.id().to_string()]).output()?;
             let said = String::from_utf8_lossy(&output.stdout);
             if !said.lines().any(|line| line.trim() == "OK.") {
                 let errors = String::from_utf8_lossy(&output.stderr);
@@ -264,64 +221,18 @@ impl Server {
         play()?;
         control("--dump")?;
         self.parts += 1;
-        Part::parse(&fs::read_to_string(self.dir.path().join(format!("part.{}", self.parts)))?)
+        Part::parse(&std::fs::read_to_string(self.dir.path().join(format!("part.{}", self.parts)))?)
     }
 }
 
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// Returns a module that does nothing.
+pub fn empty_module() -> String {
+    static MODULE: OnceLock<PathBuf> = OnceLock::new();
+    MODULE.get_or_init(|| test_module("empty")).display().to_string()
 }
 
-/// The module in release mode; cargo does not build it for a bench.
-fn module() -> Outcome<PathBuf> {
-    static MODULE: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-    Ok(MODULE.get_or_init(|| build_module().map_err(|error| error.to_string())).clone()?)
-}
-
-fn build_module() -> Outcome<PathBuf> {
-    match std::env::var_os("REDIS_LOCK_MODULE") {
-        Some(path) => Ok(fs::canonicalize(path)?),
-        None => Ok(build(&["--lib"])?.join("libredis_lock.so")),
-    }
-}
-
-/// A module that does nothing.
-pub fn empty_module() -> Outcome<String> {
-    static MODULE: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-    test_module("empty", &MODULE)
-}
-
-/// A module that queues clients and unblocks them, and does nothing else.
-pub fn floor_module() -> Outcome<String> {
-    static MODULE: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-    test_module("floor", &MODULE)
-}
-
-/// One of `tests/modules`, built once.
-fn test_module(name: &str, built: &OnceLock<Result<PathBuf, String>>) -> Outcome<String> {
-    let build = || {
-        build(&["--package", "redis-lock-test-modules", "--example", name]).map_err(|error| error.to_string())
-    };
-    let release = built.get_or_init(build).clone()?;
-    Ok(release.join(format!("examples/lib{name}.so")).display().to_string())
-}
-
-/// Builds this in release mode, whatever this program was built in, and returns the folder where it is.
-fn build(what: &[&str]) -> Outcome<PathBuf> {
-    // target/release/deps/latency-0123456789abcdef
-    let program = std::env::current_exe()?;
-    let target = program.ancestors().nth(3).ok_or("no target folder")?;
-    let built = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-        .args(["build", "--release", "--quiet", "--target-dir"])
-        .arg(target)
-        .args(what)
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .status()?;
-    if !built.success() {
-        return Err(format!("{what:?} does not build").into());
-    }
-    Ok(target.join("release"))
+/// Returns a module that queues clients and unblocks them, and does nothing else.
+pub fn floor_module() -> String {
+    static MODULE: OnceLock<PathBuf> = OnceLock::new();
+    MODULE.get_or_init(|| test_module("floor")).display().to_string()
 }

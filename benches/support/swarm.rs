@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-//! Many clients in one thread: a loop over readiness, as the server itself has one, so that the clients cost little
-//! next to it. A [`Client`] is told of each reply and says what it sends next.
+//! Many clients in one thread. An event loop, like that of the server, keeps the cost of the clients low. A [`Client`] gets each
+//! reply, and sends its next calls.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -16,26 +16,26 @@ use super::samples::Samples;
 use super::wire::Wire;
 use super::Outcome;
 
-/// What one client does. It has one connection or more, which it knows by their numbers.
+/// The behavior of one client, which has one or more numbered connections.
 pub trait Client {
-    /// Everybody is connected.
+    /// Called when all clients are connected.
     fn begin(&mut self, io: &mut Io<'_>);
     fn on_reply(&mut self, connection: usize, reply: &[u8], io: &mut Io<'_>) -> Outcome<()>;
-    /// The time is over that it gave to [`Io::wake_after`].
+    /// Called when the time of [`Io::wake_after`] has passed.
     fn on_time(&mut self, _io: &mut Io<'_>) {}
 }
 
-/// What has happened since the log was taken last.
+/// Events since the last run began.
 #[derive(Default)]
 pub struct Log {
-    /// How often somebody got the lock.
+    /// The number of grants.
     pub grants: usize,
-    /// From just before a client wrote its release until another one had read its grant.
+    /// The times from just before a client writes its release until another client has read its grant.
     pub hand_overs: Samples,
     released: Option<(usize, Instant)>,
 }
 
-/// What a client can do.
+/// The actions of a client.
 pub struct Io<'a> {
     client: usize,
     links: &'a mut [Link],
@@ -44,7 +44,7 @@ pub struct Io<'a> {
 }
 
 impl Io<'_> {
-    /// Is written when the client has done all that it does now.
+    /// Queues bytes, which are written when the client returns.
     pub fn send(&mut self, connection: usize, bytes: &[u8]) {
         self.links[connection].output.extend_from_slice(bytes);
     }
@@ -53,7 +53,7 @@ impl Io<'_> {
         self.timers.push(Reverse((Instant::now() + time, self.client)));
     }
 
-    /// It has the lock.
+    /// Records that the client has the lock.
     pub fn acquired(&mut self) {
         self.log.grants += 1;
         if let Some((client, at)) = self.log.released.take() {
@@ -63,7 +63,7 @@ impl Io<'_> {
         }
     }
 
-    /// It sends its release now.
+    /// Records that the client sends its release now.
     pub fn releasing(&mut self) {
         self.log.released = Some((self.client, Instant::now()));
     }
@@ -72,13 +72,13 @@ impl Io<'_> {
 /// A connection.
 pub(super) struct Link {
     pub(super) stream: TcpStream,
-    /// What has been read.
+    /// Bytes that have been read, but not handled yet.
     pub(super) input: Vec<u8>,
     output: Vec<u8>,
 }
 
 impl Link {
-    /// Blocks until the server has answered all that it is greeted with: it has accepted the connection then.
+    /// Connects, and sends the greetings. Blocks until the server has answered all of them, and so has accepted the connection.
     pub(super) fn open(address: SocketAddr, wire: Wire, greetings: &[Vec<u8>]) -> Outcome<Link> {
         let mut stream = std::net::TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
@@ -107,7 +107,7 @@ impl Link {
         while !self.output.is_empty() {
             match self.stream.write(&self.output) {
                 Ok(written) => drop(self.output.drain(..written)),
-                // There will be an event when it goes on.
+                // An event will arrive when the socket is writable again.
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) => return Err(error.into()),
             }
@@ -115,7 +115,7 @@ impl Link {
         Ok(())
     }
 
-    /// Reads all that is there: only then there are events for what comes later.
+    /// Reads all available bytes. Otherwise later bytes would cause no event.
     pub(super) fn read(&mut self, part: &mut [u8]) -> Outcome<()> {
         loop {
             match self.stream.read(part) {
@@ -133,19 +133,19 @@ impl Link {
     }
 }
 
-/// How a swarm's clients connect.
-pub struct Door<'a> {
+/// The address of a server, and how clients connect to it.
+pub struct Endpoint<'a> {
     pub address: SocketAddr,
     pub wire: Wire,
     pub greetings: &'a [Vec<u8>],
-    /// Connections of each client.
+    /// The number of connections of each client.
     pub connections: usize,
 }
 
 pub struct Swarm<C> {
     poll: Poll,
     wire: Wire,
-    /// Those of the first client, those of the second one…
+    /// Connections of the first client, then of the second one, and so on.
     links: Vec<Link>,
     connections: usize,
     clients: Vec<C>,
@@ -154,21 +154,21 @@ pub struct Swarm<C> {
 }
 
 impl<C: Client> Swarm<C> {
-    /// Connects all, and lets them begin.
-    pub fn start(door: &Door<'_>, clients: Vec<C>) -> Outcome<Swarm<C>> {
+    /// Connects all clients, and lets them begin.
+    pub fn start(endpoint: &Endpoint<'_>, clients: Vec<C>) -> Outcome<Swarm<C>> {
         let poll = Poll::new()?;
         let mut links = Vec::new();
-        for number in 0..clients.len() * door.connections {
-            let mut link = Link::open(door.address, door.wire, door.greetings)?;
+        for number in 0..clients.len() * endpoint.connections {
+            let mut link = Link::open(endpoint.address, endpoint.wire, endpoint.greetings)?;
             let interest = Interest::READABLE | Interest::WRITABLE;
             poll.registry().register(&mut link.stream, Token(number), interest)?;
             links.push(link);
         }
-        let (wire, connections) = (door.wire, door.connections);
+        let (wire, connections) = (endpoint.wire, endpoint.connections);
         let (timers, log) = (BinaryHeap::new(), Log::default());
         let mut swarm = Swarm { poll, wire, links, connections, clients, timers, log };
         for client in 0..swarm.clients.len() {
-            swarm.tell(client, |client, io| {
+            swarm.call_client(client, |client, io| {
                 client.begin(io);
                 Ok(())
             })?;
@@ -176,7 +176,7 @@ impl<C: Client> Swarm<C> {
         Ok(swarm)
     }
 
-    /// Lets them go on for a while; returns what has happened in it.
+    /// Runs the clients for a time. Returns the events in that time.
     pub fn run(&mut self, time: Duration) -> Outcome<Log> {
         self.log = Log::default();
         let end = Instant::now() + time;
@@ -190,7 +190,7 @@ impl<C: Client> Swarm<C> {
             while let Some(&Reverse((due, client))) = self.timers.peek().filter(|timer| timer.0 .0 <= now) {
                 debug_assert!(due <= now);
                 self.timers.pop();
-                self.tell(client, |client, io| {
+                self.call_client(client, |client, io| {
                     client.on_time(io);
                     Ok(())
                 })?;
@@ -213,12 +213,12 @@ impl<C: Client> Swarm<C> {
         }
     }
 
-    /// Tells a client of all replies that have come on its connection.
+    /// Passes all replies of a connection to its client.
     fn replies(&mut self, number: usize) -> Outcome<()> {
         let input = std::mem::take(&mut self.links[number].input);
         let (wire, connection) = (self.wire, number % self.connections);
         let mut read = 0;
-        self.tell(number / self.connections, |client, io| {
+        self.call_client(number / self.connections, |client, io| {
             while let Some(length) = wire.first_reply(&input[read..])? {
                 client.on_reply(connection, &input[read..read + length], io)?;
                 read += length;
@@ -231,7 +231,11 @@ impl<C: Client> Swarm<C> {
         Ok(())
     }
 
-    fn tell(&mut self, client: usize, what: impl FnOnce(&mut C, &mut Io<'_>) -> Outcome<()>) -> Outcome<()> {
+    fn call_client(
+        &mut self,
+        client: usize,
+        what: impl FnOnce(&mut C, &mut Io<'_>) -> Outcome<()>,
+    ) -> Outcome<()> {
         let links = &mut self.links[client * self.connections..(client + 1) * self.connections];
         let mut io = Io { client, links, timers: &mut self.timers, log: &mut self.log };
         what(&mut self.clients[client], &mut io)?;

@@ -4,7 +4,6 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -12,34 +11,29 @@ use std::time::{Duration, Instant};
 use super::server::Server;
 use super::{machine, Outcome};
 
-/// How long strace may take until it traces the server.
+/// The longest time until strace traces the server.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How often each is made.
+/// The number of calls of each system call, by name.
 pub type Counts = BTreeMap<String, u64>;
 
-/// What the server does for this. `None`, with a word about it, if there is no strace.
+/// Counts the system calls of the server while `play` runs. Returns `None` and prints a line if strace is missing or may not
+/// trace.
 pub fn count(server: &Server, play: impl FnOnce() -> Outcome<()>) -> Outcome<Option<Counts>> {
     if Command::new("strace").arg("-V").stdout(Stdio::null()).status().is_err() {
         eprintln!("SKIPPED: strace is not installed");
         return Ok(None);
     }
     let table = tempfile::NamedTempFile::new()?;
-    let process = server.process().to_string();
+    let process = server.id().to_string();
     let mut strace = Command::new("strace");
     strace.args(["-c", "-U", "calls,name", "-o"]).arg(table.path()).args(["-p", &process]);
     strace.stdin(Stdio::null()).stderr(Stdio::null());
-    // SAFETY: between fork and exec only a system call is made.
-    unsafe {
-        strace.pre_exec(|| {
-            machine::die_with_parent();
-            Ok(())
-        });
-    }
+    machine::tie(&mut strace, &[]);
     let mut strace = strace.spawn()?;
-    let patience = Instant::now() + PATIENCE;
-    while !machine::is_traced(server.process()) {
-        if strace.try_wait()?.is_some() || Instant::now() > patience {
+    let deadline = Instant::now() + PATIENCE;
+    while !machine::is_traced(server.id()) {
+        if strace.try_wait()?.is_some() || Instant::now() > deadline {
             let _ = strace.kill();
             strace.wait()?;
             eprintln!("SKIPPED: strace may not trace the server");
@@ -48,14 +42,15 @@ pub fn count(server: &Server, play: impl FnOnce() -> Outcome<()>) -> Outcome<Opt
         sleep(Duration::from_millis(1));
     }
     let played = play();
-    // SAFETY: a signal to our own child, which has not been waited for: it writes its table, and lets go of the server.
+    // Makes strace detach from the server and write its table.
+    // SAFETY: a signal to our own child, which has not been waited for.
     unsafe { libc::kill(libc::pid_t::try_from(strace.id())?, libc::SIGINT) };
     strace.wait()?;
     played?;
     parse(&fs::read_to_string(table.path())?).map(Some)
 }
 
-/// Reads the table: a number and a name in each line, between two lines of dashes.
+/// Parses the table of strace: a number and a name in each line, between two lines of dashes.
 pub fn parse(table: &str) -> Outcome<Counts> {
     let is_rule = |line: &&str| line.starts_with('-');
     let rows = table.lines().skip_while(|line| !is_rule(line)).skip(1).take_while(|line| !is_rule(line));

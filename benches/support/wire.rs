@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Where a reply ends, in the protocols of Redis (version 2) and of PostgreSQL.
+//! The end of a reply in the protocols of Redis (RESP2) and PostgreSQL.
 
 use super::Outcome;
 
@@ -11,8 +11,8 @@ pub enum Wire {
 }
 
 impl Wire {
-    /// The length of the first reply in these bytes, if it is there as a whole. A reply that is an error is one
-    /// here, too: no measurement expects any.
+    /// Returns the length of the first reply in these bytes, or `None` if the reply is incomplete. An error reply is an error, as
+    /// no measurement expects one.
     pub fn first_reply(self, bytes: &[u8]) -> Outcome<Option<usize>> {
         match self {
             Wire::Redis => redis_reply(bytes, 0),
@@ -21,7 +21,7 @@ impl Wire {
     }
 }
 
-/// Where the reply that begins there ends.
+/// Returns the end of the reply that begins at `begin`.
 fn redis_reply(bytes: &[u8], begin: usize) -> Outcome<Option<usize>> {
     let rest = bytes.get(begin..).unwrap_or_default();
     let Some(line) = rest.windows(2).position(|pair| pair == b"\r\n") else { return Ok(None) };
@@ -47,10 +47,10 @@ fn redis_reply(bytes: &[u8], begin: usize) -> Outcome<Option<usize>> {
     Ok((end <= bytes.len()).then_some(end))
 }
 
-/// All messages up to the one that says that the server is ready for the next query.
+/// Returns the end of a reply, which is the message that the server is ready for the next query.
 fn postgres_reply(bytes: &[u8]) -> Outcome<Option<usize>> {
     let mut end = 0;
-    // One byte that names the kind, four that are the length of themselves and of what follows.
+    // One byte for the kind, and four bytes for the length of themselves and the body.
     while let Some(&[kind, a, b, c, d]) = bytes.get(end..end + 5) {
         let after = end + 1 + u32::from_be_bytes([a, b, c, d]) as usize;
         if after > bytes.len() {

@@ -97,7 +97,7 @@ def exists(test):
     kind, _, path = test.partition(":")
     parts = path.split("::")
     if kind == "server":
-        servers = (ROOT / "tests/server/support/servers.rs").read_text()
+        servers = (ROOT / "tests/kit/src/server/list.rs").read_text()
         if not re.search(rf"\{{ {parts.pop()} ", servers):
             return False
         folder = ROOT / "tests/server"

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use crate::support::cli;
 use crate::support::client::PATIENCE;
 use crate::support::programs::tool;
-use crate::support::{until, Client, Flavor, Server};
+use crate::support::{until, Flavor, Server};
 
 crate::on_every_server!(
     readme_transcripts_are_right,
@@ -158,12 +158,6 @@ impl Page {
         }
         assert!(has_reply, "the page shows no reply to {:?}", block.lines);
         self.terminals[at].until_printed();
-    }
-}
-
-impl Client {
-    fn number_of_waiters(&mut self) -> i64 {
-        self.info("lock", "lock_waiters").parse().unwrap()
     }
 }
 

@@ -9,7 +9,7 @@ use std::thread;
 
 use crate::notify::inbox;
 use crate::support::server::{load_module, unload_module};
-use crate::support::{in_world, until, Client, Flavor, Server};
+use crate::support::{in_world, lua, until, Client, Flavor, Server};
 
 crate::on_every_server!(
     neither_side_starves,
@@ -27,9 +27,6 @@ crate::on_every_server!(
     a_notified_grants_end_is_announced,
     the_end_after_an_unconfirmed_grant_is_announced,
 );
-
-const ACQUIRE: &str = include_str!("scripts/acquire.lua");
-const RELEASE: &str = include_str!("scripts/release.lua");
 
 const CHANNEL: &str = "redisson_lock__channel:{k}";
 
@@ -49,18 +46,18 @@ impl External {
 
     /// Waits for messages only, so a missing message blocks the test.
     fn lock(&mut self) {
-        while self.eval(ACQUIRE) != "nil" {
+        while self.eval(lua::ACQUIRE) != "nil" {
             assert_eq!(self.subscriber.recv(), format!("[message, {CHANNEL}, 0]"));
         }
     }
 
     fn unlock(&mut self) {
-        assert_eq!(self.eval(RELEASE), "1");
+        assert_eq!(self.eval(lua::RELEASE), "1");
     }
 
     fn eval(&mut self, script: &str) -> String {
         let (script, channel, name) = (script.as_bytes(), CHANNEL.as_bytes(), self.name.as_bytes());
-        self.client.call_args(&[b"EVAL", script, b"2", b"k", channel, name, b"100000"])
+        self.client.call_args(&[b"EVAL", script, b"2", b"k", channel, b"100000", name])
     }
 }
 
@@ -328,7 +325,7 @@ fn a_successors_shorter_lease_is_announced(flavor: Flavor) {
         external.lock();
         let mut b = world.waiting("LOCK.ACQUIRE k b PX 100 BLOCK 0");
         let mut other = External::new(world, "t");
-        assert_ne!(other.eval(ACQUIRE), "nil");
+        assert_ne!(other.eval(lua::ACQUIRE), "nil");
         assert_eq!(a.call("DEL k"), "1");
         assert_eq!(b.recv(), "1");
         other.lock();
@@ -361,7 +358,7 @@ fn a_notified_grants_end_is_announced(flavor: Flavor) {
             assert_eq!(a.call("LOCK.ACQUIRE k a PX 100000"), "1");
             assert_eq!(b.call(&format!("LOCK.ACQUIRE k b NOTIFY w ID r PX 200000 {grace}")), "0");
             // The external client has seen the long lease and sleeps.
-            assert_ne!(external.eval(ACQUIRE), "nil");
+            assert_ne!(external.eval(lua::ACQUIRE), "nil");
             assert_eq!(a.call("LOCK.RELEASE k a"), "0");
             assert_eq!(b.recv(), "push[lock:inbox:w, granted r k]");
             if !then.is_empty() {
@@ -394,7 +391,7 @@ fn the_end_after_an_unconfirmed_grant_is_announced(flavor: Flavor) {
             assert_eq!(b.call("LOCK.ACQUIRE k b NOTIFY w ID r PX 200000 GRACE 300"), "0");
             c.send(next);
             until("both wait", || a.info("lock", "lock_waiters") == "2");
-            assert_ne!(external.eval(ACQUIRE), "nil");
+            assert_ne!(external.eval(lua::ACQUIRE), "nil");
             assert_eq!(a.call("LOCK.RELEASE k a"), "0");
             assert_eq!(b.recv(), "push[lock:inbox:w, granted r k]");
             if !then.is_empty() {

@@ -3,7 +3,7 @@
 //! A call as a command and as a script, and the meaning of the replies.
 
 use super::OWNERS;
-use crate::support::Client;
+use crate::support::{lua, Client};
 
 /// How a call is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -27,9 +27,9 @@ impl Variant {
 
     fn source(self) -> &'static str {
         match self {
-            Variant::Latched => include_str!("release_latched.lua"),
-            Variant::Plain => include_str!("release.lua"),
-            Variant::Oldest => include_str!("release_oldest.lua"),
+            Variant::Latched => lua::RELEASE_LATCHED,
+            Variant::Plain => lua::RELEASE,
+            Variant::Oldest => lua::RELEASE_OLDEST,
         }
     }
 }
@@ -113,10 +113,10 @@ impl Scripts {
         let mut load = |source: &str| client.call_args(&[b"SCRIPT", b"LOAD", source.as_bytes()]);
         Scripts {
             variant,
-            acquire: load(include_str!("acquire.lua")),
+            acquire: load(lua::ACQUIRE),
             release: load(variant.source()),
-            renew: load(include_str!("renew.lua")),
-            force: load(include_str!("break.lua")),
+            renew: load(lua::RENEW),
+            force: load(lua::BREAK),
         }
     }
 }
@@ -156,15 +156,15 @@ impl Call {
         let Scripts { variant, acquire, release, renew, force } = scripts;
         let channel = channel(key);
         match self {
-            Call::Acquire { owner, lease } => format!("EVALSHA {acquire} 1 {key} {} {lease}", OWNERS[owner]),
+            Call::Acquire { owner, lease } => format!("EVALSHA {acquire} 1 {key} {lease} {}", OWNERS[owner]),
             Call::Release { owner, lease, request } if *variant == Variant::Latched => {
                 let latch = format!("{}:{request:032x}", derived("redisson_unlock_latch", key));
-                format!("EVALSHA {release} 3 {key} {channel} {latch} {} {lease} 20000", OWNERS[owner])
+                format!("EVALSHA {release} 3 {key} {channel} {latch} {lease} {} 20000", OWNERS[owner])
             }
             Call::Release { owner, lease, .. } => {
-                format!("EVALSHA {release} 2 {key} {channel} {} {lease}", OWNERS[owner])
+                format!("EVALSHA {release} 2 {key} {channel} {lease} {}", OWNERS[owner])
             }
-            Call::Renew { owner, lease } => format!("EVALSHA {renew} 1 {key} {} {lease}", OWNERS[owner]),
+            Call::Renew { owner, lease } => format!("EVALSHA {renew} 1 {key} {lease} {}", OWNERS[owner]),
             Call::Break => format!("EVALSHA {force} 2 {key} {channel}"),
         }
     }

@@ -1,53 +1,45 @@
 // SPDX-License-Identifier: MIT
 
-//! The harness: real servers, clients under full control, and what must hold after every scenario.
+//! The test kit, and the macros that make a test for each server.
 
-pub mod cli;
-pub mod client;
-pub mod cluster;
-pub mod driver;
-pub mod network;
-pub mod programs;
-pub mod proxy;
-pub mod redisson;
-pub mod sentinel;
-pub mod server;
-pub mod servers;
-pub mod tls;
-pub mod tmux;
-pub mod world;
+pub use redis_lock_test_kit::faults::{network, proxy};
+pub use redis_lock_test_kit::programs::{self, cli, driver, redisson, tmux};
+pub use redis_lock_test_kit::server::{cluster, sentinel, tls, world};
+pub use redis_lock_test_kit::{client, lua, show, until, Client, Flavor, Server, World};
 
-pub use client::{show, Client};
-pub use server::{until, Flavor, Server};
-pub use world::World;
+/// Servers, and the module that they load.
+pub mod server {
+    pub use redis_lock_test_kit::artifacts::module;
+    pub use redis_lock_test_kit::server::{load_module, unload_module};
+}
 
 /// Runs a scenario on a primary with a replica, and then [`World::verify`].
 pub fn in_world(flavor: Flavor, scenario: impl FnOnce(&World)) {
     in_world_with(flavor, &[], scenario);
 }
 
-/// Runs a scenario as [`in_world`], with arguments for the primary.
+/// Runs a scenario as [`in_world`] does, with arguments for the primary.
 pub fn in_world_with(flavor: Flavor, args: &[&str], scenario: impl FnOnce(&World)) {
     let world = World::start(flavor, args);
     scenario(&world);
     world.verify();
 }
 
-/// Makes a test for each server out of every function of the enclosing module that is named here. Each gets the
-/// [`Flavor`]. With `Valkey:` before the names, only for the servers of that kind.
+/// Makes a test on each server out of each named function of the enclosing module. The function takes the [`Flavor`]. With
+/// `Valkey:` before the names, makes tests on Valkey only.
 #[macro_export]
 macro_rules! on_every_server {
     (Valkey: $($names:tt)*) => { $crate::on_servers!(Valkey $($names)*); };
     ($($names:tt)*) => { $crate::on_servers!(Any $($names)*); };
 }
 
-/// Makes such tests for the servers of one kind, or `Any`.
+/// Makes tests for [`on_every_server`], on the servers of one kind or of `Any`.
 #[macro_export]
 macro_rules! on_servers {
     ($kind:ident $($(#[$attribute:meta])* $name:ident),* $(,)?) => { $(
         mod $name {
             use $crate::support::Flavor;
-            $crate::with_all_servers!(test_on_each [$kind $(#[$attribute])*]);
+            redis_lock_test_kit::with_all_servers!([$crate::test_on_each] [$kind $(#[$attribute])*]);
             fn on(flavor: Flavor) {
                 if flavor.is_installed() {
                     super::$name(flavor);
@@ -57,13 +49,13 @@ macro_rules! on_servers {
     )* };
 }
 
-/// A test for each line of `servers.rs` that calls the function `on` beside it.
+/// Makes a test for each line of the kit's list of servers. The tests call the function `on` in the same module.
 #[macro_export]
 macro_rules! test_on_each {
     ($given:tt $($server:tt)*) => { $( $crate::test_on_one!($given $server); )* };
 }
 
-/// A test for one line of `servers.rs`.
+/// Makes a test for one line of the kit's list of servers.
 #[macro_export]
 macro_rules! test_on_one {
     ($given:tt { $name:ident $variant:ident $kind:ident $program:literal $package:literal $needed:ident too_old }) => {};
@@ -73,4 +65,29 @@ macro_rules! test_on_one {
         #[test]
         fn $name() { on(Flavor::$variant) }
     };
+}
+
+/// Makes tests out of each named function of the enclosing module. The newest Redisson is tested on every server, and each older
+/// version on the server that Debian installs. The function takes the [`Flavor`] and the [`Version`](redisson::Version).
+#[macro_export]
+macro_rules! with_every_redisson {
+    ($($(#[$attribute:meta])* $name:ident),* $(,)?) => { $(
+        mod $name {
+            use $crate::support::redisson::Version;
+            use $crate::support::Flavor;
+            $(#[$attribute])*
+            #[test]
+            fn redisson_3_17_7() { with(Flavor::Redis7, Version::V3_17_7) }
+            $(#[$attribute])*
+            #[test]
+            fn redisson_3_27_2() { with(Flavor::Redis7, Version::V3_27_2) }
+            redis_lock_test_kit::with_all_servers!([$crate::test_on_each] [Any $(#[$attribute])*]);
+            fn on(flavor: Flavor) { with(flavor, Version::V4_7_0) }
+            fn with(flavor: Flavor, version: Version) {
+                if flavor.is_installed() && version.is_installed() {
+                    super::$name(flavor, version);
+                }
+            }
+        }
+    )* };
 }

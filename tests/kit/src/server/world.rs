@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-//! A primary with the module, a replica without it, and an AOF: after each scenario all three have the same
-//! keys (8).
+//! A primary with the module, a replica without it, and an AOF. After each scenario, all three have the same keys (invariant 8
+//! of `docs/design.md`).
 
 use std::collections::BTreeMap;
 use std::ops::Deref;
@@ -11,10 +11,10 @@ use std::time::Instant;
 use redis::Value;
 use tempfile::TempDir;
 
-use super::client::{show, Client, PATIENCE};
-use super::server::{Flavor, Server};
+use super::{Flavor, Server};
+use crate::client::{show, Client, PATIENCE};
 
-/// Acts as its primary, and compares when its test is over.
+/// A primary and its replica. Dereferences to the primary.
 pub struct World {
     pub primary: Server,
     pub replica: Server,
@@ -38,8 +38,7 @@ impl World {
         World { primary, replica }
     }
 
-    /// Fails unless primary, replica and replayed AOF have the same keys, and nothing of the module stays
-    /// behind.
+    /// Panics unless primary, replica and replayed AOF have the same keys, and the module reports no internal error.
     pub fn verify(mut self) {
         self.primary.assert_healthy();
         self.replica.assert_healthy();
@@ -64,7 +63,7 @@ pub fn replay(flavor: Flavor, dir: &Path) -> Server {
     Server::start_in(flavor, copy, &["--appendonly", "yes"])
 }
 
-/// Every key of every database with its content and its absolute expiry.
+/// Returns every key of every database, with its content and its absolute expiry.
 pub fn keys(client: &mut Client) -> BTreeMap<(usize, String), String> {
     let mut found = BTreeMap::new();
     for db in 0..16 {
@@ -90,7 +89,7 @@ pub fn keys(client: &mut Client) -> BTreeMap<(usize, String), String> {
     found
 }
 
-/// A large hash has its fields in no order.
+/// Sorts the fields of a hash: a large hash returns them in no defined order.
 fn fields(hash: &str) -> String {
     let words: Vec<&str> = hash.trim_matches(['[', ']']).split(", ").collect();
     let mut pairs: Vec<String> = words.chunks(2).map(|pair| pair.join(", ")).collect();
@@ -98,6 +97,7 @@ fn fields(hash: &str) -> String {
     pairs.join("; ")
 }
 
+/// Waits until a server has the same keys as its primary. Panics if it does not get them in time.
 pub fn assert_same_keys(of: &str, mut primary: Client, mut other: Client) {
     let deadline = Instant::now() + PATIENCE;
     loop {

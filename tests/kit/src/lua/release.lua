@@ -1,6 +1,9 @@
 -- SPDX-License-Identifier: MIT
--- Gives a lock back with the calls that the script of Redisson 3.17 makes.
--- KEYS: the lock, its channel. ARGV: the lease in milliseconds of what is left, the owner.
+-- Releases one hold with the calls that the script of Redisson 3.17 makes. Without a latch, a retry releases a second hold.
+--
+-- KEYS: the lock, its channel.
+-- ARGV: the lease in milliseconds of the remaining holds, the owner.
+-- Reply: nil if the owner holds nothing, 0 if the owner still has holds, 1 if the lock is free.
 local lock, channel, lease, owner = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
 if redis.call('hexists', lock, owner) == 0 then
     return nil

@@ -1,6 +1,10 @@
 -- SPDX-License-Identifier: MIT
--- Gives a lock back with the calls that the script of Redisson 3.27 makes: the reply is kept for a repeated call.
--- KEYS: the lock, its channel, the latch. ARGV: the lease of what is left, the owner, the TTL of the latch.
+-- Releases one hold with the calls that the script of Redisson 3.27 makes. The latch stores the reply: a retry gets that reply
+-- and changes nothing.
+--
+-- KEYS: the lock, its channel, the latch (a key of this one release).
+-- ARGV: the lease in milliseconds of the remaining holds, the owner, the TTL in milliseconds of the latch.
+-- Reply: nil if the owner holds nothing, 0 if the owner still has holds, 1 if the lock is free.
 local lock, channel, latch = KEYS[1], KEYS[2], KEYS[3]
 local lease, owner, latch_ttl = ARGV[1], ARGV[2], ARGV[3]
 local before = redis.call('get', latch)

@@ -1,22 +1,31 @@
 // SPDX-License-Identifier: MIT
 
-//! Runs the programs of `examples/` and `docs/clients/` as a reader would: each in a separate process.
+//! Programs of the project and its clients, as a user would run them: each in a process of its own.
+
+pub mod cli;
+pub mod driver;
+pub mod redisson;
+pub mod tmux;
 
 use std::io::Read;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
 use std::thread::{self, sleep, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// Limit for one run. The slowest takes a few seconds on an idle machine.
+use crate::artifacts::{self, root};
+
+pub use crate::artifacts::example as built;
+
+/// The longest run. The slowest program takes a few seconds on an idle machine.
 const RUN_PATIENCE: Duration = Duration::from_secs(120);
 
-/// A running example. Dropping it kills the process.
+/// A program that runs. Dropping it kills the program.
 pub struct Run {
     child: Child,
-    /// Reads the output all the time: a full pipe would stop the process.
+    /// Threads that read the output: a full pipe would block the program.
     stdout: Option<JoinHandle<Vec<u8>>>,
     stderr: Option<JoinHandle<Vec<u8>>>,
 }
@@ -24,7 +33,8 @@ pub struct Run {
 impl Run {
     pub fn spawn(mut program: Command) -> Run {
         program.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // A test that runs in the background or under nohup ignores these signals. Its children would inherit that.
+        // Tests in the background or under nohup ignore these signals, and their children would inherit that.
+        // SAFETY: between fork and exec, the child makes system calls and nothing else.
         unsafe {
             program.pre_exec(|| {
                 libc::signal(libc::SIGINT, libc::SIG_DFL);
@@ -39,25 +49,25 @@ impl Run {
         Run { child, stdout, stderr }
     }
 
-    /// Waits until the process ends, for at most [`RUN_PATIENCE`].
+    /// Waits for the end of the program.
     pub fn finish(self) -> Output {
         self.finish_within(RUN_PATIENCE)
     }
 
-    /// Waits until the process ends. Panics if that takes longer than `patience`.
+    /// Waits for the end of the program. Panics if it takes longer than `patience`.
     pub fn finish_within(mut self, patience: Duration) -> Output {
         let deadline = Instant::now() + patience;
         while !self.has_ended() {
             if Instant::now() > deadline {
                 let printed = Printed::new(&self.kill());
-                panic!("the example does not end within {patience:?}; {printed}");
+                panic!("the program does not end within {patience:?}; {printed}");
             }
             sleep(Duration::from_millis(5));
         }
         self.output()
     }
 
-    /// Waits for a condition. Panics if the process ends first, or after [`RUN_PATIENCE`].
+    /// Waits for a condition that the program brings about. Panics if the program ends first or takes too long.
     pub fn until(&mut self, what: &str, mut condition: impl FnMut() -> bool) {
         let deadline = Instant::now() + RUN_PATIENCE;
         while !condition() {
@@ -73,17 +83,18 @@ impl Run {
         self.child.try_wait().unwrap().is_some()
     }
 
-    /// Sends SIGINT, as Ctrl-C does.
+    /// Interrupts the program as Ctrl-C does.
     pub fn interrupt(&self) {
         self.signal(libc::SIGINT);
     }
 
     pub fn signal(&self, signal: i32) {
         let pid = i32::try_from(self.child.id()).unwrap();
+        // SAFETY: the process is our child, and not reaped before `self` is dropped.
         assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
     }
 
-    /// Sends SIGKILL and returns the output up to then.
+    /// Ends the program as `kill -9` does.
     pub fn kill(mut self) -> Output {
         let _ = self.child.kill();
         self.output()
@@ -112,7 +123,7 @@ impl Drop for Run {
     }
 }
 
-/// The output of an example.
+/// The output of a program.
 pub struct Printed {
     pub stdout: String,
     pub stderr: String,
@@ -127,56 +138,22 @@ impl Printed {
 
 impl std::fmt::Display for Printed {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "the example printed\n{}{}", self.stdout, self.stderr)
+        write!(f, "the program printed\n{}{}", self.stdout, self.stderr)
     }
 }
 
-/// The command for an example in Rust, by its name in `Cargo.toml`.
+/// Returns the command of an example in Rust.
 pub fn rust(example: &str) -> Command {
     Command::new(built(example))
 }
 
-/// The command for `lockrun` or `locktop`.
+/// Returns the command of `lockrun` or `locktop`.
 pub fn tool(name: &str) -> Command {
-    static TOOLS: OnceLock<PathBuf> = OnceLock::new();
-    Command::new(
-        TOOLS.get_or_init(|| built_there("REDIS_LOCK_TOOLS", &["--package", "redis-lock-tools"])).join(name),
-    )
+    Command::new(artifacts::tool(name))
 }
 
-/// The path of a file in the folder of built examples.
-pub fn built(file: &str) -> PathBuf {
-    static EXAMPLES: OnceLock<PathBuf> = OnceLock::new();
-    EXAMPLES
-        .get_or_init(|| built_there("REDIS_LOCK_EXAMPLES", &["--workspace", "--examples"]).join("examples"))
-        .join(file)
-}
-
-/// Builds with cargo and returns the profile's folder. If the environment variable is set, returns its value and builds
-/// nothing. The build is needed as `cargo test --test server` builds no examples; it takes no time if they exist.
-fn built_there(variable: &str, what: &[&str]) -> PathBuf {
-    if let Some(path) = std::env::var_os(variable) {
-        return PathBuf::from(path);
-    }
-    // target/debug/deps/server-0123456789abcdef
-    let test = std::env::current_exe().unwrap();
-    let profile_dir = test.ancestors().nth(2).unwrap();
-    let profile = match profile_dir.file_name().unwrap().to_str().unwrap() {
-        "debug" => "dev",
-        profile => profile,
-    };
-    let built = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-        .args(["build", "--quiet", "--profile", profile, "--target-dir"])
-        .arg(profile_dir.parent().unwrap())
-        .args(what)
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .status();
-    assert!(built.is_ok_and(|status| status.success()), "{what:?} does not build");
-    profile_dir.to_owned()
-}
-
-/// The command for a Python program. Without a Python that has redis-py, prints SKIPPED and returns `None`; with
-/// `REQUIRE_ALL_SERVERS` set, panics.
+/// Returns the command of an example in Python. Without a Python that has redis-py, returns `None` and prints a line; panics
+/// instead if `REQUIRE_ALL_SERVERS` is set.
 pub fn python(path: &str) -> Option<Command> {
     static PYTHON: OnceLock<Option<&'static str>> = OnceLock::new();
     let has_redis = |python: &&str| {
@@ -191,14 +168,14 @@ pub fn python(path: &str) -> Option<Command> {
         return None;
     };
     let mut command = Command::new(python);
-    command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(path));
+    command.arg(root().join(path));
     Some(command)
 }
 
-/// A file that `tests/setup-examples.sh` creates, by its path in `target/examples-clients`. If it does not exist, prints
-/// SKIPPED and returns `None`; with `REQUIRE_ALL_SERVERS` set, panics.
+/// Returns the file of an example that `tests/setup-examples.sh` builds, by its path in `target/examples-clients`. If it is
+/// missing, returns `None` and prints a line; panics instead if `REQUIRE_ALL_SERVERS` is set.
 pub fn set_up(name: &str) -> Option<PathBuf> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/examples-clients").join(name);
+    let path = root().join("target/examples-clients").join(name);
     if path.exists() {
         return Some(path);
     }

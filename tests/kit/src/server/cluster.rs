@@ -4,21 +4,21 @@
 
 use redis::Value;
 
-use super::client::Client;
-use super::server::{until, Flavor, Server};
+use super::{until, Flavor, Server};
+use crate::client::Client;
 
-/// Two nodes with the module, of which each serves half of the slots.
+/// Two nodes with the module. Each serves half of the slots.
 pub struct Cluster {
     pub nodes: [Server; 2],
 }
 
 impl Cluster {
-    /// The first node has the lower half of the slots, the second the upper.
+    /// Starts both nodes. The first one has the lower half of the slots.
     pub fn start(flavor: Flavor) -> Cluster {
         Cluster::start_with(flavor, &[])
     }
 
-    /// Starts both nodes with more arguments.
+    /// Starts both nodes with more arguments for the servers.
     pub fn start_with(flavor: Flavor, more: &[&str]) -> Cluster {
         Cluster::start_as(flavor, &[], more)
     }
@@ -29,7 +29,7 @@ impl Cluster {
     }
 
     fn start_as(flavor: Flavor, module_args: &[&str], more: &[&str]) -> Cluster {
-        // Without full coverage the cluster goes on when a slot is lost, and does not end all waits itself.
+        // With full coverage, a cluster that loses a slot would stop and end all waits itself.
         let args = ["--cluster-enabled", "yes", "--cluster-require-full-coverage", "no"];
         let args = [&args, more].concat();
         let nodes = [(); 2].map(|()| Server::with_module_args(flavor, module_args, &args));
@@ -70,13 +70,13 @@ impl Cluster {
         }
     }
 
-    /// Moves the slot of a key from one node to the other, key by key, while it is in use.
+    /// Moves the slot of a key from one node to the other, key by key, while clients use it.
     pub fn migrate_all(&self, key: &str, from: usize, to: usize) {
         self.migrate_keys(key, from, to);
         self.end_migration(key, from, to);
     }
 
-    /// Moves all keys of that slot; both nodes know that it is about to move.
+    /// Begins to move the slot of a key: marks it at both nodes, and moves its keys.
     pub fn migrate_keys(&self, key: &str, from: usize, to: usize) {
         let [mut source, mut target] = [self.nodes[from].client(), self.nodes[to].client()];
         let slot = source.call(&format!("CLUSTER KEYSLOT {key}"));
@@ -95,7 +95,7 @@ impl Cluster {
                 Value::BulkString(name) => name.as_slice(),
                 other => panic!("{other:?}"),
             }));
-            // A key may have gone by itself, which is as good.
+            // A key that has expired meanwhile need not move.
             if !keys.is_empty() {
                 let reply = source.call_args(&call);
                 assert!(["OK", "NOKEY"].contains(&reply.as_str()), "{reply}");
@@ -104,7 +104,7 @@ impl Cluster {
         });
     }
 
-    /// The slot has moved.
+    /// Ends what [`migrate_keys`](Cluster::migrate_keys) has begun: assigns the slot to its new node.
     pub fn end_migration(&self, key: &str, from: usize, to: usize) {
         let [mut source, mut target] = [self.nodes[from].client(), self.nodes[to].client()];
         let (slot, id) = (source.call(&format!("CLUSTER KEYSLOT {key}")), self.id(to));
@@ -117,7 +117,7 @@ impl Cluster {
         self.nodes[0].flavor.is_valkey()
     }
 
-    /// Begins to move the slot of a key as a whole. Only some servers can.
+    /// Begins to move the slot of a key as a whole. Only Valkey 9 and Redis 8.4 and later can.
     pub fn begin_to_move(&self, key: &str, from: usize, to: usize) {
         let [mut source, mut target] = [self.nodes[from].client(), self.nodes[to].client()];
         let slot = source.call(&format!("CLUSTER KEYSLOT {key}"));
@@ -131,7 +131,7 @@ impl Cluster {
         }
     }
 
-    /// How the latest move stands, as a node sees it.
+    /// Returns the state of the latest move, as a node reports it.
     pub fn state_of_move(&self, node: usize) -> String {
         let mut client = self.nodes[node].client();
         let all = if self.is_valkey() { "GETSLOTMIGRATIONS" } else { "MIGRATION STATUS ALL" };
@@ -140,7 +140,7 @@ impl Cluster {
         state.unwrap_or_default().to_owned()
     }
 
-    /// Waits until a slot that moves as a whole is served by its new node, and both know.
+    /// Waits until a slot that moves as a whole is served by its new node, and both nodes know it.
     pub fn until_moved(&self, key: &str, from: usize, to: usize) {
         let [mut source, mut target] = [self.nodes[from].client(), self.nodes[to].client()];
         let question = format!("LOCK.INFO {key}");
@@ -159,7 +159,8 @@ impl Cluster {
     pub fn assert_healthy(mut self) {
         self.nodes.iter_mut().for_each(Server::assert_healthy);
     }
-    /// Starts a node that follows one of these, and is in sync.
+
+    /// Starts a replica of a node, and waits until it is in sync and known to all nodes.
     pub fn replica_of(&self, node: usize, more: &[&str]) -> Server {
         let flavor = self.nodes[node].flavor;
         let args = ["--cluster-enabled", "yes", "--cluster-require-full-coverage", "no"];
@@ -167,18 +168,18 @@ impl Cluster {
         let mut client = replica.client();
         client.call(&format!("CLUSTER MEET 127.0.0.1 {}", self.nodes[node].port));
         let id = self.id(node);
-        until("it knows the node", || client.call("CLUSTER NODES").contains(&id));
-        until("it is a replica", || client.call(&format!("CLUSTER REPLICATE {id}")) == "OK");
-        until("it is in sync", || client.info("replication", "master_link_status") == "up");
-        // Before, its primary would not listen to it.
+        until("the replica knows the node", || client.call("CLUSTER NODES").contains(&id));
+        until("the node is a replica", || client.call(&format!("CLUSTER REPLICATE {id}")) == "OK");
+        until("the replica is in sync", || client.info("replication", "master_link_status") == "up");
+        // Until then, its primary ignores its messages.
         let myself = client.call("CLUSTER MYID");
-        until("it has links to all", || {
+        until("the replica has links to all nodes", || {
             let nodes = client.call("CLUSTER NODES");
             nodes.matches(" connected").count() == 3 && !nodes.contains("handshake")
         });
         for primary in &self.nodes {
             let mut primary = primary.client();
-            until("all know it", || {
+            until("all nodes know the replica", || {
                 primary.call("CLUSTER NODES").lines().any(|line| {
                     line.starts_with(&myself)
                         && line.contains(&format!("slave {id}"))

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! An authority, and what it has signed for a server and for a client.
+//! A certificate authority, with certificates for a server and for a client.
 
 use std::process::Command;
 
@@ -35,11 +35,11 @@ impl Certificates {
         std::fs::read(self.0.path().join(name)).unwrap()
     }
 
-    /// The server takes TLS, too, of clients whose certificate the authority has signed. Returns the port.
+    /// Makes the server accept TLS too, from clients with a certificate of the authority. Returns the port.
     pub fn serve(&self, server: &Server) -> u16 {
         let mut client = server.client();
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        // The server takes them together only.
+        // The server accepts the three only in one call.
         let files =
             [("tls-cert-file", "server.crt"), ("tls-key-file", "server.key"), ("tls-ca-cert-file", "ca.crt")];
         let set = files.map(|(setting, name)| format!("{setting} {}", self.file(name))).join(" ");

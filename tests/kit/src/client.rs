@@ -10,15 +10,15 @@ use std::time::Duration;
 
 use redis::{Parser, Value};
 
-/// No reply takes longer, unless something is broken.
+/// A reply that takes longer is a failure.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
 pub struct Client {
     stream: TcpStream,
     parser: RefCell<Parser>,
-    /// Replies that came to light when somebody asked whether there were any.
+    /// Replies that [`has_nothing`](Client::has_nothing) has read.
     found: RefCell<VecDeque<Value>>,
-    /// As `CLIENT LIST` shows it.
+    /// The id in `CLIENT LIST`.
     pub id: i64,
 }
 
@@ -56,20 +56,16 @@ impl Client {
     }
 
     pub fn try_send(&mut self, command: &str) -> Result<(), String> {
-        let words: Vec<&[u8]> = command.split_whitespace().map(str::as_bytes).collect();
-        self.stream.write_all(&packed(&words)).map_err(|error| error.to_string())
+        self.stream.write_all(&packed(command)).map_err(|error| error.to_string())
     }
 
-    /// Sends several commands in one piece, so that the server reads them in one turn of its event loop.
+    /// Sends several commands in one write, so that the server reads them in one cycle of its event loop.
     pub fn send_at_once(&mut self, commands: &[&str]) {
-        let bytes: Vec<u8> = commands
-            .iter()
-            .flat_map(|command| packed(&command.split_whitespace().map(str::as_bytes).collect::<Vec<_>>()))
-            .collect();
+        let bytes: Vec<u8> = commands.iter().flat_map(|command| packed(command)).collect();
         self.stream.write_all(&bytes).unwrap();
     }
 
-    /// The next reply, in the form of [`show`].
+    /// Returns the next reply as text, see [`show`].
     pub fn recv(&mut self) -> String {
         show(&self.recv_value())
     }
@@ -91,7 +87,7 @@ impl Client {
     }
 
     pub fn send_args(&mut self, args: &[&[u8]]) {
-        self.stream.write_all(&packed(args)).unwrap();
+        self.stream.write_all(&packed_args(args)).unwrap();
     }
 
     pub fn call_args(&mut self, args: &[&[u8]]) -> String {
@@ -109,13 +105,13 @@ impl Client {
         self.recv_value()
     }
 
-    /// The reply as a number.
+    /// Calls a command, and returns its reply as a number.
     pub fn number(&mut self, command: &str) -> i64 {
         let reply = self.call(command);
         reply.parse().unwrap_or_else(|_| panic!("{command} answered {reply}"))
     }
 
-    /// A field of `INFO`.
+    /// Returns a field of a section of `INFO`.
     pub fn info(&mut self, section: &str, field: &str) -> String {
         let text = self.call(&format!("INFO {section}"));
         text.lines()
@@ -125,7 +121,12 @@ impl Client {
             .to_owned()
     }
 
-    /// True if nothing has arrived that was not read. What has may be in the parser already.
+    /// Returns the number of calls that wait for locks, as `INFO lock` counts them.
+    pub fn number_of_waiters(&mut self) -> i64 {
+        self.info("lock", "lock_waiters").parse().unwrap()
+    }
+
+    /// Returns true if no unread reply has arrived. Replies in the buffer of the parser count as unread.
     pub fn has_nothing(&self) -> bool {
         let mut found = self.found.borrow_mut();
         if found.is_empty() {
@@ -140,7 +141,7 @@ impl Client {
         found.is_empty()
     }
 
-    /// Closes our half of the connection, and can still read.
+    /// Closes the sending half of the connection. Replies can still be read.
     pub fn close_half(&self) {
         self.stream.shutdown(Shutdown::Write).unwrap();
     }
@@ -150,13 +151,18 @@ impl Client {
         self.stream.shutdown(Shutdown::Both).unwrap();
     }
 
-    /// True once the server has closed the connection.
+    /// Returns true once the server has closed the connection.
     pub fn is_closed(&mut self) -> bool {
         self.try_recv().is_err()
     }
 }
 
-fn packed(words: &[&[u8]]) -> Vec<u8> {
+/// Encodes a command, whose words are separated by spaces, for the wire.
+pub fn packed(command: &str) -> Vec<u8> {
+    packed_args(&command.split_whitespace().map(str::as_bytes).collect::<Vec<_>>())
+}
+
+fn packed_args(words: &[&[u8]]) -> Vec<u8> {
     let mut command = redis::Cmd::new();
     for word in words {
         command.arg(*word);
@@ -164,13 +170,12 @@ fn packed(words: &[&[u8]]) -> Vec<u8> {
     command.get_packed_command()
 }
 
-/// The word that an error begins with.
+/// Returns the first word of an error.
 pub fn prefix(reply: &str) -> &str {
     reply.split(' ').next().unwrap()
 }
 
-/// A reply as text: numbers and strings as they are, `nil`, `[a, b]`, `{k: v}`, errors as the server words
-/// them.
+/// Formats a reply: numbers, strings and errors as they are, `nil`, `[a, b]`, `{k: v}`.
 pub fn show(value: &Value) -> String {
     let list = |values: &[Value]| values.iter().map(show).collect::<Vec<_>>().join(", ");
     match value {
@@ -197,7 +202,7 @@ pub fn show(value: &Value) -> String {
     }
 }
 
-/// The fields of a map in RESP2.
+/// Returns the fields of a map that was sent in RESP2, as a flat array.
 pub fn fields(value: &Value) -> BTreeMap<String, &Value> {
     let Value::Array(flat) = value else { panic!("no map: {value:?}") };
     flat.chunks(2).map(|pair| (show(&pair[0]), &pair[1])).collect()

@@ -3,7 +3,6 @@
 --
 -- KEYS: the lock, its channel.
 -- Reply: 1, or 0 if the lock was free.
-
 local lost = redis.call('DEL', KEYS[1])
 if lost == 1 then
     redis.call('PUBLISH', KEYS[2], '0')

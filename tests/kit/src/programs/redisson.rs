@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Redisson, the Java client: a JVM that does what a test says. See `tests/clients/redisson`.
+//! Redisson, the Java client: a JVM that executes the requests of a test. See `tests/clients/redisson`.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
@@ -12,10 +12,11 @@ use std::time::{Duration, Instant};
 
 use tempfile::NamedTempFile;
 
-use super::client::PATIENCE;
-use super::server::{until, Server};
+use crate::artifacts::root;
+use crate::client::PATIENCE;
+use crate::{until, Server};
 
-/// The versions that the module is tested with.
+/// The versions of Redisson that the module is tested with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Version {
     /// Before fenced locks and sharded messages.
@@ -25,23 +26,23 @@ pub enum Version {
 }
 
 impl Version {
-    /// Where `tests/setup-redisson.sh` puts it.
+    /// Returns the folder that `tests/setup-redisson.sh` fills.
     fn dir(self) -> PathBuf {
         let version = match self {
             Version::V3_17_7 => "3.17.7",
             Version::V3_27_2 => "3.27.2",
             Version::V4_7_0 => "4.7.0",
         };
-        PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("target/clients/redisson-{version}"))
+        root().join(format!("target/clients/redisson-{version}"))
     }
 
-    /// False, with a word about it, if it is not there. With `REQUIRE_ALL_SERVERS` set, that is a failure.
+    /// Returns false and prints a line if this version is not installed. Panics instead if `REQUIRE_ALL_SERVERS` is set.
     pub fn is_installed(self) -> bool {
         if self.dir().join("agent.jar").exists() {
             return true;
         }
         assert!(std::env::var_os("REQUIRE_ALL_SERVERS").is_none(), "Redisson {self:?} is not installed");
-        eprintln!("SKIPPED: Redisson {self:?} is not installed, see `make setup`");
+        eprintln!("SKIPPED: Redisson {self:?} is not installed, see `make clients`");
         false
     }
 
@@ -50,7 +51,7 @@ impl Version {
     }
 }
 
-/// What a request came to: the value, or the exception's name and message.
+/// The result of a request: a value, or the name and message of an exception.
 type Answer = Result<String, String>;
 
 #[derive(Default)]
@@ -62,11 +63,11 @@ struct Answers {
 #[derive(Default)]
 struct Arrived {
     answers: HashMap<u64, Answer>,
-    /// The JVM is gone: nothing arrives any more.
+    /// The JVM has ended, so no more answers arrive.
     ended: bool,
 }
 
-/// A JVM. Its threads and clients have names that the test chooses; the client is `main` if nothing else is said.
+/// A JVM. The test chooses the names of its threads and clients. The default client is `main`.
 pub struct Redisson {
     child: Mutex<Child>,
     input: Mutex<ChildStdin>,
@@ -76,17 +77,22 @@ pub struct Redisson {
 }
 
 impl Redisson {
-    /// A JVM without a client.
+    /// Starts a JVM without a client.
     pub fn start(version: Version) -> Redisson {
-        let dir = version.dir();
-        let classes = format!("{0}/agent.jar:{0}/lib/*", dir.display());
+        let mut java = Command::new("java");
+        // Many run at a time, so each gets little memory.
+        java.args(["-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData"]);
+        // Java ignores a missing archive, or one of another version, and starts slower.
+        java.arg(format!("-XX:SharedArchiveFile={}/agent.jsa", version.dir().display()));
+        java.arg("-Dorg.slf4j.simpleLogger.defaultLogLevel=warn");
+        Redisson::start_with(version, java)
+    }
+
+    /// Starts a JVM without a client, by a command that has the options of Java.
+    pub fn start_with(version: Version, mut java: Command) -> Redisson {
         let errors = NamedTempFile::new().unwrap();
-        let mut child = Command::new("java")
-            // As little as it needs: many of them run at a time.
-            .args(["-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData"])
-            // Whoever has no such archive, or one of another Java, starts slower.
-            .arg(format!("-XX:SharedArchiveFile={}/agent.jsa", dir.display()))
-            .args(["-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", &classes, "Agent"])
+        let mut child = java
+            .args(["-cp", &format!("{0}/agent.jar:{0}/lib/*", version.dir().display()), "Agent"])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(errors.reopen().unwrap())
@@ -109,28 +115,29 @@ impl Redisson {
         Redisson { child, input, answers, next: AtomicU64::new(0), errors }
     }
 
-    /// A JVM with a client of a single server, and settings such as `lockWatchdogTimeout=2000`.
+    /// Starts a JVM with a client of a single server, and settings such as `lockWatchdogTimeout=2000`.
     pub fn connected(version: Version, server: &Server, settings: &str) -> Redisson {
         let redisson = Redisson::start(version);
         redisson.connect("main", &format!("single redis://127.0.0.1:{} {settings}", server.port));
         redisson
     }
 
-    /// Connects a client; its id is the first part of its owners' names.
+    /// Connects a client, and returns its id. Owner names of the client begin with the id.
     pub fn connect(&self, client: &str, how: &str) -> String {
         self.thread_of(client, "connecting").call(&format!("connect {}", how.trim()))
     }
 
-    /// A thread that uses the client `main`.
+    /// Returns a thread that uses the client `main`.
     pub fn thread<'a>(&'a self, name: &'a str) -> Thread<'a> {
         self.thread_of("main", name)
     }
 
+    /// Returns a thread that uses another client.
     pub fn thread_of<'a>(&'a self, client: &'a str, name: &'a str) -> Thread<'a> {
         Thread { jvm: self, client, name }
     }
 
-    /// Ends the JVM so that nobody in it can do anything about it.
+    /// Kills the JVM, so that its clients cannot release anything.
     pub fn kill(&self) {
         let mut child = self.child.lock().unwrap();
         child.kill().unwrap();
@@ -164,7 +171,7 @@ fn parse(line: &str) -> (u64, Answer) {
     }
 }
 
-/// A Java thread, which to Redisson is an owner of locks.
+/// A Java thread. Each is an owner of locks to Redisson.
 #[derive(Clone, Copy)]
 pub struct Thread<'a> {
     jvm: &'a Redisson,
@@ -173,16 +180,16 @@ pub struct Thread<'a> {
 }
 
 impl<'a> Thread<'a> {
-    /// What it answers; an exception is a failure.
+    /// Executes an operation, and returns its value. Panics if it throws an exception.
     pub fn call(&self, operation: &str) -> String {
         self.start(operation).wait()
     }
 
-    /// The exception that it answers with.
+    /// Executes an operation, and returns its exception. Panics if it returns a value.
     pub fn exception(&self, operation: &str) -> String {
         match self.start(operation).answer() {
             Err(exception) => exception,
-            Ok(value) => panic!("{operation} of {} answered {value}, where it should have failed", self.name),
+            Ok(value) => panic!("{operation} of {} answered {value}, but should have failed", self.name),
         }
     }
 
@@ -190,17 +197,17 @@ impl<'a> Thread<'a> {
     pub fn start(&self, operation: &str) -> Pending<'a> {
         let id = self.jvm.next.fetch_add(1, Ordering::Relaxed);
         let line = format!("{id} {} {} {operation}\n", self.name, self.client);
-        // If the JVM is gone, the answer will say so.
+        // If the JVM has ended, waiting for the answer reports that.
         let _ = self.jvm.input.lock().unwrap().write_all(line.as_bytes());
         Pending { jvm: self.jvm, id, what: format!("{operation} of {}", self.name), patience: PATIENCE }
     }
 
-    /// The name of the thread as an owner.
+    /// Returns the owner name of the thread.
     pub fn owner(&self) -> String {
         self.call("owner")
     }
 
-    /// Waits until the thread sleeps until somebody tells it that its lock is free.
+    /// Waits until the thread sleeps, waiting for the message that its lock is free.
     pub fn until_asleep(&self) {
         until(&format!("{} is asleep", self.name), || self.call("asleep") == "true");
     }
@@ -215,18 +222,19 @@ pub struct Pending<'a> {
 }
 
 impl Pending<'_> {
-    /// For what may take so much longer.
+    /// Extends the time that the operation may take.
     pub fn with_more_time(mut self, more: Duration) -> Self {
         self.patience += more;
         self
     }
 
-    /// What it came to; an exception is a failure.
+    /// Waits for the end, and returns the value. Panics if the operation throws an exception.
     pub fn wait(self) -> String {
         let what = self.what.clone();
         self.answer().unwrap_or_else(|exception| panic!("{what}: {exception}"))
     }
 
+    /// Waits for the end, and returns the value or the exception.
     pub fn answer(self) -> Answer {
         let deadline = Instant::now() + self.patience;
         let mut arrived = self.jvm.answers.arrived.lock().unwrap();
@@ -235,7 +243,7 @@ impl Pending<'_> {
                 return answer;
             }
             let left = deadline.saturating_duration_since(Instant::now());
-            // The lock must not be poisoned by this: the JVM is still to be dropped.
+            // A panic must not poison the lock, which dropping the JVM needs.
             let (ended, late) = (arrived.ended, left.is_zero());
             if ended || late {
                 drop(arrived);
@@ -250,30 +258,4 @@ impl Pending<'_> {
         let arrived = self.jvm.answers.arrived.lock().unwrap();
         arrived.ended || arrived.answers.contains_key(&self.id)
     }
-}
-
-/// Makes tests out of every function of the enclosing module that is named here: with the newest Redisson on every
-/// server, and with every other on the one that Debian installs. Each gets the [`Flavor`](super::Flavor) and the
-/// [`Version`].
-#[macro_export]
-macro_rules! with_every_redisson {
-    ($($(#[$attribute:meta])* $name:ident),* $(,)?) => { $(
-        mod $name {
-            use $crate::support::redisson::Version;
-            use $crate::support::Flavor;
-            $(#[$attribute])*
-            #[test]
-            fn redisson_3_17_7() { with(Flavor::Redis7, Version::V3_17_7) }
-            $(#[$attribute])*
-            #[test]
-            fn redisson_3_27_2() { with(Flavor::Redis7, Version::V3_27_2) }
-            $crate::with_all_servers!(test_on_each [Any $(#[$attribute])*]);
-            fn on(flavor: Flavor) { with(flavor, Version::V4_7_0) }
-            fn with(flavor: Flavor, version: Version) {
-                if flavor.is_installed() && version.is_installed() {
-                    super::$name(flavor, version);
-                }
-            }
-        }
-    )* };
 }

@@ -1,29 +1,30 @@
 // SPDX-License-Identifier: MIT
 
-//! Machines with a network between them that can be cut: each server has a network namespace, and two links. By one its clients
-//! reach it, by the other the servers reach each other.
+//! Machines with a network that can be cut. Each server has a network namespace with two links: one to its clients, and one to
+//! the other servers.
 //!
-//! It takes root, and `ip` and `nsenter`. All of it is gone with the thread and the servers.
+//! Needs root, `ip` and `nsenter`. The namespaces end with the thread and the servers.
 
 use std::net::Ipv4Addr;
 use std::process::Command;
 
-use super::server::{module, Flavor, Server};
+use crate::artifacts::module;
+use crate::server::{Flavor, Server};
 
-/// The network in which the calling thread is.
+/// The network of the calling thread.
 pub struct Network(());
 
-/// A machine of it, by number.
+/// A machine of a [`Network`], by number.
 #[derive(Clone, Copy)]
 pub struct Machine<'a>(&'a Network, u8);
 
 impl Network {
-    /// Puts the calling thread into a network of its own, and the threads and programs that it starts from now on. Nothing, with a
-    /// word about it, where that cannot be.
+    /// Moves the calling thread into a network of its own, along with the threads and programs that it starts from now on.
+    /// Returns `None` and prints a line where that is not possible.
     pub fn enter() -> Option<Network> {
         Network::try_enter()
             .inspect_err(|why| {
-                eprintln!("SKIPPED: no network of its own can be made here, which takes root and ip: {why}")
+                eprintln!("SKIPPED: no network namespace can be made here, which needs root and ip: {why}")
             })
             .ok()
     }
@@ -33,50 +34,52 @@ impl Network {
         try_run("ip", "link set lo up")?;
         try_run("ip", "link add name peers type bridge")?;
         try_run("ip", "link set peers up")?;
-        // So that it is known now whether there can be any.
+        // Finds out now whether links can be made.
         try_run("ip", "link add name here type veth peer name there")?;
         try_run("ip", "link del here")?;
         Ok(Network(()))
     }
 
-    /// A server with the module on a machine of its own.
+    /// Starts a server with the module on a machine of its own.
     pub fn server(&self, machine: u8, flavor: Flavor, module_args: &[&str], args: &[&str]) -> Server {
         let load = ["--loadmodule", module().to_str().unwrap()];
         let open = ["--bind", "0.0.0.0", "--protected-mode", "no"];
         Server::start_on(Machine(self, machine), flavor, &[&load, module_args, &open, args].concat())
     }
 
-    /// Where other servers find one.
+    /// Returns the address of a machine for other servers.
     pub fn address(&self, machine: u8) -> Ipv4Addr {
         Ipv4Addr::new(10, 77, 0, machine + 1)
     }
 
-    /// Other servers hear nothing from a machine any more, nor it from them. Clients reach it as before.
+    /// Cuts a machine off from the other servers. Clients still reach it.
     pub fn cut_off(&self, machine: u8) {
         ip(&format!("link set peer{machine} down"));
     }
 
+    /// Restores the link of a machine to the other servers.
     pub fn join(&self, machine: u8) {
         ip(&format!("link set peer{machine} up"));
     }
 
-    /// Clients reach a machine no more. What their kernels have to send is sent when they do again.
+    /// Cuts a machine off from its clients. Their kernels send pending packets when the link is restored.
     pub fn cut_clients_off(&self, machine: u8) {
         ip(&format!("link set client{machine} down"));
     }
 
+    /// Restores the link of a machine to its clients.
     pub fn let_clients_in(&self, machine: u8) {
         ip(&format!("link set client{machine} up"));
     }
 }
 
 impl Machine<'_> {
-    /// Where clients find its server.
+    /// Returns the address of the machine for clients.
     pub fn host(self) -> Ipv4Addr {
         Ipv4Addr::new(10, 78, self.1, 2)
     }
 
-    /// Links the namespace of a process, which is a new one.
+    /// Connects the new network namespace of a process.
     pub fn plug_in(self, process: u32) {
         let Machine(network, number) = self;
         ip(&format!("link add name peer{number} type veth peer name peers netns {process}"));
@@ -93,9 +96,9 @@ impl Machine<'_> {
     }
 }
 
-/// Puts the calling thread into a namespace in which nothing is yet.
+/// Moves the calling thread into a new, empty network namespace.
 pub fn into_new_network() -> std::io::Result<()> {
-    // SAFETY: concerns this thread alone.
+    // SAFETY: a system call that affects the calling thread only.
     match unsafe { libc::unshare(libc::CLONE_NEWNET) } {
         0 => Ok(()),
         _ => Err(std::io::Error::last_os_error()),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-/* Preloaded into a server: its wall clock is off by the number of seconds that stands in the file CLOCK_FILE.
- * The monotonic clock is left alone, as when an operator corrects the time of day. */
+/* Preloaded into a server: shifts its wall clock by the number of seconds in the file CLOCK_FILE. The monotonic clock does not
+ * change, as when an operator corrects the time of day. */
 
 #include <fcntl.h>
 #include <stdint.h>

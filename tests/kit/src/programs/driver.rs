@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 
-//! The drivers of the packages in `clients/`, which do what they are told: see `clients/spec/README.md`.
+//! The drivers of the packages in `clients/`, which execute requests: see `clients/spec/README.md`.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
@@ -12,10 +12,12 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-/// No answer takes longer, unless something is broken. A wait for a loss may be told to take 15 s.
+use crate::artifacts::root;
+
+/// An answer that takes longer is a failure. A request may wait 15 s for a loss.
 const PATIENCE: Duration = Duration::from_secs(40);
 
-/// A package and how its driver is started.
+/// A package that has a driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Package {
     Python,
@@ -40,14 +42,14 @@ impl Package {
         Package::JavaJedis,
     ];
 
-    /// The driver's program, without the server's URL; nothing if it is not built.
+    /// Returns the words that start the driver, without the server's URL, or `None` if the driver is not built.
     fn program(self) -> Option<Vec<PathBuf>> {
-        let at = |path: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
+        let at = |path: &str| root().join(path);
         let program = match self {
             Package::Python | Package::PythonAsync => {
                 vec![at("target/python-client/bin/python3"), at("clients/python/driver.py")]
             }
-            Package::Rust => vec![super::programs::tool("lock-driver-rust").get_program().into()],
+            Package::Rust => vec![super::tool("lock-driver-rust").get_program().into()],
             Package::Go => vec![at("target/client-go/driver")],
             Package::NodeIoredis | Package::NodeRedis => {
                 vec!["node".into(), at("target/client-node/driver.mjs")]
@@ -59,7 +61,7 @@ impl Package {
         program.iter().filter(|path| path.is_absolute()).all(|path| path.exists()).then_some(program)
     }
 
-    /// False, with a word about it, if the driver is not built. With `REQUIRE_ALL_SERVERS` set, that is a failure.
+    /// Returns false and prints a line if the driver is not built. Panics instead if `REQUIRE_ALL_SERVERS` is set.
     pub fn is_built(self) -> bool {
         let is_built = self.program().is_some();
         if !is_built {
@@ -69,20 +71,20 @@ impl Package {
         is_built
     }
 
-    /// Another package that is built; the same if there is none.
+    /// Returns the next package that is built, or this one if no other is.
     pub fn other(self) -> Package {
         let at = Package::ALL.iter().position(|package| *package == self).unwrap();
         let others = Package::ALL.into_iter().cycle().skip(at + 1).take(Package::ALL.len() - 1);
         others.into_iter().find(|package| package.program().is_some()).unwrap_or(self)
     }
 
-    /// A program of `examples/` on top of the package.
+    /// Returns the command of an example in `examples/` that uses the package.
     ///
     /// # Panics
     ///
     /// If the package is not built.
     pub fn example(self, name: &str) -> Command {
-        let at = |path: String| Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
+        let at = |path: String| root().join(path);
         let mut command = Command::new(&self.program().unwrap()[0]);
         match self {
             Package::Python | Package::PythonAsync => {
@@ -95,18 +97,18 @@ impl Package {
             Package::Go => command = Command::new(at(format!("target/client-go/{name}"))),
             Package::JavaLettuce | Package::JavaJedis => {
                 java(&mut command);
-                // Files of Java are named as their classes.
+                // The file of a Java class has the name of the class.
                 let class = name[..1].to_uppercase() + &name[1..];
                 command.arg(at(format!("examples/{class}.java")));
             }
-            Package::Rust => command = super::programs::rust(name),
+            Package::Rust => command = super::rust(name),
         }
         command
     }
 
     fn environment(self, command: &mut Command) {
         if matches!(self, Package::Python | Package::PythonAsync) {
-            command.env("PYTHONPATH", Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/python/src"));
+            command.env("PYTHONPATH", root().join("clients/python/src"));
             command.env("PYTHONDONTWRITEBYTECODE", "1");
         }
     }
@@ -138,14 +140,14 @@ impl Package {
     }
 }
 
-/// What is needed of the package. It starts faster so, and many run at once.
+/// Adds the options of Java and the class path. The options shorten the start, as many drivers run at once.
 fn java(command: &mut Command) {
-    let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/client-java/redis-lock-driver");
+    let built = root().join("target/client-java/redis-lock-driver");
     command.args(["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto", "-cp"]);
     command.arg(format!("{0}/classes:{0}/dependency/*", built.display()));
 }
 
-/// A driver that runs; killed if its test fails.
+/// A driver that runs. Dropping it kills the driver.
 pub struct Driver {
     child: Child,
     stdin: Option<ChildStdin>,
@@ -182,7 +184,7 @@ impl Driver {
         Driver { child, stdin, asked: 0, answers }
     }
 
-    /// Asks something. Returns the number by which it is answered.
+    /// Sends a request. Returns its number.
     pub fn ask(&mut self, mut request: Value) -> u64 {
         self.asked += 1;
         request["n"] = self.asked.into();
@@ -191,7 +193,7 @@ impl Driver {
         self.asked
     }
 
-    /// Waits for an answer.
+    /// Waits for the answer to a request.
     pub fn answer(&self, number: u64) -> Value {
         let answers = self.answers.by_number.lock().unwrap();
         let not_yet = |answers: &mut HashMap<u64, Value>| !answers.contains_key(&number);
@@ -213,10 +215,10 @@ impl Driver {
         self.stdin = None;
     }
 
-    /// Ends its input, and fails unless it ends well.
+    /// Closes the input of the driver. Panics unless the driver then ends with success.
     pub fn finish(mut self) {
         if self.stdin.take().is_some() {
-            super::until("the driver ends", || self.child.try_wait().unwrap().is_some());
+            crate::until("the driver ends", || self.child.try_wait().unwrap().is_some());
             assert!(self.child.wait().unwrap().success(), "the driver failed");
         }
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! A connection that breaks, or falls silent, when it hurts most.
+//! Connections that break or freeze at the worst moment.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -8,8 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 
-/// Passes on what a program and a server say to each other, but for what it is there for: it loses one reply, keeps
-/// one back, breaks all connections, or freezes everything.
+/// Forwards connections of programs to a server. Can lose one reply, hold one back, break all connections, or freeze them.
 pub struct Proxy {
     pub port: u16,
     shared: Arc<Shared>,
@@ -22,40 +21,39 @@ struct Shared {
     /// Both ends of each connection.
     streams: Mutex<Vec<TcpStream>>,
     is_over: AtomicBool,
-    /// A connection ends by a call of ours.
+    /// Whether a call of the module's commands ends its connection.
     is_sick: AtomicBool,
-    /// How many connections have been made.
+    /// The number of connections that programs have made.
     made: AtomicU64,
-    /// Nothing is passed on of connections with smaller numbers.
+    /// Connections with smaller numbers than this are frozen.
     frozen: Mutex<u64>,
     thawed: Condvar,
 }
 
-/// What becomes of the reply to the first call of a command, when the server has carried it out and before the program
-/// hears of that. Other connections are not concerned.
+/// Loses the reply to the first call of a command, after the server has executed it. Does not affect other connections.
 struct Trap {
     command: String,
+    /// Whether the connection breaks. Otherwise it stays open and silent.
     breaks: bool,
-    /// The command was called, and was the first.
     called: bool,
 }
 
 impl Proxy {
-    /// The connection of that call breaks.
+    /// Breaks the connection of the first call of a command before the reply arrives.
     pub fn loses_the_reply_to(server: u16, command: &str) -> Proxy {
         let proxy = Proxy::freezable(server);
         proxy.lose_the_reply_to(command);
         proxy
     }
 
-    /// The connection of that call stays open, and nothing more arrives on it.
+    /// Holds back the reply to the first call of a command. Its connection stays open, and nothing more arrives on it.
     pub fn keeps_back_the_reply_to(server: u16, command: &str) -> Proxy {
         let proxy = Proxy::freezable(server);
         proxy.set_trap(command, false);
         proxy
     }
 
-    /// Passes everything on until it is told something else.
+    /// Forwards everything until a method of the proxy changes that.
     pub fn freezable(server: u16) -> Proxy {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -78,7 +76,7 @@ impl Proxy {
                 if shared.is_over.load(Ordering::SeqCst) {
                     return;
                 }
-                // A server that does not run now is back later. Dropped, the connection is closed.
+                // The server may be down for now. Then the connection is dropped, which closes it.
                 let server = shared.server.load(Ordering::SeqCst);
                 if let Ok(server) = TcpStream::connect(("127.0.0.1", server)) {
                     pass_on(number, program, server, shared.clone());
@@ -88,24 +86,24 @@ impl Proxy {
         proxy
     }
 
-    /// From now on nothing is passed on, not even that a connection is closed. All stay open, and new ones can be
-    /// made: as if a cable had been pulled.
+    /// Freezes all connections, as if a cable was pulled: not even the end of a connection is forwarded. New connections can be
+    /// made, and are frozen too.
     pub fn freeze(&self) {
         *self.shared.frozen.lock().unwrap() = u64::MAX;
     }
 
-    /// The same of the connections that there are. New ones work.
+    /// Freezes the present connections. New connections work.
     pub fn freeze_old(&self) {
         *self.shared.frozen.lock().unwrap() = self.shared.made.load(Ordering::SeqCst);
     }
 
-    /// What was kept back arrives, late.
+    /// Ends the freeze. Data that was held back arrives now.
     pub fn thaw(&self) {
         *self.shared.frozen.lock().unwrap() = 0;
         self.shared.thawed.notify_all();
     }
 
-    /// The next call of this command is carried out, and its connection breaks before the program hears of that.
+    /// Breaks the connection of the next call of this command after the server has executed it and before the reply arrives.
     pub fn lose_the_reply_to(&self, command: &str) {
         self.set_trap(command, true);
     }
@@ -115,24 +113,25 @@ impl Proxy {
         *self.shared.trap.lock().unwrap() = Some(Trap { command: command.to_owned(), breaks, called: false });
     }
 
-    /// Closes all connections. New ones can be made.
+    /// Closes all connections. New connections can be made.
     pub fn break_all(&self) {
         for stream in self.shared.streams.lock().unwrap().drain(..) {
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
 
-    /// Connections can be made, and each ends by the first call of ours: with `false` they are of use again.
-    pub fn be_sick(&self, yes: bool) {
-        self.shared.is_sick.store(yes, Ordering::SeqCst);
+    /// With true, connections can be made, and each ends by its first call of a command of the module. With false, connections
+    /// work again.
+    pub fn be_sick(&self, is_sick: bool) {
+        self.shared.is_sick.store(is_sick, Ordering::SeqCst);
     }
 
-    /// New connections are made to another server.
+    /// Forwards new connections to another server.
     pub fn lead_to(&self, server: u16) {
         self.shared.server.store(server, Ordering::SeqCst);
     }
 
-    /// How many connections programs have made.
+    /// Returns the number of connections that programs have made.
     pub fn made(&self) -> u64 {
         self.shared.made.load(Ordering::SeqCst)
     }
@@ -146,7 +145,7 @@ impl Drop for Proxy {
     fn drop(&mut self) {
         self.shared.is_over.store(true, Ordering::SeqCst);
         self.thaw();
-        // The listener waits for a connection, and sees then that it is over.
+        // Wakes the listener, which waits for a connection.
         let _ = TcpStream::connect(("127.0.0.1", self.port));
     }
 }
@@ -159,12 +158,12 @@ impl Shared {
 }
 
 fn pass_on(number: u64, program: TcpStream, server: TcpStream, shared: Arc<Shared>) {
-    // Commands are small and each is waited for: without this some would wait for an acknowledgement, too.
+    // Without this, small commands would also wait for an acknowledgement of the packet before.
     for stream in [&program, &server] {
         let _ = stream.set_nodelay(true);
     }
     shared.streams.lock().unwrap().extend([program.try_clone().unwrap(), server.try_clone().unwrap()]);
-    // Whether this is the connection of the trap.
+    // Whether the call of the trap was made on this connection.
     let trapped = Arc::new(AtomicBool::new(false));
     let (from_program, to_program) = (program.try_clone().unwrap(), program);
     let (from_server, to_server) = (server.try_clone().unwrap(), server);
@@ -193,8 +192,7 @@ fn pass_on(number: u64, program: TcpStream, server: TcpStream, shared: Arc<Share
     });
 }
 
-/// Copies what `passes` makes of it, for as long as both ends are open and it says something; then closes both, in both
-/// directions.
+/// Copies bytes through `passes` until an end closes or `passes` returns `None`. Then closes both ends, in both directions.
 fn copy(
     mut from: TcpStream,
     mut to: TcpStream,

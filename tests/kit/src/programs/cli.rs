@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 
-//! What redis-cli prints.
+//! The output of redis-cli.
 
-/// With every number as `N` that another run would have otherwise.
+/// Replaces each number that differs between runs by `N`.
 pub fn timeless(text: &str) -> String {
     const VARY: [&str; 7] = ["ttl", "since", "client", "waited", "remaining", "longest", "token"];
     let mut varies = false;

@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: MIT
 
-//! A primary with replicas, watched by sentinels: real failovers.
+//! A primary with replicas that sentinels monitor: real failovers.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Instant;
 
-use super::client::{Client, PATIENCE};
-use super::server::{until, Flavor, Server};
+use super::{until, Flavor, Server};
+use crate::client::{Client, PATIENCE};
 
-/// What the sentinels call the primary.
+/// The name of the primary in the configuration of the sentinels.
 pub const NAME: &str = "locks";
 
-/// Milliseconds of silence after which a sentinel begins a failover that is wanted, and one that is not.
+/// Milliseconds of silence after which a sentinel begins a failover that a test wants.
 const NOTICES: u32 = 1000;
+/// Milliseconds of silence that no test reaches, so that no sentinel begins a failover.
 const NEVER: u32 = 3_600_000;
 
-/// Each server has the module.
+/// Servers with the module, and their sentinels.
 pub struct Watched {
     pub servers: Vec<Server>,
     pub sentinels: Vec<Server>,
@@ -23,14 +24,14 @@ pub struct Watched {
 }
 
 impl Watched {
-    /// One primary, two replicas, and three sentinels. Only the first of them begins failovers, with the vote of another,
-    /// and only in [`fail_over`](Self::fail_over): among processes that get no processor time, others may begin a second
-    /// failover of their own, in which writes that were acknowledged are lost.
+    /// Starts one primary, two replicas and three sentinels. Only the first sentinel begins failovers, with the vote of another,
+    /// and only in [`fail_over`](Self::fail_over). On a busy machine, the other sentinels might begin a second failover, which
+    /// loses acknowledged writes.
     pub fn start(flavor: Flavor) -> Watched {
         Watched::start_with(flavor, &[])
     }
 
-    /// Starts them with arguments for the module.
+    /// Starts servers and sentinels, and passes arguments to the module.
     pub fn start_with(flavor: Flavor, module_args: &[&str]) -> Watched {
         let primary = Server::with_module_args(flavor, module_args, &[]);
         let port = primary.port.to_string();
@@ -53,36 +54,37 @@ impl Watched {
         Watched { servers, sentinels, module_args: module_args.iter().map(|arg| (*arg).to_owned()).collect() }
     }
 
-    /// Starts one more, and waits until it is in sync, and the sentinels know it: they ask every ten seconds.
+    /// Starts one more replica. Waits until it is in sync and the sentinels know it, which poll every ten seconds.
     pub fn add_replica(&mut self) {
         let port = self.primary_port().to_string();
         let args: Vec<&str> = self.module_args.iter().map(String::as_str).collect();
         self.servers.push(replica(self.servers[0].flavor, &args, &port));
         let mut client = self.client();
         let number = self.servers.len() - 1;
-        until("all follow", || client.call("INFO replication").matches("state=online").count() == number);
+        until("all replicas are online", || {
+            client.call("INFO replication").matches("state=online").count() == number
+        });
         let found = format!(":{}", self.servers[number].port);
         for sentinel in &self.sentinels {
             let mut client = sentinel.client();
-            until("the sentinels know it", || {
+            until("the sentinels know the replica", || {
                 client.call(&format!("SENTINEL REPLICAS {NAME}")).contains(&found)
             });
         }
     }
 
-    /// Where the primary is.
+    /// Returns the address of the primary.
     pub fn primary_address(&self) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.primary_port()).into()
     }
 
-    /// Where the sentinels are, as Redisson wants to be told.
+    /// Returns the addresses of the sentinels, in the form that Redisson takes.
     pub fn addresses(&self) -> String {
         let address = |sentinel: &Server| sentinel.url();
         self.sentinels.iter().map(address).collect::<Vec<_>>().join(",")
     }
 
-    /// A connection to the primary, as a client gets one: it asks a sentinel who that is, and then the primary
-    /// whether it is one, until both agree.
+    /// Connects to the primary as clients do: asks a sentinel for its address and the server for its role, until both agree.
     pub fn client(&self) -> Client {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -102,15 +104,14 @@ impl Watched {
         client.call("ROLE").starts_with("[master").then_some(client)
     }
 
-    /// Kills the primary, and waits until the sentinels have made another server the primary, which the other replica
-    /// follows.
+    /// Kills the primary. Waits until the sentinels have promoted a replica, which the other replica follows.
     pub fn fail_over(&mut self) {
         let port = self.primary_port();
         let at = self.servers.iter().position(|server| server.port == port).unwrap();
         self.notices_after(NOTICES);
         drop(self.servers.remove(at));
         until("another server is the primary", || self.primary_port() != port && self.try_client().is_some());
-        // As long as one of them is not done with it, it may still end connections.
+        // A sentinel that has not finished the failover may still end connections.
         let primary = self.primary_port();
         for sentinel in &self.sentinels {
             let mut client = sentinel.client();
@@ -120,12 +121,12 @@ impl Watched {
             });
         }
         self.notices_after(NEVER);
-        // Redisson wants each of its changes acknowledged by a replica.
+        // Redisson needs a replica that acknowledges its writes.
         let mut client = self.client();
         until("the other replica follows", || client.call("INFO replication").contains("state=online"));
     }
 
-    /// After how many milliseconds of silence the first sentinel takes the primary for dead.
+    /// Sets how many milliseconds of silence the first sentinel tolerates before it considers the primary dead.
     fn notices_after(&self, milliseconds: u32) {
         let set = format!("SENTINEL SET {NAME} down-after-milliseconds {milliseconds}");
         assert_eq!(self.sentinels[0].client().call(&set), "OK");
@@ -137,7 +138,7 @@ impl Watched {
         address.trim_matches(['[', ']']).split_once(", ").unwrap().1.parse().unwrap()
     }
 
-    /// Those servers that are left.
+    /// Panics unless all remaining servers are healthy.
     pub fn assert_healthy(&mut self) {
         self.servers.iter_mut().for_each(Server::assert_healthy);
     }

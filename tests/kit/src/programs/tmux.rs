@@ -7,21 +7,21 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-use super::server::until;
+use crate::until;
 
-/// A terminal of tmux' own, gone with its test.
+/// A terminal in a tmux server of its own. Ends with its test.
 pub struct Terminal {
-    /// With its socket. It outlives the folder of the test's server.
+    /// The folder of the socket. Outlives the folder of the test's server.
     own: TempDir,
 }
 
 impl Terminal {
-    /// Starts a program in a terminal, in that folder.
+    /// Starts a program in a terminal, in the folder `dir`.
     pub fn start(dir: &Path, program: &Command) -> Terminal {
         let terminal = Terminal { own: tempfile::tempdir().unwrap() };
         let words = std::iter::once(program.get_program()).chain(program.get_args());
         let words: Vec<&str> = words.map(|word| word.to_str().unwrap()).collect();
-        // The terminal stays as it is when the program has ended.
+        // Keeps the terminal after the end of the program.
         let mut start = vec!["new-session", "-d", "-x", "200", "-y", "30", "-c", dir.to_str().unwrap()];
         start.extend(words);
         start.extend([";", "set-option", "-g", "remain-on-exit", "on"]);
@@ -34,7 +34,7 @@ impl Terminal {
         self.tmux(&["send-keys", "-l", text]);
     }
 
-    /// Presses a key, by its name in tmux.
+    /// Presses a key, given by its name in tmux.
     pub fn press(&self, key: &str) {
         self.tmux(&["send-keys", key]);
     }
