@@ -21,7 +21,7 @@ DESTDIR :=
 at = $(DESTDIR)$(PREFIX:/=)
 modules = $(at)/lib/redis/modules
 
-# The packages in `clients/` with a script in `tests/`, the slowest first. The Rust package belongs to this workspace.
+# The packages in `clients/` with a script in `tests/scripts/`, the slowest first. The Rust package belongs to this workspace.
 CLIENTS := java go node python
 
 # Paths of a module and of a folder with lockrun and locktop. If set, these are installed without a build.
@@ -55,8 +55,8 @@ setup: ## Installs the programs that the tests need
 	@$(call install,rust cc libclang redis python tmux openssl network)
 
 servers: setup ## Downloads more servers into target/servers
-	@sh tests/setup-servers.sh
-	sh tests/setup-monitoring.sh
+	@sh tests/scripts/setup-servers.sh
+	sh tests/scripts/setup-monitoring.sh
 
 clients: ## Builds the clients in other languages for the tests: Redisson, and the examples
 	@for what in venv java node go; do
@@ -67,10 +67,10 @@ clients: ## Builds the clients in other languages for the tests: Redisson, and t
 		go) ($(call install,go)) ;;
 		esac || echo "SKIPPED: $$what cannot be installed" >&2
 	done
-	sh tests/setup-redisson.sh
-	sh tests/setup-examples.sh
+	sh tests/scripts/setup-redisson.sh
+	sh tests/scripts/setup-examples.sh
 	for client in $(CLIENTS); do
-		sh tests/client-$$client.sh build
+		sh tests/scripts/client-$$client.sh build
 	done
 
 ready: setup # Downloads servers and clients during the cargo build.
@@ -78,20 +78,20 @@ ready: setup # Downloads servers and clients during the cargo build.
 	trap 'rm -f "$$log"' EXIT
 	$(MAKE) servers clients >"$$log" 2>&1 &
 	failed=()
-	python3 tests/run.py build || failed+=("the build")
+	python3 tests/scripts/run.py build || failed+=("the build")
 	wait $$! || failed+=("servers or clients")
 	cat "$$log"
 	[ $${#failed[@]} = 0 ] || { echo "FAILED: $${failed[*]}" >&2; exit 1; }
 
 test: ready ## Runs all tests on one Redis, some on one Valkey, and a client in each language
-	@python3 tests/run.py short
+	@python3 tests/scripts/run.py short
 
 test-long: ready ## Runs the other tests for every change
-	@python3 tests/run.py long
+	@python3 tests/scripts/run.py long
 
 test-all: ready ## Runs all tests on three servers, some on the newest servers, and all clients
 	@failed=()
-	python3 tests/run.py all || failed+=("the tests")
+	python3 tests/scripts/run.py all || failed+=("the tests")
 	cargo clippy --manifest-path clients/rust/bench/Cargo.toml -- -D warnings || failed+=("the lints of a benchmark")
 	$(MAKE) test-clients || failed+=("the clients' own tests")
 	[ $${#failed[@]} = 0 ] || { echo "FAILED: $${failed[*]}" >&2; exit 1; }
@@ -106,18 +106,18 @@ test-clients: ## Runs lints, type checks, tests, and other projects' tests of th
 
 test-client-%:
 	@echo "== clients/$*"
-	sh tests/client-$*.sh || { echo "FAILED: clients/$*" >&2; exit 1; }
+	sh tests/scripts/client-$*.sh || { echo "FAILED: clients/$*" >&2; exit 1; }
 
 test-matrix: ready ## Runs all tests on every server of Debian; with REST=1 only those not in `make test-all`
-	@python3 tests/run.py $(if $(REST),rest,every)
+	@python3 tests/scripts/run.py $(if $(REST),rest,every)
 
 sanitize: servers clients ## Runs all tests on the installed Redis with AddressSanitizer and LeakSanitizer
 	@$(call install,tls)
-	python3 tests/sanitize.py
+	python3 tests/scripts/sanitize.py
 
 fuzz: ## Fuzzes the parts of the module that need no server, for SECONDS=60 each
 	@$(call install,rust cc c++)
-	SECONDS_EACH=$(or $(SECONDS),60) sh tests/fuzz.sh
+	SECONDS_EACH=$(or $(SECONDS),60) sh tests/scripts/fuzz.sh
 
 mutants: ## Checks that the tests find the bugs of tests/mutants; WORDS=token selects some by name
 	@$(call install,rust cc libclang redis)
@@ -126,15 +126,15 @@ mutants: ## Checks that the tests find the bugs of tests/mutants; WORDS=token se
 porcupine: ## Checks histories of plain locks also with Porcupine, an independent linearizability checker
 	@$(call install,rust cc libclang redis)
 	($(call install,go)) || true
-	python3 tests/porcupine.py
+	python3 tests/scripts/porcupine.py
 
 soak: setup servers ## Uses every feature on one server for SECONDS=900, and checks that nothing grows
-	SOAK_SECONDS=$(or $(SECONDS),900) python3 tests/run.py all soak::nothing_grows::redis_7
+	SOAK_SECONDS=$(or $(SECONDS),900) python3 tests/scripts/run.py all soak::nothing_grows::redis_7
 
 evidence: ready ## Runs all checks of docs/evidence.md; WORDS=soak selects some by name
 	@($(call install,go)) || true
 	$(call install,c++ tls)
-	python3 tests/evidence.py $(WORDS)
+	python3 tests/scripts/evidence.py $(WORDS)
 
 bench: ## Runs all benchmarks, and prints one table; QUICK=1 gives rough results in a few minutes
 	@$(call install,rust cc libclang redis valgrind)
@@ -145,7 +145,7 @@ bench: ## Runs all benchmarks, and prints one table; QUICK=1 gives rough results
 		strace) ($(call install,strace)) ;;
 		esac || echo "SKIPPED: $$what cannot be installed" >&2
 	done
-	sh tests/setup-redisson.sh
+	sh tests/scripts/setup-redisson.sh
 	cargo build --release
 	failed=()
 	for bench in $(BENCHES); do
@@ -171,8 +171,8 @@ lint: ## Checks format, clippy, documentation, English, licenses, cyclic depende
 		while read -r file; do head -n 2 "$$file" | grep -q 'SPDX-License-Identifier: MIT' || echo "$$file"; done)
 	[ -z "$$unlicensed" ] || { printf '%s\n' "Files without 'SPDX-License-Identifier: MIT':" "$$unlicensed" >&2; exit 1; }
 	$(call install,rust cc libclang python)
-	python3 tests/cycles.py
-	python3 tests/english.py
+	python3 tests/scripts/cycles.py
+	python3 tests/scripts/english.py
 	python3 tests/mutants/run.py --check
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings

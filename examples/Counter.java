@@ -8,7 +8,7 @@ import io.lettuce.core.api.sync.RedisCommands;
 /**
  * Counts under a lock: reads a number and writes it plus one. No increment gets lost, even beside the other languages.
  *
- * <p>After {@code sh tests/client-java.sh build}, with {@code java=target/client-java/redis-lock-driver}:
+ * <p>After {@code sh tests/scripts/client-java.sh build}, with {@code java=target/client-java/redis-lock-driver}:
  *
  * <p>{@code java -cp "$java/dependency/*" examples/Counter.java redis://127.0.0.1:6379 100}
  */

@@ -11,9 +11,9 @@ use std::sync::atomic::{AtomicI64, Ordering};
 
 use crate::decimal::MAX_SAFE_INTEGER;
 use crate::error::printable;
-use crate::server::Ctx;
 use crate::server::registration::command::Args;
 use crate::server::registration::config::{load, register_choice, register_number};
+use crate::server::Ctx;
 
 /// The maximum of every number of milliseconds. Adding it to the time of day does not overflow.
 pub(crate) const MAX_MS: i64 = MAX_SAFE_INTEGER;

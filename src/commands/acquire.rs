@@ -11,10 +11,10 @@ use super::Target;
 use crate::config;
 use crate::core::{Now, Outcome, Patience, Request, Unseen, WaiterId, Wants};
 use crate::driver::{self, AwaitedHold, HoldRef, ReplicaRequirement, WaitStart};
-use crate::server::{Ctx, Str};
+use crate::error::Error;
 use crate::server::registration::arguments::Arguments;
 use crate::server::registration::command::{Args, Command, KeyUse, Spec};
-use crate::error::Error;
+use crate::server::{Ctx, Str};
 
 pub(crate) struct Acquire;
 
@@ -93,7 +93,9 @@ impl Command for Acquire {
                 }
                 None => driver::reply_grant(ctx, &reply),
             },
-            Outcome::InFlight(id) => return driver::block(ctx, id, call.acknowledgement, WaitStart { now, needs_schedule: true }),
+            Outcome::InFlight(id) => {
+                return driver::block(ctx, id, call.acknowledgement, WaitStart { now, needs_schedule: true })
+            }
             Outcome::Refused(refusal) => return Err(Error::Refused(refusal)),
             Outcome::Queued(id) => {
                 let now = refuse_deadlock(ctx, id, may_be_in_cycle, now)?;

@@ -7,8 +7,8 @@ use crate::core::Token;
 use crate::decimal::decimal;
 use crate::error::{printable, Error};
 use crate::keyspace::names;
-use crate::server::Str;
 use crate::server::registration::command::Args;
+use crate::server::Str;
 
 /// The maximum length of an owner, in bytes.
 const MAX_OWNER_LEN: usize = 1024;

@@ -8,10 +8,10 @@ use super::options::OWNER;
 use crate::core::waits_for::Edge;
 use crate::core::{Owner, Waits};
 use crate::driver;
-use crate::server::Ctx;
+use crate::error::Error;
 use crate::server::registration::arguments::Arguments;
 use crate::server::registration::command::{Args, Command, Spec};
-use crate::error::Error;
+use crate::server::Ctx;
 
 pub(crate) struct Blockers;
 
@@ -21,7 +21,7 @@ impl Command for Blockers {
         flags: c"readonly",
         categories: c"read slow dangerous",
         key: None,
-        arguments: Arguments{positional: &[OWNER], options: &[] },
+        arguments: Arguments { positional: &[OWNER], options: &[] },
         summary: c"Lists the owners that block an owner, directly or indirectly, nearest first.",
         reply: "An array of maps.",
         complexity: c"O(N*log(N)) where N owners are found",

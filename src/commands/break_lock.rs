@@ -7,11 +7,11 @@ use super::options::KEY;
 use super::Target;
 use crate::core::LockRef;
 use crate::driver;
-use crate::server::Ctx;
+use crate::error::{printable, printable_up_to, Error};
 use crate::server::clients::caller::Caller;
 use crate::server::registration::arguments::Arguments;
 use crate::server::registration::command::{Args, Command, KeyUse, Spec};
-use crate::error::{printable, printable_up_to, Error};
+use crate::server::Ctx;
 
 /// The maximum number of bytes of a key in a log line.
 const MAX_LOGGED_KEY: usize = 512;
@@ -24,7 +24,7 @@ impl Command for Break {
         flags: c"write",
         categories: c"write slow dangerous",
         key: Some(KeyUse::Write),
-        arguments: Arguments{positional: &[KEY], options: &[] },
+        arguments: Arguments { positional: &[KEY], options: &[] },
         summary: c"Ends all holds on a lock and hands it to the next waiter.",
         reply: "The number of owners that lost the lock.",
         complexity: c"O(N) where N owners hold the lock",

@@ -7,14 +7,15 @@ use super::checks;
 use super::options::{KEY, OWNER};
 use super::Target;
 use crate::driver;
-use crate::server::Ctx;
+use crate::error::Error;
 use crate::server::registration::arguments::{Argument, ArgumentKind, Arguments};
 use crate::server::registration::command::{Args, Command, KeyUse, Spec};
-use crate::error::Error;
+use crate::server::Ctx;
 
 pub(crate) struct Cancel;
 
-const REQUEST: Argument = Argument::new(c"request", ArgumentKind::Text, c"the ID of the acquire").after(c"ID");
+const REQUEST: Argument =
+    Argument::new(c"request", ArgumentKind::Text, c"the ID of the acquire").after(c"ID");
 
 impl Command for Cancel {
     const SPEC: Spec = Spec {

@@ -6,9 +6,9 @@ use super::args::Cursor;
 use super::claim::{Claim, CLAIM};
 use super::options::KEY;
 use crate::error::Error;
-use crate::server::Ctx;
 use crate::server::registration::arguments::Arguments;
 use crate::server::registration::command::{Args, Command, KeyUse, Spec};
+use crate::server::Ctx;
 
 pub(crate) struct Check;
 
@@ -18,7 +18,7 @@ impl Command for Check {
         flags: c"readonly fast",
         categories: c"read fast",
         key: Some(KeyUse::Read),
-        arguments: Arguments{positional: &[KEY, CLAIM], options: &[] },
+        arguments: Arguments { positional: &[KEY, CLAIM], options: &[] },
         summary: c"Checks that an owner holds a lock, or that no newer token was granted.",
         reply: "The owner's hold count, or 1 for a token.",
         complexity: c"O(1); O(M) where up to 8 owners hold the lock shared",

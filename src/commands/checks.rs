@@ -12,11 +12,11 @@ use super::options::{Binding, NotifyOptions};
 use crate::config;
 use crate::core::{Bind, ConnectionId, Notify, Refusal, RequestId};
 use crate::driver::{self, ReplicaRequirement};
+use crate::error::{printable, Error};
 use crate::keyspace::names;
-use crate::server::{Ctx, Str, calls};
 use crate::server::clients::caller;
 use crate::server::replication::replicas;
-use crate::error::{printable, Error};
+use crate::server::{calls, Ctx, Str};
 
 /// The request with this ID. Fails in a cluster if the record of the request would not be in the slot of the lock.
 pub(super) fn request(

@@ -8,8 +8,8 @@ use super::options::OWNER;
 use crate::core::Token;
 use crate::error::Error;
 use crate::keyspace;
-use crate::server::{Ctx, Str};
 use crate::server::registration::arguments::{Argument, ArgumentKind};
+use crate::server::{Ctx, Str};
 
 /// A claim about a lock.
 pub(super) enum Claim<'a> {

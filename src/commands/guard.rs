@@ -6,13 +6,13 @@ use super::args::Cursor;
 use super::claim::{Claim, CLAIM};
 use super::options::KEY;
 use crate::driver;
+use crate::error::{Error, NotGuarded};
 use crate::keyspace;
-use crate::server::Ctx;
-use crate::server::clients::{deferred, guarded_command};
 use crate::server::clients::caller::Caller;
+use crate::server::clients::{deferred, guarded_command};
 use crate::server::registration::arguments::{Argument, ArgumentKind, Arguments};
 use crate::server::registration::command::{Args, Command, KeyUse, Spec};
-use crate::error::{Error, NotGuarded};
+use crate::server::Ctx;
 
 pub(crate) struct Guard;
 
@@ -21,7 +21,8 @@ const COMMAND: Argument = Argument::new(
     ArgumentKind::Text,
     c"the command to run: one that scripts may call, or EVAL, EVALSHA or FCALL",
 );
-const ARG: Argument = Argument::new(c"arg", ArgumentKind::Text, c"an argument of the command").optional().multiple();
+const ARG: Argument =
+    Argument::new(c"arg", ArgumentKind::Text, c"an argument of the command").optional().multiple();
 
 impl Command for Guard {
     const SPEC: Spec = Spec {
@@ -30,7 +31,7 @@ impl Command for Guard {
         flags: c"write",
         categories: c"write slow",
         key: Some(KeyUse::Read),
-        arguments: Arguments{positional: &[KEY, CLAIM, COMMAND, ARG], options: &[] },
+        arguments: Arguments { positional: &[KEY, CLAIM, COMMAND, ARG], options: &[] },
         summary: c"Runs a command if an owner holds a lock, or if no newer token was granted.",
         reply: "The reply of the command.",
         complexity: c"That of LOCK.CHECK plus that of the command",

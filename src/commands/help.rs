@@ -6,9 +6,9 @@ use std::ffi::CString;
 
 use super::COMMANDS;
 use crate::error::Error;
-use crate::server::Ctx;
 use crate::server::registration::arguments::Arguments;
 use crate::server::registration::command::{Args, Command, Spec};
+use crate::server::Ctx;
 
 /// The maximum length of a line, unless a single word is longer.
 const WIDTH: usize = 90;

@@ -7,12 +7,12 @@ use super::milliseconds;
 use super::options::KEY;
 use crate::core::{ConnectionId, Hold, HoldInfo, LockId, LockRef, Mode, Now, Owner, WallMs};
 use crate::driver;
+use crate::error::Error;
 use crate::keyspace;
-use crate::server::Ctx;
 use crate::server::clients::long_reply::{self, Entries};
 use crate::server::registration::arguments::Arguments;
 use crate::server::registration::command::{Args, Command, KeyUse, Spec};
-use crate::error::Error;
+use crate::server::Ctx;
 
 pub(crate) struct Info;
 
@@ -22,7 +22,7 @@ impl Command for Info {
         flags: c"readonly fast",
         categories: c"read fast",
         key: Some(KeyUse::Read),
-        arguments: Arguments{positional: &[KEY], options: &[] },
+        arguments: Arguments { positional: &[KEY], options: &[] },
         summary: c"Shows the holders of a lock and the number of waiters.",
         reply: "Nil if the lock is free, otherwise a map.",
         complexity: c"O(N) where N owners hold the lock",

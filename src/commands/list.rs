@@ -8,12 +8,12 @@ use super::options::{options, ListCount, Match};
 use super::{count, milliseconds};
 use crate::core::{Contended, Holders, Mode};
 use crate::driver;
+use crate::error::Error;
 use crate::keyspace;
-use crate::server::{Ctx, Str};
 use crate::server::clients::long_reply;
 use crate::server::registration::arguments::Arguments;
 use crate::server::registration::command::{Args, Command, Spec};
-use crate::error::Error;
+use crate::server::{Ctx, Str};
 
 pub(crate) struct List;
 
@@ -30,7 +30,7 @@ impl Command for List {
         flags: c"readonly",
         categories: c"read slow dangerous",
         key: None,
-        arguments: Arguments{positional: &[], options: Options::ARGUMENTS },
+        arguments: Arguments { positional: &[], options: Options::ARGUMENTS },
         summary: c"Lists the locks with waiters, longest queue first.",
         reply: "An array of maps.",
         complexity: c"O(N*log(N)) where N locks have waiters",

@@ -14,10 +14,10 @@ use crate::core::{
     Checked, Mode, MonoUs, NewBundle, Now, Patience, Refusal, Reply, Request, Verdict, WaiterId, Wants,
 };
 use crate::driver::{self, AwaitedHold, HoldRef, ReplicaRequirement, WaitStart};
-use crate::server::{Ctx, Str};
+use crate::error::Error;
 use crate::server::registration::arguments::Arguments;
 use crate::server::registration::command::{Args, Command, KeyUse, Spec};
-use crate::error::Error;
+use crate::server::{Ctx, Str};
 
 pub(crate) struct Macquire;
 
@@ -87,7 +87,12 @@ impl Command for Macquire {
                 match driver::find_deadlock(ctx, first_wait, config::deadlock_detection()) {
                     Some(cycle) => Err(Error::Deadlock(cycle)),
                     // It passes on the decisions, too.
-                    None => driver::block(ctx, first_wait, call.acknowledgement, WaitStart { now: ctx.now(), needs_schedule: true }),
+                    None => driver::block(
+                        ctx,
+                        first_wait,
+                        call.acknowledgement,
+                        WaitStart { now: ctx.now(), needs_schedule: true },
+                    ),
                 }
             }
             done => {

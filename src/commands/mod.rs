@@ -52,10 +52,10 @@ use uuid::Uuid;
 use crate::config;
 use crate::core::{ConnectionId, InHand, Known, LockRef, MonoUs, Now, Owner, Patience, Records, Request};
 use crate::driver;
-use crate::keyspace::Lock;
-use crate::server::{Ctx, Str};
-use crate::server::registration::command::{self, Command, Spec};
 use crate::error::Error;
+use crate::keyspace::Lock;
+use crate::server::registration::command::{self, Command, Spec};
+use crate::server::{Ctx, Str};
 
 /// Lists the commands in the order of `LOCK.HELP` and the documentation.
 macro_rules! commands {

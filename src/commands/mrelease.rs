@@ -8,10 +8,10 @@ use super::options::{options, All, Id, KEYS, NUMKEYS, OWNER};
 use super::Target;
 use crate::core::{NotReleased, Now, Owner, Records, Release, ReleaseScope};
 use crate::driver;
-use crate::server::{Ctx, Str};
+use crate::error::Error;
 use crate::server::registration::arguments::Arguments;
 use crate::server::registration::command::{Args, Command, KeyUse, Spec};
-use crate::error::Error;
+use crate::server::{Ctx, Str};
 
 pub(crate) struct Mrelease;
 

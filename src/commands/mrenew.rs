@@ -9,10 +9,10 @@ use super::Target;
 use crate::config;
 use crate::core::{Now, Owner, Renewal};
 use crate::driver;
-use crate::server::{Ctx, Str};
+use crate::error::Error;
 use crate::server::registration::arguments::Arguments;
 use crate::server::registration::command::{Args, Command, KeyUse, Spec};
-use crate::error::Error;
+use crate::server::{Ctx, Str};
 
 pub(crate) struct Mrenew;
 
@@ -30,7 +30,7 @@ impl Command for Mrenew {
         flags: c"write",
         categories: c"write slow",
         key: Some(KeyUse::WriteSeveral),
-        arguments: Arguments{positional: &[NUMKEYS, KEYS, OWNER], options: Options::ARGUMENTS },
+        arguments: Arguments { positional: &[NUMKEYS, KEYS, OWNER], options: Options::ARGUMENTS },
         summary: c"Sets the leases of several held locks; of none if the owner does not hold all of them.",
         reply: "An array of the hold counts, in the order of the keys.",
         complexity: c"O(K) for K locks, or O(K*log(N)) where N locks have waiters",
@@ -55,7 +55,8 @@ impl Command for Mrenew {
         let renew_all = |()| {
             keys.iter().map(|key| renew(ctx, key, &owner, &call, now)).collect::<Result<Vec<i64>, Error>>()
         };
-        let holds = driver::in_multi_lock_call(ctx, || check_holds(ctx, &keys, &owner, now).and_then(renew_all));
+        let holds =
+            driver::in_multi_lock_call(ctx, || check_holds(ctx, &keys, &owner, now).and_then(renew_all));
         driver::dispatch(ctx, ctx.now());
         let holds = holds?;
         ctx.reply_array(holds.len());

@@ -10,8 +10,8 @@ use super::args::{CommandName, Cursor};
 use crate::config::{self, MAX_MS};
 use crate::core::{Mode, ReleaseScope, Wants};
 use crate::driver::ReplicaRequirement;
-use crate::server::registration::arguments::{Argument, ArgumentKind, text};
 use crate::error::Error;
+use crate::server::registration::arguments::{text, Argument, ArgumentKind};
 
 /// The default of `WITHIN`, in milliseconds. Redisson has the same.
 const DEFAULT_WITHIN_MS: u32 = 1000;
@@ -183,8 +183,11 @@ impl Shared {
 
 impl<'a> CommandOption<'a> for Shared {
     const ARGUMENT: Argument = {
-        const WORD: Argument =
-            Argument::keyword(c"with-others", c"SHARED", c"shares the lock with other owners that use SHARED");
+        const WORD: Argument = Argument::keyword(
+            c"with-others",
+            c"SHARED",
+            c"shares the lock with other owners that use SHARED",
+        );
         const LIMIT: Argument =
             Argument::new(c"n", ArgumentKind::Integer, c"maximum number of holders, including the caller")
                 .after(c"LIMIT")
@@ -303,8 +306,11 @@ impl<'a> CommandOption<'a> for Wait<'a> {
         )
         .after(c"GRACE")
         .optional();
-        const NOTIFY: Argument =
-            Argument::new(c"notify", ArgumentKind::Block(&[INBOX, GRACE]), c"waits without blocking this connection");
+        const NOTIFY: Argument = Argument::new(
+            c"notify",
+            ArgumentKind::Block(&[INBOX, GRACE]),
+            c"waits without blocking this connection",
+        );
         let summary = c_str(concat!(
             "waits if another owner holds the lock. BLOCK waits in the server for at most this time, 0 without limit. ",
             "NOTIFY publishes the grant on lock:inbox:<inbox>; repeating the call within GRACE, 5000 ms by default, confirms it",
@@ -368,9 +374,10 @@ impl<'a> CommandOption<'a> for Watchdog {
     const ARGUMENT: Argument = {
         const WORD: Argument =
             Argument::keyword(c"renews", c"WATCHDOG", c"renews the lease while this connection is open");
-        const MAX: Argument = Argument::new(c"milliseconds", ArgumentKind::Integer, c"maximum age of the hold")
-            .after(c"MAX")
-            .optional();
+        const MAX: Argument =
+            Argument::new(c"milliseconds", ArgumentKind::Integer, c"maximum age of the hold")
+                .after(c"MAX")
+                .optional();
         let summary =
             c"renews the lease while this connection is open, until the hold is MAX milliseconds old";
         Argument::new(c"watchdog", ArgumentKind::Block(&[WORD, MAX]), summary).optional()
@@ -589,7 +596,8 @@ count!(
 pub(super) const KEY: Argument = Argument::new(c"key", ArgumentKind::Key, c"the key of the lock");
 
 /// The number of keys of a command for several locks.
-pub(super) const NUMKEYS: Argument = Argument::new(c"numkeys", ArgumentKind::Integer, c"the number of keys, 1 to 64");
+pub(super) const NUMKEYS: Argument =
+    Argument::new(c"numkeys", ArgumentKind::Integer, c"the number of keys, 1 to 64");
 
 /// The keys of a command for several locks.
 pub(super) const KEYS: Argument = Argument::new(c"key", ArgumentKind::Key, c"the key of a lock").multiple();

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use super::COMMANDS;
 use crate::server::registration::arguments::Argument;
-use crate::server::registration::command::{SINCE, Spec};
+use crate::server::registration::command::{Spec, SINCE};
 
 /// The marks around the generated parts.
 const HEAD: [&str; 2] = ["<!-- begin: generated from the command's specification -->", "<!-- end -->"];
@@ -76,9 +76,10 @@ fn head(command: &Spec) -> String {
 
 fn arguments(command: &Spec) -> String {
     let mut generated = String::new();
-    for (title, list) in
-        [("Required arguments", command.arguments.positional), ("Optional arguments", command.arguments.options)]
-    {
+    for (title, list) in [
+        ("Required arguments", command.arguments.positional),
+        ("Optional arguments", command.arguments.options),
+    ] {
         if !list.is_empty() {
             writeln!(generated, "## {title}\n").unwrap();
             for argument in list {

@@ -8,10 +8,10 @@ use super::options::{options, Id, RemainingLease, Scope, KEY, OWNER};
 use super::Target;
 use crate::core::{NotReleased, Owner, Release as Call};
 use crate::driver;
-use crate::server::Ctx;
+use crate::error::Error;
 use crate::server::registration::arguments::Arguments;
 use crate::server::registration::command::{Args, Command, KeyUse, Spec};
-use crate::error::Error;
+use crate::server::Ctx;
 
 pub(crate) struct Release;
 

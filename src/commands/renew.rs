@@ -9,10 +9,10 @@ use super::Target;
 use crate::config;
 use crate::core::{Owner, Renewal};
 use crate::driver::{self, AwaitedHold, HoldRef};
-use crate::server::Ctx;
+use crate::error::Error;
 use crate::server::registration::arguments::Arguments;
 use crate::server::registration::command::{Args, Command, KeyUse, Spec};
-use crate::error::Error;
+use crate::server::Ctx;
 
 pub(crate) struct Renew;
 
@@ -31,7 +31,7 @@ impl Command for Renew {
         flags: c"write fast",
         categories: c"write fast",
         key: Some(KeyUse::Write),
-        arguments: Arguments{positional: &[KEY, OWNER], options: Options::ARGUMENTS },
+        arguments: Arguments { positional: &[KEY, OWNER], options: Options::ARGUMENTS },
         summary: c"Sets the lease of a held lock, shorter or longer.",
         reply: "The hold count.",
         complexity:

@@ -8,14 +8,17 @@ use super::info::lease_left;
 use super::options::{options, Match, ScanCount};
 use crate::core::LockRef;
 use crate::driver;
+use crate::error::Error;
 use crate::keyspace;
-use crate::server::{Ctx, Str, calls};
 use crate::server::registration::arguments::{Argument, ArgumentKind, Arguments};
 use crate::server::registration::command::{Args, Command, Spec};
-use crate::error::Error;
+use crate::server::{calls, Ctx, Str};
 
-const CURSOR: Argument =
-    Argument::new(c"cursor", ArgumentKind::Text, c"0 for the first call, then the cursor of the previous reply");
+const CURSOR: Argument = Argument::new(
+    c"cursor",
+    ArgumentKind::Text,
+    c"0 for the first call, then the cursor of the previous reply",
+);
 
 options! {
     Options {
@@ -32,7 +35,7 @@ impl Command for Scan {
         flags: c"readonly",
         categories: c"read slow dangerous",
         key: None,
-        arguments: Arguments{positional: &[CURSOR], options: Options::ARGUMENTS },
+        arguments: Arguments { positional: &[CURSOR], options: Options::ARGUMENTS },
         summary: c"Iterates over the held locks, a few per call.",
         reply: "An array of the next cursor, 0 at the end, and an array of maps.",
         complexity: c"O(1) per call; O(N) for a whole iteration, where N keys are in the database",

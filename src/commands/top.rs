@@ -6,10 +6,10 @@ use super::args::Cursor;
 use super::options::{options, TopCount};
 use super::{count, milliseconds};
 use crate::driver;
-use crate::server::Ctx;
+use crate::error::Error;
 use crate::server::registration::arguments::Arguments;
 use crate::server::registration::command::{Args, Command, Spec};
-use crate::error::Error;
+use crate::server::Ctx;
 
 options! {
     Options {
@@ -25,7 +25,7 @@ impl Command for Top {
         flags: c"readonly",
         categories: c"read slow dangerous",
         key: None,
-        arguments: Arguments{positional: &[], options: Options::ARGUMENTS },
+        arguments: Arguments { positional: &[], options: Options::ARGUMENTS },
         summary: c"Lists the locks with the longest total wait since the module was loaded.",
         reply: "An array of maps.",
         complexity: c"O(1)",

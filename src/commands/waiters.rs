@@ -7,11 +7,11 @@ use super::milliseconds;
 use super::options::{options, ListCount, KEY};
 use crate::core::{LockRef, WaiterId};
 use crate::driver;
-use crate::server::Ctx;
+use crate::error::Error;
 use crate::server::clients::long_reply;
 use crate::server::registration::arguments::Arguments;
 use crate::server::registration::command::{Args, Command, KeyUse, Spec};
-use crate::error::Error;
+use crate::server::Ctx;
 
 pub(crate) struct Waiters;
 
@@ -27,7 +27,7 @@ impl Command for Waiters {
         flags: c"readonly",
         categories: c"read slow",
         key: Some(KeyUse::Read),
-        arguments: Arguments{positional: &[KEY], options: Options::ARGUMENTS },
+        arguments: Arguments { positional: &[KEY], options: Options::ARGUMENTS },
         summary: c"Lists the waiters of a lock in the order of the queue.",
         reply: "An array of maps.",
         complexity: c"O(N) where N waiters are listed",

@@ -131,7 +131,8 @@ impl Record {
             rest = after;
             let (mut token, mut owner) = (None, None);
             if let Some(value) = rest.strip_prefix(b" t") {
-                let (value, after) = number(value).filter(|(token, _)| (1..=MAX_SAFE_INTEGER).contains(token))?;
+                let (value, after) =
+                    number(value).filter(|(token, _)| (1..=MAX_SAFE_INTEGER).contains(token))?;
                 (token, rest) = (Some(value), after);
             }
             let is_owner = |name: &&[u8]| !matches!(name, [] | [b'#', ..]);

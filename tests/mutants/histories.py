@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import run
 
-sys.path.insert(0, str(run.ROOT / "tests"))
+sys.path.insert(0, str(run.ROOT / "tests/scripts"))
 import porcupine  # noqa: E402
 
 # Requirements of bugs that no load meets.

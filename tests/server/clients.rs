@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 
 //! Tests the workers of `docs/clients/python`: the one with threads and the one with asyncio take the same arguments, and
-//! print the same lines. `tests/setup-examples.sh` installs the newest redis-py in `target/examples-clients`.
+//! print the same lines. `tests/scripts/setup-examples.sh` installs the newest redis-py in `target/examples-clients`.
 
 use std::path::Path;
 use std::process::Command;

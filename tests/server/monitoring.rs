@@ -21,15 +21,15 @@ fn docs() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/monitoring")
 }
 
-/// A program that `tests/setup-monitoring.sh` has downloaded.
+/// A program that `tests/scripts/setup-monitoring.sh` has downloaded.
 fn program(name: &str) -> Option<Command> {
     let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/monitoring").join(name);
     if !program.exists() {
         assert!(
             std::env::var_os("REQUIRE_ALL_SERVERS").is_none(),
-            "no {name}, see tests/setup-monitoring.sh"
+            "no {name}, see tests/scripts/setup-monitoring.sh"
         );
-        eprintln!("SKIPPED: {name} is missing, see tests/setup-monitoring.sh");
+        eprintln!("SKIPPED: {name} is missing, see tests/scripts/setup-monitoring.sh");
         return None;
     }
     Some(Command::new(program))

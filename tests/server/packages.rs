@@ -11,11 +11,14 @@ use crate::support::{Flavor, Server};
 
 crate::on_every_server!(the_image_does_not_run_as_root);
 
-/// `tests/packages.sh` explains its checks, and skips those that this machine cannot run.
+/// `tests/scripts/packages.sh` explains its checks, and skips those that this machine cannot run.
 #[test]
 fn long_packages_install_and_start_a_server() {
     let mut script = Command::new("sh");
-    script.arg("tests/packages.sh").current_dir(env!("CARGO_MANIFEST_DIR")).env_remove("CARGO_TARGET_DIR");
+    script
+        .arg("tests/scripts/packages.sh")
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .env_remove("CARGO_TARGET_DIR");
     assert!(script.status().unwrap().success());
 }
 

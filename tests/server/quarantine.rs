@@ -74,9 +74,7 @@ fn a_start_without_data_grants_nothing_at_first(flavor: Flavor) {
     a.call("MULTI");
     a.call("LOCK.ACQUIRE k a BLOCK 0");
     assert!(a.call("EXEC").starts_with("[QUARANTINE "));
-    assert!(server
-        .log()
-        .contains("redis-lock: locks from before the restart may have been lost"));
+    assert!(server.log().contains("redis-lock: locks from before the restart may have been lost"));
     waiter.close();
     until("there are no waiters", || a.info("lock", "lock_waiters") == "0");
     server.assert_healthy();

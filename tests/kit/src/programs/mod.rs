@@ -172,14 +172,14 @@ pub fn python(path: &str) -> Option<Command> {
     Some(command)
 }
 
-/// Returns the file of an example that `tests/setup-examples.sh` builds, by its path in `target/examples-clients`. If it is
-/// missing, returns `None` and prints a line; panics instead if `REQUIRE_ALL_SERVERS` is set.
+/// Returns the file of an example that `tests/scripts/setup-examples.sh` builds, by its path in `target/examples-clients`. If it
+/// is missing, returns `None` and prints a line; panics instead if `REQUIRE_ALL_SERVERS` is set.
 pub fn set_up(name: &str) -> Option<PathBuf> {
     let path = root().join("target/examples-clients").join(name);
     if path.exists() {
         return Some(path);
     }
     assert!(std::env::var_os("REQUIRE_ALL_SERVERS").is_none(), "{name} is not built");
-    eprintln!("SKIPPED: the example {name} is not built, see tests/setup-examples.sh");
+    eprintln!("SKIPPED: the example {name} is not built, see tests/scripts/setup-examples.sh");
     None
 }

@@ -26,7 +26,7 @@ pub enum Version {
 }
 
 impl Version {
-    /// Returns the folder that `tests/setup-redisson.sh` fills.
+    /// Returns the folder that `tests/scripts/setup-redisson.sh` fills.
     fn dir(self) -> PathBuf {
         let version = match self {
             Version::V3_17_7 => "3.17.7",

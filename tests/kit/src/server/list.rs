@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT
 
-//! The servers that the module is tested on. Each has one line here, and no other list exists: [`Flavor`] and the tests are
-//! made out of these lines, `tests/setup-servers.sh` unpacks the packages, and `tests/run.py` sorts the tests by run.
+//! The servers that the module is tested on. Each has one line here, and no other list exists: [`Flavor`] and the tests are made
+//! out of these lines, `tests/scripts/setup-servers.sh` unpacks the packages, and `tests/scripts/run.py` sorts the tests by run.
 //!
 //! * The name is the name of the test functions.
 //! * The program is a file in `target/servers/`. Without a folder, it is an installed program, which the Makefile takes care of.
 //! * The package is Debian's, with its release. If `REQUIRE_ALL_SERVERS` is set, a `required` one must be present. Debian 11 is
 //!   at the end of its life, so the test that needs a server which is too old may be skipped. Redict is in no release yet, and
 //!   may leave Debian again.
-//! * The run decides when the tests of a line run, see `RUNS_OF_SERVERS` in `tests/run.py`.
+//! * The run decides when the tests of a line run, see `RUNS_OF_SERVERS` in `tests/scripts/run.py`.
 //!   - `make test` runs all tests of the `short` line, and the tests of the `second` line where servers differ most.
 //!   - `.ci/run` adds the other tests of the `second` line, and the tests of `long` lines where servers differ most.
 //!   - `make test-all` adds `weekly` lines, and the tests of `matrix` lines where servers differ most.

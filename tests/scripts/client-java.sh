@@ -4,7 +4,7 @@
 # repositories of this machine. With the argument `build`, it only builds the driver target/client-java/redis-lock-driver.
 
 set -eu
-cd "$(dirname -- "$0")/.."
+cd "$(dirname -- "$0")/../.."
 out=$PWD/target/client-java target=$PWD/target/client-java
 mkdir -p "$out"
 missing() {

@@ -4,7 +4,7 @@
 # inputs are saved in target/fuzz/corpus, failing inputs in target/fuzz.
 
 set -eu
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 
 host=$(rustc -vV | sed -n 's/^host: //p')
 coverage="-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters"

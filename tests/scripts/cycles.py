@@ -11,7 +11,7 @@ import re
 import sys
 from pathlib import Path
 
-SRC = Path(__file__).resolve().parent.parent / "src"
+SRC = Path(__file__).resolve().parents[2] / "src"
 TESTS = {"model_tests", "scenarios"}
 ITEM = re.compile(
     r"^(?:pub(?:\([a-z ]+\))? )?(?:unsafe )?(?:const )?(?:async )?(?:extern \"C\" )?"

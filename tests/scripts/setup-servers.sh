@@ -9,7 +9,7 @@
 # server as optional.
 
 set -eu
-cd "$(dirname -- "$0")/.."
+cd "$(dirname -- "$0")/../.."
 servers=$PWD/target/servers
 required_skipped=0
 

@@ -5,8 +5,8 @@
 # builds the driver target/client-node/driver.mjs and the examples beside it.
 
 set -eu
-cd "$(dirname -- "$0")/.."
-out=$PWD/target/client-node retry_listed=$PWD/tests/retry_listed.sh
+cd "$(dirname -- "$0")/../.."
+out=$PWD/target/client-node retry_listed=$PWD/tests/scripts/retry_listed.sh
 export REDIS_LOCK_MODULE="${REDIS_LOCK_MODULE:-$PWD/target/release/libredis_lock.so}"
 mkdir -p "$out"
 

@@ -7,7 +7,7 @@
 # Needs root and mount namespaces. Without them it prints SKIPPED; with REQUIRE_ALL_SERVERS=1 it fails.
 
 set -eu
-cd "$(dirname -- "$0")/.."
+cd "$(dirname -- "$0")/../.."
 
 skip() {
     echo "SKIPPED: the packages are not tested: $1" >&2

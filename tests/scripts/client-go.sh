@@ -4,7 +4,7 @@
 # argument `build`, it only builds the driver target/client-go/driver and the example target/client-go/counter.
 
 set -eu
-cd "$(dirname -- "$0")/.."
+cd "$(dirname -- "$0")/../.."
 missing() {
     echo "SKIPPED: clients/go: $1: $(tail -n 1 "$out/why")" >&2
     [ "${REQUIRE_ALL_SERVERS:-}" != 1 ] || exit 1

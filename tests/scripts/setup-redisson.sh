@@ -11,7 +11,7 @@
 # it fails.
 
 set -eu
-cd "$(dirname -- "$0")/.."
+cd "$(dirname -- "$0")/../.."
 source=tests/clients/redisson
 clients=$PWD/target/clients
 skipped=0

@@ -4,7 +4,7 @@
 # nothing, and needs no root. Without the packages it prints SKIPPED; with REQUIRE_ALL_SERVERS=1 it fails.
 
 set -eu
-cd "$(dirname -- "$0")/.."
+cd "$(dirname -- "$0")/../.."
 there=$PWD/target/monitoring
 [ ! -e "$there/redis_exporter" ] || exit 0
 mkdir -p target

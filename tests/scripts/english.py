@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: MIT
 """Counts sentences that a reader has to read twice, and fails if an area of the project has more than recorded.
 
-    tests/english.py                 compare the counts with tests/english.json; `make lint` runs this
-    tests/english.py --list PATH...  print each finding in these files or folders
-    tests/english.py --record        lower the recorded counts to today's; a count never rises
-    tests/english.py --sample N      print N random sentences of each area, for a reader who does not know the project
+    tests/scripts/english.py                 compare the counts with tests/scripts/english.json; `make lint` runs this
+    tests/scripts/english.py --list PATH...  print each finding in these files or folders
+    tests/scripts/english.py --record        lower the recorded counts to today's; a count never rises
+    tests/scripts/english.py --sample N      print N random sentences of each area, for a reader who does not know the project
 
 A finding has one of these kinds:
 
@@ -17,7 +17,7 @@ A finding has one of these kinds:
     width     a line has more than 130 characters
     name      the name of a test has more than eight words
 
-The list EXCEPTIONS in tests/english.json has findings that stay, each with its reason.
+The list EXCEPTIONS in tests/scripts/english.json has findings that stay, each with its reason.
 """
 
 import json
@@ -29,7 +29,7 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 RECORD = Path(__file__).with_suffix(".json")
 
 MOST_WORDS = 25
@@ -112,12 +112,12 @@ def main():
         if count > recorded["counts"].get(area, {}).get(kind, 0)
     ]
     if risen:
-        print("English: these counts rose; `tests/english.py --list PATH` shows where:", *risen, sep="\n", file=sys.stderr)
+        print("English: these counts rose; `tests/scripts/english.py --list PATH` shows where:", *risen, sep="\n", file=sys.stderr)
         return 1
     if words[:1] == ["--record"]:
         RECORD.write_text(json.dumps({"counts": now, "exceptions": recorded["exceptions"]}, indent=2) + "\n")
     elif now != recorded["counts"]:
-        print("English: some counts fell; record them with `tests/english.py --record`")
+        print("English: some counts fell; record them with `tests/scripts/english.py --record`")
     print("English:", ", ".join(f"{area} {sum(kinds.values())}" for area, kinds in now.items()))
     return 0
 
@@ -186,7 +186,7 @@ def files():
         path = Path(name)
         if path.suffix not in MARKDOWN | SLASHES | HASHES or not (ROOT / name).is_file() or path.name in {"LICENSE", ".gitignore"}:
             continue
-        if name in ("Cargo.lock", "tests/english.py"):
+        if name in ("Cargo.lock", "tests/scripts/english.py"):
             continue
         for area in ("clients", *AREAS):
             if any(name == place or name.startswith(place + "/") for place in AREAS[area]):

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Builds the tests and runs each in its own process, which shows what each one costs: tests/run.py RUN [WORD...]
+"""Builds the tests and runs each in its own process, which shows what each one costs: tests/scripts/run.py RUN [WORD...]
 
 RUN is one of these:
 
@@ -32,7 +32,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
 CARGO = os.environ.get("CARGO", "cargo")
 

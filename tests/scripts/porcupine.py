@@ -3,8 +3,8 @@
 """Runs loads of exclusive and shared locks on the installed redis-server. Two checkers judge the clients' observations: the one
 of tests/history, and Porcupine, a linearizability checker by other authors.
 
-    tests/porcupine.py        four loads of 15 s
-    tests/porcupine.py 8 30   eight loads of 30 s
+    tests/scripts/porcupine.py        four loads of 15 s
+    tests/scripts/porcupine.py 8 30   eight loads of 30 s
 
 In every second load, SIGSTOP repeatedly suspends all clients, for up to 1.5 times the longest lease. One additional load uses
 every feature, also with suspended clients; only the checker of tests/history can judge it.
@@ -27,7 +27,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
 CARGO = os.environ.get("CARGO", "cargo")
 HISTORY = TARGET / "release/history"

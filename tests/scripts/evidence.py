@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: MIT
 """Runs the checks that docs/evidence.md describes, in three parallel lanes: many checks are idle most of the time.
 
-    tests/evidence.py                  all steps
-    tests/evidence.py soak mutants     the steps with one of these words in their names
+    tests/scripts/evidence.py                  all steps
+    tests/scripts/evidence.py soak mutants     the steps with one of these words in their names
 
 The output of each step is in target/evidence/. The last lines show the result and the duration of each step.
 """
@@ -33,18 +33,18 @@ LANES = (
     ),
     (
         Step("small-worlds", "EXPLORE_STEPS=400000 cargo test --lib every_short -- --nocapture"),
-        Step("sanitize", "python3 tests/sanitize.py"),
+        Step("sanitize", "python3 tests/scripts/sanitize.py"),
         Step("fuzz", "make fuzz SECONDS=120"),
     ),
     (
-        Step("histories", "HISTORY_SECONDS=60 python3 tests/run.py all histories:: migration_histories:: partitions::"),
+        Step("histories", "HISTORY_SECONDS=60 python3 tests/scripts/run.py all histories:: migration_histories:: partitions::"),
         Step(
             "failovers",
             "HISTORY_SECONDS=20 cargo test --test server table_of_overlapping_holds::redis_7 -- --ignored --nocapture",
         ),
-        Step("porcupine", "python3 tests/porcupine.py"),
+        Step("porcupine", "python3 tests/scripts/porcupine.py"),
         Step("soak", "make soak"),
-        Step("random-calls", "WORDS_SECONDS=300 python3 tests/run.py all random_calls::+redis_7"),
+        Step("random-calls", "WORDS_SECONDS=300 python3 tests/scripts/run.py all random_calls::+redis_7"),
     ),
 )
 

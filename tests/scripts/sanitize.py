@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: MIT
 """Runs the tests of one server with AddressSanitizer and LeakSanitizer in the module and the server.
 
-    tests/sanitize.py             all tests on the installed redis-server
-    tests/sanitize.py fencing     the tests with this word in their names
+    tests/scripts/sanitize.py             all tests on the installed redis-server
+    tests/scripts/sanitize.py fencing     the tests with this word in their names
 
 Rust's nightly toolchain builds the module. The server is built from Debian's sources of the installed version. Both check every
 load and store. Without these sources, the installed server runs. The preloaded sanitizer replaces malloc for server and module.
@@ -23,7 +23,7 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "sanitize"
 HOST = "x86_64-unknown-linux-gnu"
 BUILT = TARGET / HOST / "release"
@@ -161,7 +161,7 @@ def main(*words):
         "REQUIRE_ALL_SERVERS": "1",
     }
     chosen = [f"{word}+::redis_7" for word in words or [""]]
-    ran = subprocess.run([sys.executable, ROOT / "tests/run.py", "every", *chosen], env=environment, check=False)
+    ran = subprocess.run([sys.executable, ROOT / "tests/scripts/run.py", "every", *chosen], env=environment, check=False)
     found = texts(reports, KNOWN_LEAKS)
     for text in found:
         print(text)

@@ -7,7 +7,7 @@
 # REQUIRE_ALL_SERVERS=1 it fails.
 
 set -eu
-cd "$(dirname -- "$0")/.."
+cd "$(dirname -- "$0")/../.."
 source=$PWD/docs/clients/python
 built=$PWD/target/examples-clients
 
@@ -32,7 +32,7 @@ build() {
 }
 
 command -v python3 >/dev/null || skip "no python3"
-now="$(cd "$source" && cksum ./*) $(cksum <tests/setup-examples.sh) $(python3 --version)"
+now="$(cd "$source" && cksum ./*) $(cksum <tests/scripts/setup-examples.sh) $(python3 --version)"
 
 mkdir -p "$built"
 # Two runs at the same time must not build in the same place.

@@ -5,7 +5,7 @@
 # installs the dependencies of clients/python/driver.py.
 
 set -eu
-cd "$(dirname -- "$0")/.."
+cd "$(dirname -- "$0")/../.."
 venv=target/python-client
 pip="$venv/bin/python3 -m pip install --quiet --disable-pip-version-check"
 
