@@ -169,8 +169,8 @@ pub unsafe extern "C" fn RedisModule_OnUnload(ctx: *mut raw::RedisModuleCtx) -> 
             driver::stop(ctx);
         } else {
             ctx.warn(
-                "redis-lock is not unloaded: clients that use its commands, or ACL rules that name them, can crash the server \
-                 afterwards; see docs/operations.md, or CONFIG SET lock.allow-unload yes to unload it anyway",
+                "redis-lock is not unloaded: clients or ACL rules use its commands, which could crash the server \
+                 afterwards; see docs/operations.md, or set lock.allow-unload yes",
             );
         }
         unloads

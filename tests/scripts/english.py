@@ -339,7 +339,8 @@ def strings(text):
     """String literals of at least three words outside of tests."""
     text = re.split(r"^#\[cfg\(test\)\]\nmod tests", text, flags=re.M)[0]
     text = re.sub(r"^\s*//.*$", "", text, flags=re.M)
-    for match in re.finditer(r'"((?:\\.|[^"\\])*)"', text):
+    text = re.sub(r'r#"(.*?)"#', lambda raw: '"' + raw[1].replace('"', "'") + '"', text, flags=re.S)
+    for match in re.finditer(r'"((?:\\.|[^"\\])*)"', text, re.S):
         content = re.sub(r"\\\n\s*", "", match[1]).replace("\\n", " ")
         content = re.sub(r"\\(.)", r"\1", content)
         if len(re.findall(r"[A-Za-z]{2,}", content)) >= 3:

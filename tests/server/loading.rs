@@ -309,7 +309,7 @@ fn unloading_is_refused(flavor: Flavor) {
     assert_eq!(b.call("LOCK.ACQUIRE k b"), "2");
     assert_eq!(queued.call("EXEC"), "[1]");
     assert_eq!(paused.recv(), "1");
-    let why = "redis-lock is not unloaded: clients that use its commands";
+    let why = "redis-lock is not unloaded: clients or ACL rules use its commands";
     assert!(server.log().contains(why), "{}", server.log());
     server.assert_healthy();
 }

@@ -91,7 +91,10 @@ pub(crate) fn subscribe_to_fields(ctx: Ctx<'_>) {
     let begins =
         config::events() && SUBSCRIBED.get(ctx).get() && !SUBSCRIBED_TO_FIELDS.get(ctx).replace(true);
     if begins && !server_events::listen_to_fields::<KeyEvents>(ctx) {
-        ctx.warn("redis-lock: the server rejected a subscription; owners are notified late when external clients remove their fields");
+        ctx.warn(
+            "redis-lock: the server rejected a subscription; owners are notified late when external clients remove \
+             their fields",
+        );
     }
 }
 

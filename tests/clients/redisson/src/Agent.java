@@ -22,9 +22,9 @@ import org.redisson.api.RLock;
  * id error ExceptionSimpleName message
  * </pre>
  *
- * <p>A thread is a Java thread of its own, made when it is first named: it does its operations one after the
- * other, beside the other threads. To Redisson it is an owner of locks. The operations are those of {@link Locks},
- * {@link Clients#connect} and {@link Clients#close}; and, answered at once while the thread is busy:
+ * <p>A thread is a separate Java thread, which is created when it is first named. It runs its operations in order,
+ * beside the other threads. To Redisson it is an owner of locks. The operations are those of {@link Locks},
+ * {@link Clients#connect} and {@link Clients#close}. These are answered at once, even while the thread is busy:
  * <ul>
  *   <li>{@code asleep}: does the thread wait for a message that its lock is free?
  *   <li>{@code stop}: ends the thread's {@code contend} after the round that it is in.
@@ -134,9 +134,8 @@ public final class Agent {
         }
 
         /**
-         * Redisson has tried twice, before and after it subscribed, and then its lock itself sleeps on a semaphore
-         * until a message or the end of the lease that it saw. Everything else it waits for are futures, and what
-         * subscribes has semaphores of its own.
+         * Redisson tries twice, before and after it subscribes. Then its lock sleeps on a semaphore until a message
+         * arrives or the lease ends. All other waits use futures, and the subscription has semaphores of its own.
          */
         boolean isAsleep() {
             String above = "";

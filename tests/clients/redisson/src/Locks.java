@@ -140,7 +140,7 @@ final class Locks {
         return rounds + " " + violations;
     }
 
-    /** As an application does it: Redisson gives up if no replica has acknowledged its lock in a second. */
+    /** Locks as an application does, and retries: Redisson gives up if no replica acknowledges within a second. */
     private static void lockThough(RLock lock) {
         while (true) {
             try {
@@ -154,14 +154,14 @@ final class Locks {
         }
     }
 
-    /** At the primary: Redisson reads from replicas where there are some. */
+    /** Reads a counter at the primary, as Redisson reads from replicas if there are any. */
     private long read(String counter) {
         String value = client.getScript(StringCodec.INSTANCE).eval(RScript.Mode.READ_WRITE,
                 "return redis.call('get', KEYS[1])", RScript.ReturnType.VALUE, List.of(counter));
         return value == null ? 0 : Long.parseLong(value);
     }
 
-    /** Locks and unlocks until it is told to stop. Answers how often it had the lock. */
+    /** Locks and unlocks until {@code stop}. Returns the number of grants. */
     private String contend() throws ReflectiveOperationException {
         RLock lock = lock();
         long grants = 0;

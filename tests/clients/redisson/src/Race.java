@@ -24,9 +24,9 @@ final class Race {
     }
 
     /**
-     * Lets so many threads race for so many milliseconds, the first of which do not count. Answers
-     * {@code <grants in all> <grants that count> <nanoseconds…>}: from just before a thread unlocked until another
-     * one had the lock, in a thousand steps from the shortest to the longest.
+     * Runs a race of threads for some milliseconds, after a warm-up. Returns
+     * {@code <all grants> <counted grants> <nanoseconds…>}. The times are hand-overs, from just before an unlock until
+     * another thread has the lock: a thousand quantiles, in ascending order.
      */
     String run(int threads, long warmUp, long time) throws InterruptedException {
         List<Racer> racers = new ArrayList<>();
