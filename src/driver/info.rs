@@ -42,7 +42,7 @@ impl InfoSection for Section {
             info.number(c"deadlocks", driver.stats.deadlocks);
             info.number(c"replicas_missed", driver.stats.replicas_missed);
             info.number(c"leases_run_out", driver.locks.leases_run_out());
-            info.number(c"owner_events", driver.stats.owner_events);
+            info.number(c"owners_told", driver.stats.owner_events);
             let (passed, refused) = guards(proof);
             info.number(c"guards_passed", passed);
             info.number(c"guards_refused", refused);

@@ -49,7 +49,7 @@ fn add_fair_waiter(client: &mut Client, ms: i64) {
 fn a_waiting_client_makes_a_fair_lock(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
-        let (free, taken) = (["1", "1", "0", "1"], "the key is a fair lock of Redisson");
+        let (free, taken) = (["1", "1", "0", "1"], "key is a Redisson fair lock");
         let is_plain = |a: &mut Client| {
             for (command, reply) in
                 ["LOCK.ACQUIRE k b", "LOCK.RENEW k b", "LOCK.RELEASE k b", "LOCK.ACQUIRE k b"]
