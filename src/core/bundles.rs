@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT
 
-//! Calls that wait for several locks at once: bundles. In the queue of each of its locks a bundle has a part, which is a wait as
-//! any other and has the same ticket everywhere. The parts are granted together or not at all, and they leave together.
+//! Bundles: calls that wait for several locks at once. A bundle has a member in the queue of each of its
+//! locks. Each member is a normal wait, and all have the same ticket. Members are granted together or not at
+//! all, and leave together.
 //!
-//! The lock manager has one lock in hand at a time, and who holds the others is in their keys. So a step that could grant a part
-//! makes the bundle *due*: its locks are opened one after the other ([`LockManager::try_part`](super::LockManager::try_part)).
-//! If one of them is not to be had, the bundle remembers which. It is due again when that one is to be had, and no other
-//! lock of it leads to another try.
+//! The lock manager has one lock open at a time; the holders of the others are in their keys. So a step that
+//! could grant a member makes its bundle *due*, and the driver then opens all its locks in turn
+//! ([`LockManager::try_part`](super::LockManager::try_part)). If one of them is unavailable, the bundle
+//! remembers that lock. Only a step on that lock makes the bundle due again.
 
 use std::collections::VecDeque;
 
@@ -16,55 +17,55 @@ use smallvec::SmallVec;
 use super::table::LockIdx;
 use super::{MonoUs, Refusal, Reply, WaiterId};
 
-/// Whether one of several locks is to be had.
+/// Whether one of several locks is available to a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// It is, if the others are.
+    /// The lock can be granted if the others can.
     May,
     /// The request was granted before, with this reply.
     Repeats(Reply),
-    /// It is not, for now; `quarantined` if nobody is known to hold it.
+    /// The lock is unavailable for now; `quarantined` if no holder is known.
     Busy {
         quarantined: bool,
     },
     Refused(Refusal),
 }
 
-/// A bundle that is being queued, from its first part on.
+/// A bundle that is being queued, from its first member on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NewBundle {
-    /// The first part.
+    /// The first member.
     pub(crate) lead: WaiterId,
-    /// The place of all parts, by arrival.
+    /// The ticket of all members.
     pub(crate) ticket: u64,
     pub(crate) since: MonoUs,
 }
 
-/// The parts of a bundle, each with its lock, in the order of the call's keys.
+/// The members of a bundle, each with its lock, in the order of the call's keys.
 pub(super) type PartsOf = SmallVec<[(LockIdx, WaiterId); 4]>;
 
-/// A call that waits for several locks, or was granted them and was not answered yet.
+/// A call that waits for several locks, or whose grant is not answered yet.
 struct Bundle {
     parts: PartsOf,
-    /// The lock that was not to be had when it was tried last; `None` if it was not tried yet.
+    /// The unavailable lock of the last try; `None` before the first try.
     blocked_at: Option<LockIdx>,
-    /// It stands among those that are to be tried.
+    /// Whether the bundle is in the list of bundles to try.
     is_due: bool,
-    /// It was granted, and its client was answered.
+    /// Whether the bundle was granted and its client answered.
     is_answered: bool,
 }
 
-/// All of them, by their leads: the first part of each, by whose number the whole is known to its client.
+/// All bundles, each by its first member, whose number identifies the call to its client.
 #[derive(Default)]
 pub(super) struct Bundles {
     by_lead: HashMap<WaiterId, Bundle>,
-    /// Those that are to be tried, in the order in which that was found.
+    /// Bundles to try, in the order in which they became due.
     due: VecDeque<WaiterId>,
-    /// The one that is tried.
+    /// The bundle being tried.
     tried: Option<WaiterId>,
-    /// Locks whose queues are not served any further until that is over.
+    /// Locks whose queues are not served until the tries are over.
     stopped: Vec<LockIdx>,
-    /// As long as a call gives back several locks: those of which it is not announced yet that they are free.
+    /// Set while a call releases several locks: free locks that are not announced yet.
     withheld: Option<Vec<LockIdx>>,
 }
 
@@ -77,7 +78,7 @@ impl Bundles {
         self.by_lead.len()
     }
 
-    /// Adds a part to the bundle with this lead, which may be the part itself.
+    /// Adds a member to a bundle. The first member is its own `lead`.
     pub(super) fn insert(&mut self, lead: WaiterId, lock: LockIdx, part: WaiterId) {
         let bundle = self.by_lead.entry(lead);
         bundle
@@ -91,7 +92,7 @@ impl Bundles {
             .push((lock, part));
     }
 
-    /// A part is gone.
+    /// Removes a member that has ended.
     pub(super) fn remove(&mut self, lead: WaiterId, part: WaiterId) {
         let Some(bundle) = self.by_lead.get_mut(&lead) else { return };
         bundle.parts.retain(|(_, id)| *id != part);
@@ -104,31 +105,33 @@ impl Bundles {
         }
     }
 
-    /// The parts of a bundle that are left; none if there is no such bundle.
+    /// The remaining members of a bundle; empty if the bundle does not exist.
     pub(super) fn parts(&self, lead: WaiterId) -> &[(LockIdx, WaiterId)] {
         self.by_lead.get(&lead).map_or(&[], |bundle| &bundle.parts)
     }
 
-    /// The client of this bundle was answered that it was granted. From now on each part stands alone: what ends one of them does not
-    /// end the others, unless the answer turns out to be lost.
+    /// Notes that the client was answered. From now on, the end of one member does not end the others, unless
+    /// the answer turns out to be lost.
     pub(super) fn answered(&mut self, lead: WaiterId) {
         if let Some(bundle) = self.by_lead.get_mut(&lead) {
             bundle.is_answered = true;
         }
     }
 
-    /// True if that was said.
+    /// Whether the client was answered.
     pub(super) fn is_answered(&self, lead: WaiterId) -> bool {
         self.by_lead.get(&lead).is_some_and(|bundle| bundle.is_answered)
     }
 
-    /// True if a part that could be granted at this lock makes its bundle due: unless another lock is known not to be had.
+    /// Whether a grantable member at this lock makes its bundle due. False while another lock is known to be
+    /// unavailable.
     pub(super) fn may_be_due(&self, lead: WaiterId, lock: LockIdx) -> bool {
         let is_blocked = |bundle: &Bundle| bundle.blocked_at.is_some_and(|at| at != lock);
         self.tried == Some(lead) || self.by_lead.get(&lead).is_some_and(|bundle| !is_blocked(bundle))
     }
 
-    /// The bundle is due, and until it was tried the queue of this lock is not served any further: who came first, comes first.
+    /// Makes the bundle due. The queue of this lock is not served until the try is over, to preserve the
+    /// order of arrival.
     pub(super) fn is_due(&mut self, lead: WaiterId, lock: LockIdx) {
         if self.tried != Some(lead) {
             if let Some(bundle) = self.by_lead.get_mut(&lead).filter(|bundle| !bundle.is_due) {
@@ -141,32 +144,33 @@ impl Bundles {
         }
     }
 
-    /// True if the queue of this lock is not served now, but when all that is due was tried.
+    /// Whether the queue of this lock is not served until all due bundles were tried.
     #[inline]
     pub(super) fn is_stopped(&self, lock: LockIdx) -> bool {
         let is_trying = self.tried.is_some() || self.any_due();
         is_trying && self.stopped.contains(&lock)
     }
 
-    /// True if a bundle that is due, or tried, waits for this lock; or any does, as long as a call gives back several.
+    /// Whether a due or tried bundle waits for this lock, or any bundle does while a call releases several
+    /// locks.
     pub(super) fn is_reserved(&self, lock: LockIdx, is_waited_for: impl FnOnce() -> bool) -> bool {
         let waits = |lead: &WaiterId| self.parts(*lead).iter().any(|(of, _)| *of == lock);
         self.due.iter().chain(&self.tried).any(waits) || (self.withheld.is_some() && is_waited_for())
     }
 
-    /// From now on it is not announced of locks that bundles wait for that they are free.
+    /// Starts to withhold announcements of free locks that bundles wait for.
     pub(super) fn withhold(&mut self) {
         self.withheld = Some(Vec::new());
     }
 
-    /// This one is free, and that was not announced.
+    /// Notes a free lock whose announcement was withheld.
     pub(super) fn was_withheld(&mut self, lock: LockIdx) {
         if let Some(withheld) = &mut self.withheld {
             withheld.push(lock);
         }
     }
 
-    /// Ends that. Returns which were not announced.
+    /// Stops withholding. Returns the locks whose announcement was withheld.
     pub(super) fn withhold_no_more(&mut self) -> Vec<LockIdx> {
         self.withheld.take().unwrap_or_default()
     }
@@ -175,7 +179,7 @@ impl Bundles {
         !self.due.is_empty()
     }
 
-    /// Begins to try the one that is due first.
+    /// Starts the try of the first due bundle.
     pub(super) fn next_due(&mut self) -> Option<WaiterId> {
         let lead = self.due.pop_front()?;
         if let Some(bundle) = self.by_lead.get_mut(&lead) {
@@ -185,8 +189,8 @@ impl Bundles {
         Some(lead)
     }
 
-    /// The try is over. If it failed, that was because this lock was not to be had. Returns the locks whose queues are to be served
-    /// further, or of which it is still to be announced that they are free; not as long as there is more to try.
+    /// Ends a try. `blocked_at` is the unavailable lock, if the try failed. Once no bundle is due, returns
+    /// the locks whose queues must now be served or whose announcement is still missing.
     pub(super) fn was_tried(
         &mut self,
         blocked_at: Option<LockIdx>,
@@ -205,20 +209,20 @@ impl Bundles {
         std::mem::take(&mut self.stopped)
     }
 
-    /// This lock of a new bundle was not to be had.
+    /// Notes the unavailable lock of a new bundle.
     pub(super) fn begin_blocked(&mut self, lead: WaiterId, at: LockIdx) {
         if let Some(bundle) = self.by_lead.get_mut(&lead) {
             bundle.blocked_at = Some(at);
         }
     }
 
-    /// True if it is known that this bundle waits for another lock than this one.
+    /// Whether this bundle is known to wait for another lock.
     #[cfg(test)]
     pub(super) fn waits_elsewhere(&self, lead: WaiterId, lock: LockIdx) -> bool {
         self.by_lead.get(&lead).is_some_and(|bundle| bundle.blocked_at.is_some_and(|at| at != lock))
     }
 
-    /// All parts, with their leads and locks.
+    /// Iterates over all members, with their bundles and locks.
     #[cfg(test)]
     pub(super) fn iter(&self) -> impl Iterator<Item = (WaiterId, LockIdx, WaiterId)> + '_ {
         self.by_lead
@@ -226,7 +230,7 @@ impl Bundles {
             .flat_map(|(lead, bundle)| bundle.parts.iter().map(|(lock, id)| (*lead, *lock, *id)))
     }
 
-    /// Fails if a bundle is due that there is not.
+    /// Fails if a due bundle does not exist.
     #[cfg(test)]
     pub(super) fn verify(&self) {
         use std::collections::BTreeSet;
@@ -237,6 +241,6 @@ impl Bundles {
         );
         let due = self.by_lead.iter().filter(|(_, bundle)| bundle.is_due);
         let due: BTreeSet<_> = due.map(|(lead, _)| *lead).collect();
-        assert_eq!(due, self.due.iter().copied().collect(), "a bundle is due that there is not");
+        assert_eq!(due, self.due.iter().copied().collect(), "a due bundle does not exist");
     }
 }

@@ -1,140 +1,142 @@
 // SPDX-License-Identifier: MIT
 
-//! The fairness window of one lock: when it is left free for external clients, as Redisson's are.
+//! The fairness window of one lock: a moment in which the lock stays free for external clients, such as
+//! Redisson's.
 //!
-//! Such a client gets a message when the lock becomes free, and then needs a round trip to take it. Whoever waits
-//! here needs none: as long as somebody does, or comes back fast enough, the lock is never free when an external client
-//! asks. So after a run of grants here, and only if the lock's channel has subscribers, the lock is left free for a moment
-//! with a message, and those who are ready to wait let external clients go first. Whoever does not wait takes what is
-//! free, as ever.
+//! An external client is notified when the lock becomes free, and then needs a round trip to take it. A
+//! native waiter needs no round trip. While native waiters exist, or return fast enough, an external client
+//! never finds the lock free. So after a run of native grants the lock is announced as free and left free for
+//! a moment, if its channel has subscribers. Native calls that can wait let external clients go first. Native
+//! calls that cannot wait still take a free lock.
 //!
-//! Who has subscribed is asked once in a run. A subscriber who does not come for the lock, as it is frozen, far away or no
-//! client at all, soon gets its windows at long intervals only.
+//! The server is queried for subscribers once per run. A subscriber that never takes the lock, because it is
+//! frozen, distant or not a lock client, soon gets windows only at long intervals.
 
 use super::{MonoUs, Now};
 
-/// How many grants here are in a row before external clients get a window. At least a tenth of the grants
-/// shall be theirs, also if they miss some windows.
+/// Number of native grants in a row before external clients get a window. They must get at least a tenth of
+/// the grants, even if they miss some windows.
 const RUN: u32 = 4;
 
-/// For how many grants here one to an external client makes up, and how many are remembered: who missed some windows gets
-/// the next ones sooner, though never two in a row.
+/// Number of native grants that one grant to an external client makes up for, and the longest run that is
+/// remembered. A client that missed windows gets the next windows sooner, but never two in a row.
 const MAKES_UP: u32 = 6;
 const LONGEST_RUN: u32 = 60;
 
-/// How many grants here are in a row before the first window, as long as no external client has taken the lock: most who
-/// listen never have to be let in.
+/// Length of the run before the first window, as long as no external client has taken the lock. Most
+/// subscribers never need a window.
 const FIRST_RUN: u32 = 16;
 
-/// If nobody has subscribed, how long it is not asked again, in microseconds, unless there were [`LONGEST_RUN`] grants here since: to
-/// ask costs as much as a sixth of a hand-over.
+/// Time without another query after one that found no subscribers, in microseconds, unless [`LONGEST_RUN`]
+/// native grants happened since. A query costs a sixth of a hand-over.
 const ASKED_US: MonoUs = 50_000;
 
-/// How long a window lasts, in microseconds: enough for a message, a thread that wakes up and a command, and with the
-/// timer's millisecond below the 5 ms in which a free lock is to be granted.
+/// Length of a window, in microseconds. It suffices for a message, a thread's wake-up and a command. With the
+/// timer's millisecond, it stays below the 5 ms in which a free lock must be granted.
 const WINDOW_US: MonoUs = 3_000;
 
-/// How long a window can become where external clients need more, in microseconds.
+/// Maximum length of a window, in microseconds, for external clients that need more time.
 const LONGEST_WINDOW_US: MonoUs = 32_000;
 
-/// How many missed windows in a row cost an external client nothing: any program stumbles now and then.
+/// Number of missed windows in a row that cost an external client nothing: any program stalls occasionally.
 const FREE_MISSES: u32 = 8;
 
-/// After more misses the next window comes when this many times the missed one has passed; it doubles with each miss,
-/// [`DOUBLINGS`] times at most.
+/// After more misses, the next window opens after this multiple of the missed window. The interval doubles
+/// with each miss, at most [`DOUBLINGS`] times.
 const PENALTY: MonoUs = 10;
 const DOUBLINGS: u32 = 3;
 
-/// For how long it is remembered that there were subscribers, while nobody here has to do with the lock, in
-/// microseconds.
+/// Time for which subscribers are remembered while no native client uses the lock, in microseconds.
 const MEMORY_US: MonoUs = 1_000_000;
 
-/// What a lock is to those who wait for it by messages.
+/// State of the lock as external clients see it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Phase {
-    /// It is held, or handed on here.
+    /// The lock is held, or handed over among native clients.
     #[default]
     Served,
-    /// It is free for everybody, and that was announced, since then.
+    /// The lock has been free, and announced as free, since this time.
     Free { since: MonoUs },
-    /// It is left free for them.
+    /// The lock is left free for external clients.
     Window { since: MonoUs, until: MonoUs },
 }
 
-/// What is to be done with a lock that is free.
+/// The action for a free lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WhenFree {
-    /// Whoever is first in the queue gets it.
+    /// Grant it to the first waiter in the queue.
     Serve,
-    /// It is left free for some time yet.
+    /// Leave it free for now.
     Leave,
-    /// A window is due, if there are subscribers: see [`Fairness::open`] and [`Fairness::nobody_listens`].
+    /// Open a window if the channel has subscribers: see [`Fairness::open`] and [`Fairness::nobody_listens`].
     Ask,
 }
 
-/// What follows from a deadline that has come.
+/// The effect of an expired deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AtDeadline {
-    /// The window is over, and the lock is ready, as somebody waits.
+    /// The window is over and the lock has waiters: reconcile it.
     Look,
     Nothing,
-    /// It is forgotten that there were subscribers.
+    /// The subscribers are forgotten.
     Forgotten,
 }
 
-/// The window of one lock, and what is remembered to decide when the next one is due.
+/// The window of one lock, and the history that decides when the next one opens.
 #[derive(Debug, Default)]
 pub(super) struct Fairness {
     phase: Phase,
-    /// How many grants here there were that none to an external client made up for. Counted only while the lock is in the table.
+    /// Number of native grants that no external grant made up for. Counted only while the lock is in the
+    /// table.
     run: u32,
-    /// Nobody here was granted the lock since an external client had it.
+    /// Whether no native client was granted the lock since an external client held it.
     just_taken: bool,
-    /// There were subscribers when that was last asked or seen.
+    /// Whether the channel had subscribers when it was last queried or notified.
     has_subscribers: bool,
-    /// An external client has taken the lock.
+    /// Whether an external client has ever taken the lock.
     met: bool,
-    /// How long the next window lasts, if not [`WINDOW_US`].
+    /// Length of the next window, if it is not [`WINDOW_US`].
     length: Option<MonoUs>,
-    /// How many in a row were missed.
+    /// Number of windows missed in a row.
     misses: u32,
     not_before: MonoUs,
-    /// Nobody had subscribed: until then that is not asked again.
+    /// Earliest time of the next query, after one that found no subscribers.
     not_asked_before: MonoUs,
-    /// When the lock was last granted, taken, or announced to be free.
+    /// Time at which the lock was last granted, taken, or announced as free.
     last_seen: MonoUs,
-    /// When the window is over, or forgotten that there were subscribers.
+    /// End of the window, or the time at which the subscribers are forgotten.
     deadline: Option<MonoUs>,
 }
 
 impl Fairness {
-    /// True if nothing has to be remembered.
+    /// Whether nothing needs to be remembered.
     pub(super) fn is_idle(&self) -> bool {
         self.is_blank() && self.deadline.is_none()
     }
 
-    /// True if it is forgotten only when the lock is free.
+    /// Whether the history is kept until the lock is free.
     pub(super) fn is_until_free(&self) -> bool {
         !self.is_blank() && self.deadline.is_none()
     }
 
-    /// The end of the lease is watched for subscribers.
+    /// Whether the end of the lease must be announced to subscribers.
     pub(super) fn has_subscribers(&self) -> bool {
         self.has_subscribers
     }
 
-    /// When [`at_deadline`](Fairness::at_deadline) is to be called.
+    /// Time at which [`at_deadline`](Fairness::at_deadline) is due.
     pub(super) fn deadline(&self) -> Option<MonoUs> {
         self.deadline
     }
 
-    /// True if whoever is ready to wait that long lets external clients go first. Nobody's time to wait is over by that.
+    /// Whether a call that can wait until `ready_until` lets external clients go first. It never waits past
+    /// its deadline for that.
     pub(super) fn yields(&self, ready_until: MonoUs, now: Now) -> bool {
         matches!(self.phase, Phase::Window { until, .. } if now.mono < until && until < ready_until)
     }
 
-    /// The lock is free. `first_deadline` is until when the first in the queue waits, if somebody does and has a limit;
-    /// `becomes_free` says whether it was held until now.
+    /// Decides what to do with a free lock. `first_deadline` is the deadline of the first waiter, if there is
+    /// one. `becomes_free` tells whether the lock was held until now.
     pub(super) fn when_free(
         &mut self,
         first_deadline: Option<MonoUs>,
@@ -149,7 +151,7 @@ impl Fairness {
             self.deadline = None;
             return WhenFree::Serve;
         }
-        // Nobody's time to wait is spent on a window, and a lock that was free before is not made free once more.
+        // A window never uses up a waiter's time, and a lock that was already free is not announced again.
         let end = now.mono.saturating_add(self.next_length());
         let in_time = first_deadline.is_none_or(|deadline| deadline > end);
         if self.is_due(now) && in_time && becomes_free() {
@@ -159,7 +161,7 @@ impl Fairness {
         }
     }
 
-    /// A window begins.
+    /// Opens a window.
     pub(super) fn open(&mut self, now: Now) {
         let until = now.mono.saturating_add(self.next_length());
         self.phase = Phase::Window { since: now.mono, until };
@@ -167,15 +169,15 @@ impl Fairness {
         self.deadline = Some(until);
     }
 
-    /// There are no subscribers.
+    /// Notes that the channel has no subscribers.
     pub(super) fn nobody_listens(&mut self, now: Now) {
         let not_asked_before = now.mono.saturating_add(ASKED_US);
         *self = Fairness { deadline: self.deadline, not_asked_before, ..Fairness::default() };
     }
 
-    /// Somebody here got the lock.
+    /// Notes a grant to a native client.
     pub(super) fn granted(&mut self, now: Now) {
-        // External clients could have come, and no window had to be made for that.
+        // External clients could have taken the lock without a window.
         if matches!(self.phase, Phase::Free { since } if now.mono.saturating_sub(since) >= self.next_length())
         {
             self.run = 0;
@@ -183,12 +185,12 @@ impl Fairness {
         self.run = self.run.saturating_add(1).min(LONGEST_RUN);
         self.just_taken = false;
         self.last_seen = now.mono;
-        // Somebody took it who did not want to wait: that is a window that external clients missed.
+        // A native call that could not wait took the lock: external clients missed this window.
         self.missed(now);
         self.phase = Phase::Served;
     }
 
-    /// Somebody who never asked here has taken the lock. Returns whether that was in a window.
+    /// Notes that an external client has taken the lock. Returns whether it did so in a window.
     pub(super) fn taken_elsewhere(&mut self, now: Now) -> bool {
         let in_window = match self.phase {
             Phase::Window { since, .. } => {
@@ -209,7 +211,7 @@ impl Fairness {
         in_window
     }
 
-    /// It was announced that the lock is free, to subscribers or to none.
+    /// Notes that the lock was announced as free, with or without subscribers.
     pub(super) fn announced(&mut self, to_subscribers: bool, now: Now) {
         self.has_subscribers = to_subscribers;
         self.last_seen = now.mono;
@@ -218,18 +220,18 @@ impl Fairness {
         }
     }
 
-    /// There are subscribers, to whom the end of a lease must be announced.
+    /// Notes that subscribers wait for the end of a lease, so that it must be announced.
     pub(super) fn subscribers_wait_for_lease(&mut self) {
         self.has_subscribers = true;
     }
 
-    /// Forgets what is not needed any more, now or after a while. Returns whether a window has just been used.
+    /// Forgets unneeded history, now or at a deadline. Returns whether a window was just used.
     pub(super) fn settle(&mut self, is_free: bool, somebody_waits: bool, now: Now) -> bool {
         let used = self.is_window() && !is_free && self.taken_elsewhere(now);
         if let Phase::Window { until, .. } = self.phase {
             self.deadline = Some(until);
         } else if somebody_waits || self.is_blank() {
-            // Whatever is planned stays so.
+            // The planned deadline stays.
         } else if self.has_subscribers {
             self.deadline.get_or_insert(now.mono.saturating_add(MEMORY_US));
         } else if is_free {
@@ -238,7 +240,8 @@ impl Fairness {
         used
     }
 
-    /// The deadline has come. `lease_is_watched` says whether the lock is reconciled when the lease ends.
+    /// Handles an expired deadline. `lease_is_watched` tells whether the lock is reconciled when its lease
+    /// ends.
     pub(super) fn at_deadline(
         &mut self,
         somebody_waits: bool,
@@ -254,7 +257,7 @@ impl Fairness {
             self.missed(now);
             self.deadline = Some(now.mono.saturating_add(MEMORY_US));
         } else if somebody_waits || (self.has_subscribers && lease_is_watched) {
-            // The lock will be reconciled for that.
+            // The end of the lease reconciles the lock.
         } else if forget_at > now.mono {
             self.deadline = Some(forget_at);
         } else {
@@ -283,7 +286,7 @@ impl Fairness {
         self.length.unwrap_or(WINDOW_US)
     }
 
-    /// If there is a window, it ends unused.
+    /// Ends an open window as missed.
     fn missed(&mut self, now: Now) {
         let Phase::Window { since, until } = self.phase else { return };
         let length = until.saturating_sub(since);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 
-//! A map that mostly has one entry, which then needs no memory of its own.
+//! A map that usually has one entry, which then needs no heap memory.
 
 use std::collections::BTreeMap;
 
-/// Values by keys.
+/// Values by key.
 #[derive(Debug, Default)]
 pub(super) enum Few<K, V> {
     #[default]
@@ -14,7 +14,7 @@ pub(super) enum Few<K, V> {
 }
 
 impl<K: Ord + Clone, V> Few<K, V> {
-    /// The value of a key, which is made if there is none. `None` only if it has been lost.
+    /// Returns the value of a key, inserting it if it is missing. `None` only after an internal defect.
     #[inline(always)]
     pub(super) fn get_or_insert_with(&mut self, key: &K, new: impl FnOnce() -> V) -> Option<&mut V> {
         if matches!(self, Few::None) {
@@ -45,7 +45,7 @@ impl<K: Ord, V> Few<K, V> {
         }
     }
 
-    /// Takes out the only entry, if that is the one that is wanted.
+    /// Removes the only entry if its value matches.
     #[inline(always)]
     pub(super) fn take_only(&mut self, wanted: impl FnOnce(&V) -> bool) -> Option<V> {
         if !matches!(self, Few::One(_, value) if wanted(value)) {
@@ -89,7 +89,7 @@ impl<K: Ord, V> Few<K, V> {
         }
     }
 
-    /// Drops the value of a key where it stands.
+    /// Drops the value of a key in place.
     #[inline(always)]
     pub(super) fn discard(&mut self, key: &K) {
         let is_empty = match self {
@@ -117,7 +117,7 @@ impl<K: Ord, V> Few<K, V> {
         matches!(self, Few::None)
     }
 
-    /// All entries, in the order of the keys.
+    /// Iterates over all entries in key order.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
         let (one, many) = match self {
             Few::None => (None, None),
@@ -127,12 +127,12 @@ impl<K: Ord, V> Few<K, V> {
         one.into_iter().chain(many.into_iter().flatten())
     }
 
-    /// All keys, in their order.
+    /// Iterates over all keys in order.
     pub(super) fn keys(&self) -> impl Iterator<Item = &K> {
         self.iter().map(|(key, _)| key)
     }
 
-    /// The entries from this key on, in the order of the keys.
+    /// Iterates over the entries from this key on, in key order.
     #[inline(always)]
     pub(super) fn range_from(&self, from: K) -> impl Iterator<Item = (&K, &V)> {
         let (one, many) = match self {
@@ -143,7 +143,7 @@ impl<K: Ord, V> Few<K, V> {
         one.into_iter().chain(many.into_iter().flatten())
     }
 
-    /// Takes out the entry with the first key.
+    /// Removes the entry with the first key.
     pub(super) fn pop_first(&mut self) -> Option<(K, V)> {
         match std::mem::replace(self, Few::None) {
             Few::None => None,
@@ -158,7 +158,7 @@ impl<K: Ord, V> Few<K, V> {
         }
     }
 
-    /// Keeps only those that are wanted.
+    /// Keeps only matching entries.
     pub(super) fn retain(&mut self, mut wanted: impl FnMut(&K, &mut V) -> bool) {
         let stays = match self {
             Few::None => true,
@@ -173,7 +173,7 @@ impl<K: Ord, V> Few<K, V> {
         }
     }
 
-    /// All values.
+    /// Iterates over all values.
     pub(super) fn values_mut(&mut self) -> impl Iterator<Item = &mut V> {
         let (one, many) = match self {
             Few::None => (None, None),
@@ -189,7 +189,7 @@ mod tests {
     use super::Few;
 
     #[test]
-    fn one_or_many_are_a_map() {
+    fn few_behaves_like_a_map() {
         let mut few = Few::default();
         assert!(few.is_empty() && few.remove(&1).is_none());
         few.insert(1, 'a');

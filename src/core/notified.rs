@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 
-//! Waits whose clients are told by a message: which connection they belong to, and whether it takes what it is granted.
+//! Waits with `NOTIFY`: the connection of each, and whether that connection confirms its grants.
 //!
-//! No client is blocked by such a wait. When it is its turn, the lock is granted for a grace, and the client is told so by a
-//! message. The grant is in flight until the same call comes again, which confirms it. If that does not come in time, the
-//! grant is revoked, as one that did not reach its client.
+//! These waits block no client. At the front of the queue, the lock is granted for a grace period, and a
+//! message notifies the client. The grant is in flight until the same call is repeated, which confirms it.
+//! Without a confirmation in time, the grant is revoked as undelivered.
 
 use std::collections::BTreeSet;
 
@@ -13,18 +13,18 @@ use foldhash::HashMap;
 use super::spare::free_spare;
 use super::{ConnectionId, WaiterId};
 
-/// A connection that lets so many graces in a row run out loses its other waits: a process that hangs must not cost those
-/// behind it a grace for each lock that it waits for.
+/// A connection that misses this number of graces in a row loses its other waits. Otherwise a hung process
+/// would delay the waiters behind it by one grace per lock.
 const MOST_MISSED: u32 = 3;
 
-/// What belongs to one connection.
+/// The waits of one connection.
 #[derive(Default)]
 struct OfConnection {
     queued: BTreeSet<WaiterId>,
-    /// Those that are not confirmed. Apart from the others: many graces may run out in one step, and each that makes the
-    /// connection lose what is queued must not walk through these.
+    /// Grants that are not confirmed, kept apart from the queued waits. Many graces may expire in one step,
+    /// and each may drop the queued waits without visiting these.
     granted: BTreeSet<WaiterId>,
-    /// How many grants it has not confirmed in time, since the last one that it confirmed.
+    /// Number of grants not confirmed in time since the last confirmed one.
     missed: u32,
 }
 
@@ -34,7 +34,7 @@ impl OfConnection {
     }
 }
 
-/// All such waits, by their connections.
+/// All waits with `NOTIFY`, by connection.
 #[derive(Default)]
 pub(super) struct Notified {
     of_connections: HashMap<ConnectionId, OfConnection>,
@@ -42,13 +42,13 @@ pub(super) struct Notified {
 }
 
 impl Notified {
-    /// A wait is queued.
+    /// Adds a queued wait.
     pub(super) fn insert(&mut self, connection: ConnectionId, id: WaiterId) {
         let new = self.of_connections.entry(connection).or_default().queued.insert(id);
         self.waits += usize::from(new);
     }
 
-    /// A wait was granted, and is to be confirmed.
+    /// Notes that a wait was granted and must be confirmed.
     pub(super) fn granted(&mut self, connection: ConnectionId, id: WaiterId) {
         let Some(of_connection) = self.of_connections.get_mut(&connection) else { return };
         if of_connection.queued.remove(&id) {
@@ -56,7 +56,7 @@ impl Notified {
         }
     }
 
-    /// The wait is over, or its grant was confirmed.
+    /// Removes a wait that has ended, or whose grant was confirmed.
     pub(super) fn remove(&mut self, connection: ConnectionId, id: WaiterId) {
         let Some(of_connection) = self.of_connections.get_mut(&connection) else { return };
         let removed = of_connection.queued.remove(&id) || of_connection.granted.remove(&id);
@@ -67,30 +67,30 @@ impl Notified {
         }
     }
 
-    /// How many waits belong to this connection.
+    /// Number of waits of this connection.
     pub(super) fn of(&self, connection: ConnectionId) -> usize {
         self.of_connections.get(&connection).map_or(0, OfConnection::len)
     }
 
-    /// The next wait of this connection: of those that are queued, the one that came first; then of those that were granted.
+    /// The next wait of this connection to end: the queued waits in order of arrival, then the granted ones.
     pub(super) fn next_of(&self, connection: ConnectionId) -> Option<WaiterId> {
         let of_connection = self.of_connections.get(&connection)?;
         of_connection.queued.first().or(of_connection.granted.first()).copied()
     }
 
-    /// The one that came first of those that are queued.
+    /// The queued wait of this connection that arrived first.
     pub(super) fn next_queued_of(&self, connection: ConnectionId) -> Option<WaiterId> {
         self.of_connections.get(&connection)?.queued.first().copied()
     }
 
-    /// The connection has confirmed a grant.
+    /// Notes that the connection has confirmed a grant.
     pub(super) fn has_confirmed(&mut self, connection: ConnectionId) {
         if let Some(of_connection) = self.of_connections.get_mut(&connection) {
             of_connection.missed = 0;
         }
     }
 
-    /// The connection has not confirmed a grant in time. Returns whether it loses its other waits.
+    /// Notes that the connection has not confirmed a grant in time. Returns whether it loses its other waits.
     pub(super) fn has_missed(&mut self, connection: ConnectionId) -> bool {
         let Some(of_connection) = self.of_connections.get_mut(&connection) else { return false };
         of_connection.missed += 1;
@@ -101,12 +101,12 @@ impl Notified {
         self.of_connections.is_empty()
     }
 
-    /// How many waits there are, and of how many connections.
+    /// Number of waits, and number of their connections.
     pub(super) fn lens(&self) -> (usize, usize) {
         (self.waits, self.of_connections.len())
     }
 
-    /// All of them, and whether each is queued.
+    /// Iterates over all waits, each with whether it is queued.
     #[cfg(test)]
     pub(super) fn iter(&self) -> impl Iterator<Item = (ConnectionId, WaiterId, bool)> + '_ {
         self.of_connections.iter().flat_map(|(connection, OfConnection { queued, granted, .. })| {

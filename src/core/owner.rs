@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Who holds a lock, or wants it.
+//! The owner of a hold or of a wait.
 
 use std::borrow::Borrow;
 use std::cmp::Ordering;
@@ -8,10 +8,11 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::rc::Rc;
 
-/// The longest name that needs no memory of its own: a UUID with the number of a thread, as Redisson's are, is shorter.
+/// Length of the longest name that is stored inline. A UUID with a thread number, as Redisson uses, is
+/// shorter.
 const SHORT: usize = 54;
 
-/// Who may hold a lock: an opaque byte string chosen by the client. Cheap to clone.
+/// The identity that holds a lock: an opaque byte string chosen by the client. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Owner(Name);
 
@@ -43,7 +44,7 @@ impl Owner {
     }
 }
 
-/// Owners are looked up by their bytes, which they compare and hash as.
+/// Owners compare, hash and look up as their bytes.
 impl Borrow<[u8]> for Owner {
     fn borrow(&self) -> &[u8] {
         self.as_bytes()
@@ -89,7 +90,7 @@ mod tests {
     use super::{Owner, SHORT};
 
     #[test]
-    fn an_owner_is_its_bytes_however_long() {
+    fn owners_compare_as_their_bytes() {
         let names: Vec<Vec<u8>> = [0, 1, SHORT - 1, SHORT, SHORT + 1, 255, 256, 1024]
             .into_iter()
             .map(|len| (0..len).map(|at| u8::try_from(at % 251).unwrap()).collect())
@@ -105,7 +106,7 @@ mod tests {
         let mut owners: Vec<Owner> = names.iter().rev().map(|name| Owner::new(name)).collect();
         owners.sort();
         assert!(owners.iter().map(Owner::as_bytes).eq(names.iter().map(|name| &name[..])));
-        // What stands behind a short name does not count.
+        // Bytes after the end of a short name do not count.
         assert_ne!(Owner::new(b"a"), Owner::new(b"a\0"));
         assert_eq!(size_of::<Owner>(), 56);
     }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-//! Where one owner waits: mostly for one lock, now and then for a few, and where many calls have one name, for thousands.
+//! The waits of one owner: usually for one lock, sometimes for a few, and for thousands if many calls share a
+//! name.
 
 use std::collections::BTreeSet;
 
@@ -9,10 +10,10 @@ use smallvec::{smallvec, SmallVec};
 use super::table::LockIdx;
 use super::WaiterId;
 
-/// With more waits than this they are kept in a tree.
+/// More waits than this are stored in a tree.
 const FEW: usize = 32;
 
-/// The waits of one owner, in the order of the locks' handles and then of arrival.
+/// The waits of one owner, ordered by lock handle and then by arrival.
 #[derive(Debug)]
 pub(super) enum OwnerWaits {
     Few(SmallVec<[(LockIdx, WaiterId); 1]>),
@@ -64,7 +65,7 @@ impl OwnerWaits {
         }
     }
 
-    /// True if they are for more than one lock.
+    /// Whether the waits are for more than one lock.
     #[inline(always)]
     pub(super) fn span_locks(&self) -> bool {
         let ends = match self {
@@ -82,7 +83,7 @@ impl OwnerWaits {
         few.into_iter().flatten().chain(many.into_iter().flatten()).copied()
     }
 
-    /// Those for this lock.
+    /// The waits for this lock.
     pub(super) fn at(&self, lock: LockIdx) -> impl Iterator<Item = WaiterId> + '_ {
         let (few, many) = match self {
             OwnerWaits::Few(few) => {

@@ -1,25 +1,26 @@
 // SPDX-License-Identifier: MIT
 
-//! The memory of crowds that have gone.
+//! Frees unused capacity after many entries have left a collection.
 
 use std::hash::Hash;
 
 use foldhash::HashMap;
 
-/// A map with room for so many keeps it.
+/// Capacity that a map always keeps.
 const KEPT: usize = 128;
 
-/// So many times what a map has is too much room for it: to make it smaller costs less than what has gone did.
+/// Ratio of capacity to entries above which a map shrinks. Shrinking then costs less than the removals before
+/// it did.
 const TOO_MUCH: usize = 8;
 
-/// True if something with so many entries has far more room than that.
+/// Whether a collection has far more capacity than entries.
 #[inline(always)]
 pub(crate) fn is_too_large(room: usize, len: usize) -> bool {
     room > KEPT && room / TOO_MUCH > len
 }
 
-/// Frees the room that a map has for a crowd that has gone. To be called whenever something was taken out of it: so memory comes
-/// back however the last of a crowd goes.
+/// Shrinks a map with excess capacity. Call it after every removal, so that memory returns whichever entry is
+/// the last to leave.
 #[inline(always)]
 pub(crate) fn free_spare<K: Eq + Hash, V>(map: &mut HashMap<K, V>) {
     if is_too_large(map.capacity(), map.len()) {

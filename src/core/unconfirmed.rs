@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: MIT
 
-//! Grants of which it is not known yet whether they reached their client, and what the holds are without them.
+//! Grants whose delivery is not known yet, and the holds without them.
 //!
-//! An owner may wait for one lock on several connections. A grant to one of them may have to be revoked when the others
-//! have long been answered, and then the hold must be as if the revoked grant had never been made: not only its
-//! count, but also its lease and its fencing token. So what each such grant did is kept apart until its fate is known.
+//! An owner may wait for one lock on several connections. A grant to one of them may have to be revoked long
+//! after the others were answered. Then the hold must be as if the revoked grant had never been made: its
+//! count, its lease and its fencing token. So the effects of each pending grant are stored separately until
+//! its outcome is known.
 //!
-//! A grant that may be revoked never shortens a lease: the hold could end by the shorter one before it is known that
-//! nobody was promised that. The shorter lease begins when the grant has reached its client.
+//! A grant that may be revoked never shortens a lease. The hold could end by the shorter lease while the
+//! client with the longer one was never promised less. The shorter lease takes effect once the grant has
+//! reached its client.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,52 +20,53 @@ use super::lease::SetLease;
 use super::sessions::MayHaveEnded;
 use super::{Holders, Mode, Now, Owner, ReleaseScope, RequestId, Token, WaiterId, WallMs};
 
-/// What a grant does to the fencing token of its owner's hold.
+/// The effect of a grant on the fencing token of its owner's hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SetToken {
-    /// What the client was answered, if it asked for one.
+    /// The token in the client's reply, if it requested one.
     pub(super) token: Option<Token>,
-    /// The hold was shared only, and its token is not one of an exclusive hold.
+    /// Whether the hold was shared only before, so that its token does not count for an exclusive hold.
     pub(super) upgrade: bool,
 }
 
-/// What a grant does to its owner's hold, besides counting.
+/// The effect of a grant on its owner's hold, apart from the count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Set {
     pub(super) lease: SetLease,
-    /// `None`: the token stays as it is.
+    /// `None` if the token stays as it is.
     pub(super) token: Option<SetToken>,
 }
 
-/// What one grant did that may be revoked.
+/// The effect of one grant that may be revoked.
 #[derive(Clone, Copy, Debug)]
 struct Layer {
     id: WaiterId,
-    /// `None`: whatever it was, a later call has set the lease for certain.
+    /// `None` if a later call has set the lease for certain.
     lease: Option<SetLease>,
-    /// `None`: nothing, or a later call has got a token for certain.
+    /// `None` if the grant took no token, or a later call has set the token for certain.
     token: Option<SetToken>,
 }
 
-/// The hold of one owner: what is certain, and the grants on top of it that may be revoked, in their order.
+/// The hold of one owner: its certain part, and on top of it the grants that may be revoked, in order.
 #[derive(Debug)]
 struct Stack {
-    /// When the lease ends if all of them are revoked; `None` if there is no hold then.
+    /// End of the lease if all pending grants are revoked; `None` if no hold is left then.
     lease: Option<WallMs>,
-    /// The fencing token then.
+    /// Fencing token if all pending grants are revoked.
     token: Option<Token>,
     layers: Vec<Layer>,
-    /// When the lease ends that this server wrote last. If the key has another one, somebody else has set it since.
+    /// End of the lease that this server wrote last. If the key has a different one, another client has set
+    /// it since.
     written: WallMs,
 }
 
 impl Stack {
-    /// A hold of which everything is certain; `None` if there is none.
+    /// A hold without pending grants. `lease` is `None` if the owner holds nothing.
     fn new(lease: Option<WallMs>, token: Option<Token>) -> Stack {
         Stack { lease, token, layers: Vec::new(), written: lease.unwrap_or_default() }
     }
 
-    /// A grant that may be revoked. The lease ended at `before`, and ends at `written` for now.
+    /// Adds a grant that may be revoked. The lease ended at `before`, and ends at `written` for now.
     #[inline(always)]
     fn granted(&mut self, id: WaiterId, set: Set, before: Option<WallMs>, written: WallMs) {
         if self.lease_is_certain() {
@@ -73,7 +76,7 @@ impl Stack {
         self.written = written;
     }
 
-    /// A call that will not be revoked has set the lease, which is to end at `written` for now.
+    /// Notes that a final call has set the lease, which ends at `written` for now.
     fn lease_was_set(&mut self, lease: SetLease, written: WallMs) {
         if self.lease_is_certain() {
             self.lease = Some(written);
@@ -83,18 +86,18 @@ impl Stack {
         self.written = written;
     }
 
-    /// A call that will not be revoked has got a token, or an exclusive hold without one.
+    /// Notes that a final call has taken a token, or an exclusive hold without one.
     fn token_was_set(&mut self, token: Option<Token>) {
         self.settle_token(self.layers.len(), token);
     }
 
-    /// Somebody else has set the lease: what it was before does not matter any more.
+    /// Notes that another client has set the lease: earlier settings no longer matter.
     fn lease_is_anothers(&mut self) {
         self.layers.iter_mut().for_each(|layer| layer.lease = None);
         self.lease = None;
     }
 
-    /// The grant has reached its client.
+    /// Merges a grant that has reached its client into the certain part.
     fn delivered(&mut self, id: WaiterId) {
         let Some(at) = self.layer(id) else { return };
         let layer = self.layers[at];
@@ -107,8 +110,8 @@ impl Stack {
         self.layers.remove(at);
     }
 
-    /// The grant has not reached its client. Returns the token that the hold has now, if that is another one;
-    /// `exclusive` if the owner still holds the lock so.
+    /// Removes a grant that has not reached its client. Returns the token of the remaining hold if it
+    /// changes. `exclusive` tells whether the owner still holds the lock exclusively.
     fn revoked(&mut self, id: WaiterId, exclusive: bool) -> Option<Option<Token>> {
         let at = self.layer(id)?;
         let set = self.layers.remove(at).token?;
@@ -121,8 +124,8 @@ impl Stack {
         Some(token.filter(|_| !(set.upgrade && exclusive)))
     }
 
-    /// When the lease is to end, now that the fate of every grant is known that matters to it. `None` as long as it is
-    /// not, and if it ends then already or is somebody else's, by what the key has: `ends`.
+    /// Returns the new end of the lease once the outcome of every relevant grant is known. `ends` is its end
+    /// in the key. `None` if an outcome is open, the end is right, or another client has set it.
     fn settled_lease(&mut self, ends: WallMs) -> Option<WallMs> {
         let is_certain = self.lease_is_certain();
         let end = self.lease.filter(|end| is_certain && self.written == ends && *end != ends)?;
@@ -130,13 +133,13 @@ impl Stack {
         Some(end)
     }
 
-    /// When the lease ends that this server wrote last, and when it will end as far as that is certain.
+    /// The end of the lease that this server wrote last, and its end as far as it is certain.
     fn ends(&self) -> (WallMs, WallMs) {
         let certain = self.lease.filter(|_| self.lease_is_certain());
         (self.written, certain.unwrap_or(self.written))
     }
 
-    /// True if there is nothing left that may be revoked.
+    /// Whether no pending grant is left.
     fn is_over(&self) -> bool {
         self.layers.is_empty()
     }
@@ -149,7 +152,7 @@ impl Stack {
         self.layers.iter().position(|layer| layer.id == id)
     }
 
-    /// What comes before a lease that is certain matters only as far as that keeps it.
+    /// Settles the lease as certain. Earlier settings matter only as far as it preserves them.
     fn settle_lease(&mut self, before: usize, lease: SetLease) {
         self.lease = Some(lease.after(self.lease));
         for layer in &mut self.layers[..before] {
@@ -167,78 +170,78 @@ impl Stack {
     }
 }
 
-/// A grant on its way to its client.
+/// A grant in flight.
 #[derive(Debug)]
 struct OnItsWay {
     id: WaiterId,
-    /// What it did to the hold.
+    /// Effect of the grant on the hold.
     set: Set,
-    /// When the lease ended that it wrote.
+    /// End of the lease that the grant wrote.
     written: WallMs,
-    /// Somebody else has set the lease since.
+    /// Whether another client has set the lease since.
     lease_is_anothers: bool,
     until: Until,
-    /// Of which mode a hold is given back if it is revoked: its own, unless that was given back already.
+    /// Mode of the hold to release if the grant is revoked; `None` if its hold was already released.
     owes: Option<Mode>,
 }
 
-/// A grant in flight whose hold is given back.
+/// A grant in flight whose hold is being released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct GivenBack {
     pub(super) id: WaiterId,
-    /// Its client is told only when it is confirmed.
+    /// Whether the client is answered only once the grant is confirmed.
     pub(super) is_kept_back: bool,
-    /// The call that gives it back has named it.
+    /// Whether the releasing call named the grant.
     pub(super) is_named: bool,
 }
 
-/// What a grant is on its way for.
+/// The event that confirms a grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Until {
-    /// It has reached its client.
+    /// Delivery to the client.
     Delivered,
-    /// More than that is needed, and so its client waits still.
+    /// An acknowledgement in addition to the delivery: the client still waits for its answer.
     Acknowledged,
-    /// The call has come again, as its client was told by a message.
+    /// A repetition of the call, after a message notified the client.
     Confirmed,
 }
 
-/// What becomes of a lease when a grant has reached its client.
+/// The lease after a grant has reached its client.
 pub(super) struct Confirmed {
-    /// When the lease ends that was written last.
+    /// End of the lease that was written last.
     pub(super) written: WallMs,
-    /// When it will end, as far as that is known by now.
+    /// End of the lease as far as it is known.
     pub(super) end: WallMs,
-    /// There may be another one to write.
+    /// Whether a different lease may have to be written.
     pub(super) settles: bool,
 }
 
-/// A grant among others, by its owner and then in the order of what happened.
+/// Key of a grant: its owner, then a sequence number.
 type Place = (Owner, u64);
 
-/// A grant that did not reach its client, and of which mode a hold is to be given back, if any.
+/// A grant marked for revocation, with the mode of the hold to release, if any.
 type Revoking = (WaiterId, Option<Mode>);
 
-/// The grants of one lock that may still be revoked. Each of them has a hold of its owner's, unless that was given back. An owner
-/// whose holds ended otherwise has none: to revoke a grant that has ended could free a newer one.
+/// The grants of one lock that may still be revoked. Each has a hold of its owner, unless that was released.
+/// An owner whose holds have ended has no entry here: revoking an ended grant could free a newer one.
 #[derive(Default)]
 pub(super) struct Unconfirmed {
     on_their_way: Few<Place, OnItsWay>,
-    /// Those that did not reach their client, and are still to be given back.
+    /// Grants marked for revocation: they did not reach their clients.
     revoking: BTreeMap<Place, Revoking>,
-    /// How often a grant was put in one of these.
+    /// Number of grants put in one of these maps.
     places: u64,
-    /// How many of those on their way have clients that wait still.
+    /// Number of grants in flight whose clients still wait for an answer.
     waiting: u32,
-    /// How many of them are to be confirmed.
+    /// Number of grants in flight that a repetition of the call must confirm.
     to_confirm: u32,
-    /// What the holds are of owners who hold more than one such grant.
+    /// The pending grants of owners with more than one.
     stacks: BTreeMap<Owner, Stack>,
-    /// Those of them whose lease may be certain by now.
+    /// Owners among them whose lease may be certain by now.
     unsettled: BTreeSet<Owner>,
-    /// Grants whose holds have ended, and whose clients wait still.
+    /// Grants whose holds have ended and whose clients still wait.
     lost: Vec<WaiterId>,
-    /// Requests of grants whose holds have ended before they were confirmed: it is still to be forgotten that they were granted.
+    /// Requests of grants whose holds ended before the confirmation. Their records must be deleted.
     voided: Vec<RequestId>,
 }
 
@@ -251,27 +254,28 @@ impl Unconfirmed {
             && self.voided.is_empty()
     }
 
-    /// True if somebody who was granted the lock is to be told should its hold end before that is confirmed.
+    /// Whether any client that still waits for its answer must be notified if its hold ends.
     pub(super) fn any_waits(&self) -> bool {
         self.waiting > 0
     }
 
-    /// True if somebody is told of its grant by a message and is still to confirm that.
+    /// Whether any grant must be confirmed by a repetition of its call.
     pub(super) fn any_to_confirm(&self) -> bool {
         self.to_confirm > 0
     }
 
-    /// The hold of a grant to this request has ended before that was confirmed.
+    /// Notes that a request's hold ended before its grant was confirmed.
     pub(super) fn was_voided(&mut self, request: RequestId) {
         self.voided.push(request);
     }
 
-    /// True if [`take_voided`](Unconfirmed::take_voided) has any.
+    /// Whether [`take_voided`](Unconfirmed::take_voided) would return any.
     pub(super) fn any_voided(&self) -> bool {
         !self.voided.is_empty()
     }
 
-    /// Some of the requests that are remembered as granted, and whose grants have ended before they were confirmed.
+    /// Takes requests whose holds ended before the confirmation, at most `at_most`. Their records must be
+    /// deleted.
     pub(super) fn take_voided(&mut self, at_most: usize) -> Vec<RequestId> {
         let taken = self.voided.split_off(self.voided.len().saturating_sub(at_most));
         if self.voided.is_empty() {
@@ -280,48 +284,49 @@ impl Unconfirmed {
         taken
     }
 
-    /// True if this request is one of them. It is none any more.
+    /// Takes this request if its hold ended before the confirmation. Returns whether it did.
     pub(super) fn take_voided_request(&mut self, request: &RequestId) -> bool {
         let at = self.voided.iter().position(|voided| voided == request);
         at.map(|at| self.voided.swap_remove(at)).is_some()
     }
 
-    /// True if there are some whose holds have ended although they wait still.
+    /// Whether any client still waits although its hold has ended.
     pub(super) fn any_lost(&self) -> bool {
         !self.lost.is_empty()
     }
 
-    /// Those whose holds have ended although they wait still.
+    /// Takes the grants whose holds have ended and whose clients still wait.
     pub(super) fn take_lost(&mut self) -> Vec<WaiterId> {
         std::mem::take(&mut self.lost)
     }
 
-    /// True if the next step on the lock has anything to do about grants.
+    /// Whether the lock's next step has to settle any grant.
     pub(super) fn is_to_settle(&self) -> bool {
         self.may_end() > 0 || self.any_voided() || self.any_lost()
     }
 
-    /// How many holds may end when what is unconfirmed is settled.
+    /// Maximum number of holds that end when the pending changes are settled.
     pub(super) fn may_end(&self) -> usize {
         self.revoking.len() + self.unsettled.len()
     }
 
-    /// The grants to this owner that are on their way, in their order.
+    /// The grants in flight to this owner, in order.
     pub(super) fn on_their_way_to<'a>(&'a self, owner: &'a Owner) -> impl Iterator<Item = WaiterId> + 'a {
         of_owner(&self.on_their_way, owner).map(|(_, grant)| grant.id)
     }
 
-    /// How many grants are on their way, or to be given back.
+    /// Number of grants in flight or marked for revocation.
     pub(super) fn len(&self) -> usize {
         self.on_their_way.len() + self.revoking.len()
     }
 
-    /// True if a grant is on its way to its client.
+    /// Whether any grant is in flight.
     pub(super) fn any_on_its_way(&self) -> bool {
         !self.on_their_way.is_empty()
     }
 
-    /// A waiter was granted the lock. `before` is when its owner's lease ended, and its token, if it held the lock already.
+    /// Adds a grant to a waiter. `before` is the end of its owner's lease and its token, if it already held
+    /// the lock.
     pub(super) fn granted(
         &mut self,
         (id, owner, mode, until): (WaiterId, &Owner, Mode, Until),
@@ -344,7 +349,7 @@ impl Unconfirmed {
         self.on_their_way.insert((owner.clone(), self.places), grant);
     }
 
-    /// A call that will not be revoked has set the lease of a hold, which ends at the time beside it now, or its token.
+    /// Notes that a final call has set the lease or the token of a hold. The lease has its new end beside it.
     pub(super) fn was_set(
         &mut self,
         owner: &Owner,
@@ -364,13 +369,13 @@ impl Unconfirmed {
         self.unsettled.insert(owner.clone());
     }
 
-    /// Somebody else has changed the key: of leases it counts from now on.
+    /// Notes that a foreign write changed the key: the leases are now as written there.
     pub(super) fn leases_are_anothers(&mut self) {
         self.stacks.values_mut().for_each(Stack::lease_is_anothers);
         self.on_their_way.values_mut().for_each(|grant| grant.lease_is_anothers = true);
     }
 
-    /// A grant to this owner has reached its client. `None` if there is no such grant.
+    /// Confirms a grant to this owner that has reached its client. `None` if the grant does not exist.
     pub(super) fn confirm(&mut self, id: WaiterId, owner: &Owner) -> Option<Confirmed> {
         let OnItsWay { written, .. } = self.take(id, owner)?;
         let Some(stack) = self.stacks.get_mut(owner) else {
@@ -382,13 +387,13 @@ impl Unconfirmed {
         Some(Confirmed { written, end, settles: true })
     }
 
-    /// A grant to this owner has reached its client, and nothing follows from that. False if something may: nothing is done then.
+    /// Confirms a grant without consequences. False if the grant may have any; then nothing has changed.
     #[inline(always)]
     pub(super) fn confirm_plain(&mut self, id: WaiterId, owner: &Owner) -> bool {
         self.stacks.is_empty() && self.take(id, owner).is_some()
     }
 
-    /// A grant to this owner has not reached its client.
+    /// Marks a grant to this owner for revocation: it did not reach its client.
     pub(super) fn begin_to_revoke(&mut self, id: WaiterId, owner: &Owner) {
         if let Some(OnItsWay { owes, .. }) = self.take(id, owner) {
             self.places += 1;
@@ -396,7 +401,8 @@ impl Unconfirmed {
         }
     }
 
-    /// The next grant that is to be revoked, and of which mode a hold goes with it: of this owner, or of anybody.
+    /// Takes the next grant marked for revocation, of this owner or of any. Returns it with the mode of the
+    /// hold to release.
     pub(super) fn next_to_revoke(&mut self, owner: Option<&Owner>) -> Option<Revoking> {
         match owner {
             None => self.revoking.pop_first().map(|(_, revoking)| revoking),
@@ -408,25 +414,26 @@ impl Unconfirmed {
         }
     }
 
-    /// The holds that go with those that are to be revoked.
+    /// The holds of the grants marked for revocation.
     pub(super) fn revoking(&self) -> impl Iterator<Item = (&Owner, Mode)> {
         self.revoking.iter().filter_map(|((owner, _), (_, owes))| Some((owner, (*owes)?)))
     }
 
-    /// The grants on their way to this owner with a hold of this mode.
+    /// The grants in flight to this owner whose revocation releases a hold of this mode.
     fn owing<'a>(&'a self, owner: &'a Owner, mode: Mode) -> impl Iterator<Item = &'a OnItsWay> {
         of_owner(&self.on_their_way, owner)
             .map(|(_, grant)| grant)
             .filter(move |grant| grant.owes == Some(mode))
     }
 
-    /// True if some of the owner's holds of this mode, of which there are so many, are no grants on their way.
+    /// Whether any of the owner's `holds` holds of this mode belongs to no grant in flight.
     pub(super) fn is_certain(&self, owner: &Owner, mode: Mode, holds: i64) -> bool {
         i64::try_from(self.owing(owner, mode).count()).is_ok_and(|owing| owing < holds)
     }
 
-    /// The grant whose hold is given back by one who has so many of that mode: the one that is named. If none of them is certain,
-    /// the first of which the client may know already, or the first.
+    /// The grant whose hold is released by an owner with this number of holds. It is the named grant if there
+    /// is one. Otherwise a certain hold is released, with no grant. Without a certain hold, it is the first
+    /// grant whose client may know of it, or else the first grant.
     pub(super) fn whose_hold(
         &self,
         owner: &Owner,
@@ -434,7 +441,7 @@ impl Unconfirmed {
         named: Option<WaiterId>,
     ) -> Option<GivenBack> {
         let is_named = |grant: &&OnItsWay| Some(grant.id) == named;
-        // The least of several that are equal is the first.
+        // `min_by_key` returns the first of equal keys.
         let first_told = || self.owing(owner, mode).min_by_key(|grant| grant.until != Until::Delivered);
         let uncertain = || first_told().filter(|_| !self.is_certain(owner, mode, holds));
         let grant = self.owing(owner, mode).find(is_named).or_else(uncertain)?;
@@ -442,14 +449,15 @@ impl Unconfirmed {
         Some(GivenBack { id: grant.id, is_kept_back, is_named: is_named(&grant) })
     }
 
-    /// The hold of a grant is given back though that may have to be revoked. Then one of the other mode goes, or none.
+    /// Notes that the hold of a grant was released although the grant may be revoked. Its revocation then
+    /// releases a hold of the mode `instead`, or none.
     pub(super) fn gave_back(&mut self, id: WaiterId, owner: &Owner, instead: Option<Mode>) {
         if let Some(grant) = self.grant_mut(id, owner) {
             grant.owes = instead;
         }
     }
 
-    /// More than its delivery was needed to confirm a grant, and is there. Its client may know of it from now on.
+    /// Notes that a grant has what it needed besides its delivery. Its client may know of it from now on.
     pub(super) fn acknowledged(&mut self, id: WaiterId, owner: &Owner) {
         let Some(grant) = self.grant_mut(id, owner) else { return };
         let until = std::mem::replace(&mut grant.until, Until::Delivered);
@@ -462,7 +470,7 @@ impl Unconfirmed {
         self.on_their_way.get_mut(&place)
     }
 
-    /// The hold of a grant was given back. Sets the token that is left.
+    /// Revokes a grant whose hold was released. Sets the remaining token.
     pub(super) fn revoked(&mut self, id: WaiterId, owner: &Owner, holders: &mut Holders) {
         let Some(stack) = self.stacks.get_mut(owner) else { return };
         self.unsettled.insert(owner.clone());
@@ -473,8 +481,8 @@ impl Unconfirmed {
         }
     }
 
-    /// Sets the lease of an owner of whom it is known by now what it was promised: of this one, or of anybody. Returns whose, and
-    /// when it ends if it was set; `None` if there is nobody left.
+    /// Settles the lease of the next owner whose grants all have an outcome: of this owner, or of any.
+    /// Returns the owner, and the end of the lease if it was set. `None` if no owner is left.
     pub(super) fn settle_next(
         &mut self,
         owner: Option<&Owner>,
@@ -501,8 +509,8 @@ impl Unconfirmed {
         Some((owner, end))
     }
 
-    /// The holds of these owners ended, of whom that may be so: nothing of theirs is to be given back any more. Returns the grants
-    /// that end so, in their order.
+    /// Forgets the grants of owners whose holds have ended, among those that `who` names. Returns these
+    /// grants in order.
     pub(super) fn void(
         &mut self,
         who: MayHaveEnded<'_>,
@@ -542,7 +550,7 @@ impl Unconfirmed {
 
     #[inline(always)]
     fn take(&mut self, id: WaiterId, owner: &Owner) -> Option<OnItsWay> {
-        // Mostly there is one grant, and nothing has to be compared with its owner.
+        // Usually one grant is in flight, and no owner has to be compared.
         match self.on_their_way.take_only(|grant| grant.id == id) {
             Some(grant) => Some(self.uncount(grant)),
             None => self.take_among_others(id, owner),
@@ -560,15 +568,15 @@ impl Unconfirmed {
         Some(self.uncount(grant))
     }
 
-    /// A grant is on its way no longer.
+    /// Adjusts the counters for a grant that is no longer in flight.
     fn uncount(&mut self, grant: OnItsWay) -> OnItsWay {
         self.waiting -= u32::from(grant.until != Until::Delivered);
         self.to_confirm -= u32::from(grant.until == Until::Confirmed);
         grant
     }
 
-    /// What this owner's hold is, layer by layer, if any of it may be revoked. A first grant is kept apart only when something
-    /// comes on top of it.
+    /// The pending grants of an owner, if it has any. The first grant is moved there only when a second one
+    /// follows.
     fn stack_of(&mut self, owner: &Owner) -> Option<&mut Stack> {
         if !self.stacks.contains_key(owner) {
             let (_, first) = of_owner(&self.on_their_way, owner).next()?;
@@ -582,7 +590,7 @@ impl Unconfirmed {
         self.stacks.get_mut(owner)
     }
 
-    /// The grants on their way, and those that are to be given back.
+    /// The grants in flight, and those marked for revocation.
     #[cfg(test)]
     pub(super) fn ids(&self) -> (Vec<WaiterId>, Vec<WaiterId>) {
         (
@@ -591,26 +599,34 @@ impl Unconfirmed {
         )
     }
 
-    /// Fails if an index or a count is not what the grants say.
+    /// Fails if an index or a count disagrees with the grants.
     #[cfg(test)]
     pub(super) fn verify(&self) {
         let of = |wanted: &dyn Fn(Until) -> bool| {
             self.on_their_way.iter().filter(|(_, grant)| wanted(grant.until)).count()
         };
-        assert_eq!(self.waiting as usize, of(&|until| until != Until::Delivered), "who waits is miscounted");
+        assert_eq!(
+            self.waiting as usize,
+            of(&|until| until != Until::Delivered),
+            "the waiting grants are miscounted"
+        );
         assert_eq!(
             self.to_confirm as usize,
             of(&|until| until == Until::Confirmed),
-            "what is to confirm is miscounted"
+            "the grants to confirm are miscounted"
         );
         let has_stack = |owner| self.stacks.contains_key(owner);
-        assert!(self.unsettled.iter().all(has_stack), "nothing is unsettled of {:?}", self.unsettled);
+        assert!(
+            self.unsettled.iter().all(has_stack),
+            "unsettled owners without pending grants: {:?}",
+            self.unsettled
+        );
         let is_over = |(owner, stack): (&Owner, &Stack)| stack.is_over() && !self.unsettled.contains(owner);
-        assert!(!self.stacks.iter().any(is_over), "what is certain is kept apart");
+        assert!(!self.stacks.iter().any(is_over), "an owner without pending grants has a stack");
     }
 }
 
-/// What belongs to this owner, in its order.
+/// The entries of this owner, in order.
 fn of_owner<'a, V>(all: &'a Few<Place, V>, owner: &'a Owner) -> impl Iterator<Item = (&'a Place, &'a V)> {
     all.range_from((owner.clone(), 0)).take_while(move |((of, _), _)| of == owner)
 }

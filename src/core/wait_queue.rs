@@ -1,14 +1,23 @@
 // SPDX-License-Identifier: MIT
 
-//! The queue of one lock: who waits for it, and in which order they are served. No other file decides that.
+//! The queue of one lock. No other file decides the order in which waiters are served.
 //!
-//! An owner who holds the lock and wants more of it (an upgrade, a second wait) comes before all newcomers; but one whose own
-//! hold is in its way ([`Wants::once`]) is a newcomer. Within each of the two groups the one who came first comes first.
+//! 1. An owner that holds the lock and wants more of it (an upgrade, a re-entry) comes before all newcomers.
+//!    A request with [`Wants::once`] is always a newcomer.
+//! 2. Within each of the two groups, waiters stand in order of arrival.
+//! 3. A waiter is served when the holders admit it and no waiter ahead blocks it.
+//! 4. Owners that hold the lock are blocked by holders only. A newcomer is blocked by every single-lock wait
+//!    ahead.
+//! 5. A member of a bundle may have to wait for another lock, so waiters that do not conflict with it go past
+//!    it. An exclusive or limited member blocks every newcomer behind it. A shared member without a limit
+//!    blocks exclusive requests only.
+//! 6. To resolve a deadlock, a waiter may overtake a member that came first ([`WaitQueue::let_pass`]). The
+//!    member then stands behind that waiter.
 //!
-//! Somebody is served when the holders admit it and nobody stands before it that it must not pass: of those who wait for this
-//! lock only, that is the first. Who waits for several locks ([`Part`](super::bundles)) may have to wait for another one. Meanwhile
-//! only those pass whom it does not conflict with, and those that it has to let pass ([`WaitQueue::let_pass`]). To let a wait pass
-//! swaps the order of the two: the part stands behind that wait from then on.
+//! Example: `h` holds the lock. Behind it wait the reader `r1`, a bundle with the exclusive member `m`, the
+//! reader `r2` and the writer `w`. When `h` releases, `r1` is granted: it is first and admitted. `m` must
+//! wait for `r1`, and blocks `r2` and `w`. When `r1` releases, the bundle is tried. If another of its locks
+//! is held, `m` stays, and `r2` and `w` wait behind it. If `m` were shared, `r2` would be granted beside it.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
@@ -17,20 +26,20 @@ use foldhash::{HashMap, HashSet};
 
 use super::{Mode, WaiterId, Wants};
 
-/// Where a wait stands in its queue. Who is less is served before.
+/// Position of a wait in its queue. Ordered front to back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Position {
-    /// False for an owner who holds the lock and wants more of it.
+    /// False if the owner holds the lock and wants more of it.
     newcomer: bool,
-    /// In the order of arrival.
+    /// Number in order of arrival.
     ticket: u64,
 }
 
 impl Position {
-    /// Nobody is before it.
+    /// Position before all others.
     pub(super) const FRONT: Position = Position { newcomer: false, ticket: 0 };
 
-    /// The position of a wait that arrived with this ticket, and whose owner holds the lock or not.
+    /// The position of a wait with this ticket. `holds` tells whether its owner holds the lock.
     pub(super) fn new(wants: Wants, holds: bool, ticket: u64) -> Position {
         Position { newcomer: !holds || wants.once, ticket }
     }
@@ -49,42 +58,44 @@ struct Place {
     position: Position,
     id: WaiterId,
     wants: Wants,
-    /// It is one of several waits that are granted together.
+    /// Whether the wait is a member of a bundle.
     is_part: bool,
 }
 
 impl Place {
-    /// True if who comes later and wants this has to stand behind it.
+    /// Whether a later request that wants this has to stand behind this place.
     fn is_in_way_of(&self, wants: Wants) -> bool {
         self.wants.bars_readers() || wants.mode == Mode::Exclusive
     }
 }
 
-/// Who waits for one lock.
+/// The queue of one lock.
 #[derive(Default)]
 pub(super) struct WaitQueue {
-    /// In the order of the positions. Nearly all come at the back and leave at the front.
+    /// Places in order of position. Nearly all enter at the back and leave at the front.
     places: VecDeque<Place>,
-    /// The positions of those behind whom everybody waits; only kept while anybody is in the queue for whom that is not so.
+    /// Positions that block every later request. Maintained only while the queue has other places too.
     barring: BTreeSet<Position>,
-    /// For how many that is not so: those who want the lock shared, whoever has it so already.
+    /// Number of places that do not block every later request: shared requests without a limit.
     readers: usize,
-    /// The positions of those whose owner waits for other locks too: only through them does the waits-for graph lead from
-    /// this queue to another lock.
+    /// Positions of owners that also wait for other locks. Only through them does the waits-for graph lead
+    /// from this queue to another lock.
     crossing: BTreeSet<Position>,
-    /// How many are parts.
+    /// Number of members of bundles.
     parts: usize,
-    /// Which waits stand before which parts, though these came first.
+    /// Waits that have overtaken members that came first.
     passes: Passes,
-    /// Which waits were ever let pass which parts: once, so that two do not pass each other for ever.
+    /// Waits that ever overtook members. Each pair swaps once, so that two waits never overtake each other
+    /// forever.
     let_pass: Passes,
 }
 
-/// Pairs of a wait and a part that it passes. Few queues have any, and then they are elsewhere, as every lock has a queue.
+/// Pairs of a wait and a member that it overtakes. Boxed, because every lock has a queue and few queues have
+/// pairs.
 #[derive(Default)]
 struct Passes(Option<Box<Pairs>>);
 
-/// The same pairs by either of the two.
+/// The pairs, indexed by either side.
 #[derive(Default)]
 struct Pairs {
     by_passer: HashMap<WaiterId, HashSet<WaiterId>>,
@@ -97,13 +108,13 @@ impl Passes {
         self.0.is_none()
     }
 
-    /// The parts that this wait passes, if it passes any.
+    /// The members that this wait overtakes, if it overtakes any.
     #[inline(always)]
     fn of_passer(&self, passer: WaiterId) -> Option<&HashSet<WaiterId>> {
         self.0.as_ref()?.by_passer.get(&passer)
     }
 
-    /// The waits that pass this part, if any do.
+    /// The waits that overtake this member, if any do.
     fn of_part(&self, part: WaiterId) -> Option<&HashSet<WaiterId>> {
         self.0.as_ref()?.by_part.get(&part)
     }
@@ -114,7 +125,7 @@ impl Passes {
         pairs.by_passer.entry(passer).or_default().insert(part)
     }
 
-    /// Returns whether there was such a pair.
+    /// Removes a pair. Returns whether it existed.
     fn remove(&mut self, passer: WaiterId, part: WaiterId) -> bool {
         let Some(pairs) = &mut self.0 else { return false };
         remove_from(&mut pairs.by_part, part, passer);
@@ -123,7 +134,7 @@ impl Passes {
         removed
     }
 
-    /// A wait leaves, whether it passes any or is passed.
+    /// Removes all pairs of a wait that leaves.
     fn forget(&mut self, id: WaiterId) {
         let Some(pairs) = &mut self.0 else { return };
         for part in pairs.by_passer.remove(&id).into_iter().flatten() {
@@ -142,7 +153,7 @@ impl Passes {
     }
 }
 
-/// Removes a value of a key, and the key with the last one.
+/// Removes a value of a key, and the key with its last value.
 fn remove_from(map: &mut HashMap<WaiterId, HashSet<WaiterId>>, key: WaiterId, value: WaiterId) -> bool {
     let Some(values) = map.get_mut(&key) else { return false };
     let removed = values.remove(&value);
@@ -161,33 +172,34 @@ impl WaitQueue {
         self.places.is_empty()
     }
 
-    /// True if a call for several locks waits.
+    /// Whether any member of a bundle is queued.
     pub(super) fn has_parts(&self) -> bool {
         self.parts > 0
     }
 
-    /// Who waits, in the order in which they are served.
+    /// Iterates over the waits in the order in which they are served.
     pub(super) fn iter(&self) -> impl Iterator<Item = WaiterId> + '_ {
         self.places.iter().map(|place| place.id)
     }
 
-    /// Who is served next, were the lock free.
+    /// The first wait of the queue.
     pub(super) fn first(&self) -> Option<WaiterId> {
         self.places.front().map(|place| place.id)
     }
 
-    /// Who is served last.
+    /// The last wait of the queue.
     pub(super) fn last(&self) -> Option<WaiterId> {
         self.places.back().map(|place| place.id)
     }
 
-    /// Whether the wait at this position is the first.
+    /// Whether a wait at this position is or was the first.
     fn is_first(&self, position: Position) -> bool {
         self.places.front().is_none_or(|first| position < first.position)
     }
 
-    /// Who can be served next, if this says of a wait whether it could be decided: of those who want more of what they hold
-    /// any, as they are in nobody's way, but of the newcomers only who has to pass nobody.
+    /// The wait to serve next. `decidable` tells whether a wait could be decided now. Any wait of an owner
+    /// that holds the lock qualifies, because it blocks no other. Among newcomers, only a wait that no place
+    /// ahead blocks qualifies.
     #[inline(always)]
     pub(super) fn next(&self, mut decidable: impl FnMut(WaiterId) -> bool) -> Option<WaiterId> {
         let first = self.places.front()?;
@@ -214,7 +226,7 @@ impl WaitQueue {
                 return Some(place.id);
             }
             is_barred |= place.wants.bars_readers();
-            // A reader who is not admitted though nobody bars it, is kept out by an exclusive holder, as all are.
+            // A reader that nothing ahead blocks is excluded by an exclusive holder, as all others are.
             if !place.position.is_holder() && (is_barred || (in_turn && !place.is_part)) {
                 break;
             }
@@ -223,8 +235,8 @@ impl WaitQueue {
             return None;
         }
         let mut passing = self.places.iter().filter(|place| self.passes.of_passer(place.id).is_some());
-        // A part that can be decided makes its bundle due: that is asked of it last. Of the others it is the quicker question, and
-        // mostly the lock is not to be had by anybody.
+        // A member that could be granted makes its bundle due, so that check comes last. For other waits
+        // `decidable` is the faster check, and the lock is usually unavailable.
         let can_go = |place: &&Place| match place.is_part {
             true => !self.is_barred(place.position) && decidable(place.id),
             false => decidable(place.id) && !self.is_barred(place.position),
@@ -232,12 +244,12 @@ impl WaitQueue {
         passing.find(can_go).map(|place| place.id)
     }
 
-    /// True if a wait that came later stands before this part, as it was let pass.
+    /// Whether a later wait has overtaken this member.
     fn is_passed(&self, part: &Place) -> bool {
         part.is_part && self.passes.of_part(part.id).is_some()
     }
 
-    /// True if somebody stands before this position whom the wait there must not pass.
+    /// Whether a place ahead blocks the wait at this position.
     pub(super) fn is_barred(&self, position: Position) -> bool {
         let Some(place) = self.place_at(position).filter(|_| !position.is_holder()) else { return false };
         if self.is_passed(place) {
@@ -256,52 +268,53 @@ impl WaitQueue {
         }
     }
 
-    /// True if who comes now and wants this has to stand behind somebody.
+    /// Whether a new request that wants this has to wait behind a place in the queue.
     pub(super) fn bars(&self, wants: Wants) -> bool {
-        // Who waits for this lock only, and bars nobody by order, does so because the lock is not to be had.
+        // A single-lock wait that does not block by order waits because the lock is unavailable.
         let only_parts = self.parts == self.places.len();
         !self.is_empty() && (!only_parts || wants.mode == Mode::Exclusive || self.readers < self.places.len())
     }
 
-    /// From now on this wait stands before that part, which stood before it: as it came first, or had been let pass. False if it
-    /// does so already.
+    /// Lets a wait overtake a member ahead, or undoes the opposite swap. False if it has overtaken the member
+    /// already.
     pub(super) fn let_pass(&mut self, who: WaiterId, part: WaiterId) -> bool {
         self.let_pass.insert(who, part);
         self.passes.remove(part, who) || self.passes.insert(who, part)
     }
 
-    /// True if this wait was let pass that part, wherever it stands now.
+    /// Whether this wait ever overtook that member, even if the swap was undone.
     pub(super) fn was_let_pass(&self, who: WaiterId, part: WaiterId) -> bool {
         self.let_pass.of_passer(who).is_some_and(|parts| parts.contains(&part))
     }
 
-    /// True if any wait passes a part.
+    /// Whether any wait has overtaken a member.
     pub(super) fn has_passes(&self) -> bool {
         !self.passes.is_empty()
     }
 
-    /// The parts that this wait passes, if it passes any.
+    /// The members that this wait overtakes, if it overtakes any.
     pub(super) fn passed_by(&self, who: WaiterId) -> Option<&HashSet<WaiterId>> {
         self.passes.of_passer(who)
     }
 
-    /// The waits that pass this part.
+    /// The waits that overtake this member.
     pub(super) fn passers(&self, part: WaiterId) -> impl Iterator<Item = WaiterId> + '_ {
         self.passes.of_part(part).into_iter().flatten().copied()
     }
 
-    /// True if who is served next may be so as soon as fewer hold the lock: a reader who wants it alone, or with a limit.
+    /// Whether the first wait may be served as soon as the lock has fewer holders: an upgrade, or a request
+    /// with a limit.
     pub(super) fn waits_for_fewer(&self) -> bool {
         self.places.front().is_some_and(|first| first.position.is_holder() || first.wants.limit.is_some())
     }
 
-    /// Those who wait although they hold the lock.
+    /// The waits of owners that hold the lock.
     pub(super) fn holders(&self) -> impl Iterator<Item = (WaiterId, Position)> + '_ {
         let holders = self.places.iter().take_while(|place| place.position.is_holder());
         holders.map(|place| (place.id, place.position))
     }
 
-    /// True if anybody waits who holds the lock.
+    /// Whether an owner that holds the lock is queued.
     pub(super) fn has_holders(&self) -> bool {
         self.places.front().is_some_and(|place| place.position.is_holder())
     }
@@ -325,7 +338,7 @@ impl WaitQueue {
         self.places.insert(at, Place { position, id, wants, is_part });
     }
 
-    /// A wait leaves for good. Returns whether it stood there.
+    /// Removes a wait for good. Returns whether it was in the queue.
     #[inline(always)]
     pub(super) fn leave(&mut self, position: Position, id: WaiterId) -> bool {
         if !self.let_pass.is_empty() {
@@ -335,7 +348,7 @@ impl WaitQueue {
         self.remove(position)
     }
 
-    /// Takes a wait out. Returns whether it stood there.
+    /// Removes the place at a position. Returns whether it was in the queue.
     #[inline(always)]
     pub(super) fn remove(&mut self, position: Position) -> bool {
         let at = self.place_of(position);
@@ -361,7 +374,7 @@ impl WaitQueue {
         true
     }
 
-    /// Where this position is, or would be.
+    /// Index of a position, or the index at which it would be inserted.
     #[inline(always)]
     fn place_of(&self, position: Position) -> usize {
         match self.places.front() {
@@ -370,7 +383,7 @@ impl WaitQueue {
         }
     }
 
-    /// The owner at this position waits for other locks too, or does so no more.
+    /// Notes whether the owner at this position waits for other locks too.
     pub(super) fn set_crossing(&mut self, position: Position, crosses: bool) {
         if crosses {
             self.crossing.insert(position);
@@ -383,14 +396,14 @@ impl WaitQueue {
         self.crossing.contains(&position)
     }
 
-    /// True if an owner in the queue waits for another lock too.
+    /// Whether an owner in the queue also waits for another lock.
     pub(super) fn has_crossing(&self) -> bool {
         !self.crossing.is_empty()
     }
 
-    /// True if one that wanted this of the lock and has left this position may have made way for the next: readers who stood
-    /// behind a writer, or behind one who wanted the lock with fewer others; or anybody where parts wait, as the lock may be to be
-    /// had all the time.
+    /// Whether the departure of a wait may let the next waiters be served: readers behind a writer or behind
+    /// a request with a limit. With members in the queue, the lock may have been available all along, so any
+    /// waiter may be next.
     pub(super) fn makes_way(&self, position: Position, wants: Wants, was_part: bool) -> bool {
         if was_part || self.parts > 0 {
             return !self.is_empty();
@@ -399,13 +412,13 @@ impl WaitQueue {
         wants.bars_readers() && self.is_first(position) && next_is_shared
     }
 
-    /// All who are at these positions.
+    /// The waits at these positions.
     pub(super) fn at(&self, positions: Range<Position>) -> impl Iterator<Item = WaiterId> + '_ {
         let (from, to) = (self.place_of(positions.start), self.place_of(positions.end));
         self.places.range(from..to.max(from)).map(|place| place.id)
     }
 
-    /// Those of them behind whom everybody waits, nearest to the back first.
+    /// The waits at these positions that block every later request, nearest to the back first.
     pub(super) fn barring_at(&self, positions: Range<Position>) -> impl Iterator<Item = WaiterId> + '_ {
         let all = self.readers == 0;
         let places = if all { positions.clone() } else { Position::FRONT..Position::FRONT };
@@ -415,7 +428,7 @@ impl WaitQueue {
         self.places.range(from..to.max(from)).rev().map(|place| place.id).chain(indexed)
     }
 
-    /// Those of them whose owner waits for other locks too.
+    /// The waits at these positions whose owners also wait for other locks.
     pub(super) fn crossing_at(&self, positions: Range<Position>) -> impl Iterator<Item = WaiterId> + '_ {
         self.crossing.range(positions).filter_map(|position| self.id_at(*position))
     }
@@ -428,16 +441,20 @@ impl WaitQueue {
         self.places.get(self.place_of(position)).filter(|place| place.position == position)
     }
 
-    /// Fails if the order or an index is not what the places say. `crosses` says so of a wait.
+    /// Fails if the order or an index disagrees with the places. `crosses` tells whether a wait's owner waits
+    /// for other locks too.
     #[cfg(test)]
     pub(super) fn verify(&self, crosses: impl Fn(WaiterId) -> bool, is_part: impl Fn(WaiterId) -> bool) {
         assert!(self.places.iter().all(|place| place.is_part == is_part(place.id)), "{:?}", self.places);
         let parts = self.places.iter().filter(|place| place.is_part).count();
-        assert_eq!(self.parts, parts, "the parts are miscounted");
+        assert_eq!(self.parts, parts, "the members are miscounted");
         let passes = self.passes.0.as_deref();
         for (who, passed) in passes.into_iter().flat_map(|pairs| &pairs.by_passer) {
             let stands = |id: &WaiterId| self.places.iter().any(|place| place.id == *id);
-            assert!(stands(who) && !passed.is_empty() && passed.iter().all(stands), "{who:?} passes nobody");
+            assert!(
+                stands(who) && !passed.is_empty() && passed.iter().all(stands),
+                "{who:?} overtakes no member"
+            );
         }
         let pairs = |map: &HashMap<WaiterId, HashSet<WaiterId>>| {
             let pairs = map.iter().flat_map(|(key, values)| values.iter().map(|value| (*key, *value)));
@@ -445,19 +462,19 @@ impl WaitQueue {
         };
         if let Some(Pairs { by_passer, by_part }) = passes {
             let by_part = pairs(by_part).into_iter().map(|(part, who)| (who, part)).collect();
-            assert_eq!(pairs(by_passer), by_part, "the two indices of who passes whom differ");
+            assert_eq!(pairs(by_passer), by_part, "the two indices of overtaking waits differ");
         }
         let sorted = self.places.iter().zip(self.places.iter().skip(1)).all(|(a, b)| a.position < b.position);
         assert!(sorted, "the queue is out of order: {:?}", self.places);
         let barring = self.places.iter().filter(|place| place.wants.bars_readers());
         assert_eq!(self.readers, self.places.len() - barring.clone().count(), "the readers are miscounted");
         let barring = barring.filter(|_| self.readers > 0).map(|place| place.position);
-        assert!(self.barring.iter().copied().eq(barring), "the index of who bars others is wrong");
+        assert!(self.barring.iter().copied().eq(barring), "the index of blocking positions is wrong");
         let crossing = self.places.iter().filter(|place| crosses(place.id)).map(|place| place.position);
         assert!(self.crossing.iter().copied().eq(crossing), "the index of crossing waits is wrong");
     }
 
-    /// Who stands at this position.
+    /// The wait at this position.
     #[cfg(test)]
     pub(super) fn find(&self, position: Position) -> Option<(WaiterId, Wants)> {
         let place = self.places.get(self.place_of(position)).filter(|place| place.position == position)?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! All waits: from the call that has to wait until its client has the grant, or the grant was revoked.
+//! All waits, from the call that has to wait until its client has the grant or the grant is revoked.
 
 use std::collections::hash_map::Entry;
 
@@ -20,27 +20,27 @@ use super::{Bind, MonoUs, Now, Owner, Request, RequestId, WaiterId};
 pub(super) struct Wait {
     lock: LockIdx,
     request: Request,
-    /// Since when it waits, or if it was granted: when that was.
+    /// Start of the wait, or after the grant, the time of the grant.
     since: MonoUs,
     deadline: Option<MonoUs>,
     position: Position,
     state: WaitState,
-    /// It was granted, and its owner has held nothing before.
+    /// Whether the wait was granted to an owner that held nothing before.
     begins: bool,
-    /// It was granted, and a renewal has taken over what depends on its connection.
+    /// Dependencies on the connection that a renewal has taken over since the grant.
     overtaken: Overtaken,
-    /// By what its bundle is known, if it is a part of one.
+    /// The first wait of its bundle, if it is a member of one.
     lead: Option<WaiterId>,
 }
 
-/// How far a wait has come. One that was decided otherwise, or left, is gone.
+/// The state of a wait. A wait that was decided otherwise, or that left, is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WaitState {
-    /// It stands in the queue of its lock.
+    /// The wait is in the queue of its lock.
     Queued,
-    /// It has the lock, and its client may not have the reply yet.
+    /// The lock is granted, and the client may not have the reply yet.
     Granted,
-    /// Its client did not get the reply: the grant is revoked when the lock is reconciled.
+    /// The reply did not reach the client: the grant is marked, and revoked when the lock is reconciled.
     Revoking,
 }
 
@@ -53,7 +53,7 @@ impl Wait {
         &self.request
     }
 
-    /// Since when it waits, or if it was granted: when that was.
+    /// Start of the wait, or after the grant, the time of the grant.
     pub(super) fn since(&self) -> MonoUs {
         self.since
     }
@@ -62,17 +62,17 @@ impl Wait {
         self.deadline
     }
 
-    /// Where it stands in the queue, or stood.
+    /// Position in the queue, even after the wait has left it.
     pub(super) fn position(&self) -> Position {
         self.position
     }
 
-    /// True if its grant is the owner's first hold.
+    /// Whether the grant is the owner's first hold.
     pub(super) fn begins(&self) -> bool {
         self.begins
     }
 
-    /// What does not depend on its connection any more.
+    /// Dependencies on the connection that a renewal has taken over since the grant.
     pub(super) fn overtaken(&self) -> Overtaken {
         self.overtaken
     }
@@ -81,7 +81,7 @@ impl Wait {
         self.state
     }
 
-    /// By what its bundle is known, if it is a part of one.
+    /// The first wait of its bundle, if it is a member of one.
     pub(super) fn lead(&self) -> Option<WaiterId> {
         self.lead
     }
@@ -90,48 +90,48 @@ impl Wait {
         self.lead.is_some()
     }
 
-    /// True of one wait of each call: not of the other parts of a bundle.
+    /// Whether this wait counts as its call. True for single waits and for the first wait of a bundle.
     fn stands_for_call(&self, id: WaiterId) -> bool {
         self.lead.is_none_or(|lead| lead == id)
     }
 
-    /// True if its time is over, whether it was answered or not.
+    /// Whether the deadline has passed, answered or not.
     pub(super) fn is_over(&self, now: Now) -> bool {
         self.deadline.is_some_and(|at| at <= now.mono)
     }
 }
 
-/// What is needed to queue a request.
+/// The data of a new wait.
 pub(super) struct NewWait {
     pub(super) lock: LockIdx,
     pub(super) request: Request,
     pub(super) deadline: Option<MonoUs>,
     pub(super) position: Position,
     pub(super) since: MonoUs,
-    /// The bundle that it is a part of.
+    /// The first wait of its bundle, if it is a member of one.
     pub(super) lead: Option<WaiterId>,
 }
 
-/// All waits, by their numbers, by their owners and by their requests.
+/// All waits, indexed by number, by owner and by request.
 #[derive(Default)]
 pub(super) struct Waiters {
     by_id: HashMap<WaiterId, Wait>,
-    /// Those that are queued.
+    /// The queued waits of each owner.
     by_owner: HashMap<Owner, OwnerWaits>,
-    /// Those that have a request id, the latest one of each; an earlier one has been superseded.
+    /// The latest wait of each request that has an id. Earlier ones are superseded.
     by_request: HashMap<(LockIdx, RequestId), WaiterId>,
-    /// How many calls are queued.
+    /// Number of queued calls.
     queued: usize,
-    /// How many parts are, beside the first of each bundle.
+    /// Number of queued members other than the first of each bundle.
     more_parts: usize,
-    /// Which of them are granted together.
+    /// Bundles of waits that are granted together.
     pub(super) bundles: Bundles,
-    /// Which of them are told by a message.
+    /// Waits with `NOTIFY`.
     pub(super) notified: Notified,
     last_id: u64,
 }
 
-/// Which waits of an owner begin or cease to be at locks of which it waits for others too.
+/// Waits of an owner that start or stop being one of waits for several locks.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Crossing {
     pub(super) begin: SmallVec<[WaiterId; 2]>,
@@ -139,25 +139,25 @@ pub(super) struct Crossing {
 }
 
 impl Crossing {
-    /// True if nothing changes.
+    /// Whether nothing changes.
     pub(super) fn is_empty(&self) -> bool {
         self.begin.is_empty() && self.cease.is_empty()
     }
 }
 
-/// A wait that is not queued any more.
+/// A wait that has left the queue.
 pub(super) struct Ended {
-    /// Its lock, where it stood in the queue, and until when it would have waited.
+    /// Lock, position and deadline of the wait.
     pub(super) place: (LockIdx, Position, Option<MonoUs>),
     pub(super) crossing: Crossing,
-    /// Its owner waits still, for this lock or another one.
+    /// Whether its owner has other queued waits, for this lock or another one.
     pub(super) waits_more: bool,
-    /// How long it has waited.
+    /// Duration of the wait.
     pub(super) waited: MonoUs,
 }
 
 impl Waiters {
-    /// The number of the next wait, which is its ticket too.
+    /// The number of the next wait. It also serves as the ticket.
     pub(super) fn next_id(&mut self) -> WaiterId {
         self.last_id += 1;
         WaiterId(self.last_id)
@@ -167,20 +167,20 @@ impl Waiters {
         self.by_id.get(&id)
     }
 
-    /// A renewal takes over what depends on the connection of a grant.
+    /// Notes that a renewal has taken over the connection dependencies of a grant.
     pub(super) fn overtake(&mut self, id: WaiterId, by: Bind) {
         if let Some(wait) = self.by_id.get_mut(&id) {
             wait.overtaken.add(by);
         }
     }
 
-    /// A wait that is queued; `None` if it is unknown or was decided.
+    /// A queued wait; `None` if it is unknown or decided.
     pub(super) fn queued(&self, id: WaiterId) -> Option<&Wait> {
         self.get(id).filter(|wait| wait.state == WaitState::Queued)
     }
 
-    /// Adds a wait that is queued.
-    // A wait is large: it is put together where it stays.
+    /// Adds a queued wait.
+    // A wait is large: it is built in place.
     #[inline(always)]
     pub(super) fn queue(&mut self, id: WaiterId, new: NewWait) -> Crossing {
         let NewWait { lock, request, deadline, position, since, lead } = new;
@@ -228,14 +228,14 @@ impl Waiters {
         crossing
     }
 
-    /// Notes where a wait stands in the queue now.
+    /// Notes the new position of a wait.
     pub(super) fn set_position(&mut self, id: WaiterId, position: Position) {
         if let Some(wait) = self.by_id.get_mut(&id) {
             wait.position = position;
         }
     }
 
-    /// A wait is queued no more, as it was granted.
+    /// Marks a wait as granted, which ends its time in the queue.
     #[inline(always)]
     pub(super) fn grant(&mut self, id: WaiterId, now: MonoUs, begins: bool) -> Option<Ended> {
         let wait = self.by_id.get_mut(&id)?;
@@ -251,12 +251,13 @@ impl Waiters {
         Some(Ended { place, crossing, waits_more, waited })
     }
 
-    /// The bundle by which this wait is known to its client, or itself.
+    /// The wait by which the client knows its call: the first wait of a bundle, or the wait itself.
     pub(super) fn lead_of(&self, id: WaiterId) -> WaiterId {
         self.get(id).and_then(Wait::lead).unwrap_or(id)
     }
 
-    /// All that is granted, and ends, together with this wait: the parts of a bundle, by one of them or its lead; or this wait.
+    /// The waits that are granted and end together with this one: all members of its bundle, or the wait
+    /// alone.
     pub(super) fn together(&self, id: WaiterId) -> SmallVec<[WaiterId; 4]> {
         if self.bundles.is_empty() {
             return smallvec![id];
@@ -267,7 +268,7 @@ impl Waiters {
         }
     }
 
-    /// A grant did not reach its client. False if there is no such grant.
+    /// Marks a grant that did not reach its client for revocation. Returns whether such a grant exists.
     pub(super) fn begin_to_revoke(&mut self, id: WaiterId) -> bool {
         let Some(wait) = self.by_id.get_mut(&id).filter(|wait| wait.state == WaitState::Granted) else {
             return false;
@@ -279,7 +280,7 @@ impl Waiters {
         true
     }
 
-    /// Forgets a wait that is granted, has no request id, is no part of a bundle, and is not told by a message.
+    /// Forgets a granted wait that has no request id, is in no bundle, and has no `NOTIFY`.
     pub(super) fn forget_plain(&mut self, id: WaiterId) {
         self.by_id.remove(&id);
         free_spare(&mut self.by_id);
@@ -312,7 +313,7 @@ impl Waiters {
         Some((wait, crossing))
     }
 
-    /// What counts calls, or parts beside the first.
+    /// The counter of calls, or of members after the first.
     fn counter(&mut self, calls: bool) -> &mut usize {
         if calls {
             &mut self.queued
@@ -321,7 +322,7 @@ impl Waiters {
         }
     }
 
-    /// Returns, too, whether its owner waits still.
+    /// Removes a wait from the index by owner. Also returns whether its owner has other queued waits.
     #[inline(always)]
     fn unqueue(
         &mut self,
@@ -347,7 +348,7 @@ impl Waiters {
         (crossing, waits_more)
     }
 
-    /// The wait of a request for a lock, whatever its state.
+    /// The wait of a request for a lock, in any state.
     pub(super) fn of_request(&self, lock: LockIdx, id: &RequestId) -> Option<(WaiterId, &Wait)> {
         if self.by_request.is_empty() {
             return None;
@@ -356,28 +357,28 @@ impl Waiters {
         Some((id, self.by_id.get(&id)?))
     }
 
-    /// The queued waits of an owner, whatever they are for.
+    /// The queued waits of an owner for all locks.
     pub(super) fn of_owner(&self, owner: &[u8]) -> impl Iterator<Item = WaiterId> + '_ {
         self.by_owner.get(owner).into_iter().flat_map(OwnerWaits::iter).map(|(_, id)| id)
     }
 
-    /// The queued waits of an owner for one lock, in the order of arrival.
+    /// The queued waits of an owner for one lock, in order of arrival.
     pub(super) fn of_owner_at(&self, lock: LockIdx, owner: &[u8]) -> impl Iterator<Item = WaiterId> + '_ {
         self.by_owner.get(owner).into_iter().flat_map(move |waits| waits.at(lock))
     }
 
-    /// True if this owner is queued somewhere.
+    /// Whether this owner has a queued wait.
     #[inline(always)]
     pub(super) fn waits(&self, owner: &[u8]) -> bool {
         self.by_owner.contains_key(owner)
     }
 
-    /// Every owner that is queued somewhere, in no order.
+    /// Iterates over all owners with queued waits, in no particular order.
     pub(super) fn owners(&self) -> impl Iterator<Item = &Owner> {
         self.by_owner.keys()
     }
 
-    /// All that are queued, in the order of arrival.
+    /// All queued waits, in order of arrival.
     pub(super) fn all_queued(&self) -> Vec<WaiterId> {
         let queued = self.by_id.iter().filter(|(_, wait)| wait.state == WaitState::Queued);
         let mut queued: Vec<WaiterId> = queued.map(|(id, _)| *id).collect();
@@ -385,35 +386,35 @@ impl Waiters {
         queued
     }
 
-    /// How many calls are queued, however many locks each is for.
+    /// Number of queued calls. A call for several locks counts once.
     pub(super) fn queued_len(&self) -> usize {
         self.queued
     }
 
-    /// How many owners are, and how many requests have a wait.
+    /// Number of owners with queued waits, and number of requests with a wait.
     pub(super) fn index_lens(&self) -> (usize, usize) {
         (self.by_owner.len(), self.by_request.len())
     }
 
-    /// How many are granted and not confirmed yet.
+    /// Number of grants that are not confirmed yet.
     pub(super) fn granted_len(&self) -> usize {
         self.by_id.len() - self.queued - self.more_parts
     }
 
-    /// Every wait with its number.
+    /// Iterates over all waits with their numbers.
     #[cfg(test)]
     pub(super) fn iter(&self) -> impl Iterator<Item = (WaiterId, &Wait)> {
         self.by_id.iter().map(|(id, wait)| (*id, wait))
     }
 
-    /// True if the wait's owner waits for another lock too.
+    /// Whether the wait's owner also waits for another lock.
     #[cfg(test)]
     pub(super) fn crosses(&self, id: WaiterId) -> bool {
         self.queued(id)
             .is_some_and(|wait| self.by_owner.get(&wait.request.owner).is_some_and(OwnerWaits::span_locks))
     }
 
-    /// Fails if an index is not what the waits say.
+    /// Fails if an index disagrees with the waits.
     #[cfg(test)]
     pub(super) fn verify(&self) {
         self.bundles.verify();
@@ -433,11 +434,7 @@ impl Waiters {
         notified.sort_unstable();
         of_waits.sort_unstable();
         assert_eq!(notified, of_waits, "the index by connection is wrong");
-        assert_eq!(
-            self.notified.lens().0,
-            of_waits.len(),
-            "the waits that are told by messages are miscounted"
-        );
+        assert_eq!(self.notified.lens().0, of_waits.len(), "the waits with NOTIFY are miscounted");
         let queued = self.by_id.iter().filter(|(_, wait)| wait.state == WaitState::Queued);
         let mut of_owners: Vec<_> =
             queued.map(|(id, wait)| (wait.request.owner.as_bytes(), wait.lock, *id)).collect();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! What is remembered, for those who look.
+//! Read-only views of the state in memory.
 
 use std::cmp::Ordering;
 use std::ffi::CStr;
@@ -10,29 +10,29 @@ use crate::core::binding::Binding;
 use crate::core::waiters::Wait;
 use crate::core::{ConnectionId, Known, LockId, LockRef, Mode, MonoUs, Now, Owner, WaiterId};
 
-/// Somebody who waits for a lock.
+/// A waiter of a lock.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct WaiterInfo<'a> {
     pub(crate) owner: &'a Owner,
     pub(crate) mode: Mode,
     pub(crate) waited_us: MonoUs,
-    /// `None`: waits without limit.
+    /// Time until the deadline; `None` if the wait has none.
     pub(crate) remaining_us: Option<MonoUs>,
 }
 
-/// What this server knows of a hold, other than that it is there.
+/// Facts about a hold that its key does not show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HoldInfo {
-    /// For how long the owner has held the lock; `None` if that began elsewhere, or before it was noted.
+    /// Time since the grant; `None` if the grant happened elsewhere or before it was recorded.
     pub(crate) held_us: Option<MonoUs>,
     pub(crate) client: Option<ConnectionId>,
-    /// The server renews its lease.
+    /// Whether the server renews the lease.
     pub(crate) watchdog: bool,
-    /// It ends with its connection.
+    /// Whether the hold ends with its connection.
     pub(crate) ephemeral: bool,
 }
 
-/// A lock that somebody waits for. One with a longer queue comes before others.
+/// A lock with waiters. Ordered by the length of the queue, the longest first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Contended {
     pub(crate) waiters: usize,
@@ -51,14 +51,14 @@ impl PartialOrd for Contended {
     }
 }
 
-/// What is known of a queue without a look at the lock's key.
+/// Facts about a queue, available without opening the lock's key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct QueueInfo {
-    /// How long the first in line has waited.
+    /// Time that the first waiter has waited.
     pub(crate) longest_us: MonoUs,
-    /// What the first in line waits for.
+    /// Mode that the first waiter wants.
     pub(crate) wanted: Mode,
-    /// One owner holds the lock exclusively, as far as is known.
+    /// Whether one owner holds the lock exclusively, as far as is known.
     pub(crate) is_plain: bool,
 }
 
@@ -66,7 +66,6 @@ fn state<'a>(parts: &'a Parts, lock: LockRef<'_>) -> Option<&'a LockState> {
     parts.state(parts.table.find(lock)?)
 }
 
-/// See [`LockManager::tables`](super::LockManager::tables).
 pub(super) fn tables(parts: &Parts) -> [(&'static CStr, usize); 24] {
     let (notified, notified_connections) = parts.waiters.notified.lens();
     let (owners, requests) = parts.waiters.index_lens();
@@ -100,27 +99,23 @@ pub(super) fn tables(parts: &Parts) -> [(&'static CStr, usize); 24] {
     ]
 }
 
-/// See [`LockManager::waiting`](super::LockManager::waiting).
 pub(super) fn waiting(parts: &Parts, lock: LockRef<'_>) -> usize {
     state(parts, lock).map_or(0, |state| state.queue.len())
 }
 
-/// See [`LockManager::ending`](super::LockManager::ending).
 pub(super) fn ending(parts: &Parts, lock: Known<'_>) -> usize {
     let Some(lock) = parts.table.handle_of(lock) else { return 0 };
     let unconfirmed = parts.state(lock).map_or(0, |state| state.unconfirmed.may_end());
-    // Of each kind a portion, but a caller may be one more.
+    // A portion of each kind, and one more for the caller.
     let most = parts.portion.0 + 1;
     unconfirmed.min(2 * most) + parts.sessions.closed_len(lock).min(most)
 }
 
-/// See [`LockManager::wanted_here`](super::LockManager::wanted_here).
 pub(super) fn wanted_here(parts: &Parts) -> impl Iterator<Item = &LockId> {
     let wanted = |state: &LockState| !state.queue.is_empty() || state.unconfirmed.any_on_its_way();
     parts.table.iter().filter(move |(.., state)| wanted(state)).map(|(_, id, _)| id)
 }
 
-/// See [`LockManager::known_held`](super::LockManager::known_held).
 pub(super) fn known_held(parts: &Parts) -> usize {
     let held = |lock, state: &LockState| {
         state.plain_hold.is_some()
@@ -131,18 +126,15 @@ pub(super) fn known_held(parts: &Parts) -> usize {
     parts.table.iter().filter(|(lock, _, state)| held(*lock, state)).count()
 }
 
-/// See [`LockManager::longest_wait`](super::LockManager::longest_wait).
 pub(super) fn longest_wait(parts: &Parts, now: Now) -> MonoUs {
     let first = parts.table.iter().filter_map(|(.., state)| parts.waiters.get(state.queue.first()?));
     first.map(|wait| now.mono.saturating_sub(wait.since())).max().unwrap_or_default()
 }
 
-/// See [`LockManager::waiters_of`](super::LockManager::waiters_of).
 pub(super) fn waiters_of(parts: &Parts, lock: LockRef<'_>) -> Vec<WaiterId> {
     state(parts, lock).map(|state| state.queue.iter().collect()).unwrap_or_default()
 }
 
-/// See [`LockManager::hold`](super::LockManager::hold).
 pub(super) fn hold(parts: &Parts, lock: LockRef<'_>, owner: &Owner, now: Now) -> Option<HoldInfo> {
     let idx = parts.table.find(lock)?;
     let binding = parts.sessions.binding_of(idx, owner);
@@ -159,7 +151,6 @@ pub(super) fn hold(parts: &Parts, lock: LockRef<'_>, owner: &Owner, now: Now) ->
     })
 }
 
-/// See [`LockManager::waiter`](super::LockManager::waiter).
 pub(super) fn waiter(parts: &Parts, id: WaiterId, now: Now) -> Option<WaiterInfo<'_>> {
     let wait = parts.waiters.queued(id)?;
     Some(WaiterInfo {
@@ -170,14 +161,12 @@ pub(super) fn waiter(parts: &Parts, id: WaiterId, now: Now) -> Option<WaiterInfo
     })
 }
 
-/// See [`LockManager::contended_in`](super::LockManager::contended_in).
 pub(super) fn contended_in(parts: &Parts, db: i32, matches: impl Fn(&[u8]) -> bool) -> Vec<Contended> {
     let all = parts.table.iter().filter(|(_, id, state)| id.db == db && !state.queue.is_empty());
     let all = all.filter(|(_, id, _)| matches(&id.key));
     all.map(|(_, id, state)| Contended { waiters: state.queue.len(), lock: id.clone() }).collect()
 }
 
-/// See [`LockManager::queue`](super::LockManager::queue).
 pub(super) fn queue(parts: &Parts, lock: LockRef<'_>, now: Now) -> Option<QueueInfo> {
     let state = state(parts, lock)?;
     let first = parts.waiters.get(state.queue.first()?)?;
@@ -188,7 +177,6 @@ pub(super) fn queue(parts: &Parts, lock: LockRef<'_>, now: Now) -> Option<QueueI
     })
 }
 
-/// See [`LockManager::only_holds_matter`](super::LockManager::only_holds_matter).
 pub(super) fn only_holds_matter(parts: &Parts, id: WaiterId, most: usize) -> Option<(Owner, Vec<LockId>)> {
     let owner = &parts.waiters.queued(id)?.request().owner;
     let all = parts.waiters.together(id);

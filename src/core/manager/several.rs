@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT
 
-//! Calls for several locks at once, lock by lock: the caller opens each of them, first to see whether all are to be had
-//! ([`LockManager::check`](super::LockManager::check), [`LockManager::try_part`](super::LockManager::try_part)), and then once
-//! more to take them, or to stand in their queues. Nothing else happens in between, and what a step does without its call makes a
-//! lock easier to have, never harder: so what was found of the first lock is still true when the last one was looked at.
+//! Calls for several locks at once. The caller opens each lock twice: first to check whether all are
+//! available ([`LockManager::check`](super::LockManager::check),
+//! [`LockManager::try_part`](super::LockManager::try_part)), then to take them or to join their queues.
+//!
+//! No other call runs in between. A step without its call makes a lock easier to get, never harder. So the
+//! verdict about the first lock still holds after the last one was checked.
 
 use std::rc::Rc;
 
@@ -17,24 +19,24 @@ use crate::core::{
     Counted, Decision, Happened, Holders, LockId, MonoUs, Now, Patience, Records, Reply, Request, WaiterId,
 };
 
-/// What was found of one lock.
+/// The result of checking one lock.
 #[derive(Debug)]
 pub(crate) struct Checked {
     pub(crate) verdict: Verdict,
-    /// As many wait for it as may, and the request is none of them.
+    /// Whether the lock has the maximum number of waiters, not counting this request.
     pub(crate) is_full: bool,
 }
 
-/// A bundle that is to be tried.
+/// A bundle to try.
 #[derive(Debug)]
 pub(crate) struct Try {
     pub(crate) lead: WaiterId,
-    /// Its locks and parts, in the order of the call.
+    /// Locks and members, in the order of the call.
     pub(crate) parts: Vec<(LockId, WaiterId)>,
 }
 
-/// A lock that is ready to be reconciled, as a step of the same call on another lock has made way there. A step that does not serve
-/// the queue leaves it so.
+/// A lock that is ready to be reconciled because of an earlier step of the same call. A step that does not
+/// serve the queue keeps it ready.
 struct Ready(Option<LockIdx>);
 
 impl Ready {
@@ -232,12 +234,12 @@ pub(super) fn was_withheld(parts: &mut Parts, in_hand: InHand) {
 pub(super) fn let_pass(parts: &mut Parts, who: WaiterId, part: WaiterId) -> Option<LockId> {
     let lock = parts.waiters.queued(who)?.lock();
     if parts.waiters.queued(part)?.lock() != lock {
-        return defect!("a wait is to pass a part of another queue", None);
+        return defect!("a wait overtakes a member of another queue", None);
     }
     if !parts.state_mut(lock)?.queue.let_pass(who, part) {
-        return defect!("a wait passes a part that it has passed", None);
+        return defect!("a wait overtakes a member twice", None);
     }
-    // What it stands behind now may wait for its owner otherwise, too.
+    // The member now stands behind the other wait, so it may wait for its own owner.
     parts.searches.insert(part);
     parts.table.set_ready(lock);
     parts.name(lock)

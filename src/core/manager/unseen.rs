@@ -1,31 +1,31 @@
 // SPDX-License-Identifier: MIT
 
-//! A newcomer that is queued without a look at the key of its lock.
+//! Queueing a newcomer without opening the key of its lock.
 //!
-//! To open and to read a key is the dearest thing that an acquire does which only comes to wait. It is not needed while it is
-//! remembered who holds the lock: whatever ends that hold, moves its lease, or puts something else there by a command that says
-//! so raises an event, which makes the lock ready ([`key_changed`](super::LockManager::key_changed)). Writes that raise none of
-//! the events that the module listens to (`SET`, `HSET`) are not seen so; those of Redisson's clients go with an `EXPIRE`, which
-//! is. So a newcomer looks if the last look of another one is older than [`SEEN_US`].
+//! Opening and reading the key is the slowest part of an acquire that only joins the queue. It is unnecessary
+//! while the lock's hold is remembered. Events make the lock ready when the hold ends, its lease moves, or a
+//! command replaces the key ([`key_changed`](super::LockManager::key_changed)). Some writes raise no such
+//! event (`SET`, `HSET`). Those of Redisson's clients come with an `EXPIRE`, which does. So a newcomer opens
+//! the key if the last newcomer did so more than [`SEEN_US`] ago.
 
 use super::parts::Parts;
 use crate::core::table::Known;
 use crate::core::{MonoUs, Notify, Now, Patience, Request, RequestId, WaiterId};
 
-/// For how long newcomers take for granted what one of them has seen, in microseconds.
+/// Time for which newcomers rely on another newcomer's look at the key, in microseconds.
 const SEEN_US: MonoUs = 100_000;
 
-/// A wait that was queued so.
+/// A wait that was queued without opening the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Unseen {
     pub(crate) id: WaiterId,
-    /// The waiter may wait for its own owner, which is to be searched for.
+    /// Whether the waiter may wait for its own owner, so that a search is needed.
     pub(crate) may_be_in_cycle: bool,
-    /// There may be something to plan for it that was not before.
+    /// Whether the wait may need a new deadline in the schedule.
     pub(crate) plans: bool,
 }
 
-/// See [`LockManager::queue_unseen`](super::LockManager::queue_unseen).
+/// Implements [`LockManager::queue_unseen`](super::LockManager::queue_unseen).
 #[inline(always)]
 pub(super) fn queue(
     parts: &mut Parts,
@@ -52,7 +52,7 @@ pub(super) fn queue(
         return None;
     }
     let first_until = is_first.then_some(hold.expires_at);
-    // Last, as a record is read: a call that comes again keeps its place, or gets its answer again.
+    // Checked last because it reads a record: a repeated call keeps its position, or gets its reply again.
     if let Some(id) = &request.id {
         if parts.waiters.of_request(lock, id).is_some() || !is_new(id) {
             return None;
@@ -63,17 +63,17 @@ pub(super) fn queue(
     parts.insert_wait(lock, (id, None), (request.clone(), false), deadline, (id.0, now.mono));
     let planned = parts.state(lock).and_then(|state| state.lease_planned);
     if first_until.is_some() {
-        // A plain hold does not outlive its field.
+        // A plain hold is not fragile.
         parts.fragile.remove(lock);
         parts.schedule_lease(lock, first_until);
     }
-    // As `may_be_in_cycle` has it.
+    // Uses the condition of `may_be_in_cycle`.
     let may_be_in_cycle = holder_waits || parts.state(lock).is_some_and(|state| state.queue.has_crossing());
     let is_planned = first_until.is_none_or(|until| planned.is_some_and(|planned| planned <= until));
     Some(Unseen { id, may_be_in_cycle, plans: !is_planned || deadline.is_some() })
 }
 
-/// As many waits that are told by messages belong to this connection as may.
+/// Whether this connection has the maximum number of waits with `NOTIFY`.
 pub(super) fn has_too_many(parts: &Parts, notify: &Notify) -> bool {
     notify.at_most.is_some_and(|most| parts.waiters.notified.of(notify.connection) >= most)
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! The lock manager as the waits-for graph sees it.
+//! The lock manager's view for the waits-for graph.
 
 use std::ops::Range;
 
@@ -113,8 +113,9 @@ impl Waits for LockManager {
     fn may_be_in_cycle(&self, id: WaiterId, holders: &Holders) -> bool {
         let Some(wait) = self.parts.waiters.queued(id) else { return false };
         let Some(state) = self.parts.state(wait.lock()) else { return false };
-        // From this lock the graph leads to others only through a holder or one ahead who waits for another lock too; and back to
-        // the waiter, if it waits for this lock only, only through a holder who waits for this lock.
+        // From this lock, the graph leads to other locks only through a holder or a waiter ahead that also
+        // waits for another lock. If the waiter waits for this lock only, the graph leads back to it only
+        // through a holder that waits for this lock.
         let Request { owner, wants, .. } = wait.request();
         if wants.once && holders.of(owner.as_bytes()).is_some() {
             return false;
@@ -123,7 +124,8 @@ impl Waits for LockManager {
             || match (holders, wants.limit) {
                 (Holders::Free, _) => false,
                 (Holders::Exclusive(hold), _) => self.parts.waiters.waits(hold.owner.as_bytes()),
-                // So many of those who hold it would have to wait themselves, unless others are in the way.
+                // At least this number of holders would have to be waiting too, unless waiters ahead block
+                // the request.
                 (Holders::Shared(_), Some(limit)) => {
                     let waiting = self.parts.waiters.index_lens().0;
                     state.queue.len() > 1

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: MIT
 
-//! Every history of small worlds, not a sample: breadth first, so that the first history that fails is a shortest one.
+//! Every history of small worlds instead of a sample. The search is breadth-first, so the first failing
+//! history is a shortest one.
 //!
-//! A world is a list of what can happen in it. From each state all of it happens, to the core and to its model side by side. States
-//! are told apart by what the model looks like ([`Model::look`]). Where two histories lead to states that look alike, both are gone
-//! on with, and must look alike after each next step: so the core remembers nothing that makes a difference and that nobody sees.
+//! A world is a list of operations. From each state, all of them are applied to the core and to the model.
+//! States are distinguished by the model's look ([`Model::look`]). If two histories lead to the same look,
+//! both are continued and must look the same after each next step. So the core remembers nothing that makes a
+//! hidden difference.
 //!
-//! `EXPLORE_STEPS` says how many steps are made in each world, and `EXPLORE_WORLD` in which one alone. How many states and how deep: `docs/evidence.md`.
+//! `EXPLORE_STEPS` sets the number of steps in each world, and `EXPLORE_WORLD` selects a single world.
+//! `docs/evidence.md` has the number of states and the depth.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -21,19 +24,19 @@ const A: usize = 0;
 const B: usize = 1;
 const C: usize = 2;
 
-/// Milliseconds that a reply to a request is not remembered any more after.
+/// Time after which a reply to a request is forgotten, in milliseconds.
 const PAST_MEMORY: i64 = TTL + 1;
 
-/// How many connections an owner has, so in how many waits and grants on their way it can be at a time.
+/// Number of connections per owner, which limits its waits and grants in flight.
 const CONNECTIONS: usize = 2;
 
-/// How many waits that are told by messages, for which it needs no more of them.
+/// Number of waits with `NOTIFY` per owner, which need no further connection.
 const NOTIFIED: usize = 3;
 
-/// How often an owner holds a lock at most.
+/// Maximum number of holds of an owner.
 const MOST_HOLDS: i64 = 2;
 
-/// An acquire that waits without limit.
+/// An acquire that waits without a deadline.
 fn wait(lock: usize, call: Call) -> Op {
     Op::Acquire { lock, call, block: Some(0) }
 }
@@ -59,7 +62,7 @@ fn deliveries() -> Vec<Op> {
     all.map(|(which, arrives)| Op::Deliver { which, arrives }).into()
 }
 
-/// One lock and two owners: small enough to come to an end soon.
+/// One lock and two owners: small enough to explore completely.
 fn two_owners() -> Vec<Op> {
     let mut ops = vec![Op::Advance { ms: 1 }, Op::Leave { which: 0 }, Op::Break { lock: 0 }];
     for owner in [A, B] {
@@ -69,14 +72,14 @@ fn two_owners() -> Vec<Op> {
     ops
 }
 
-/// The same with readers.
+/// One lock and two owners, with shared acquires.
 fn one_lock() -> Vec<Op> {
     let mut ops = two_owners();
     ops.extend([wait(0, shared(A, 1)), wait(0, shared(B, 1))]);
     ops
 }
 
-/// Two locks, three owners, and waits in circles.
+/// Two locks, three owners, and cycles of waits.
 fn exclusive_locks() -> Vec<Op> {
     let mut ops =
         vec![Op::Advance { ms: 1 }, Op::Leave { which: 0 }, Op::Leave { which: 1 }, Op::Break { lock: 0 }];
@@ -91,7 +94,7 @@ fn exclusive_locks() -> Vec<Op> {
     ops
 }
 
-/// One lock, held side by side, with limits and upgrades.
+/// One lock with shared holds, limits and upgrades.
 fn readers() -> Vec<Op> {
     let limited = |owner, limit| Call { limit, ..shared(owner, 3) };
     let mut ops = vec![Op::Advance { ms: 1 }, Op::Leave { which: 0 }, Op::Break { lock: 0 }];
@@ -111,7 +114,7 @@ fn readers() -> Vec<Op> {
     ops
 }
 
-/// Owners that wait for one lock on two connections, with grants that arrive or do not.
+/// Owners that wait for one lock on two connections, with delivered and undelivered grants.
 fn revocations() -> Vec<Op> {
     let mut ops = vec![Op::Advance { ms: 1 }, renew(0, A, 2), Op::Leave { which: 0 }];
     for lease in [1, 3] {
@@ -134,7 +137,7 @@ fn revocations() -> Vec<Op> {
     ops
 }
 
-/// Holds of some owners are known while those of others may be forgotten.
+/// Known holds while others may have been forgotten.
 fn quarantines() -> Vec<Op> {
     let mut ops = vec![Op::Advance { ms: 1 }, Op::Quarantine { ms: 2 }, Op::Quarantine { ms: 0 }];
     for owner in [A, B] {
@@ -157,7 +160,7 @@ fn quarantines() -> Vec<Op> {
     ops
 }
 
-/// Calls that come again, and are cancelled.
+/// Repeated and cancelled calls.
 fn retries() -> Vec<Op> {
     let named = |owner, id| Call { id: Some(id), ..exclusive(owner, 3) };
     let given_back =
@@ -176,7 +179,7 @@ fn retries() -> Vec<Op> {
     ops
 }
 
-/// Grants that messages tell of, and that are to be confirmed.
+/// Grants with `NOTIFY` and their confirmations.
 fn messages() -> Vec<Op> {
     let told = |owner, id, (connection, grace)| Call {
         id: Some(id),
@@ -196,7 +199,7 @@ fn messages() -> Vec<Op> {
     ops
 }
 
-/// Holds that are renewed as long as a connection is open, or end with it.
+/// Holds that are renewed while a connection is open, or end with it.
 fn connections() -> Vec<Op> {
     let bound = |owner, connection, (watchdog, ephemeral)| Call {
         bind: Some((connection, watchdog, ephemeral)),
@@ -225,7 +228,7 @@ fn connections() -> Vec<Op> {
     ops
 }
 
-/// What strangers write, and a server that is a replica for a while.
+/// Foreign writes, and a server that is a replica for a while.
 fn strangers() -> Vec<Op> {
     let mut ops = vec![
         Op::Advance { ms: 1 },
@@ -246,7 +249,7 @@ fn strangers() -> Vec<Op> {
     ops
 }
 
-/// Owners whose own holds are in their way.
+/// Requests that the owner's own holds exclude.
 fn threads() -> Vec<Op> {
     let once = |call: Call| Call { once: true, ..call };
     let mut ops = vec![Op::Advance { ms: 1 }, Op::Leave { which: 0 }, Op::Leave { which: 1 }];
@@ -261,7 +264,7 @@ fn threads() -> Vec<Op> {
     ops
 }
 
-/// All of the above.
+/// All of the worlds above combined.
 pub(super) fn everything() -> Vec<Op> {
     let all = [
         exclusive_locks(),
@@ -278,7 +281,7 @@ pub(super) fn everything() -> Vec<Op> {
     all.into_iter().flatten().filter(|op| texts.insert(format!("{op:?}"))).collect()
 }
 
-/// All worlds, by their names.
+/// All worlds, by name.
 fn worlds() -> [(&'static str, Vec<Op>); 12] {
     [
         ("two owners", two_owners()),
@@ -296,20 +299,20 @@ fn worlds() -> [(&'static str, Vec<Op>); 12] {
     ]
 }
 
-/// A look at a state, short enough to keep millions of them.
+/// A hash of a state's look, small enough to store millions.
 type Print = (u64, u64);
 
-/// The step that has led to a state: from which one, and which of the world's.
+/// The step that led to a state: the previous state and the operation.
 type Led = (usize, usize);
 
-/// What came of one step.
+/// The result of one step.
 enum Came {
-    /// It cannot happen there.
+    /// The operation is impossible in the state.
     Nothing,
     To(Print),
 }
 
-/// A shortest history that fails, and why.
+/// A shortest failing history, and the reason.
 struct Failure {
     history: Vec<usize>,
     why: String,
@@ -317,22 +320,22 @@ struct Failure {
 
 struct Explorer {
     ops: Vec<Op>,
-    /// How each state was reached first; the one at the beginning was there.
+    /// The step that first reached each state; `None` for the initial state.
     states: Vec<Option<Led>>,
     known: HashMap<Print, usize>,
-    /// How some were reached otherwise.
+    /// A second history for some states.
     twins: HashMap<usize, Led>,
     steps: usize,
 }
 
-/// How far it got.
+/// The progress of a search.
 struct Found {
     states: usize,
     twins: usize,
     steps: usize,
-    /// All histories of so many steps were played.
+    /// Number of steps for which all histories were played.
     depth: usize,
-    /// There are no others.
+    /// Whether no further states exist.
     is_all: bool,
 }
 
@@ -388,9 +391,9 @@ impl Explorer {
         }
     }
 
-    /// All that can happen after one history.
+    /// Applies all operations after one history.
     fn steps_after(&self, history: &[usize]) -> Result<Vec<Came>, Failure> {
-        // Everybody can leave, and nothing is kept then.
+        // All clients can leave, and nothing is remembered then.
         self.try_to(history, |history| {
             self.play(history)?.0.end();
             Ok(())
@@ -405,7 +408,7 @@ impl Explorer {
         came.collect()
     }
 
-    /// All that can happen in one state. Where two histories lead there, the same after both.
+    /// Applies all operations to one state. If two histories lead there, their results must be equal.
     fn steps_from(&self, state: usize) -> Result<Vec<Came>, Failure> {
         let came = self.steps_after(&self.history(self.states[state]))?;
         if let Some(twin) = self.twins.get(&state) {
@@ -419,7 +422,7 @@ impl Explorer {
                 if !alike {
                     let first = text_of(&self.ops, &self.history(self.states[state]));
                     let why =
-                        format!("before the last step it looked as after these, and does so no more:{first}");
+                        format!("before the last step, the state looked as after this history, but not after it:{first}");
                     return Err(Failure { history: [&other[..], &[op]].concat(), why });
                 }
             }
@@ -427,7 +430,7 @@ impl Explorer {
         Ok(came)
     }
 
-    /// The same of some states, in their order, on all processors.
+    /// Applies all operations to a range of states, in order, on all processors.
     fn steps_from_each(&self, states: Range<usize>) -> Result<Vec<Vec<Came>>, Failure> {
         let threads = thread::available_parallelism().map_or(1, usize::from);
         let share = states.len().div_ceil(threads).max(1);
@@ -448,10 +451,10 @@ impl Explorer {
     fn explore(mut self, steps: usize) -> Result<Found, Failure> {
         let (mut depth, mut level) = (0, 0..1);
         while !level.is_empty() && self.steps < steps {
-            // A part of a level, if there is no time for all of it.
+            // A part of a level, if the time does not suffice for all of it.
             let most = (steps - self.steps).div_ceil(self.ops.len());
             let part = level.start..level.end.min(level.start + most);
-            // So few at a time that little is kept of them.
+            // Small batches limit memory.
             for some in part.clone().step_by(4096).map(|from| from..part.end.min(from + 4096)) {
                 let came = self.steps_from_each(some.clone())?;
                 for (from, came) in some.zip(came) {
@@ -476,7 +479,7 @@ impl Explorer {
                     self.known.insert(print, self.states.len());
                     self.states.push(Some((from, op)));
                 }
-                // What leads back to where it came from is no other way.
+                // A step that leads back to its own state is no second history.
                 Some(state) if *state > from => {
                     self.twins.entry(*state).or_insert((from, op));
                 }
@@ -486,7 +489,8 @@ impl Explorer {
     }
 }
 
-/// False for an acquire that no connection is left for, or that the world is too small for.
+/// Whether the operation is possible. False for an acquire without a free connection, or beyond the limits of
+/// the world.
 fn can_happen(model: &Model, op: &Op) -> bool {
     let Op::Acquire { lock, call, .. } = op else { return true };
     let queued = model.locks.iter().flat_map(|lock| &lock.queue).map(|waiter| &waiter.call);
@@ -498,7 +502,7 @@ fn can_happen(model: &Model, op: &Op) -> bool {
     busy.filter(is_alike).count() < most && holds.is_none_or(|hold| hold.exclusive + hold.shared < MOST_HOLDS)
 }
 
-/// A history, a line for each step.
+/// Formats a history, one line per step.
 fn text_of(ops: &[Op], history: &[usize]) -> String {
     history.iter().map(|op| format!("\n  {:?}", ops[*op])).collect()
 }
@@ -515,22 +519,22 @@ fn explore_all(steps: usize) {
                 let Failure { history, why } = failure;
                 panic!("{name}: a shortest history that fails:{}\n{why}", text_of(&names, &history));
             });
-        let all = if is_all { ", and there are no more" } else { "" };
+        let all = if is_all { ", which are all" } else { "" };
         println!(
             "{name}: {can_happen} things can happen; {states} states, {twins} of them reached in two ways, in {steps} steps; \
              all histories of {depth} steps{all}"
         );
-        assert!(is_all || (depth > 1 && name != "two owners"), "{name}: it did not get far");
+        assert!(is_all || (depth > 1 && name != "two owners"), "{name}: the search stopped early");
     }
 }
 
-/// The first of them: what is longer is looked at for longer below.
+/// Explores the first steps only. The long test below goes deeper.
 #[test]
-fn every_short_history_is_the_models() {
+fn every_short_history_matches_the_model() {
     explore_all(15_000);
 }
 
 #[test]
-fn long_every_history_is_the_models() {
+fn long_every_history_matches_the_model() {
     explore_all(80_000);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! What the core must do, said in the plainest way: lists that are walked from end to end in every millisecond.
+//! The behavior of the core in the plainest form: lists that are walked from end to end in every millisecond.
 
 mod look;
 
@@ -12,24 +12,24 @@ use super::*;
 pub(super) struct ModelLock {
     pub(super) holds: Vec<ModelHold>,
     pub(super) other: bool,
-    /// The owners that this server has granted it to, or has renewed for, and who hold it.
+    /// Holders that this server has granted the lock to, or renewed it for.
     known: BTreeSet<usize>,
-    /// In the order of arrival.
+    /// Waiters in order of arrival.
     pub(super) queue: Vec<ModelWaiter>,
     pub(super) counter: Option<i64>,
-    /// Replies by owner and request, and until when they are remembered.
+    /// Replies by owner and request, each with the time until which it is remembered.
     pub(super) granted: BTreeMap<(usize, u8), (Reply, i64)>,
     pub(super) released: BTreeMap<(usize, u8), (i64, i64)>,
-    /// Those that are granted and still to be confirmed.
+    /// Requests whose grants must still be confirmed.
     unconfirmed: BTreeSet<(usize, u8)>,
-    /// Which hold each of them got, and whether it has made that depend on a connection.
+    /// The hold that each request got, and whether the request bound it to a connection.
     granted_hold: BTreeMap<(usize, u8), (u64, bool)>,
-    /// The last hold of each owner that has ended with a connection.
+    /// The last hold of each owner that ended with a connection.
     last_closed: BTreeMap<usize, u64>,
-    /// Replies to cancels, and until when they are remembered: whether there was anything to undo.
+    /// Replies to cancels (whether anything was undone), each with the time until which it is remembered.
     cancelled: BTreeMap<(usize, u8), (bool, i64)>,
     bindings: BTreeMap<usize, ModelBinding>,
-    /// Calls that bound a hold which has ended, and until when they may come again.
+    /// Calls that bound a hold which has ended, each with the time until which it may be repeated.
     ended: BTreeMap<(usize, u8), i64>,
 }
 
@@ -38,22 +38,23 @@ pub(super) struct ModelHold {
     pub(super) exclusive: i64,
     pub(super) shared: i64,
     pub(super) expires_at: i64,
-    /// When the lease ends as this server has set it last.
+    /// End of the lease that this server set last.
     written: i64,
     pub(super) token: Option<i64>,
-    /// Which hold of the lock's history it is: a revocation concerns this one or nothing.
+    /// Number of the hold in the lock's history. A revocation applies to this hold only.
     pub(super) number: u64,
-    /// Every setting of the lease, in order; with the grant that it came with, as long as that may be revoked.
+    /// Every setting of the lease, in order, with its grant as long as that may be revoked.
     leases: Vec<(Option<WaiterId>, Lease)>,
-    /// Every setting of the token likewise; true if the hold was shared before.
+    /// Every setting of the token, in order, with its grant as long as that may be revoked. True if the hold
+    /// was shared before.
     tokens: Vec<(Option<WaiterId>, Option<i64>, bool)>,
 }
 
-/// How a lease is set.
+/// The effect of a call on a lease.
 #[derive(Clone, Copy)]
 enum Lease {
     To(i64),
-    /// It is not shortened.
+    /// The lease is not shortened.
     AtLeast(i64),
 }
 
@@ -86,7 +87,7 @@ impl ModelHold {
     fn set_lease(&mut self, by: Option<WaiterId>, lease: Lease) {
         self.expires_at = match lease {
             Lease::To(end) if by.is_none() => end,
-            // What may be revoked shortens nothing yet.
+            // A grant that may be revoked does not shorten a lease yet.
             Lease::To(end) | Lease::AtLeast(end) => end.max(self.expires_at),
         };
         self.written = self.expires_at;
@@ -94,13 +95,13 @@ impl ModelHold {
         self.settle_lease();
     }
 
-    /// A foreign write sets the lease.
+    /// Applies a foreign write of the lease.
     fn set_by_a_foreign_write(&mut self, end: i64) {
         self.expires_at = end;
         self.leases = vec![(None, Lease::To(end))];
     }
 
-    /// When it is known of every grant that matters whether it arrived, the lease is as if only those that did had
+    /// Once the outcome of every relevant grant is known, sets the lease as if only the delivered ones had
     /// been made.
     fn settle_lease(&mut self) {
         let certain = |(by, lease): &(Option<WaiterId>, Lease)| by.is_none() && matches!(lease, Lease::To(_));
@@ -127,7 +128,7 @@ impl ModelHold {
         self.tokens.push((by, token, was_shared));
     }
 
-    /// The grant arrived: it cannot be revoked any more.
+    /// Notes that the grant was delivered and cannot be revoked.
     fn delivered(&mut self, id: WaiterId) {
         for (by, ..) in &mut self.leases {
             *by = by.filter(|by| *by != id);
@@ -138,7 +139,7 @@ impl ModelHold {
         self.settle_lease();
     }
 
-    /// The grant did not arrive, and is as if it had never been.
+    /// Undoes the grant as if it had never been made.
     fn undelivered(&mut self, id: WaiterId, owes: Option<Mode>) {
         if let Some(mode) = owes {
             *self.count_mut(mode) -= 1;
@@ -148,7 +149,7 @@ impl ModelHold {
         self.tokens.retain(|(by, ..)| *by != Some(id));
         if let Some((.., was_shared)) = last {
             let before = self.tokens.last().and_then(|(_, token, _)| *token);
-            // A token of the shared hold says nothing about an exclusive one.
+            // A shared hold's token is outdated for an exclusive one.
             self.token = before.filter(|_| !was_shared || self.exclusive == 0);
         }
         self.settle_lease();
@@ -162,8 +163,8 @@ pub(super) struct ModelWaiter {
     pub(super) deadline: Option<i64>,
 }
 
-/// From which connection, whether ephemeral, since when, what renewals took over of that (watchdog, ephemeral), and until when it
-/// may come again.
+/// The connection, whether ephemeral, the time of the grant, the parts taken over by renewals (watchdog,
+/// ephemeral), and the end of possible repetitions.
 type Asked = (u64, bool, i64, (bool, bool), i64);
 
 #[derive(Default)]
@@ -171,13 +172,13 @@ struct ModelBinding {
     lease: i64,
     lease_end: i64,
     watchdogs: BTreeSet<u64>,
-    /// Until when they renew, if there is a limit.
+    /// End of the renewals, if they have one.
     until_us: Option<i64>,
     due_us: i64,
     ephemeral: BTreeSet<u64>,
-    /// Of which calls it comes.
+    /// The calls that bound the hold.
     requests: BTreeMap<u8, Asked>,
-    /// Which connections other calls bound it to.
+    /// The connections bound by other calls.
     plain: BTreeSet<u64>,
 }
 
@@ -186,21 +187,21 @@ impl ModelBinding {
         !self.watchdogs.is_empty() && self.until_us.is_none_or(|until| self.due_us < until)
     }
 
-    /// When a third of the lease is over, or now.
+    /// Time at which a third of the lease has passed, or now.
     fn due_by_end(&self, now_us: i64) -> i64 {
         let over_us = (self.lease * 1000 - (self.lease_end * 1000 - now_us)).max(0);
         now_us + ((self.lease * 1000 / 3).max(1000) - over_us).max(0)
     }
 }
 
-/// Somebody whom a wait waits for.
+/// An owner that a wait waits for.
 struct ModelBlocker {
     owner: usize,
-    /// Which of its waits, if that is ahead in the queue.
+    /// The owner's wait ahead in the queue; `None` for a holder.
     ahead: Option<WaiterId>,
-    /// It is one of several of whom some are enough.
+    /// Whether it suffices that some of these blockers end.
     counts: bool,
-    /// Only that wait has to end, as nobody needs what it gets.
+    /// Whether only that wait has to end, because its grant would not block.
     only: bool,
 }
 
@@ -210,19 +211,19 @@ pub(super) struct ModelGrant {
     pub(super) call: Call,
     number: u64,
     since: i64,
-    /// Of which mode a hold is given back if it is revoked. None if a release has given back its own.
+    /// Mode of the hold to release if the grant is revoked; `None` if its hold was already released.
     owes: Option<Mode>,
-    /// It was acknowledged, and its client may know of it.
+    /// Whether the grant was acknowledged, so that its client may know of it.
     is_answered: bool,
 }
 
 impl ModelGrant {
-    /// Its client is not told before it is confirmed.
+    /// Whether the client is answered only after the confirmation.
     fn is_kept_back(&self) -> bool {
         self.call.notify.is_some() || (self.call.confirmed_later && !self.is_answered)
     }
 
-    /// Until when it is to be confirmed, if its client is told by a message.
+    /// Time until which the grant must be confirmed, if it has `NOTIFY`.
     fn grace_end(&self) -> Option<i64> {
         self.call.notify.map(|_| self.since + self.call.grace())
     }
@@ -233,20 +234,20 @@ pub(super) struct Model {
     pub(super) locks: [ModelLock; LOCKS.len()],
     pub(super) now: i64,
     pub(super) paused: bool,
-    /// Until when locks may be forgotten, if ever.
+    /// End of the quarantine, if there is one.
     quarantine: Option<i64>,
     holds_ever: u64,
     waiters_ever: u64,
-    /// Grants that have not arrived.
+    /// Grants that are not delivered.
     pub(super) in_flight: Vec<ModelGrant>,
-    /// Holds, of a lock and by their number, that end as a connection has closed.
+    /// Locks and hold numbers that must end because a connection closed.
     closed: Vec<(usize, u64)>,
     pub(super) decisions: Vec<(WaiterId, Decision)>,
-    /// What messages say.
+    /// The content of messages.
     news: Vec<(WaiterId, News)>,
-    /// How many grants in a row a connection has not confirmed, as long as it has waits.
+    /// Number of grants in a row that each connection with waits has not confirmed.
     missed: BTreeMap<u64, u32>,
-    /// What owners are told: of which lock, and what has happened to it.
+    /// Notices to owners: lock, owner and event.
     notices: Vec<(usize, usize, Happened)>,
 }
 
@@ -259,37 +260,37 @@ impl ModelLock {
         self.holds.iter_mut().find(|hold| hold.owner == owner)
     }
 
-    /// This hold is in the way.
+    /// Whether this hold excludes the call.
     fn excludes(hold: &ModelHold, call: &Call) -> bool {
         (!call.shared || hold.exclusive > 0) && (call.once || hold.owner != call.owner)
     }
 
-    /// Nobody's hold is in the way, and there are not too many.
+    /// Whether no hold excludes the call and its limit is not reached.
     fn admits(&self, call: &Call) -> bool {
         let counts = call.limit > 0 && (call.once || self.of(call.owner).is_none());
         let too_many = counts && self.holds.len() >= usize::try_from(call.limit).unwrap();
         !too_many && !self.holds.iter().any(|hold| Self::excludes(hold, call))
     }
 
-    /// The same while others may hold the lock of whom nothing is known: who is known to hold it may have more of the same kind.
+    /// Whether the call is admitted in a quarantine: a known holder may get more of the same kind.
     fn admits_known(&self, call: &Call) -> bool {
         let known = self.of(call.owner).is_some_and(|hold| call.shared || hold.exclusive > 0);
         known && !call.once && self.admits(call)
     }
 
-    /// It wants more of what its owner holds already.
+    /// Whether the owner already holds the lock and wants more.
     fn wants_more(&self, call: &Call) -> bool {
         !call.once && self.of(call.owner).is_some()
     }
 
-    /// Who want more of what they hold already, and then everybody else: each in the order of arrival.
+    /// The queue in order of service: waits of holders, then all others, each in order of arrival.
     pub(super) fn line(&self) -> Vec<&ModelWaiter> {
         let (inside, outside): (Vec<_>, Vec<_>) =
             self.queue.iter().partition(|waiter| self.wants_more(&waiter.call));
         inside.into_iter().chain(outside).collect()
     }
 
-    /// Holds without a count are over, and so are the bindings of those who hold nothing.
+    /// Removes holds without a count, and bindings of owners that hold nothing.
     fn tidy(&mut self) {
         self.holds.retain(|hold| hold.exclusive + hold.shared > 0);
         let holders: Vec<usize> = self.holds.iter().map(|hold| hold.owner).collect();
@@ -299,7 +300,7 @@ impl ModelLock {
 }
 
 impl ModelLock {
-    /// Ends the bindings that are not to stay.
+    /// Ends the bindings that do not satisfy `stays`.
     fn unbind_but(&mut self, stays: impl Fn(&usize, &ModelBinding) -> bool) {
         let ended = &mut self.ended;
         self.bindings.retain(|owner, binding| {
@@ -321,12 +322,12 @@ impl Model {
         self.now * 1000
     }
 
-    /// Locks may be forgotten whose leases still run.
+    /// Whether locks with running leases may have been forgotten.
     pub(super) fn is_quarantined(&self) -> bool {
         self.quarantine.is_some_and(|until| self.now < until)
     }
 
-    /// Nobody's hold is in the way, of those that are known and those that are not.
+    /// Whether no hold, known or forgotten, excludes the call.
     fn admits(&self, lock: usize, call: &Call) -> bool {
         let lock = &self.locks[lock];
         if self.is_quarantined() {
@@ -336,7 +337,7 @@ impl Model {
         }
     }
 
-    /// Everything that is to happen at this moment, happens.
+    /// Applies everything that is due now.
     pub(super) fn settle(&mut self) {
         let now = self.now;
         for lock in &mut self.locks {
@@ -370,10 +371,10 @@ impl Model {
                 let ModelWaiter { id, call, .. } = self.locks[lock].queue.remove(at);
                 self.hand_over(lock, id, call);
             }
-            // A short lease of what was granted may be due for a longer one.
+            // A newly granted short lease may be due for a longer one.
             self.renew_watched(lock);
         }
-        // Who waits still to be told of a grant is told that its hold has ended.
+        // A client that still waits for its answer is notified that its hold has ended.
         let locks = &self.locks;
         let lost = self.in_flight.extract_if(.., |grant| {
             let held = locks[grant.lock].holds.iter().any(|hold| hold.number == grant.number);
@@ -383,7 +384,7 @@ impl Model {
         self.void_notified();
     }
 
-    /// A wait was decided: its client is answered, or told by a message.
+    /// Answers the client of a decided wait, or notifies it by a message.
     fn decide(&mut self, call: &Call, id: WaiterId, decision: Decision) {
         match (call.notify, &decision) {
             (None, _) => self.decisions.push((id, decision)),
@@ -393,7 +394,7 @@ impl Model {
         }
     }
 
-    /// What was told, leaving out grants that are not on their way any more.
+    /// Takes the messages, leaving out grants that are no longer in flight.
     pub(super) fn take_news(&mut self) -> Vec<(WaiterId, News)> {
         let mut news = std::mem::take(&mut self.news);
         let in_flight: BTreeSet<WaiterId> = self.in_flight.iter().map(|grant| grant.id).collect();
@@ -402,7 +403,7 @@ impl Model {
         news
     }
 
-    /// Grants of which messages tell are void whose holds have ended, and as if they had never been.
+    /// Forgets grants with `NOTIFY` whose holds have ended, as if they had never been made.
     fn void_notified(&mut self) {
         let locks = &self.locks;
         let void = self.in_flight.extract_if(.., |grant| {
@@ -411,7 +412,7 @@ impl Model {
         });
         for grant in void.collect::<Vec<_>>() {
             self.news.push((grant.id, News::Lost));
-            // Beside what is no lock nothing is written.
+            // Nothing is written beside a key that is not a lock.
             if !self.locks[grant.lock].other {
                 self.never_granted(grant.lock, &grant.call);
             }
@@ -425,7 +426,7 @@ impl Model {
         self.locks[lock].unconfirmed.remove(&(call.owner, id));
     }
 
-    /// A connection that has no waits begins anew.
+    /// Resets the count of connections without waits.
     fn forget_missed(&mut self) {
         let queued = self.locks.iter().flat_map(|lock| &lock.queue).map(|waiter| &waiter.call);
         let all = queued.chain(self.in_flight.iter().map(|grant| &grant.call));
@@ -433,7 +434,7 @@ impl Model {
         self.missed.retain(|connection, _| with_waits.contains(connection));
     }
 
-    /// A grant was not confirmed in time, or its message not heard.
+    /// Handles a grant that was not confirmed in time, or whose message had no subscriber.
     fn miss(&mut self, at: usize) {
         let (id, call) = (self.in_flight[at].id, self.in_flight[at].call.clone());
         let connection = call.notify.unwrap().0;
@@ -442,7 +443,7 @@ impl Model {
         let loses_others = *missed >= 3;
         self.decide(&call, id, Decision::Lost);
         if !self.paused {
-            // Somebody may have made the lease as short as that.
+            // Another call may have made the lease as short as that.
             self.expire(self.in_flight[at].lock);
         }
         self.not_arrived(at);
@@ -452,7 +453,7 @@ impl Model {
         self.forget_missed();
     }
 
-    /// Ends the queued waits that belong to a connection.
+    /// Ends the queued waits of a connection.
     fn drop_waits_of(&mut self, connection: u64, tells: bool) {
         for lock in &mut self.locks {
             let is_its = |call: &Call| call.notify.is_some_and(|(of, _)| of == connection);
@@ -462,13 +463,13 @@ impl Model {
         }
     }
 
-    /// Nobody has heard the message that tells of a grant.
+    /// Handles a message about a grant that had no subscriber.
     pub(super) fn unheard(&mut self, which: usize) {
         self.miss(which);
         self.settle();
     }
 
-    /// A grant of which a message tells is final.
+    /// Confirms a grant with `NOTIFY`.
     fn confirm(&mut self, at: usize) -> i64 {
         let ModelGrant { lock, ref call, since, .. } = self.in_flight[at];
         let (owner, id, connection) = (call.owner, call.id.unwrap(), call.notify.unwrap().0);
@@ -485,7 +486,7 @@ impl Model {
         since
     }
 
-    /// Gives back a part of what an owner holds. Returns what is left; `None` if it holds nothing of that kind.
+    /// Releases holds of an owner. Returns the number that is left; `None` if it has none of that kind.
     fn give_back(&mut self, lock: usize, owner: usize, scope: ReleaseScope, id: Option<u8>) -> Option<i64> {
         let hold = self.locks[lock].of(owner)?;
         let mode = match scope {
@@ -506,11 +507,11 @@ impl Model {
                 let (grant, call) = (self.in_flight[at].id, self.in_flight[at].call.clone());
                 self.decide(&call, grant, Decision::Lost);
                 self.not_arrived(at);
-                // What is left may have had a shorter lease, which is over.
+                // The remaining holds may have a shorter lease that is over.
                 self.expire(lock);
                 return Some(self.locks[lock].of(owner).map_or(0, |hold| hold.exclusive + hold.shared));
             }
-            // Had there been no such grant, a release that does not say which hold would have given back another one.
+            // Without this grant, a release that names no hold would have released another one.
             let is_named = id.is_some() && self.in_flight[at].call.id == id;
             let other = scope == ReleaseScope::One && mode == Mode::Exclusive && !is_named;
             let other = other && self.certain(lock, owner, Mode::Shared) > 0;
@@ -521,7 +522,7 @@ impl Model {
         Some(hold.exclusive + hold.shared)
     }
 
-    /// The grants in flight that one of these holds belongs to.
+    /// The grants in flight to which one of these holds belongs.
     fn owing(&self, lock: usize, owner: usize, mode: Mode) -> Vec<usize> {
         let number = self.locks[lock].of(owner).map(|hold| hold.number);
         let is_its =
@@ -529,14 +530,14 @@ impl Model {
         (0..self.in_flight.len()).filter(|at| is_its(&self.in_flight[*at])).collect()
     }
 
-    /// How many holds of this mode are no grants in flight.
+    /// Number of holds of this mode that belong to no grant in flight.
     fn certain(&self, lock: usize, owner: usize, mode: Mode) -> i64 {
         let held = self.locks[lock].of(owner).map_or(0, |hold| hold.count(mode));
         held - i64::try_from(self.owing(lock, owner, mode).len()).unwrap()
     }
 
-    /// The grant in flight whose hold is given back: the one that is named, or if none of the owner's holds is certain, the first
-    /// whose client may know of it, or the first.
+    /// The grant in flight whose hold is released: the named one. If none of the owner's holds is certain,
+    /// the first whose client may know of it, or else the first.
     fn whose_hold(&self, lock: usize, owner: usize, mode: Mode, id: Option<u8>) -> Option<usize> {
         let all = self.owing(lock, owner, mode);
         let named = all.iter().find(|at| id.is_some() && self.in_flight[**at].call.id == id);
@@ -553,7 +554,7 @@ impl Model {
         }
     }
 
-    /// The owner's lease is what this call asks for, from now on.
+    /// Sets the owner's lease to the call's, from now on.
     fn set_whole_lease(&mut self, lock: usize, call: &Call) {
         let lease = call.lease_from(self.now);
         self.locks[lock].of_mut(call.owner).unwrap().set_lease(None, lease);
@@ -585,18 +586,18 @@ impl Model {
         self.locks[lock].tidy();
     }
 
-    /// Ends these holds, otherwise than by their owners, who are told.
+    /// Ends these holds by another cause than their owners, and notifies the owners.
     fn lose(&mut self, at: usize, happened: Happened, lost: impl Fn(&ModelHold) -> bool) {
         let lock = &mut self.locks[at];
         for hold in lock.holds.extract_if(.., |hold| lost(hold)) {
-            // Of a break everybody is told.
+            // A break notifies every holder.
             if lock.known.remove(&hold.owner) || happened == Happened::Broken {
                 self.notices.push((at, hold.owner, happened));
             }
         }
     }
 
-    /// What owners are to be told by now.
+    /// Takes the pending notices.
     pub(super) fn take_notices(&mut self) -> Vec<(usize, usize, Happened)> {
         let mut notices = std::mem::take(&mut self.notices);
         notices.retain(|(lock, _, happened)| {
@@ -605,7 +606,7 @@ impl Model {
         notices
     }
 
-    /// Ends the holds whose connection has closed, if their lease has not done that before.
+    /// Ends holds whose connection has closed, unless their lease ended first.
     fn end_closed(&mut self, at: usize) {
         let now = self.now;
         let closed: Vec<_> =
@@ -619,7 +620,7 @@ impl Model {
             let given_back =
                 |name: &(usize, u8)| lock.released.get(name).is_some_and(|(_, until)| now <= *until);
             let got = &lock.granted_hold;
-            // It is as if the calls that it comes from had never been made.
+            // The calls that got it count as never made.
             lock.granted.retain(|name, _| {
                 let is_its =
                     name.0 == hold.owner && got.get(name).is_some_and(|(got, _)| *got == hold.number);
@@ -650,7 +651,7 @@ impl Model {
         }
     }
 
-    /// `by`: the waiter that is granted, which may turn out to be gone.
+    /// Grants a call. `by` is the waiter that is granted, whose grant may be revoked.
     fn grant(&mut self, at: usize, call: &Call, by: Option<WaiterId>) -> Reply {
         let (now, now_us) = (self.now, self.now_us());
         self.holds_ever += 1;
@@ -715,7 +716,7 @@ impl Model {
         reply
     }
 
-    /// The lease that is renewed, if one is, is that of the last call that cannot be revoked.
+    /// Notes that the lease was set. The renewed lease is that of the last final call.
     fn lease_was_set(&mut self, lock: usize, call: &Call) {
         let now_us = self.now_us();
         let lease = self.lease_of(lock, call);
@@ -728,13 +729,13 @@ impl Model {
         }
     }
 
-    /// How long a lease is renewed by a call: one that gives none keeps what it found.
+    /// The length at which a lease is renewed: a call without a lease keeps the length that it found.
     fn lease_of(&self, lock: usize, call: &Call) -> i64 {
         let left = self.locks[lock].of(call.owner).unwrap().written - self.now;
         call.lease.max(if call.keeps { left } else { 0 })
     }
 
-    /// It was this server that has set the owner's lease.
+    /// Notes that this server has set the owner's lease.
     fn note_end(&mut self, lock: usize, owner: usize) {
         let now_us = self.now_us();
         let lock = &mut self.locks[lock];
@@ -745,8 +746,8 @@ impl Model {
         }
     }
 
-    /// `takes`: whose place the connection takes: nobody's, that of the same call, or that of all. `since`: when it was granted,
-    /// or asked for.
+    /// Binds a hold. `takes` tells which connections the new one replaces. `since` is the time of the grant
+    /// or of the call.
     fn bind(&mut self, lock: usize, call: &Call, takes: Takes, since: i64) {
         let Some((connection, watchdog, ephemeral)) = call.bind else { return };
         let now_us = self.now_us();
@@ -763,7 +764,7 @@ impl Model {
         }
         let first = call.id.and_then(|id| binding.requests.remove(&id));
         let again = first.filter(|_| takes == Takes::Repeated);
-        // What a renewal has taken over is not taken back by a call that was made before it.
+        // An earlier call does not take back what a renewal has taken over.
         let (since, overtaken) =
             again.map_or((since, call.overtaken), |(.., since, overtaken, _)| (since, overtaken));
         if takes == Takes::All {
@@ -795,7 +796,7 @@ impl Model {
         if ephemeral && !overtaken.1 {
             add(&mut binding.ephemeral);
         }
-        // What cannot come again is forgotten, but not what it bound.
+        // A request that can no longer be repeated is forgotten; its connection stays bound.
         let (requests, plain) = (&mut binding.requests, &mut binding.plain);
         requests.retain(|_, (connection, .., until)| {
             let may_come = *until >= now_us;
@@ -897,7 +898,7 @@ impl Model {
             Op::Expire { lock, lease } => {
                 self.expire(lock);
                 for held in &mut self.locks[lock].holds {
-                    // The key's end is that of an exclusive hold, and a bound for shared ones.
+                    // The key's end is exact for an exclusive hold, and a bound for shared ones.
                     let end = now + lease;
                     let end = if held.exclusive > 0 { end } else { held.expires_at.min(end) };
                     held.set_by_a_foreign_write(end);
@@ -931,7 +932,7 @@ impl Model {
                 None
             }
             Op::Flush => {
-                // What is stored of requests goes where the holds go, or comes back with them.
+                // Records of requests leave and return with the holds.
                 for grant in self.in_flight.extract_if(.., |grant| grant.call.notify.is_some()) {
                     self.news.push((grant.id, News::Lost));
                 }
@@ -960,17 +961,17 @@ impl Model {
         }
     }
 
-    /// True if the request's hold has ended and its owner holds the lock anew. The keyspace does not tell the two holds
-    /// apart: whether a cancel gives the newer one back depends on what the server happens to remember, if the request has bound
-    /// its hold. Of others nothing is remembered.
+    /// Whether the request's hold has ended and its owner has a later hold. The keyspace does not distinguish
+    /// the two. If the request bound its hold, a cancel may release the later hold, depending on what the
+    /// server remembers. About other requests the server remembers nothing.
     pub(super) fn is_of_an_earlier_hold(&self, lock: usize, owner: usize, id: u8) -> bool {
         let lock = &self.locks[lock];
         let got = lock.granted_hold.get(&(owner, id));
         lock.of(owner).is_some_and(|hold| got.is_some_and(|(got, bound)| *bound && hold.number != *got))
     }
 
-    /// True if the request's hold has ended otherwise, and then a later one of the same owner with a connection. The keyspace does
-    /// not tell the two holds apart.
+    /// Whether the request's hold ended, and then a later hold of the same owner ended with a connection. The
+    /// keyspace does not distinguish the two.
     pub(super) fn is_of_an_earlier_hold_than_one_closed(&self, lock: usize, owner: usize, id: u8) -> bool {
         let lock = &self.locks[lock];
         let got = lock.granted_hold.get(&(owner, id)).filter(|_| lock.granted.contains_key(&(owner, id)));
@@ -1012,11 +1013,11 @@ impl Model {
         undone
     }
 
-    /// What this call bound is bound no more, but for what others did.
+    /// Unbinds the connection of this call, unless other calls bound it too.
     fn unbind_request(&mut self, lock: usize, owner: usize, id: u8) {
         let now_us = self.now_us();
         let Some(binding) = self.locks[lock].bindings.get_mut(&owner) else { return };
-        // One that is not remembered any more names another call.
+        // A request that is no longer remembered belongs to another call.
         let known = binding.requests.get(&id).is_some_and(|(.., until)| *until >= now_us);
         let Some((connection, ..)) = known.then(|| binding.requests.remove(&id)).flatten() else { return };
         let others = binding.requests.values().any(|(other, ..)| *other == connection);
@@ -1047,7 +1048,7 @@ impl Model {
         if let Some(name) = call.id.map(|id| (call.owner, id)) {
             let is_remembered = self.locks[lock].granted.get(&name).is_some_and(|(_, until)| now <= *until);
             if is_remembered && self.locks[lock].unconfirmed.contains(&name) {
-                // It was granted before this server was a replica.
+                // The grant was made before this server was a replica.
                 if self.locks[lock].of(call.owner).is_some() {
                     self.set_whole_lease(lock, call);
                     self.confirm_record(lock, name);
@@ -1081,13 +1082,13 @@ impl Model {
                     binding.is_some_and(|binding| binding.requests.contains_key(&id))
                 });
                 if let Some(hold) = self.locks[lock].of_mut(call.owner).filter(|_| !ended) {
-                    // To be seen by whoever granted it.
+                    // Makes the repetition visible to the server that granted it.
                     if !bound {
                         hold.set_lease(None, Lease::AtLeast(hold.expires_at + 1));
                     }
                     self.locks[lock].known.insert(call.owner);
                     let hold = self.locks[lock].of_mut(call.owner).unwrap();
-                    // The binding is about the hold as it is, whoever set its lease.
+                    // The binding belongs to the hold as it is now, even if another client set its lease.
                     hold.written = hold.expires_at;
                     self.bind(lock, call, Takes::Repeated, now);
                     self.note_end(lock, call.owner);
@@ -1145,16 +1146,16 @@ impl Model {
         Seen::Waits(id)
     }
 
-    /// Whom a wait is for directly.
+    /// The direct blockers of a wait.
     fn blockers(&self, (lock, id): (usize, WaiterId)) -> Vec<ModelBlocker> {
         let lock = &self.locks[lock];
         let line = lock.line();
         let call = &line.iter().find(|waiter| waiter.id == id).unwrap().call;
-        // The first of an owner's waits lets in the others, unless the hold is in their way.
+        // The first of an owner's waits admits the others, unless they are excluded by the owner's own hold.
         let served =
             |waiter: &&ModelWaiter| waiter.id == id || (!call.once && waiter.call.owner == call.owner);
         let at = line.iter().position(served).unwrap();
-        // Who wants it with a limited number of others is concerned by all who have it or will have it before.
+        // A request with a limit is blocked by all owners that hold the lock or will get it first.
         let limited = call.limit > 0;
         let as_one = Call { shared: call.shared && !limited, ..call.clone() };
         let holders = lock.holds.iter().filter(|hold| ModelLock::excludes(hold, &as_one));
@@ -1183,7 +1184,7 @@ impl Model {
         holders.chain(ahead).collect()
     }
 
-    /// True if this wait can never end: one that can is crossed out, until there is none.
+    /// Whether this wait can never end. Waits that can end are crossed out until none is left.
     fn never_ends(&self, wait: (usize, WaiterId)) -> bool {
         let all = self.locks.iter().enumerate();
         let mut left: BTreeSet<(usize, WaiterId)> =
@@ -1194,7 +1195,7 @@ impl Model {
         left.contains(&wait)
     }
 
-    /// True if a wait does not end as long as these do not. It is asked because of `from`.
+    /// Whether a wait cannot end as long as the others do not. The query is about `from`.
     fn is_stuck(
         &self,
         wait: (usize, WaiterId),
@@ -1224,8 +1225,8 @@ impl Model {
         &self.locks[lock].queue.iter().find(|waiter| waiter.id == id).unwrap().call
     }
 
-    /// The waits of an owner that are waited for by who waits for the owner at this lock: not those of its other threads that
-    /// want the same lock for themselves.
+    /// The waits of an owner that matter to a waiter behind it at this lock. Waits of its other threads with
+    /// `once` do not.
     fn led_to(
         &self,
         lock: usize,
@@ -1246,8 +1247,8 @@ impl Model {
         waits.collect()
     }
 
-    /// A way leads back to this wait, and it can never end. The way does not pass through a wait that is there because of its owner's own hold, nor through
-    /// another wait of the same owner.
+    /// Whether a path leads back to this wait and it can never end. The path passes through no wait that the
+    /// owner's own hold excludes, and through no other wait of the same owner.
     fn waits_for_itself(&self, lock: usize, id: WaiterId) -> bool {
         let owner = self.call((lock, id)).owner;
         let (mut found, mut todo) = (BTreeSet::new(), vec![(lock, id)]);
@@ -1269,7 +1270,7 @@ impl Model {
         false
     }
 
-    /// Everybody whom an owner waits for.
+    /// All owners that an owner waits for.
     pub(super) fn blockers_of(&self, owner: usize) -> BTreeSet<usize> {
         let mut owners = BTreeSet::new();
         let mut todo = self.waits_of(owner);
@@ -1291,7 +1292,7 @@ impl Model {
         self.settle();
     }
 
-    /// Replicas have acknowledged one of the grants. Returns which.
+    /// Notes that replicas have acknowledged a grant. Returns the grant.
     pub(super) fn answer(&mut self, which: usize) -> Option<WaiterId> {
         let at = which.checked_rem(self.in_flight.len()).filter(|at| self.has_hold(*at))?;
         let grant = &mut self.in_flight[at];
@@ -1308,7 +1309,7 @@ impl Model {
         self.settle();
     }
 
-    /// True if the hold of this grant has not ended.
+    /// Whether the hold of this grant has not ended.
     pub(super) fn has_hold(&self, which: usize) -> bool {
         let ModelGrant { lock, call, number, .. } = &self.in_flight[which];
         let live = |hold: &ModelHold| hold.number == *number && self.now <= hold.expires_at;
@@ -1327,7 +1328,7 @@ impl Model {
         self.locks[lock].tidy();
     }
 
-    /// `bind`: the connection is the one that waited.
+    /// Confirms a grant. `bind` tells whether its connection is the one that waited.
     fn arrived(&mut self, which: usize, bind: bool) {
         let ModelGrant { id, lock, call, number, since, .. } = self.in_flight.remove(which);
         if let Some(hold) = self.locks[lock].of_mut(call.owner).filter(|hold| hold.number == number) {
@@ -1361,7 +1362,7 @@ impl Model {
         self.settle();
     }
 
-    /// The server was a replica for a while, in which somebody may have given an owner another lease.
+    /// Makes the server a replica for a while, in which another primary may set a lease.
     pub(super) fn away(&mut self, meddle: Option<(usize, i64)>) {
         let mut ended: Vec<_> = self.locks.iter_mut().flat_map(|lock| lock.queue.drain(..)).collect();
         ended.sort_by_key(|waiter| waiter.id);
@@ -1369,7 +1370,7 @@ impl Model {
             self.decide(&waiter.call, waiter.id, Decision::Demoted);
         }
         self.locks.iter_mut().for_each(|lock| lock.known.clear());
-        // What is on its way is left as it is, and who waits still is told why.
+        // Grants in flight stay as they are, and waiting clients get the reason.
         for grant in std::mem::take(&mut self.in_flight) {
             if grant.is_kept_back() {
                 self.decide(&grant.call, grant.id, Decision::Demoted);

@@ -1,32 +1,32 @@
 // SPDX-License-Identifier: MIT
 
-//! The core with a keyspace, a clock and a timer around it, as the module has them in a server.
+//! The core with a keyspace, a clock and a timer, as in a server.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::super::waits_for::{Edge, Step, PORTION};
 use super::*;
 
-/// What a key holds.
+/// The content of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::core) enum Stored {
     Lock(Holders),
     Other,
 }
 
-/// What is stored beside a lock.
+/// The records beside a lock.
 #[derive(Default)]
 pub(in crate::core) struct Beside {
     counter: Option<Token>,
     granted: HashMap<RequestId, (Reply, WallMs)>,
-    /// Those of them that are still to be confirmed.
+    /// Requests whose recorded grants must still be confirmed.
     unconfirmed: HashSet<RequestId>,
     released: HashMap<RequestId, (i64, WallMs)>,
     cancelled: HashMap<RequestId, (bool, WallMs)>,
     now: WallMs,
-    /// The channel of the lock has subscribers.
+    /// Whether the lock's channel has subscribers.
     listeners: bool,
-    /// It is to be announced to them that the lock is free.
+    /// Whether an announcement that the lock is free is pending.
     announce: bool,
 }
 
@@ -100,13 +100,13 @@ impl Records for Beside {
     }
 }
 
-/// Who passes whom, and at which lock.
+/// A wait, the wait that it overtakes, and their lock.
 pub(in crate::core) type Pass = (WaiterId, WaiterId, &'static [u8]);
 
-/// What was decided, for whom.
+/// Decisions with their waits.
 type Decided = Vec<(WaiterId, Decision)>;
 
-/// The core with a keyspace, a clock and a timer around it, as `crate::driver` has them.
+/// The core with a keyspace, a clock and a timer, like `crate::driver`.
 pub(in crate::core) struct Real {
     pub(in crate::core) locks: LockManager,
     pub(in crate::core) keys: BTreeMap<&'static [u8], Stored>,
@@ -116,41 +116,41 @@ pub(in crate::core) struct Real {
     /// Whether the timer fires by itself after each step.
     pub(in crate::core) timer: bool,
     pub(in crate::core) decisions: Vec<(WaiterId, Decision)>,
-    /// Until when locks may be forgotten.
+    /// End of the time in which locks may have been forgotten.
     quarantine: Option<MonoUs>,
-    /// The channels of all locks have subscribers.
+    /// Whether the channels of all locks have subscribers.
     pub(in crate::core) listeners: bool,
-    /// The locks of which it was published that they are free, one by one.
+    /// The locks announced as free, one entry per announcement.
     pub(in crate::core) messages: Vec<&'static [u8]>,
-    /// What owners were told.
+    /// Notices to owners.
     pub(in crate::core) notices: Vec<Notice>,
-    /// Calls that were let pass another one at a lock, by what was found in one search, and what that decided.
+    /// Swaps found by each search during a call, with the resulting decisions.
     pub(in crate::core) passes: Vec<(Vec<Pass>, Decided)>,
-    /// The same of searches after a call.
+    /// Swaps found by each search after a call, with the resulting decisions.
     pub(in crate::core) late_passes: Vec<(Vec<Pass>, Decided)>,
-    /// How waits are searched that come to wait for their own owners after they began.
+    /// Treatment of waits that join a cycle after they began.
     pub(in crate::core) late: Late,
-    /// How much a search looks at in one go.
+    /// Amount that a search examines at once.
     pub(in crate::core) portion: usize,
-    /// Only one portion is looked at after each step.
+    /// Whether each step examines only one portion.
     pub(in crate::core) lazy: bool,
-    /// Those that ended so.
+    /// Waits that ended as deadlocks.
     pub(in crate::core) deadlocked: Vec<WaiterId>,
 }
 
-/// What is done about a wait that was found in a circle.
+/// Treatment of a wait that was found in a cycle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::core) enum Late {
-    /// It is refused if it has just begun. No other wait is searched.
+    /// A new wait is refused. No other wait is searched.
     NotSearched,
-    /// It ends, whenever that was found.
+    /// The wait ends, at any time.
     Ends,
-    /// It stays.
+    /// The wait stays.
     Stays,
 }
 
 impl Real {
-    /// Where the channels of all locks have subscribers from the start.
+    /// A server on which the channels of all locks have subscribers from the start.
     pub(in crate::core) fn with_subscribers(timer: bool) -> Real {
         let mut real = Real::new(timer);
         real.listeners = true;
@@ -182,11 +182,11 @@ impl Real {
     }
 
     pub(in crate::core) fn time(&self) -> Now {
-        // The clocks are not in step, as in life.
+        // The two clocks differ, as in a real server.
         Now { wall: self.now, mono: self.now.unsigned_abs() * 1000 + 77 }
     }
 
-    /// What opening a key finds: a lease that is over is over.
+    /// Opens a key: an expired lease ends.
     fn open(&mut self, key: &'static [u8]) -> Result<Holders, ()> {
         let time = self.time();
         match self.keys.get_mut(key).unwrap() {
@@ -217,7 +217,7 @@ impl Real {
         self.keys.insert(key, Stored::Lock(holders));
     }
 
-    /// Opens a lock, does something with it, and stores it.
+    /// Opens a lock, runs `what` on it, and stores it.
     fn on<T>(
         &mut self,
         key: &'static [u8],
@@ -261,7 +261,7 @@ impl Real {
         self.decisions.extend(self.locks.take_decisions());
         self.take_notices();
         if let Op::Pause(false) = op {
-            // The timer that was set again and again meanwhile.
+            // The timer that was reset repeatedly meanwhile.
             self.tick();
         }
         self.verify();
@@ -272,13 +272,13 @@ impl Real {
     }
 
     fn verify(&self) {
-        // Those who wait for each other do so for ever, until one of them is told.
+        // A cycle of waits lasts forever until one of them is refused.
         if self.late != Late::Stays && !self.locks.has_searches() {
             self.locks.verify();
         }
     }
 
-    /// Does what follows an input that is no step.
+    /// Handles the consequences of an input that is not a step.
     pub(in crate::core) fn settle(&mut self) {
         self.serve_bundles();
         self.search_again();
@@ -286,7 +286,7 @@ impl Real {
         self.fire();
     }
 
-    /// What messages say, in the order of the waits that they are about.
+    /// The content of messages, ordered by wait.
     pub(in crate::core) fn take_news(&mut self) -> Vec<(WaiterId, News)> {
         let messages = std::iter::from_fn(|| self.locks.next_message());
         let mut news: Vec<_> = messages.map(|message| (message.id, message.news)).collect();
@@ -294,7 +294,7 @@ impl Real {
         news
     }
 
-    /// What the driver does before each acquire, and when the timer fires.
+    /// Updates the quarantine, as the driver does before each acquire and when the timer fires.
     fn keep_quarantine(&mut self) {
         self.locks.quarantine(self.quarantine, self.time());
     }
@@ -329,7 +329,7 @@ impl Real {
         self.verify();
     }
 
-    /// Ends waits that have come to wait for their own owners: in portions, of which the rest is left if this is `lazy`.
+    /// Searches waits that may have joined a cycle, in portions. If `lazy`, the rest is left for later.
     pub(in crate::core) fn search_again(&mut self) {
         while let Some(mut search) = self.locks.next_search(true, self.time()) {
             if self.late == Late::NotSearched {
@@ -412,7 +412,7 @@ impl Real {
         let (outcome, holders) = match unseen {
             Some(Unseen { id, may_be_in_cycle, plans }) => {
                 let wakeup = self.locks.next_wakeup(now, !self.paused);
-                assert!(plans || wakeup == planned, "something is to be planned");
+                assert!(plans || wakeup == planned, "a deadline must be scheduled");
                 let holders = visible(self, key).expect("a lock");
                 assert_eq!(may_be_in_cycle, self.locks.may_be_in_cycle(id, &holders));
                 (Outcome::Queued(id), holders)
@@ -428,7 +428,7 @@ impl Real {
             Outcome::Queued(id) => {
                 self.serve_bundles();
                 if let Some(cycle) = self.deadlock_of(id).filter(|_| self.late != Late::Stays) {
-                    assert!(self.locks.may_be_in_cycle(id, &holders), "a cycle that is not searched for");
+                    assert!(self.locks.may_be_in_cycle(id, &holders), "a cycle without a search");
                     assert_eq!(cycle.last().unwrap().owner.as_bytes(), OWNERS[call.owner]);
                     self.locks.leave(id);
                     return Ok(Seen::Deadlock);
@@ -442,7 +442,7 @@ impl Real {
         }
     }
 
-    /// If a wait is in a circle of waits, that; but first those are let pass whom that helps.
+    /// Returns the cycle of a wait, if it is in one that no overtaking resolves.
     fn deadlock_of(&mut self, id: WaiterId) -> Option<Vec<Edge>> {
         let mut search = Search::cycle(&self.locks, id, self.time())?;
         search.allow(self.portion);
@@ -461,7 +461,7 @@ impl Real {
                 Step::Later => return Err(Box::new(searched)),
                 Step::Read(_) | Step::Done => return Ok(None),
             };
-            assert!(!soft.is_empty(), "nobody is let pass");
+            assert!(!soft.is_empty(), "no wait overtakes");
             self.decisions.extend(self.locks.take_decisions());
             let (mut locks, mut passes) = (BTreeSet::new(), Vec::new());
             for (who, part) in &soft {
@@ -492,7 +492,7 @@ impl Real {
         }
     }
 
-    /// Grants what is to be had to those who wait for several locks.
+    /// Grants available locks to bundles.
     pub(in crate::core) fn serve_bundles(&mut self) {
         while let Some(Try { lead, parts }) = self.locks.next_try() {
             let blocked_at = self.try_bundle(lead, &parts);
@@ -523,14 +523,14 @@ impl Real {
             let granted = self.on(key_of(lock), |locks, at, holders, beside, now| {
                 locks.grant_part(at, holders, beside, (*part, true), now)
             });
-            granted.unwrap().expect("it was to be had")
+            granted.unwrap().expect("the lock was available")
         };
         let replies = parts.iter().map(granted).collect();
         self.locks.granted_all(lead, replies);
         None
     }
 
-    /// Takes several locks at once, or waits for them.
+    /// Acquires several locks at once, or waits for them.
     pub(in crate::core) fn acquire_all(&mut self, locks: &[usize], call: &Call, block: Option<u64>) -> Seen {
         let (request, now) = (call.request(), self.time());
         let deadline = block.filter(|ms| *ms > 0).map(|ms| now.mono + ms * 1000);
@@ -560,7 +560,7 @@ impl Real {
                         locks.take(at, holders, beside, &request, now)
                     })
                     .unwrap();
-                assert!(last.is_some(), "a lock was not to be had any more");
+                assert!(last.is_some(), "a lock was no longer available");
             }
             self.serve_bundles();
             return Seen::Granted(last.unwrap());
@@ -589,7 +589,7 @@ impl Real {
         Seen::Waits(lead)
     }
 
-    /// Whom an owner waits for, by the core's search.
+    /// The owners that an owner waits for, by the core's search.
     pub(in crate::core) fn blockers(&self, owner: &[u8]) -> Vec<Owner> {
         let (_, search) = self.search(Search::blockers(&self.locks, &Owner::new(owner)));
         search.into_edges().into_iter().map(|edge| edge.owner).collect()
@@ -607,7 +607,7 @@ impl Real {
         }
     }
 
-    /// Carries out foreign writes, and what the server does.
+    /// Applies foreign writes and server events.
     fn meddle(&mut self, op: &Op) {
         let time = self.time();
         match *op {
@@ -623,7 +623,7 @@ impl Real {
                 let key = KEYS[lock];
                 let other = self.keys[key] != Stored::Other;
                 self.keys.insert(key, if other { Stored::Other } else { Stored::Lock(Holders::Free) });
-                // RENAME over it raises an event.
+                // A RENAME over the key raises an event.
                 self.locks.key_changed(at(key), KeyChange::Gone(Happened::Deleted), time);
             }
             Op::External { lock, lease } => {
@@ -644,7 +644,7 @@ impl Real {
         }
     }
 
-    /// An external client takes a lock if it is free.
+    /// Lets an external client take a lock if it is free.
     pub(in crate::core) fn take(&mut self, key: &'static [u8], lease: i64) -> bool {
         let free = self.open(key) == Ok(Holders::Free);
         if free {
@@ -669,12 +669,12 @@ impl Real {
         }
     }
 
-    /// The server is a replica for a while.
+    /// Makes the server a replica for a while.
     pub(in crate::core) fn away(&mut self, meddle: Option<(usize, i64)>) {
         self.locks.demote();
         self.decisions.extend(self.locks.take_decisions());
-        assert_eq!(self.locks.waiting_total(), 0, "somebody waits for a replica");
-        assert!(self.locks.only_forgets(), "a replica has nothing to do");
+        assert_eq!(self.locks.waiting_total(), 0, "a replica has waiters");
+        assert!(self.locks.only_forgets(), "a replica has due work");
         if let Some((lock, lease)) = meddle {
             self.expire(KEYS[lock], lease);
         }
