@@ -53,7 +53,7 @@ pub(super) struct Bound {
     since: MonoUs,
     /// Dependencies that later renewals took over. A late repetition of the request, on an abandoned
     /// connection, does not get them back.
-    overtaken: Overtaken,
+    taken_over: TakenOver,
     /// Time until which the reply is remembered.
     until: MonoUs,
 }
@@ -61,24 +61,24 @@ pub(super) struct Bound {
 /// A call that makes a hold depend on a connection.
 pub(super) struct NewBind {
     pub(super) bind: Bind,
-    pub(super) takes: Takes,
+    pub(super) mode: BindMode,
     /// Time of the grant, or of the call.
     pub(super) since: MonoUs,
     /// Whether the owner held nothing before.
     pub(super) begins: bool,
     /// Dependencies that a renewal has already taken over.
-    pub(super) overtaken: Overtaken,
+    pub(super) taken_over: TakenOver,
 }
 
 /// Dependencies that renewals took over, either from a grant before its delivery was confirmed, or from a
 /// request that may be repeated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Overtaken {
+pub(super) struct TakenOver {
     pub(super) watchdog: bool,
     pub(super) ephemeral: bool,
 }
 
-impl Overtaken {
+impl TakenOver {
     pub(super) fn add(&mut self, by: Bind) {
         self.watchdog |= by.watchdog;
         self.ephemeral |= by.ephemeral;
@@ -87,13 +87,13 @@ impl Overtaken {
 
 /// How a new binding treats the connections that the hold already depends on.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Takes {
+pub(super) enum BindMode {
     /// Keeps them: each of them was promised its binding.
-    Part,
+    Add,
     /// Replaces all of them: a renewal takes over.
-    All,
+    ReplaceAll,
     /// Replaces the connection that the same request used before.
-    Repeated,
+    ReplaceOwn,
 }
 
 impl Binding {
@@ -118,7 +118,7 @@ impl Binding {
     #[inline(always)]
     pub(super) fn bind(
         &mut self,
-        NewBind { bind, takes, since, overtaken, .. }: NewBind,
+        NewBind { bind, mode, since, taken_over, .. }: NewBind,
         id: Option<&RequestId>,
         lease: Lease,
         now: Now,
@@ -132,38 +132,38 @@ impl Binding {
         let first = self.requests.iter().position(|request| Some(&request.id) == id);
         let first = first.map(|at| self.requests.swap_remove(at));
         // The age of a hold counts from its grant, not from a repeated reply.
-        let again = first.as_ref().filter(|_| takes == Takes::Repeated);
-        let (since, overtaken) = again.map_or((since, overtaken), |first| (first.since, first.overtaken));
-        if takes == Takes::All {
-            self.requests.iter_mut().for_each(|request| request.overtaken.add(bind));
+        let again = first.as_ref().filter(|_| mode == BindMode::ReplaceOwn);
+        let (since, taken_over) = again.map_or((since, taken_over), |first| (first.since, first.taken_over));
+        if mode == BindMode::ReplaceAll {
+            self.requests.iter_mut().for_each(|request| request.taken_over.add(bind));
         }
         let first = first.map(|first| first.connection);
-        if let Some(first) = first.filter(|_| takes == Takes::Part) {
+        if let Some(first) = first.filter(|_| mode == BindMode::Add) {
             insert(&mut self.plain, first);
         }
-        let let_go = |from: &mut Connections| match (takes, first) {
-            (Takes::All, _) => from.clear(),
-            (Takes::Repeated, Some(first)) => {
+        let drop_replaced = |from: &mut Connections| match (mode, first) {
+            (BindMode::ReplaceAll, _) => from.clear(),
+            (BindMode::ReplaceOwn, Some(first)) => {
                 remove(from, first);
             }
-            (Takes::Part | Takes::Repeated, _) => {}
+            (BindMode::Add | BindMode::ReplaceOwn, _) => {}
         };
-        if watchdog && !overtaken.watchdog {
-            let_go(&mut self.watchdogs);
+        if watchdog && !taken_over.watchdog {
+            drop_replaced(&mut self.watchdogs);
             insert(&mut self.watchdogs, connection);
             let until = max_ms.map(|ms| since.saturating_add(ms.get().saturating_mul(1000)));
             // Each connection was promised its own time.
             let later = || self.renewed_until.zip(until).map(|(one, other)| one.max(other));
-            self.renewed_until = if was_renewed && takes != Takes::All { later() } else { until };
+            self.renewed_until = if was_renewed && mode != BindMode::ReplaceAll { later() } else { until };
         }
-        if ephemeral && !overtaken.ephemeral {
-            let_go(&mut self.ephemeral);
+        if ephemeral && !taken_over.ephemeral {
+            drop_replaced(&mut self.ephemeral);
             insert(&mut self.ephemeral, connection);
         }
         self.forget_requests(now.mono);
         if let Some(id) = id {
             let until = now.mono.saturating_add(id.ttl_ms.unsigned_abs().saturating_mul(1000));
-            self.requests.push(Bound { id: id.clone(), connection, since, overtaken, until });
+            self.requests.push(Bound { id: id.clone(), connection, since, taken_over, until });
             self.sweep_at.get_or_insert(rounded(until));
         } else {
             insert(&mut self.plain, connection);
@@ -173,7 +173,7 @@ impl Binding {
 
     /// Notes that the owner has set its lease. If the lease is renewed, the next renewal is due after a third
     /// of it.
-    pub(super) fn lease_was_set(&mut self, lease: Lease, now: Now) {
+    pub(super) fn note_lease(&mut self, lease: Lease, now: Now) {
         // A lease that is not renewed has no length to preserve.
         let renewed = Some(self.lease_ms).filter(|_| lease.keeps_longer && !self.watchdogs.is_empty());
         self.lease_ms = renewed.map_or(lease.ms, |renewed| renewed.max(lease.ms));
@@ -183,7 +183,7 @@ impl Binding {
 
     /// Notes a new end of the owner's lease. The renewed length stays the same; the next renewal may become
     /// due earlier.
-    pub(super) fn lease_end_was_set(&mut self, end: WallMs, now: Now) {
+    pub(super) fn note_lease_end(&mut self, end: WallMs, now: Now) {
         self.lease_end = end;
         let due = self.due_by_end(now);
         self.next = self.next.map(|planned| planned.min(due));

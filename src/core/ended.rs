@@ -21,7 +21,7 @@ const FORGET_BATCH: usize = 2_000;
 /// A repeated request must not bind its old connection to a later hold of the same owner. A request whose
 /// hold ended with a connection counts as never made.
 #[derive(Default)]
-pub(super) struct Ended {
+pub(super) struct EndedRequests {
     until: HashMap<(LockId, RequestId), MonoUs>,
     closed: HashMap<(LockId, Owner), Closed>,
     /// All entries by the time at which they are forgotten. An entry that was repeated meanwhile is gone, or
@@ -42,7 +42,7 @@ enum Past {
     Owner((LockId, Owner)),
 }
 
-impl Ended {
+impl EndedRequests {
     pub(super) fn insert(&mut self, lock: LockId, id: RequestId, until: MonoUs) {
         let request = (lock, id);
         self.until.insert(request.clone(), until);
@@ -67,7 +67,7 @@ impl Ended {
     }
 
     /// Notes that a request got a hold.
-    pub(super) fn has_begun(&mut self, lock: LockId, owner: &Owner, id: &RequestId) {
+    pub(super) fn note_granted(&mut self, lock: LockId, owner: &Owner, id: &RequestId) {
         self.until.remove(&(lock.clone(), id.clone()));
         if let Some(closed) = self.closed.get_mut(&(lock, owner.clone())) {
             closed.since.insert(id.clone());
@@ -120,7 +120,7 @@ pub(super) fn rounded(until: MonoUs) -> MonoUs {
 
 #[cfg(test)]
 mod tests {
-    use super::{Ended, LockId, RequestId, SWEEP_US};
+    use super::{EndedRequests, LockId, RequestId, SWEEP_US};
 
     fn request(number: u32) -> (LockId, RequestId) {
         (LockId { db: 0, key: b"k".as_slice().into() }, RequestId::new(b"a", &number.to_be_bytes(), 1))
@@ -129,7 +129,7 @@ mod tests {
     /// A long-lived entry does not keep others alive.
     #[test]
     fn a_long_lived_entry_keeps_no_other() {
-        let mut ended = Ended::default();
+        let mut ended = EndedRequests::default();
         let (lock, id) = request(0);
         ended.insert(lock, id, u64::MAX);
         for number in 1..10_000 {
@@ -149,7 +149,7 @@ mod tests {
     #[test]
     fn entries_are_forgotten_soon_after_their_time() {
         let ttl = 20 * SWEEP_US;
-        let mut ended = Ended::default();
+        let mut ended = EndedRequests::default();
         let end = 100_000;
         for number in 0..end {
             let now = u64::from(number) * 1_000;

@@ -20,7 +20,7 @@ const RUN: u32 = 4;
 
 /// Number of native grants that one grant to an external client makes up for, and the longest run that is
 /// remembered. A client that missed windows gets the next windows sooner, but never two in a row.
-const MAKES_UP: u32 = 6;
+const EXTERNAL_CREDIT: u32 = 6;
 const LONGEST_RUN: u32 = 60;
 
 /// Length of the run before the first window, as long as no external client has taken the lock. Most
@@ -29,7 +29,7 @@ const FIRST_RUN: u32 = 16;
 
 /// Time without another query after one that found no subscribers, in microseconds, unless [`LONGEST_RUN`]
 /// native grants happened since. A query costs a sixth of a hand-over.
-const ASKED_US: MonoUs = 50_000;
+const QUERY_INTERVAL_US: MonoUs = 50_000;
 
 /// Length of a window, in microseconds. It suffices for a message, a thread's wake-up and a command. With the
 /// timer's millisecond, it stays below the 5 ms in which a free lock must be granted.
@@ -68,7 +68,7 @@ pub(super) enum WhenFree {
     Serve,
     /// Leave it free for now.
     Leave,
-    /// Open a window if the channel has subscribers: see [`Fairness::open`] and [`Fairness::nobody_listens`].
+    /// Open a window if the channel has subscribers: see [`Fairness::open`] and [`Fairness::no_subscribers`].
     Ask,
 }
 
@@ -76,7 +76,7 @@ pub(super) enum WhenFree {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AtDeadline {
     /// The window is over and the lock has waiters: reconcile it.
-    Look,
+    Reconcile,
     Nothing,
     /// The subscribers are forgotten.
     Forgotten,
@@ -90,20 +90,20 @@ pub(super) struct Fairness {
     /// table.
     run: u32,
     /// Whether no native client was granted the lock since an external client held it.
-    just_taken: bool,
+    external_was_last: bool,
     /// Whether the channel had subscribers when it was last queried or notified.
     has_subscribers: bool,
     /// Whether an external client has ever taken the lock.
-    met: bool,
+    ever_external: bool,
     /// Length of the next window, if it is not [`WINDOW_US`].
     length: Option<MonoUs>,
     /// Number of windows missed in a row.
-    misses: u32,
+    missed_in_row: u32,
     not_before: MonoUs,
     /// Earliest time of the next query, after one that found no subscribers.
-    not_asked_before: MonoUs,
+    next_query: MonoUs,
     /// Time at which the lock was last granted, taken, or announced as free.
-    last_seen: MonoUs,
+    last_event: MonoUs,
     /// End of the window, or the time at which the subscribers are forgotten.
     deadline: Option<MonoUs>,
 }
@@ -170,9 +170,9 @@ impl Fairness {
     }
 
     /// Notes that the channel has no subscribers.
-    pub(super) fn nobody_listens(&mut self, now: Now) {
-        let not_asked_before = now.mono.saturating_add(ASKED_US);
-        *self = Fairness { deadline: self.deadline, not_asked_before, ..Fairness::default() };
+    pub(super) fn no_subscribers(&mut self, now: Now) {
+        let next_query = now.mono.saturating_add(QUERY_INTERVAL_US);
+        *self = Fairness { deadline: self.deadline, next_query, ..Fairness::default() };
     }
 
     /// Notes a grant to a native client.
@@ -183,30 +183,30 @@ impl Fairness {
             self.run = 0;
         }
         self.run = self.run.saturating_add(1).min(LONGEST_RUN);
-        self.just_taken = false;
-        self.last_seen = now.mono;
+        self.external_was_last = false;
+        self.last_event = now.mono;
         // A native call that could not wait took the lock: external clients missed this window.
         self.missed(now);
         self.phase = Phase::Served;
     }
 
     /// Notes that an external client has taken the lock. Returns whether it did so in a window.
-    pub(super) fn taken_elsewhere(&mut self, now: Now) -> bool {
+    pub(super) fn taken_externally(&mut self, now: Now) -> bool {
         let in_window = match self.phase {
             Phase::Window { since, .. } => {
                 let took = now.mono.saturating_sub(since);
                 self.length = Some(took.saturating_mul(2).clamp(WINDOW_US, LONGEST_WINDOW_US));
-                self.misses = 0;
+                self.missed_in_row = 0;
                 self.not_before = now.mono;
                 true
             }
             Phase::Served | Phase::Free { .. } => false,
         };
-        self.run = self.run.saturating_sub(MAKES_UP);
-        self.just_taken = true;
-        self.last_seen = now.mono;
+        self.run = self.run.saturating_sub(EXTERNAL_CREDIT);
+        self.external_was_last = true;
+        self.last_event = now.mono;
         self.phase = Phase::Served;
-        self.met = true;
+        self.ever_external = true;
         self.deadline = None;
         in_window
     }
@@ -214,7 +214,7 @@ impl Fairness {
     /// Notes that the lock was announced as free, with or without subscribers.
     pub(super) fn announced(&mut self, to_subscribers: bool, now: Now) {
         self.has_subscribers = to_subscribers;
-        self.last_seen = now.mono;
+        self.last_event = now.mono;
         if !self.is_window() {
             self.phase = Phase::Free { since: now.mono };
         }
@@ -227,7 +227,7 @@ impl Fairness {
 
     /// Forgets unneeded history, now or at a deadline. Returns whether a window was just used.
     pub(super) fn settle(&mut self, is_free: bool, somebody_waits: bool, now: Now) -> bool {
-        let used = self.is_window() && !is_free && self.taken_elsewhere(now);
+        let used = self.is_window() && !is_free && self.taken_externally(now);
         if let Phase::Window { until, .. } = self.phase {
             self.deadline = Some(until);
         } else if somebody_waits || self.is_blank() {
@@ -249,9 +249,9 @@ impl Fairness {
         now: Now,
     ) -> AtDeadline {
         self.deadline = None;
-        let forget_at = self.last_seen.saturating_add(MEMORY_US);
+        let forget_at = self.last_event.saturating_add(MEMORY_US);
         if self.is_window() && somebody_waits {
-            return AtDeadline::Look;
+            return AtDeadline::Reconcile;
         }
         if self.is_window() {
             self.missed(now);
@@ -272,14 +272,14 @@ impl Fairness {
     }
 
     fn is_blank(&self) -> bool {
-        self.run == 0 && !self.has_subscribers && !self.met
+        self.run == 0 && !self.has_subscribers && !self.ever_external
     }
 
     fn is_due(&self, now: Now) -> bool {
-        !self.just_taken
-            && self.run >= (if self.met { RUN } else { FIRST_RUN })
+        !self.external_was_last
+            && self.run >= (if self.ever_external { RUN } else { FIRST_RUN })
             && self.not_before <= now.mono
-            && (self.not_asked_before <= now.mono || self.run >= LONGEST_RUN)
+            && (self.next_query <= now.mono || self.run >= LONGEST_RUN)
     }
 
     fn next_length(&self) -> MonoUs {
@@ -291,9 +291,9 @@ impl Fairness {
         let Phase::Window { since, until } = self.phase else { return };
         let length = until.saturating_sub(since);
         self.phase = Phase::Served;
-        self.misses = self.misses.saturating_add(1);
-        if self.misses > FREE_MISSES {
-            let doubled = PENALTY << (self.misses - FREE_MISSES - 1).min(DOUBLINGS);
+        self.missed_in_row = self.missed_in_row.saturating_add(1);
+        if self.missed_in_row > FREE_MISSES {
+            let doubled = PENALTY << (self.missed_in_row - FREE_MISSES - 1).min(DOUBLINGS);
             self.not_before = now.mono.saturating_add(length.saturating_mul(doubled));
         }
         self.length = Some(length.saturating_mul(2).min(LONGEST_WINDOW_US));

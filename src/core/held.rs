@@ -6,13 +6,13 @@
 //! with the end of the lease. An owner that releases its hold is removed ([`Held::settle`]). An owner that is
 //! still noted at the next step and holds nothing has lost its hold ([`Held::take_lost`]).
 
-use super::few::Few;
-use super::sessions::MayHaveEnded;
+use super::bindings::AffectedOwners;
+use super::small_map::SmallMap;
 use super::{ConnectionId, Holders, LockId, MonoUs, Owner, WallMs};
 
 /// An event of a hold that its owner did not cause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Happened {
+pub(crate) enum HoldEvent {
     /// The lease expired.
     Expired,
     /// `LOCK.BREAK` ended the hold.
@@ -25,15 +25,15 @@ pub(crate) enum Happened {
     Contended,
 }
 
-impl Happened {
+impl HoldEvent {
     /// The event's name, as owners see it.
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Happened::Expired => "expired",
-            Happened::Broken => "broken",
-            Happened::Evicted => "evicted",
-            Happened::Deleted => "deleted",
-            Happened::Contended => "contended",
+            HoldEvent::Expired => "expired",
+            HoldEvent::Broken => "broken",
+            HoldEvent::Evicted => "evicted",
+            HoldEvent::Deleted => "deleted",
+            HoldEvent::Contended => "contended",
         }
     }
 }
@@ -43,12 +43,12 @@ impl Happened {
 pub(crate) struct Notice {
     pub(crate) lock: LockId,
     pub(crate) owner: Owner,
-    pub(crate) happened: Happened,
+    pub(crate) event: HoldEvent,
 }
 
 /// The record of one hold.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Hold {
+pub(super) struct HoldRecord {
     /// End of the lease when it was last read.
     pub(super) end: WallMs,
     /// Time of the grant; `None` if the grant happened elsewhere or before it was recorded.
@@ -63,19 +63,19 @@ const FEW: usize = 4;
 
 /// The recorded holds. Empty and nearly free while owners are not notified.
 #[derive(Default)]
-pub(super) struct Held(Option<Box<Known>>);
+pub(super) struct Held(Option<Box<NonEmpty>>);
 
 /// A non-empty set of recorded holds.
 #[derive(Default)]
-struct Known {
+struct NonEmpty {
     /// At least one hold.
-    holds: Few<Owner, Hold>,
+    holds: SmallMap<Owner, HoldRecord>,
     /// No lease ends before this time.
     first_end: WallMs,
     /// Whether a foreign write may have ended some holds, or set their leases.
     doubtful: bool,
     /// The event that ended all of them, if the server reported it.
-    ended_by: Option<Happened>,
+    ended_by: Option<HoldEvent>,
 }
 
 impl Held {
@@ -85,78 +85,80 @@ impl Held {
 
     /// Notes that this owner was granted the lock or has renewed its lease. Fields that are `None` keep their
     /// previous value. [`Held::settle`] follows.
-    pub(super) fn insert(&mut self, owner: &Owner, hold: Hold) {
-        let known = self.0.get_or_insert_with(|| Box::new(Known { first_end: hold.end, ..Known::default() }));
-        known.first_end = known.first_end.min(hold.end);
-        match known.holds.get_mut(owner) {
+    pub(super) fn insert(&mut self, owner: &Owner, hold: HoldRecord) {
+        let records =
+            self.0.get_or_insert_with(|| Box::new(NonEmpty { first_end: hold.end, ..NonEmpty::default() }));
+        records.first_end = records.first_end.min(hold.end);
+        match records.holds.get_mut(owner) {
             Some(before) => {
-                let Hold { since, client, .. } = *before;
-                *before = Hold { end: hold.end, since: hold.since.or(since), client: hold.client.or(client) };
+                let HoldRecord { since, client, .. } = *before;
+                *before =
+                    HoldRecord { end: hold.end, since: hold.since.or(since), client: hold.client.or(client) };
             }
-            None => known.holds.insert(owner.clone(), hold),
+            None => records.holds.insert(owner.clone(), hold),
         }
     }
 
     /// The record of this owner's hold, if it is certain.
-    pub(super) fn get(&self, owner: &Owner) -> Option<&Hold> {
-        self.0.as_ref().filter(|known| !known.doubtful)?.holds.get(owner)
+    pub(super) fn get(&self, owner: &Owner) -> Option<&HoldRecord> {
+        self.0.as_ref().filter(|records| !records.doubtful)?.holds.get(owner)
     }
 
     /// Removes this owner's hold, which has ended. Returns whether it was recorded.
     pub(super) fn remove(&mut self, owner: &Owner) -> bool {
-        let removed = self.0.as_mut().is_some_and(|known| known.holds.remove(owner).is_some());
+        let removed = self.0.as_mut().is_some_and(|records| records.holds.remove(owner).is_some());
         self.drop_if_empty();
         removed
     }
 
     fn drop_if_empty(&mut self) {
-        self.0.take_if(|known| known.holds.is_empty());
+        self.0.take_if(|records| records.holds.is_empty());
     }
 
     /// Notes that a foreign write changed the key, and may have ended all holds.
-    pub(super) fn doubt(&mut self, ended_by: Option<Happened>) {
-        if let Some(known) = &mut self.0 {
-            known.doubtful = true;
-            known.ended_by = known.ended_by.or(ended_by);
+    pub(super) fn doubt(&mut self, ended_by: Option<HoldEvent>) {
+        if let Some(records) = &mut self.0 {
+            records.doubtful = true;
+            records.ended_by = records.ended_by.or(ended_by);
         }
     }
 
     /// Time before which no recorded lease ends.
     pub(super) fn first_end(&self) -> Option<WallMs> {
-        self.0.as_ref().map(|known| known.first_end)
+        self.0.as_ref().map(|records| records.first_end)
     }
 
     /// Removes and returns the owners that hold the lock no longer and did not release it. Call it with the
     /// key's holders before changing them.
-    pub(super) fn take_lost(&mut self, holders: &Holders, now: WallMs) -> Vec<(Owner, Happened)> {
+    pub(super) fn take_lost(&mut self, holders: &Holders, now: WallMs) -> Vec<(Owner, HoldEvent)> {
         // A large set is compared only if a hold may be missing.
-        let may_be_lost = |known: &&mut Box<Known>| {
-            let len = known.holds.len();
-            known.doubtful || now > known.first_end || len <= FEW || len > holders.len()
+        let may_be_lost = |records: &&mut Box<NonEmpty>| {
+            let len = records.holds.len();
+            records.doubtful || now > records.first_end || len <= FEW || len > holders.len()
         };
-        let Some(known) = self.0.as_mut().filter(may_be_lost) else { return Vec::new() };
-        let ended_by = known.ended_by.take();
-        let doubtful = std::mem::take(&mut known.doubtful);
+        let Some(records) = self.0.as_mut().filter(may_be_lost) else { return Vec::new() };
+        let ended_by = records.ended_by.take();
+        let doubtful = std::mem::take(&mut records.doubtful);
         let mut lost = Vec::new();
-        known.compare(holders, doubtful, |owner, end| {
-            let happened = if end < now { Happened::Expired } else { ended_by.unwrap_or(Happened::Deleted) };
-            lost.push((owner.clone(), happened));
+        records.compare(holders, doubtful, |owner, end| {
+            let event = if end < now { HoldEvent::Expired } else { ended_by.unwrap_or(HoldEvent::Deleted) };
+            lost.push((owner.clone(), event));
         });
         self.drop_if_empty();
         lost
     }
 
     /// Removes and returns all owners: a different value replaced the lock.
-    pub(super) fn take_all(&mut self) -> Vec<(Owner, Happened)> {
-        let known = self.0.take().unwrap_or_default();
-        let happened = known.ended_by.unwrap_or(Happened::Deleted);
-        known.holds.iter().map(|(owner, _)| (owner.clone(), happened)).collect()
+    pub(super) fn take_all(&mut self) -> Vec<(Owner, HoldEvent)> {
+        let records = self.0.take().unwrap_or_default();
+        let event = records.ended_by.unwrap_or(HoldEvent::Deleted);
+        records.holds.iter().map(|(owner, _)| (owner.clone(), event)).collect()
     }
 
     /// Removes and returns all owners if the server reported the event that ended their holds.
-    pub(super) fn take_ended(&mut self) -> Vec<(Owner, Happened)> {
-        let was_told = self.0.as_ref().is_some_and(|known| known.ended_by.is_some());
-        if was_told {
+    pub(super) fn take_ended(&mut self) -> Vec<(Owner, HoldEvent)> {
+        let is_known = self.0.as_ref().is_some_and(|records| records.ended_by.is_some());
+        if is_known {
             self.take_all()
         } else {
             Vec::new()
@@ -165,24 +167,25 @@ impl Held {
 
     /// Notes that a step changed the holders: owners without a hold have released it. The leases of the
     /// others are recorded.
-    pub(super) fn settle(&mut self, who: MayHaveEnded<'_>, holders: &Holders) {
-        let Some(known) = &mut self.0 else { return };
-        match who {
-            MayHaveEnded::Of(owner) => match (holders.of(owner.as_bytes()), known.holds.get_mut(owner)) {
+    pub(super) fn settle(&mut self, affected: AffectedOwners<'_>, holders: &Holders) {
+        let Some(records) = &mut self.0 else { return };
+        match affected {
+            AffectedOwners::Only(owner) => match (holders.of(owner.as_bytes()), records.holds.get_mut(owner))
+            {
                 (Some(hold), Some(before)) => {
                     before.end = hold.expires_at;
-                    known.first_end = known.first_end.min(hold.expires_at);
+                    records.first_end = records.first_end.min(hold.expires_at);
                 }
-                (None, Some(_)) => known.holds.discard(owner),
+                (None, Some(_)) => records.holds.discard(owner),
                 (_, None) => {}
             },
-            MayHaveEnded::Any => known.compare(holders, false, |_, _| ()),
+            AffectedOwners::Any => records.compare(holders, false, |_, _| ()),
         }
         self.drop_if_empty();
     }
 }
 
-impl Known {
+impl NonEmpty {
     /// Removes the owners without a hold and passes each to `gone`, with the recorded end of its lease.
     /// Records the leases of the others. If `doubtful`, a hold whose lease differs from the record may be a
     /// later hold of the same owner.

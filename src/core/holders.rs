@@ -34,7 +34,7 @@ pub(crate) struct Wants {
 
 impl Wants {
     /// Whether every later request waits behind this one. True except for shared requests without a limit.
-    pub(crate) fn bars_readers(self) -> bool {
+    pub(crate) fn blocks_all(self) -> bool {
         self.mode == Mode::Exclusive || self.limit.is_some()
     }
 
@@ -105,7 +105,7 @@ impl Holders {
     }
 
     /// The crowd to keep in memory, if the holders were read as one.
-    pub(crate) fn kept_crowd(&mut self) -> Option<&mut Rc<Crowd>> {
+    pub(crate) fn crowd_to_keep(&mut self) -> Option<&mut Rc<Crowd>> {
         match self {
             Holders::Shared(Readers::Many(crowd)) => Some(crowd),
             _ => None,

@@ -19,26 +19,26 @@
 //! * [`notified`]: waits with `NOTIFY`, by connection.
 //! * [`unconfirmed`]: grants that may still be revoked, and the holds without them.
 //! * [`fairness`]: windows in which a lock stays free for external clients.
-//! * [`sessions`], [`binding`], [`ended`]: holds that depend on connections, and requests whose hold has
+//! * [`bindings`], [`binding`], [`ended`]: holds that depend on connections, and requests whose hold has
 //!   ended.
 //! * [`held`]: the end of holds, for notices to their owners.
-//! * [`schedule`]: deadlines.
+//! * [`schedule`]: deadlines, which can be moved and removed by key.
 //! * [`spare`]: freeing unused memory.
 //! * [`fragile`], [`granted_keys`]: locks that become free without an event, and keys that are probably
 //!   locks.
 //! * [`waits_for`], [`searches`]: the waits-for graph, and searches for deadlocks in it.
 
 mod binding;
+mod bindings;
 mod bundles;
+mod cycles;
 mod ended;
 mod fairness;
-mod few;
 mod fragile;
 mod granted_keys;
 mod held;
 mod hold;
 pub(crate) mod holders;
-mod knot;
 mod lease;
 mod manager;
 mod notified;
@@ -48,7 +48,7 @@ mod readers;
 pub(crate) mod request;
 mod schedule;
 mod searches;
-mod sessions;
+mod small_map;
 pub(crate) mod spare;
 mod statistics;
 mod table;
@@ -66,21 +66,21 @@ mod scenarios;
 use std::rc::Rc;
 
 pub(crate) use bundles::{NewBundle, Verdict};
-pub(crate) use held::{Happened, Notice};
+pub(crate) use held::{HoldEvent, Notice};
 pub(crate) use hold::Hold;
 pub(crate) use holders::{Holders, NotOwner, ReleaseScope, Wants};
 pub(crate) use manager::{
-    Checked, Contended, Foreseen, HoldInfo, InHand, KeyChange, LockManager, Try, Unseen,
+    BundleTry, CheckedLock, Contended, ExpectedEnd, FastQueued, HoldInfo, KeyChange, LockManager, StepOutput,
 };
 pub(crate) use owner::Owner;
-pub(crate) use readers::{Crowd, Touched};
+pub(crate) use readers::{ChangedHold, Crowd};
 pub(crate) use request::{
-    Bind, Decision, Message, News, NotReleased, Notify, Outcome, Patience, Records, Refusal, Release,
-    Renewal, Reply, Request, RequestId,
+    Bind, Decision, InboxEvent, Message, NotReleased, Notify, Outcome, Records, Refusal, Release, Renewal,
+    Reply, Request, RequestId, WaitPolicy,
 };
 pub(crate) use schedule::Schedule;
 pub(crate) use statistics::{Counted, Statistics, Times};
-pub(crate) use table::Known;
+pub(crate) use table::LockLookup;
 pub(crate) use waits::Waits;
 pub(crate) use waits_for::Search;
 

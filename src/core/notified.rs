@@ -15,11 +15,11 @@ use super::{ConnectionId, WaiterId};
 
 /// A connection that misses this number of graces in a row loses its other waits. Otherwise a hung process
 /// would delay the waiters behind it by one grace per lock.
-const MOST_MISSED: u32 = 3;
+const MAX_MISSED_GRACES: u32 = 3;
 
 /// The waits of one connection.
 #[derive(Default)]
-struct OfConnection {
+struct ConnectionWaits {
     queued: BTreeSet<WaiterId>,
     /// Grants that are not confirmed, kept apart from the queued waits. Many graces may expire in one step,
     /// and each may drop the queued waits without visiting these.
@@ -28,7 +28,7 @@ struct OfConnection {
     missed: u32,
 }
 
-impl OfConnection {
+impl ConnectionWaits {
     fn len(&self) -> usize {
         self.queued.len() + self.granted.len()
     }
@@ -37,79 +37,79 @@ impl OfConnection {
 /// All waits with `NOTIFY`, by connection.
 #[derive(Default)]
 pub(super) struct Notified {
-    of_connections: HashMap<ConnectionId, OfConnection>,
+    by_connection: HashMap<ConnectionId, ConnectionWaits>,
     waits: usize,
 }
 
 impl Notified {
     /// Adds a queued wait.
     pub(super) fn insert(&mut self, connection: ConnectionId, id: WaiterId) {
-        let new = self.of_connections.entry(connection).or_default().queued.insert(id);
+        let new = self.by_connection.entry(connection).or_default().queued.insert(id);
         self.waits += usize::from(new);
     }
 
     /// Notes that a wait was granted and must be confirmed.
     pub(super) fn granted(&mut self, connection: ConnectionId, id: WaiterId) {
-        let Some(of_connection) = self.of_connections.get_mut(&connection) else { return };
-        if of_connection.queued.remove(&id) {
-            of_connection.granted.insert(id);
+        let Some(waits) = self.by_connection.get_mut(&connection) else { return };
+        if waits.queued.remove(&id) {
+            waits.granted.insert(id);
         }
     }
 
     /// Removes a wait that has ended, or whose grant was confirmed.
     pub(super) fn remove(&mut self, connection: ConnectionId, id: WaiterId) {
-        let Some(of_connection) = self.of_connections.get_mut(&connection) else { return };
-        let removed = of_connection.queued.remove(&id) || of_connection.granted.remove(&id);
+        let Some(waits) = self.by_connection.get_mut(&connection) else { return };
+        let removed = waits.queued.remove(&id) || waits.granted.remove(&id);
         self.waits -= usize::from(removed);
-        if of_connection.len() == 0 {
-            self.of_connections.remove(&connection);
-            free_spare(&mut self.of_connections);
+        if waits.len() == 0 {
+            self.by_connection.remove(&connection);
+            free_spare(&mut self.by_connection);
         }
     }
 
     /// Number of waits of this connection.
     pub(super) fn of(&self, connection: ConnectionId) -> usize {
-        self.of_connections.get(&connection).map_or(0, OfConnection::len)
+        self.by_connection.get(&connection).map_or(0, ConnectionWaits::len)
     }
 
     /// The next wait of this connection to end: the queued waits in order of arrival, then the granted ones.
     pub(super) fn next_of(&self, connection: ConnectionId) -> Option<WaiterId> {
-        let of_connection = self.of_connections.get(&connection)?;
-        of_connection.queued.first().or(of_connection.granted.first()).copied()
+        let waits = self.by_connection.get(&connection)?;
+        waits.queued.first().or(waits.granted.first()).copied()
     }
 
     /// The queued wait of this connection that arrived first.
     pub(super) fn next_queued_of(&self, connection: ConnectionId) -> Option<WaiterId> {
-        self.of_connections.get(&connection)?.queued.first().copied()
+        self.by_connection.get(&connection)?.queued.first().copied()
     }
 
     /// Notes that the connection has confirmed a grant.
-    pub(super) fn has_confirmed(&mut self, connection: ConnectionId) {
-        if let Some(of_connection) = self.of_connections.get_mut(&connection) {
-            of_connection.missed = 0;
+    pub(super) fn note_confirmed(&mut self, connection: ConnectionId) {
+        if let Some(waits) = self.by_connection.get_mut(&connection) {
+            waits.missed = 0;
         }
     }
 
     /// Notes that the connection has not confirmed a grant in time. Returns whether it loses its other waits.
-    pub(super) fn has_missed(&mut self, connection: ConnectionId) -> bool {
-        let Some(of_connection) = self.of_connections.get_mut(&connection) else { return false };
-        of_connection.missed += 1;
-        of_connection.missed >= MOST_MISSED
+    pub(super) fn note_missed(&mut self, connection: ConnectionId) -> bool {
+        let Some(waits) = self.by_connection.get_mut(&connection) else { return false };
+        waits.missed += 1;
+        waits.missed >= MAX_MISSED_GRACES
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.of_connections.is_empty()
+        self.by_connection.is_empty()
     }
 
     /// Number of waits, and number of their connections.
     pub(super) fn lens(&self) -> (usize, usize) {
-        (self.waits, self.of_connections.len())
+        (self.waits, self.by_connection.len())
     }
 
     /// Iterates over all waits, each with whether it is queued.
     #[cfg(test)]
     pub(super) fn iter(&self) -> impl Iterator<Item = (ConnectionId, WaiterId, bool)> + '_ {
-        self.of_connections.iter().flat_map(|(connection, OfConnection { queued, granted, .. })| {
+        self.by_connection.iter().flat_map(|(connection, ConnectionWaits { queued, granted, .. })| {
             let queued = queued.iter().map(|id| (*connection, *id, true));
             queued.chain(granted.iter().map(|id| (*connection, *id, false)))
         })

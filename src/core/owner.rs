@@ -10,7 +10,7 @@ use std::rc::Rc;
 
 /// Length of the longest name that is stored inline. A UUID with a thread number, as Redisson uses, is
 /// shorter.
-const SHORT: usize = 54;
+const MAX_INLINE: usize = 54;
 
 /// The identity that holds a lock: an opaque byte string chosen by the client. Cheap to clone.
 #[derive(Clone)]
@@ -18,7 +18,7 @@ pub(crate) struct Owner(Name);
 
 #[derive(Clone)]
 enum Name {
-    Short { len: u8, bytes: [u8; SHORT] },
+    Short { len: u8, bytes: [u8; MAX_INLINE] },
     Long(Rc<[u8]>),
 }
 
@@ -26,8 +26,8 @@ impl Owner {
     #[inline]
     pub(crate) fn new(name: &[u8]) -> Owner {
         match u8::try_from(name.len()) {
-            Ok(len) if name.len() <= SHORT => {
-                let mut bytes = [0; SHORT];
+            Ok(len) if name.len() <= MAX_INLINE => {
+                let mut bytes = [0; MAX_INLINE];
                 bytes[..name.len()].copy_from_slice(name);
                 Owner(Name::Short { len, bytes })
             }
@@ -87,11 +87,11 @@ impl fmt::Debug for Owner {
 mod tests {
     use std::collections::HashMap;
 
-    use super::{Owner, SHORT};
+    use super::{Owner, MAX_INLINE};
 
     #[test]
     fn owners_compare_as_their_bytes() {
-        let names: Vec<Vec<u8>> = [0, 1, SHORT - 1, SHORT, SHORT + 1, 255, 256, 1024]
+        let names: Vec<Vec<u8>> = [0, 1, MAX_INLINE - 1, MAX_INLINE, MAX_INLINE + 1, 255, 256, 1024]
             .into_iter()
             .map(|len| (0..len).map(|at| u8::try_from(at % 251).unwrap()).collect())
             .collect();

@@ -42,16 +42,16 @@ pub(crate) struct Crowd {
     /// Time as of which leases count as expired.
     now: WallMs,
     /// Number of leases that ended before `now`.
-    over: usize,
+    expired: usize,
     /// Owners changed by the current step, in order of the changes. An owner may appear more than once.
-    touched: Vec<Touched>,
+    touched: Vec<ChangedHold>,
     /// Whether the crowd was kept from an earlier step, so that the current step did not read it.
     kept: bool,
 }
 
 /// An owner whose hold a step has changed, with the hold before that change.
 #[derive(Clone, Debug)]
-pub(crate) struct Touched {
+pub(crate) struct ChangedHold {
     pub(crate) owner: Owner,
     pub(crate) before: Option<Hold>,
 }
@@ -166,7 +166,7 @@ impl Readers {
         match self {
             Readers::Few(holds) => holds.retain(|hold| hold.expires_at >= now),
             Readers::Many(crowd) if crowd.now == now => {}
-            Readers::Many(crowd) => Rc::make_mut(crowd).judge_as_of(now),
+            Readers::Many(crowd) => Rc::make_mut(crowd).set_now(now),
         }
     }
 
@@ -195,15 +195,15 @@ impl Eq for Readers {}
 impl Crowd {
     /// Builds a crowd from the holds of all fields. Holds whose lease was just set count as changed.
     pub(crate) fn new(holds: Vec<Hold>, now: WallMs) -> Crowd {
-        let touched = |hold: &Hold| Touched { owner: hold.owner.clone(), before: Some(hold.clone()) };
+        let touched = |hold: &Hold| ChangedHold { owner: hold.owner.clone(), before: Some(hold.clone()) };
         let touched = holds.iter().filter(|hold| hold.renewed).map(touched).collect();
         let ends: BTreeSet<_> = holds.iter().enumerate().map(|(at, hold)| (hold.expires_at, at)).collect();
         let token = |(at, hold): (usize, &Hold)| hold.token.map(|token| (token, at));
         let tokens = holds.iter().enumerate().filter_map(token).collect();
         let by_owner = holds.iter().enumerate().map(|(at, hold)| (hold.owner.clone(), at)).collect();
-        let over = ends.range(..(now, 0)).count();
+        let expired = ends.range(..(now, 0)).count();
         let places = holds.into_iter().map(Some).collect();
-        Crowd { places, empty: Vec::new(), by_owner, ends, tokens, now, over, touched, kept: false }
+        Crowd { places, empty: Vec::new(), by_owner, ends, tokens, now, expired, touched, kept: false }
     }
 
     /// Number of fields, including those whose lease has expired.
@@ -213,11 +213,11 @@ impl Crowd {
 
     /// Number of holders.
     pub(crate) fn len(&self) -> usize {
-        self.fields() - self.over
+        self.fields() - self.expired
     }
 
     /// Marks the crowd as kept for the next step.
-    pub(crate) fn is_kept(&mut self) {
+    pub(crate) fn mark_kept(&mut self) {
         self.kept = true;
     }
 
@@ -227,7 +227,7 @@ impl Crowd {
     }
 
     /// The hold whose lease ends last, leaving out one owner.
-    pub(crate) fn last_but(&self, owner: Option<&[u8]>) -> Option<&Hold> {
+    pub(crate) fn last_except(&self, owner: Option<&[u8]>) -> Option<&Hold> {
         let holds = self.ends.iter().rev().filter_map(|(_, at)| self.at(*at));
         let mut others = holds.filter(|hold| owner != Some(hold.owner.as_bytes()));
         others.next().filter(|hold| !self.is_over(hold))
@@ -240,7 +240,7 @@ impl Crowd {
 
     /// Some of the holds whose lease has expired, the oldest first.
     pub(crate) fn ended(&self, at_most: usize) -> impl Iterator<Item = &Hold> {
-        self.ends.iter().take(self.over.min(at_most)).filter_map(|(_, at)| self.at(*at))
+        self.ends.iter().take(self.expired.min(at_most)).filter_map(|(_, at)| self.at(*at))
     }
 
     /// Drops the field of an expired hold.
@@ -249,13 +249,13 @@ impl Crowd {
     }
 
     /// Whether a change is not written yet.
-    pub(crate) fn is_touched(&self) -> bool {
+    pub(crate) fn has_unwritten_changes(&self) -> bool {
         !self.touched.is_empty()
     }
 
     /// Takes the changes of the current step, one per owner and ordered by owner, each with the previously
     /// stored hold. They count as written from now on.
-    pub(crate) fn take_touched(&mut self) -> Vec<Touched> {
+    pub(crate) fn take_changes(&mut self) -> Vec<ChangedHold> {
         let mut touched = std::mem::take(&mut self.touched);
         touched.sort_by(|a, b| a.owner.cmp(&b.owner));
         // The sort is stable: an owner's first entry has the hold from before all changes.
@@ -264,7 +264,7 @@ impl Crowd {
     }
 
     /// Notes that a renewed hold was written.
-    pub(crate) fn is_written(&mut self, owner: &[u8]) {
+    pub(crate) fn mark_written(&mut self, owner: &[u8]) {
         let at = self.by_owner.get(owner).copied();
         if let Some(hold) = at.and_then(|at| self.places.get_mut(at)?.as_mut()) {
             hold.renewed = false;
@@ -272,11 +272,11 @@ impl Crowd {
     }
 
     /// Sets the time as of which leases count as expired.
-    pub(crate) fn judge_as_of(&mut self, now: WallMs) {
+    pub(crate) fn set_now(&mut self, now: WallMs) {
         if now > self.now {
-            self.over += self.ends.range((self.now, 0)..(now, 0)).count();
+            self.expired += self.ends.range((self.now, 0)..(now, 0)).count();
         } else {
-            self.over -= self.ends.range((now, 0)..(self.now, 0)).count();
+            self.expired -= self.ends.range((now, 0)..(self.now, 0)).count();
         }
         self.now = now;
     }
@@ -329,13 +329,13 @@ impl Crowd {
         if end != before.expires_at {
             self.ends.remove(&(before.expires_at, at));
             self.ends.insert((end, at));
-            self.over += usize::from(end < now);
+            self.expired += usize::from(end < now);
         }
         if token != before.token {
             before.token.map(|token| self.tokens.remove(&(token, at)));
             token.map(|token| self.tokens.insert((token, at)));
         }
-        self.touched.push(Touched { owner: before.owner.clone(), before: Some(before) });
+        self.touched.push(ChangedHold { owner: before.owner.clone(), before: Some(before) });
         Some(result)
     }
 
@@ -347,17 +347,17 @@ impl Crowd {
             self.places.push(None);
             self.places.len() - 1
         });
-        self.over += usize::from(self.is_over(&hold));
+        self.expired += usize::from(self.is_over(&hold));
         self.ends.insert((hold.expires_at, at));
         hold.token.map(|token| self.tokens.insert((token, at)));
         self.by_owner.insert(owner.clone(), at);
         self.places[at] = Some(hold);
-        self.touched.push(Touched { owner, before });
+        self.touched.push(ChangedHold { owner, before });
     }
 
     fn remove(&mut self, owner: &[u8]) {
         if let Some(before) = self.take(owner) {
-            self.touched.push(Touched { owner: before.owner.clone(), before: Some(before) });
+            self.touched.push(ChangedHold { owner: before.owner.clone(), before: Some(before) });
         }
     }
 
@@ -365,7 +365,7 @@ impl Crowd {
         let at = self.by_owner.remove(owner)?;
         let hold = self.places.get_mut(at)?.take()?;
         self.empty.push(at);
-        self.over -= usize::from(self.is_over(&hold));
+        self.expired -= usize::from(self.is_over(&hold));
         self.ends.remove(&(hold.expires_at, at));
         hold.token.map(|token| self.tokens.remove(&(token, at)));
         Some(hold)
@@ -455,7 +455,7 @@ mod tests {
         /// The plain form is rebuilt for each step. The changes reported by the crowd are exactly the
         /// differences between the fields of two steps.
         #[test]
-        fn a_crowd_is_a_map_that_remembers(ops in proptest::collection::vec(op(), 1..60)) {
+        fn a_crowd_records_all_changes(ops in proptest::collection::vec(op(), 1..60)) {
             let mut now = 1_000;
             let mut plain = Holders::Free;
             let mut kept = Holders::Free;
@@ -463,31 +463,31 @@ mod tests {
             let mut fields: BTreeMap<Owner, Hold> = BTreeMap::new();
             for op in ops {
                 match op {
-                    Op::Acquire(who, exclusive, lease, token) => {
+                    Op::Acquire(name, exclusive, lease, token) => {
                         let mode = if exclusive { Mode::Exclusive } else { Mode::Shared };
-                        let (who, end) = (owner(who), now + lease);
+                        let (name, end) = (owner(name), now + lease);
                         let wants = Wants { mode, once: false, limit: None };
-                        let admission = plain.admits(who.as_bytes(), wants);
-                        prop_assert_eq!(admission, kept.admits(who.as_bytes(), wants));
+                        let admission = plain.admits(name.as_bytes(), wants);
+                        prop_assert_eq!(admission, kept.admits(name.as_bytes(), wants));
                         if matches!(admission, Admission::Grant(_)) {
-                            plain.add(&who, mode, end, token);
-                            kept.add(&who, mode, end, token);
+                            plain.add(&name, mode, end, token);
+                            kept.add(&name, mode, end, token);
                         }
                     }
-                    Op::Release(who, what, lease) => {
-                        let (who, end) = (owner(who), lease.map(|lease| now + lease));
-                        let (who, what) = (who.as_bytes(), scope(what));
-                        prop_assert_eq!(plain.release(who, what, end), kept.release(who, what, end));
+                    Op::Release(name, what, lease) => {
+                        let (name, end) = (owner(name), lease.map(|lease| now + lease));
+                        let (name, what) = (name.as_bytes(), scope(what));
+                        prop_assert_eq!(plain.release(name, what, end), kept.release(name, what, end));
                     }
-                    Op::Renew(who, lease) => {
-                        let who = owner(who);
-                        let who = who.as_bytes();
-                        prop_assert_eq!(plain.renew(who, now + lease), kept.renew(who, now + lease));
+                    Op::Renew(name, lease) => {
+                        let name = owner(name);
+                        let name = name.as_bytes();
+                        prop_assert_eq!(plain.renew(name, now + lease), kept.renew(name, now + lease));
                     }
-                    Op::SetToken(who, token) => {
-                        let who = owner(who);
-                        plain.set_token(who.as_bytes(), token);
-                        kept.set_token(who.as_bytes(), token);
+                    Op::SetToken(name, token) => {
+                        let name = owner(name);
+                        plain.set_token(name.as_bytes(), token);
+                        kept.set_token(name.as_bytes(), token);
                     }
                     Op::Forget(at_most) => {
                         if let Holders::Shared(Readers::Many(crowd)) = &mut kept {
@@ -505,14 +505,14 @@ mod tests {
                         let holds: Vec<Hold> = plain.iter().map(written).collect();
                         if let Holders::Shared(Readers::Many(crowd)) = &mut kept {
                             let crowd = Rc::make_mut(crowd);
-                            for touched in crowd.take_touched() {
+                            for touched in crowd.take_changes() {
                                 prop_assert_eq!(&touched.before, &fields.remove(&touched.owner));
-                                crowd.is_written(touched.owner.as_bytes());
+                                crowd.mark_written(touched.owner.as_bytes());
                                 if let Some(hold) = crowd.field(touched.owner.as_bytes()) {
                                     fields.insert(touched.owner, hold.clone());
                                 }
                             }
-                            prop_assert!(!crowd.is_touched());
+                            prop_assert!(!crowd.has_unwritten_changes());
                             prop_assert_eq!(crowd.fields(), fields.len());
                             prop_assert!(fields.values().all(|hold| crowd.field(hold.owner.as_bytes()) == Some(hold)));
                         } else if plain.mode() == Some(Mode::Shared) {
@@ -548,11 +548,11 @@ mod tests {
         assert_eq!((crowd.fields(), crowd.len(), crowd.last_end()), (4, 3, Some(30)));
         let ended = |crowd: &Crowd| crowd.ended(9).map(|hold| hold.owner.clone()).collect::<Vec<_>>();
         assert_eq!(ended(&crowd), [owner(0)]);
-        assert_eq!(crowd.last_but(Some(b"d")).unwrap().owner, owner(2));
-        assert_eq!(crowd.last_but(None).unwrap().owner, owner(3));
-        crowd.judge_as_of(31);
-        assert_eq!((crowd.len(), crowd.last_end(), crowd.last_but(None)), (0, None, None));
-        crowd.judge_as_of(21);
+        assert_eq!(crowd.last_except(Some(b"d")).unwrap().owner, owner(2));
+        assert_eq!(crowd.last_except(None).unwrap().owner, owner(3));
+        crowd.set_now(31);
+        assert_eq!((crowd.len(), crowd.last_end(), crowd.last_except(None)), (0, None, None));
+        crowd.set_now(21);
         assert_eq!((crowd.len(), ended(&crowd)), (2, vec![owner(0), owner(1)]));
     }
 }

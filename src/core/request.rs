@@ -33,7 +33,7 @@ pub(crate) struct Request {
     pub(crate) client: Option<ConnectionId>,
     /// Whether the grant needs more than its delivery to be confirmed. Such a grant is in flight even if it
     /// was made without a wait.
-    pub(crate) confirmed_later: bool,
+    pub(crate) awaits_replicas: bool,
     /// Set if the wait blocks no client and a message announces the grant.
     pub(crate) notify: Option<Rc<Notify>>,
 }
@@ -58,12 +58,12 @@ pub(crate) struct Message {
     pub(crate) inbox: Rc<[u8]>,
     pub(crate) lock: LockId,
     pub(crate) request: RequestId,
-    pub(crate) news: News,
+    pub(crate) event: InboxEvent,
 }
 
 /// The content of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum News {
+pub(crate) enum InboxEvent {
     /// The lock is granted until the end of the grace, and for the whole lease if the client confirms.
     Granted,
     /// The wait is over, and its request holds nothing.
@@ -113,37 +113,37 @@ pub(crate) struct RequestId {
     /// The owner argument of the call, followed by the id.
     name: Rc<[u8]>,
     /// Length of the owner argument.
-    asked: usize,
+    owner_len: usize,
     /// Time for which the reply is remembered, in milliseconds. Not part of the identity.
     pub(crate) ttl_ms: i64,
 }
 
 impl RequestId {
-    pub(crate) fn new(asked: &[u8], id: &[u8], ttl_ms: i64) -> RequestId {
-        let mut name: SmallVec<[u8; 128]> = SmallVec::from_slice(asked);
+    pub(crate) fn new(owner_argument: &[u8], id: &[u8], ttl_ms: i64) -> RequestId {
+        let mut name: SmallVec<[u8; 128]> = SmallVec::from_slice(owner_argument);
         name.extend_from_slice(id);
-        RequestId { name: Rc::from(&name[..]), asked: asked.len(), ttl_ms }
+        RequestId { name: Rc::from(&name[..]), owner_len: owner_argument.len(), ttl_ms }
     }
 
     /// The owner argument of the call. The effective owner may differ.
-    pub(crate) fn asked(&self) -> &[u8] {
-        &self.name[..self.asked]
+    pub(crate) fn owner_argument(&self) -> &[u8] {
+        &self.name[..self.owner_len]
     }
 
     pub(crate) fn id(&self) -> &[u8] {
-        &self.name[self.asked..]
+        &self.name[self.owner_len..]
     }
 }
 
 impl fmt::Debug for RequestId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "RequestId({} of {})", self.id().escape_ascii(), self.asked().escape_ascii())
+        write!(f, "RequestId({} of {})", self.id().escape_ascii(), self.owner_argument().escape_ascii())
     }
 }
 
 impl PartialEq for RequestId {
     fn eq(&self, other: &RequestId) -> bool {
-        self.asked == other.asked && self.name == other.name
+        self.owner_len == other.owner_len && self.name == other.name
     }
 }
 
@@ -151,7 +151,7 @@ impl Eq for RequestId {}
 
 impl Hash for RequestId {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        (self.asked, &self.name).hash(state);
+        (self.owner_len, &self.name).hash(state);
     }
 }
 
@@ -170,11 +170,11 @@ pub(crate) struct Bind {
 
 /// Whether a request that cannot be granted at once may wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Patience {
+pub(crate) enum WaitPolicy {
     /// The request is not queued.
-    Leaves,
+    NoWait,
     /// The request is queued.
-    Waits {
+    Wait {
         /// Deadline of the wait; `None` if it has none.
         deadline: Option<MonoUs>,
         /// Maximum number of waiters per lock, if it is limited.
@@ -184,12 +184,12 @@ pub(crate) enum Patience {
     },
 }
 
-impl Patience {
+impl WaitPolicy {
     /// Time until which the caller is willing to wait.
     pub(super) fn ready_until(self, now: Now) -> MonoUs {
         match self {
-            Patience::Leaves => now.mono,
-            Patience::Waits { deadline, .. } => deadline.unwrap_or(MonoUs::MAX),
+            WaitPolicy::NoWait => now.mono,
+            WaitPolicy::Wait { deadline, .. } => deadline.unwrap_or(MonoUs::MAX),
         }
     }
 }
@@ -213,7 +213,7 @@ pub(crate) struct Reply {
 pub(crate) enum Outcome {
     Granted(Reply),
     /// The request is granted, and the grant is in flight until it is confirmed: see
-    /// [`Request::confirmed_later`].
+    /// [`Request::awaits_replicas`].
     InFlight(WaiterId),
     /// The request would have to wait.
     Busy,

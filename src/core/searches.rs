@@ -22,7 +22,7 @@ pub(super) struct Searches {
     /// The same, to find out whether one is in.
     known: HashSet<WaiterId>,
     /// The search that was interrupted, and how often waits had moved when it began.
-    put_off: Option<(Box<Search>, u64)>,
+    suspend_search: Option<(Box<Search>, u64)>,
     /// How often a wait has moved in its queue.
     moves: u64,
     /// Start of the next portion.
@@ -44,17 +44,17 @@ impl Searches {
     }
 
     /// A wait stands at another place in its queue. An interrupted search may have passed the new one.
-    pub(super) fn has_moved(&mut self) {
+    pub(super) fn note_move(&mut self) {
         self.moves += 1;
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.put_off.is_none() && self.waits.is_empty()
+        self.suspend_search.is_none() && self.waits.is_empty()
     }
 
     /// Number of waits to search.
     pub(super) fn len(&self) -> usize {
-        self.waits.len() + usize::from(self.put_off.is_some())
+        self.waits.len() + usize::from(self.suspend_search.is_some())
     }
 
     /// Start of the next portion; `None` if no search is left.
@@ -68,7 +68,7 @@ impl Searches {
     }
 
     pub(super) fn take_next(&mut self) -> Option<Next> {
-        if let Some((search, moves)) = self.put_off.take() {
+        if let Some((search, moves)) = self.suspend_search.take() {
             return match search.of_wait() {
                 Some(id) if moves != self.moves => Some(Next::Begin(id)),
                 _ => Some(Next::GoOn(search)),
@@ -84,7 +84,7 @@ impl Searches {
     }
 
     /// This search was interrupted.
-    pub(super) fn put_off(&mut self, search: Search) {
-        self.put_off = Some((Box::new(search), self.moves));
+    pub(super) fn suspend_search(&mut self, search: Search) {
+        self.suspend_search = Some((Box::new(search), self.moves));
     }
 }

@@ -7,16 +7,16 @@ use std::hash::Hash;
 use foldhash::HashMap;
 
 /// Capacity that a map always keeps.
-const KEPT: usize = 128;
+const MIN_CAPACITY: usize = 128;
 
 /// Ratio of capacity to entries above which a map shrinks. Shrinking then costs less than the removals before
 /// it did.
-const TOO_MUCH: usize = 8;
+const MAX_CAPACITY_RATIO: usize = 8;
 
 /// Whether a collection has far more capacity than entries.
 #[inline(always)]
 pub(crate) fn is_too_large(room: usize, len: usize) -> bool {
-    room > KEPT && room / TOO_MUCH > len
+    room > MIN_CAPACITY && room / MAX_CAPACITY_RATIO > len
 }
 
 /// Shrinks a map with excess capacity. Call it after every removal, so that memory returns whichever entry is
@@ -37,7 +37,7 @@ fn shrink<K: Eq + Hash, V>(map: &mut HashMap<K, V>) {
 mod tests {
     use foldhash::HashMap;
 
-    use super::{free_spare, KEPT};
+    use super::{free_spare, MIN_CAPACITY};
 
     #[test]
     fn a_map_is_never_far_larger_than_needed() {
@@ -45,8 +45,8 @@ mod tests {
         for number in 0..100_000 {
             map.remove(&number);
             free_spare(&mut map);
-            assert!(map.capacity() <= KEPT || map.capacity() / 8 <= map.len());
+            assert!(map.capacity() <= MIN_CAPACITY || map.capacity() / 8 <= map.len());
         }
-        assert!(map.is_empty() && map.capacity() <= KEPT);
+        assert!(map.is_empty() && map.capacity() <= MIN_CAPACITY);
     }
 }

@@ -15,10 +15,10 @@ const DIGITS: u8 = 2;
 
 /// Number of locks in the list of the longest waits. More than operators look at, since the last entries are
 /// the least certain.
-const TOP: usize = 128;
+const TOP_LOCKS: usize = 128;
 
 /// Locks with longer names are left out, to limit memory.
-const LONGEST_KEY: usize = 1024;
+const MAX_TOP_KEY_LEN: usize = 1024;
 
 /// Counters of events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,11 +133,11 @@ impl Top {
     fn insert(&mut self, lock: &LockId) -> u32 {
         let new =
             |over_us| Waited { lock: lock.clone(), waits: 0, waited_us: over_us, longest_us: 0, over_us };
-        let place = if self.entries.len() < TOP {
+        let place = if self.entries.len() < TOP_LOCKS {
             self.entries.push(new(0));
             self.entries.len() - 1
         } else {
-            let last = (0..TOP).min_by_key(|place| self.entries[*place].waited_us).unwrap_or(0);
+            let last = (0..TOP_LOCKS).min_by_key(|place| self.entries[*place].waited_us).unwrap_or(0);
             self.places.remove(&self.entries[last].lock);
             self.entries[last] = new(self.entries[last].waited_us);
             last
@@ -179,7 +179,7 @@ impl Statistics {
     #[inline(always)]
     pub(super) fn waited(&mut self, lock: &LockId, place: &mut u32, us: MonoUs) {
         self.waits.record(us);
-        if lock.key.len() <= LONGEST_KEY {
+        if lock.key.len() <= MAX_TOP_KEY_LEN {
             self.top.record(lock, place, us);
         }
     }
@@ -191,7 +191,7 @@ impl Statistics {
     }
 
     /// Records the current number of waiters.
-    pub(super) fn has_waiters(&mut self, waiters: usize) {
+    pub(super) fn record_waiters(&mut self, waiters: usize) {
         self.most_waiters = self.most_waiters.max(waiters);
     }
 
@@ -246,7 +246,7 @@ impl Statistics {
 
 #[cfg(test)]
 mod tests {
-    use super::{Statistics, Times, TOP};
+    use super::{Statistics, Times, TOP_LOCKS};
     use crate::core::LockId;
 
     fn lock(name: u64) -> LockId {
@@ -263,7 +263,7 @@ mod tests {
             }
         }
         let top = statistics.longest_waited(0);
-        assert_eq!(top.len(), TOP);
+        assert_eq!(top.len(), TOP_LOCKS);
         assert_eq!(top[0].lock, lock(7));
         let truth = 100_000 * 5_000 + 1_000;
         assert!(top[0].waited_us - top[0].over_us <= truth && truth <= top[0].waited_us);

@@ -30,7 +30,7 @@ impl LockIdx {
 /// A lock with its handle, if it had one at the look-up by name. The handle may be outdated at its use:
 /// opening a key may find that it has expired.
 #[derive(Clone, Copy)]
-pub(crate) struct Known<'a> {
+pub(crate) struct LockLookup<'a> {
     name: LockRef<'a>,
     lock: Option<LockIdx>,
     /// Number of changes of the table at the look-up.
@@ -72,9 +72,9 @@ struct Named<S> {
 }
 
 /// An empty table with more slots than this frees its memory.
-const KEPT_SLOTS: usize = 1024;
+const MAX_IDLE_SLOTS: usize = 1024;
 
-impl<'a> Known<'a> {
+impl<'a> LockLookup<'a> {
     pub(crate) fn name(self) -> LockRef<'a> {
         self.name
     }
@@ -113,13 +113,13 @@ impl<S: Default> LockTable<S> {
 
     /// Looks up a lock by its name.
     #[inline]
-    pub(super) fn look_up<'a>(&self, name: LockRef<'a>) -> Known<'a> {
-        Known { name, lock: self.find(name), changes: self.changes }
+    pub(super) fn look_up<'a>(&self, name: LockRef<'a>) -> LockLookup<'a> {
+        LockLookup { name, lock: self.find(name), changes: self.changes }
     }
 
     /// The current handle of a lock that was looked up before.
     #[inline]
-    pub(super) fn handle_of(&self, known: Known<'_>) -> Option<LockIdx> {
+    pub(super) fn handle_of(&self, known: LockLookup<'_>) -> Option<LockIdx> {
         if known.changes == self.changes {
             known.lock
         } else {
@@ -205,7 +205,7 @@ impl<S: Default> LockTable<S> {
         }
         // Drops the state in place.
         slot.lock = None;
-        if self.is_empty() && self.slots.len() > KEPT_SLOTS {
+        if self.is_empty() && self.slots.len() > MAX_IDLE_SLOTS {
             self.names = BTreeMap::new();
             self.last = Cell::new(None);
             self.first_generation = self.slots.iter().map(|slot| slot.generation).max().unwrap_or(0);
@@ -291,7 +291,7 @@ impl<S: Default> LockTable<S> {
 
 #[cfg(test)]
 mod tests {
-    use super::{LockRef, LockTable, KEPT_SLOTS};
+    use super::{LockRef, LockTable, MAX_IDLE_SLOTS};
 
     fn lock(key: &[u8]) -> LockRef<'_> {
         LockRef { db: 0, key }
@@ -300,7 +300,7 @@ mod tests {
     #[test]
     fn handles_are_never_reused() {
         let mut table: LockTable<u32> = LockTable::default();
-        let keys: Vec<[u8; 2]> = (0..=u16::try_from(KEPT_SLOTS).unwrap()).map(u16::to_be_bytes).collect();
+        let keys: Vec<[u8; 2]> = (0..=u16::try_from(MAX_IDLE_SLOTS).unwrap()).map(u16::to_be_bytes).collect();
         let mut outdated = Vec::new();
         for _ in 0..3 {
             let handles: Vec<_> = keys.iter().map(|key| table.find_or_insert(lock(key))).collect();

@@ -15,9 +15,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use smallvec::SmallVec;
 
-use super::few::Few;
+use super::bindings::AffectedOwners;
 use super::lease::SetLease;
-use super::sessions::MayHaveEnded;
+use super::small_map::SmallMap;
 use super::{Holders, Mode, Now, Owner, ReleaseScope, RequestId, Token, WaiterId, WallMs};
 
 /// The effect of a grant on the fencing token of its owner's hold.
@@ -31,7 +31,7 @@ pub(super) struct SetToken {
 
 /// The effect of a grant on its owner's hold, apart from the count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Set {
+pub(super) struct GrantEffect {
     pub(super) lease: SetLease,
     /// `None` if the token stays as it is.
     pub(super) token: Option<SetToken>,
@@ -39,7 +39,7 @@ pub(super) struct Set {
 
 /// The effect of one grant that may be revoked.
 #[derive(Clone, Copy, Debug)]
-struct Layer {
+struct PendingGrant {
     id: WaiterId,
     /// `None` if a later call has set the lease for certain.
     lease: Option<SetLease>,
@@ -49,79 +49,79 @@ struct Layer {
 
 /// The hold of one owner: its certain part, and on top of it the grants that may be revoked, in order.
 #[derive(Debug)]
-struct Stack {
+struct PendingGrants {
     /// End of the lease if all pending grants are revoked; `None` if no hold is left then.
     lease: Option<WallMs>,
     /// Fencing token if all pending grants are revoked.
     token: Option<Token>,
-    layers: Vec<Layer>,
+    grants: Vec<PendingGrant>,
     /// End of the lease that this server wrote last. If the key has a different one, another client has set
     /// it since.
     written: WallMs,
 }
 
-impl Stack {
+impl PendingGrants {
     /// A hold without pending grants. `lease` is `None` if the owner holds nothing.
-    fn new(lease: Option<WallMs>, token: Option<Token>) -> Stack {
-        Stack { lease, token, layers: Vec::new(), written: lease.unwrap_or_default() }
+    fn new(lease: Option<WallMs>, token: Option<Token>) -> PendingGrants {
+        PendingGrants { lease, token, grants: Vec::new(), written: lease.unwrap_or_default() }
     }
 
     /// Adds a grant that may be revoked. The lease ended at `before`, and ends at `written` for now.
     #[inline(always)]
-    fn granted(&mut self, id: WaiterId, set: Set, before: Option<WallMs>, written: WallMs) {
+    fn granted(&mut self, id: WaiterId, effect: GrantEffect, before: Option<WallMs>, written: WallMs) {
         if self.lease_is_certain() {
             self.lease = before;
         }
-        self.layers.push(Layer { id, lease: Some(set.lease), token: set.token });
+        self.grants.push(PendingGrant { id, lease: Some(effect.lease), token: effect.token });
         self.written = written;
     }
 
     /// Notes that a final call has set the lease, which ends at `written` for now.
-    fn lease_was_set(&mut self, lease: SetLease, written: WallMs) {
+    fn note_lease(&mut self, lease: SetLease, written: WallMs) {
         if self.lease_is_certain() {
             self.lease = Some(written);
         } else {
-            self.settle_lease(self.layers.len(), lease);
+            self.settle_lease(self.grants.len(), lease);
         }
         self.written = written;
     }
 
     /// Notes that a final call has taken a token, or an exclusive hold without one.
-    fn token_was_set(&mut self, token: Option<Token>) {
-        self.settle_token(self.layers.len(), token);
+    fn note_token(&mut self, token: Option<Token>) {
+        self.settle_token(self.grants.len(), token);
     }
 
     /// Notes that another client has set the lease: earlier settings no longer matter.
-    fn lease_is_anothers(&mut self) {
-        self.layers.iter_mut().for_each(|layer| layer.lease = None);
+    fn lease_is_foreign(&mut self) {
+        self.grants.iter_mut().for_each(|grant| grant.lease = None);
         self.lease = None;
     }
 
     /// Merges a grant that has reached its client into the certain part.
     fn delivered(&mut self, id: WaiterId) {
-        let Some(at) = self.layer(id) else { return };
-        let layer = self.layers[at];
-        if let Some(lease) = layer.lease {
+        let Some(at) = self.position_of(id) else { return };
+        let grant = self.grants[at];
+        if let Some(lease) = grant.lease {
             self.settle_lease(at, lease);
         }
-        if let Some(SetToken { token, .. }) = layer.token {
+        if let Some(SetToken { token, .. }) = grant.token {
             self.settle_token(at, token);
         }
-        self.layers.remove(at);
+        self.grants.remove(at);
     }
 
     /// Removes a grant that has not reached its client. Returns the token of the remaining hold if it
     /// changes. `exclusive` tells whether the owner still holds the lock exclusively.
     fn revoked(&mut self, id: WaiterId, exclusive: bool) -> Option<Option<Token>> {
-        let at = self.layer(id)?;
-        let set = self.layers.remove(at).token?;
-        let (before, after) = self.layers.split_at(at);
-        if after.iter().any(|layer| layer.token.is_some()) {
+        let at = self.position_of(id)?;
+        let effect = self.grants.remove(at).token?;
+        let (before, after) = self.grants.split_at(at);
+        if after.iter().any(|grant| grant.token.is_some()) {
             return None;
         }
-        let before = before.iter().rev().find_map(|layer| layer.token);
+        let before = before.iter().rev().find_map(|grant| grant.token);
         let token = before.map_or(self.token, |before| before.token);
-        Some(token.filter(|_| !(set.upgrade && exclusive)))
+        Some(token.filter(|_| !(effect.upgrade && exclusive)))
     }
 
     /// Returns the new end of the lease once the outcome of every relevant grant is known. `ends` is its end
@@ -141,22 +141,22 @@ impl Stack {
 
     /// Whether no pending grant is left.
     fn is_over(&self) -> bool {
-        self.layers.is_empty()
+        self.grants.is_empty()
     }
 
     fn lease_is_certain(&self) -> bool {
-        self.layers.iter().all(|layer| layer.lease.is_none())
+        self.grants.iter().all(|grant| grant.lease.is_none())
     }
 
-    fn layer(&self, id: WaiterId) -> Option<usize> {
-        self.layers.iter().position(|layer| layer.id == id)
+    fn position_of(&self, id: WaiterId) -> Option<usize> {
+        self.grants.iter().position(|grant| grant.id == id)
     }
 
     /// Settles the lease as certain. Earlier settings matter only as far as it preserves them.
     fn settle_lease(&mut self, before: usize, lease: SetLease) {
         self.lease = Some(lease.after(self.lease));
-        for layer in &mut self.layers[..before] {
-            match (lease, &mut layer.lease) {
+        for grant in &mut self.grants[..before] {
+            match (lease, &mut grant.lease) {
                 (SetLease::To(_), lease) => *lease = None,
                 (SetLease::AtLeast(end), Some(lease)) => lease.at_least(end),
                 (SetLease::AtLeast(_), None) => {}
@@ -166,44 +166,44 @@ impl Stack {
 
     fn settle_token(&mut self, before: usize, token: Option<Token>) {
         self.token = token;
-        self.layers[..before].iter_mut().for_each(|layer| layer.token = None);
+        self.grants[..before].iter_mut().for_each(|grant| grant.token = None);
     }
 }
 
 /// A grant in flight.
 #[derive(Debug)]
-struct OnItsWay {
+struct InFlight {
     id: WaiterId,
     /// Effect of the grant on the hold.
-    set: Set,
+    effect: GrantEffect,
     /// End of the lease that the grant wrote.
     written: WallMs,
     /// Whether another client has set the lease since.
-    lease_is_anothers: bool,
-    until: Until,
+    lease_is_foreign: bool,
+    confirmed_by: ConfirmedBy,
     /// Mode of the hold to release if the grant is revoked; `None` if its hold was already released.
-    owes: Option<Mode>,
+    hold_mode: Option<Mode>,
 }
 
 /// A grant in flight whose hold is being released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct GivenBack {
+pub(super) struct ReleasedGrant {
     pub(super) id: WaiterId,
     /// Whether the client is answered only once the grant is confirmed.
-    pub(super) is_kept_back: bool,
+    pub(super) is_withheld: bool,
     /// Whether the releasing call named the grant.
     pub(super) is_named: bool,
 }
 
 /// The event that confirms a grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Until {
+pub(super) enum ConfirmedBy {
     /// Delivery to the client.
-    Delivered,
+    Delivery,
     /// An acknowledgement in addition to the delivery: the client still waits for its answer.
-    Acknowledged,
+    Acknowledgement,
     /// A repetition of the call, after a message notified the client.
-    Confirmed,
+    Repetition,
 }
 
 /// The lease after a grant has reached its client.
@@ -217,7 +217,7 @@ pub(super) struct Confirmed {
 }
 
 /// Key of a grant: its owner, then a sequence number.
-type Place = (Owner, u64);
+type GrantKey = (Owner, u64);
 
 /// A grant marked for revocation, with the mode of the hold to release, if any.
 type Revoking = (WaiterId, Option<Mode>);
@@ -226,17 +226,17 @@ type Revoking = (WaiterId, Option<Mode>);
 /// An owner whose holds have ended has no entry here: revoking an ended grant could free a newer one.
 #[derive(Default)]
 pub(super) struct Unconfirmed {
-    on_their_way: Few<Place, OnItsWay>,
+    in_flight: SmallMap<GrantKey, InFlight>,
     /// Grants marked for revocation: they did not reach their clients.
-    revoking: BTreeMap<Place, Revoking>,
+    revoking: BTreeMap<GrantKey, Revoking>,
     /// Number of grants put in one of these maps.
-    places: u64,
+    sequence: u64,
     /// Number of grants in flight whose clients still wait for an answer.
-    waiting: u32,
+    unanswered: u32,
     /// Number of grants in flight that a repetition of the call must confirm.
     to_confirm: u32,
     /// The pending grants of owners with more than one.
-    stacks: BTreeMap<Owner, Stack>,
+    pending: BTreeMap<Owner, PendingGrants>,
     /// Owners among them whose lease may be certain by now.
     unsettled: BTreeSet<Owner>,
     /// Grants whose holds have ended and whose clients still wait.
@@ -247,16 +247,16 @@ pub(super) struct Unconfirmed {
 
 impl Unconfirmed {
     pub(super) fn is_empty(&self) -> bool {
-        self.on_their_way.is_empty()
+        self.in_flight.is_empty()
             && self.revoking.is_empty()
-            && self.stacks.is_empty()
+            && self.pending.is_empty()
             && self.lost.is_empty()
             && self.voided.is_empty()
     }
 
     /// Whether any client that still waits for its answer must be notified if its hold ends.
-    pub(super) fn any_waits(&self) -> bool {
-        self.waiting > 0
+    pub(super) fn any_unanswered(&self) -> bool {
+        self.unanswered > 0
     }
 
     /// Whether any grant must be confirmed by a repetition of its call.
@@ -311,93 +311,94 @@ impl Unconfirmed {
     }
 
     /// The grants in flight to this owner, in order.
-    pub(super) fn on_their_way_to<'a>(&'a self, owner: &'a Owner) -> impl Iterator<Item = WaiterId> + 'a {
-        of_owner(&self.on_their_way, owner).map(|(_, grant)| grant.id)
+    pub(super) fn in_flight_to<'a>(&'a self, owner: &'a Owner) -> impl Iterator<Item = WaiterId> + 'a {
+        of_owner(&self.in_flight, owner).map(|(_, grant)| grant.id)
     }
 
     /// Number of grants in flight or marked for revocation.
     pub(super) fn len(&self) -> usize {
-        self.on_their_way.len() + self.revoking.len()
+        self.in_flight.len() + self.revoking.len()
     }
 
     /// Whether any grant is in flight.
-    pub(super) fn any_on_its_way(&self) -> bool {
-        !self.on_their_way.is_empty()
+    pub(super) fn any_in_flight(&self) -> bool {
+        !self.in_flight.is_empty()
     }
 
     /// Adds a grant to a waiter. `before` is the end of its owner's lease and its token, if it already held
     /// the lock.
     pub(super) fn granted(
         &mut self,
-        (id, owner, mode, until): (WaiterId, &Owner, Mode, Until),
-        set: Set,
+        (id, owner, mode, confirmed_by): (WaiterId, &Owner, Mode, ConfirmedBy),
+        effect: GrantEffect,
         before: Option<(WallMs, Option<Token>)>,
         written: WallMs,
     ) {
         if let Some((lease, token)) = before {
-            if self.stack_of(owner).is_none() {
-                self.stacks.insert(owner.clone(), Stack::new(Some(lease), token));
+            if self.pending_of(owner).is_none() {
+                self.pending.insert(owner.clone(), PendingGrants::new(Some(lease), token));
             }
-            if let Some(stack) = self.stacks.get_mut(owner) {
-                stack.granted(id, set, Some(lease), written);
+            if let Some(pending) = self.pending.get_mut(owner) {
+                pending.granted(id, effect, Some(lease), written);
             }
         }
-        self.waiting += u32::from(until != Until::Delivered);
-        self.to_confirm += u32::from(until == Until::Confirmed);
-        self.places += 1;
-        let grant = OnItsWay { id, set, written, lease_is_anothers: false, until, owes: Some(mode) };
-        self.on_their_way.insert((owner.clone(), self.places), grant);
+        self.unanswered += u32::from(confirmed_by != ConfirmedBy::Delivery);
+        self.to_confirm += u32::from(confirmed_by == ConfirmedBy::Repetition);
+        self.sequence += 1;
+        let grant =
+            InFlight { id, effect, written, lease_is_foreign: false, confirmed_by, hold_mode: Some(mode) };
+        self.in_flight.insert((owner.clone(), self.sequence), grant);
     }
 
     /// Notes that a final call has set the lease or the token of a hold. The lease has its new end beside it.
-    pub(super) fn was_set(
+    pub(super) fn note_setting(
         &mut self,
         owner: &Owner,
         lease: Option<(SetLease, WallMs)>,
         token: Option<SetToken>,
     ) {
-        if self.on_their_way.is_empty() && self.stacks.is_empty() {
+        if self.in_flight.is_empty() && self.pending.is_empty() {
             return;
         }
-        let Some(stack) = self.stack_of(owner) else { return };
+        let Some(pending) = self.pending_of(owner) else { return };
         if let Some((lease, written)) = lease {
-            stack.lease_was_set(lease, written);
+            pending.note_lease(lease, written);
         }
         if let Some(SetToken { token, .. }) = token {
-            stack.token_was_set(token);
+            pending.note_token(token);
         }
         self.unsettled.insert(owner.clone());
     }
 
     /// Notes that a foreign write changed the key: the leases are now as written there.
-    pub(super) fn leases_are_anothers(&mut self) {
-        self.stacks.values_mut().for_each(Stack::lease_is_anothers);
-        self.on_their_way.values_mut().for_each(|grant| grant.lease_is_anothers = true);
+    pub(super) fn leases_are_foreign(&mut self) {
+        self.pending.values_mut().for_each(PendingGrants::lease_is_foreign);
+        self.in_flight.values_mut().for_each(|grant| grant.lease_is_foreign = true);
     }
 
     /// Confirms a grant to this owner that has reached its client. `None` if the grant does not exist.
     pub(super) fn confirm(&mut self, id: WaiterId, owner: &Owner) -> Option<Confirmed> {
-        let OnItsWay { written, .. } = self.take(id, owner)?;
-        let Some(stack) = self.stacks.get_mut(owner) else {
+        let InFlight { written, .. } = self.take(id, owner)?;
+        let Some(pending) = self.pending.get_mut(owner) else {
             return Some(Confirmed { written, end: written, settles: false });
         };
-        stack.delivered(id);
+        pending.delivered(id);
         self.unsettled.insert(owner.clone());
-        let (written, end) = stack.ends();
+        let (written, end) = pending.ends();
         Some(Confirmed { written, end, settles: true })
     }
 
     /// Confirms a grant without consequences. False if the grant may have any; then nothing has changed.
     #[inline(always)]
     pub(super) fn confirm_plain(&mut self, id: WaiterId, owner: &Owner) -> bool {
-        self.stacks.is_empty() && self.take(id, owner).is_some()
+        self.pending.is_empty() && self.take(id, owner).is_some()
     }
 
     /// Marks a grant to this owner for revocation: it did not reach its client.
     pub(super) fn begin_to_revoke(&mut self, id: WaiterId, owner: &Owner) {
-        if let Some(OnItsWay { owes, .. }) = self.take(id, owner) {
-            self.places += 1;
-            self.revoking.insert((owner.clone(), self.places), (id, owes));
+        if let Some(InFlight { hold_mode, .. }) = self.take(id, owner) {
+            self.sequence += 1;
+            self.revoking.insert((owner.clone(), self.sequence), (id, hold_mode));
         }
     }
 
@@ -407,76 +408,79 @@ impl Unconfirmed {
         match owner {
             None => self.revoking.pop_first().map(|(_, revoking)| revoking),
             Some(owner) => {
-                let (place, _) = self.revoking.range((owner.clone(), 0)..).next()?;
-                let place = Some(place).filter(|(of, _)| of == owner).cloned()?;
-                self.revoking.remove(&place)
+                let (key, _) = self.revoking.range((owner.clone(), 0)..).next()?;
+                let key = Some(key).filter(|(of, _)| of == owner).cloned()?;
+                self.revoking.remove(&key)
             }
         }
     }
 
     /// The holds of the grants marked for revocation.
     pub(super) fn revoking(&self) -> impl Iterator<Item = (&Owner, Mode)> {
-        self.revoking.iter().filter_map(|((owner, _), (_, owes))| Some((owner, (*owes)?)))
+        self.revoking.iter().filter_map(|((owner, _), (_, hold_mode))| Some((owner, (*hold_mode)?)))
     }
 
     /// The grants in flight to this owner whose revocation releases a hold of this mode.
-    fn owing<'a>(&'a self, owner: &'a Owner, mode: Mode) -> impl Iterator<Item = &'a OnItsWay> {
-        of_owner(&self.on_their_way, owner)
+    fn grants_with_hold<'a>(&'a self, owner: &'a Owner, mode: Mode) -> impl Iterator<Item = &'a InFlight> {
+        of_owner(&self.in_flight, owner)
             .map(|(_, grant)| grant)
-            .filter(move |grant| grant.owes == Some(mode))
+            .filter(move |grant| grant.hold_mode == Some(mode))
     }
 
     /// Whether any of the owner's `holds` holds of this mode belongs to no grant in flight.
     pub(super) fn is_certain(&self, owner: &Owner, mode: Mode, holds: i64) -> bool {
-        i64::try_from(self.owing(owner, mode).count()).is_ok_and(|owing| owing < holds)
+        i64::try_from(self.grants_with_hold(owner, mode).count())
+            .is_ok_and(|grants_with_hold| grants_with_hold < holds)
     }
 
     /// The grant whose hold is released by an owner with this number of holds. It is the named grant if there
     /// is one. Otherwise a certain hold is released, with no grant. Without a certain hold, it is the first
     /// grant whose client may know of it, or else the first grant.
-    pub(super) fn whose_hold(
+    pub(super) fn grant_to_release(
         &self,
         owner: &Owner,
         (mode, holds): (Mode, i64),
         named: Option<WaiterId>,
-    ) -> Option<GivenBack> {
-        let is_named = |grant: &&OnItsWay| Some(grant.id) == named;
+    ) -> Option<ReleasedGrant> {
+        let is_named = |grant: &&InFlight| Some(grant.id) == named;
         // `min_by_key` returns the first of equal keys.
-        let first_told = || self.owing(owner, mode).min_by_key(|grant| grant.until != Until::Delivered);
+        let first_told = || {
+            self.grants_with_hold(owner, mode).min_by_key(|grant| grant.confirmed_by != ConfirmedBy::Delivery)
+        };
         let uncertain = || first_told().filter(|_| !self.is_certain(owner, mode, holds));
-        let grant = self.owing(owner, mode).find(is_named).or_else(uncertain)?;
-        let is_kept_back = grant.until != Until::Delivered;
-        Some(GivenBack { id: grant.id, is_kept_back, is_named: is_named(&grant) })
+        let grant = self.grants_with_hold(owner, mode).find(is_named).or_else(uncertain)?;
+        let is_withheld = grant.confirmed_by != ConfirmedBy::Delivery;
+        Some(ReleasedGrant { id: grant.id, is_withheld, is_named: is_named(&grant) })
     }
 
     /// Notes that the hold of a grant was released although the grant may be revoked. Its revocation then
     /// releases a hold of the mode `instead`, or none.
-    pub(super) fn gave_back(&mut self, id: WaiterId, owner: &Owner, instead: Option<Mode>) {
+    pub(super) fn hold_released(&mut self, id: WaiterId, owner: &Owner, instead: Option<Mode>) {
         if let Some(grant) = self.grant_mut(id, owner) {
-            grant.owes = instead;
+            grant.hold_mode = instead;
         }
     }
 
     /// Notes that a grant has what it needed besides its delivery. Its client may know of it from now on.
     pub(super) fn acknowledged(&mut self, id: WaiterId, owner: &Owner) {
         let Some(grant) = self.grant_mut(id, owner) else { return };
-        let until = std::mem::replace(&mut grant.until, Until::Delivered);
-        self.waiting -= u32::from(until != Until::Delivered);
-        self.to_confirm -= u32::from(until == Until::Confirmed);
+        let confirmed_by = std::mem::replace(&mut grant.confirmed_by, ConfirmedBy::Delivery);
+        self.unanswered -= u32::from(confirmed_by != ConfirmedBy::Delivery);
+        self.to_confirm -= u32::from(confirmed_by == ConfirmedBy::Repetition);
     }
 
-    fn grant_mut(&mut self, id: WaiterId, owner: &Owner) -> Option<&mut OnItsWay> {
-        let place = of_owner(&self.on_their_way, owner).find(|(_, grant)| grant.id == id)?.0.clone();
-        self.on_their_way.get_mut(&place)
+    fn grant_mut(&mut self, id: WaiterId, owner: &Owner) -> Option<&mut InFlight> {
+        let key = of_owner(&self.in_flight, owner).find(|(_, grant)| grant.id == id)?.0.clone();
+        self.in_flight.get_mut(&key)
     }
 
     /// Revokes a grant whose hold was released. Sets the remaining token.
     pub(super) fn revoked(&mut self, id: WaiterId, owner: &Owner, holders: &mut Holders) {
-        let Some(stack) = self.stacks.get_mut(owner) else { return };
+        let Some(pending) = self.pending.get_mut(owner) else { return };
         self.unsettled.insert(owner.clone());
         let owner = owner.as_bytes();
         let exclusive = holders.of(owner).is_some_and(|hold| hold.exclusive > 0);
-        if let Some(token) = stack.revoked(id, exclusive) {
+        if let Some(token) = pending.revoked(id, exclusive) {
             holders.set_token(owner, token);
         }
     }
@@ -493,11 +497,11 @@ impl Unconfirmed {
             None => self.unsettled.pop_first()?,
             Some(owner) => self.unsettled.take(owner)?,
         };
-        let Some(stack) = self.stacks.get_mut(&owner) else { return Some((owner, None)) };
+        let Some(pending) = self.pending.get_mut(&owner) else { return Some((owner, None)) };
         let hold = holders.of(owner.as_bytes());
-        let end = hold.and_then(|hold| stack.settled_lease(hold.expires_at));
-        if stack.is_over() {
-            self.stacks.remove(&owner);
+        let end = hold.and_then(|hold| pending.settled_lease(hold.expires_at));
+        if pending.is_over() {
+            self.pending.remove(&owner);
         }
         if let Some(end) = end {
             if end < now.wall {
@@ -509,92 +513,92 @@ impl Unconfirmed {
         Some((owner, end))
     }
 
-    /// Forgets the grants of owners whose holds have ended, among those that `who` names. Returns these
+    /// Forgets the grants of owners whose holds have ended, among those that `affected` names. Returns these
     /// grants in order.
     pub(super) fn void(
         &mut self,
-        who: MayHaveEnded<'_>,
+        affected: AffectedOwners<'_>,
         ended: impl Fn(&Owner) -> bool,
     ) -> SmallVec<[WaiterId; 2]> {
         let mut void = SmallVec::new();
         if self.is_empty() {
             return void;
         }
-        let mut places: SmallVec<[Place; 2]> = SmallVec::new();
-        match who {
-            MayHaveEnded::Of(owner) if !ended(owner) => return void,
-            MayHaveEnded::Of(owner) => {
-                self.stacks.remove(owner);
+        let mut keys: SmallVec<[GrantKey; 2]> = SmallVec::new();
+        match affected {
+            AffectedOwners::Only(owner) if !ended(owner) => return void,
+            AffectedOwners::Only(owner) => {
+                self.pending.remove(owner);
                 self.unsettled.remove(owner);
-                places.extend(of_owner(&self.on_their_way, owner).map(|(place, _)| place.clone()));
-                let revoking = self.revoking.range((owner.clone(), 0)..).map(|(place, _)| place);
-                places.extend(revoking.take_while(|(of, _)| of == owner).cloned());
+                keys.extend(of_owner(&self.in_flight, owner).map(|(key, _)| key.clone()));
+                let revoking = self.revoking.range((owner.clone(), 0)..).map(|(key, _)| key);
+                keys.extend(revoking.take_while(|(of, _)| of == owner).cloned());
             }
-            MayHaveEnded::Any => {
-                self.stacks.retain(|owner, _| !ended(owner));
+            AffectedOwners::Any => {
+                self.pending.retain(|owner, _| !ended(owner));
                 self.unsettled.retain(|owner| !ended(owner));
-                let all = self.on_their_way.keys().chain(self.revoking.keys());
-                places.extend(all.filter(|(owner, _)| ended(owner)).cloned());
-                places.sort_unstable_by_key(|(_, order)| *order);
+                let all = self.in_flight.keys().chain(self.revoking.keys());
+                keys.extend(all.filter(|(owner, _)| ended(owner)).cloned());
+                keys.sort_unstable_by_key(|(_, order)| *order);
             }
         }
-        for place in places {
-            let on_its_way = self.take_at(&place);
-            let waits = |grant: &&OnItsWay| grant.until == Until::Acknowledged;
-            self.lost.extend(on_its_way.as_ref().filter(waits).map(|grant| grant.id));
-            let revoking = || self.revoking.remove(&place).map(|(id, _)| id);
-            void.extend(on_its_way.map(|grant| grant.id).or_else(revoking));
+        for key in keys {
+            let in_flight = self.take_at(&key);
+            let waits = |grant: &&InFlight| grant.confirmed_by == ConfirmedBy::Acknowledgement;
+            self.lost.extend(in_flight.as_ref().filter(waits).map(|grant| grant.id));
+            let revoking = || self.revoking.remove(&key).map(|(id, _)| id);
+            void.extend(in_flight.map(|grant| grant.id).or_else(revoking));
         }
         void
     }
 
     #[inline(always)]
-    fn take(&mut self, id: WaiterId, owner: &Owner) -> Option<OnItsWay> {
+    fn take(&mut self, id: WaiterId, owner: &Owner) -> Option<InFlight> {
         // Usually one grant is in flight, and no owner has to be compared.
-        match self.on_their_way.take_only(|grant| grant.id == id) {
+        match self.in_flight.take_only(|grant| grant.id == id) {
             Some(grant) => Some(self.uncount(grant)),
-            None => self.take_among_others(id, owner),
+            None => self.take_from_many(id, owner),
         }
     }
 
     #[cold]
-    fn take_among_others(&mut self, id: WaiterId, owner: &Owner) -> Option<OnItsWay> {
-        let place = of_owner(&self.on_their_way, owner).find(|(_, grant)| grant.id == id)?.0.clone();
-        self.take_at(&place)
+    fn take_from_many(&mut self, id: WaiterId, owner: &Owner) -> Option<InFlight> {
+        let key = of_owner(&self.in_flight, owner).find(|(_, grant)| grant.id == id)?.0.clone();
+        self.take_at(&key)
     }
 
-    fn take_at(&mut self, place: &Place) -> Option<OnItsWay> {
-        let grant = self.on_their_way.remove(place)?;
+    fn take_at(&mut self, key: &GrantKey) -> Option<InFlight> {
+        let grant = self.in_flight.remove(key)?;
         Some(self.uncount(grant))
     }
 
     /// Adjusts the counters for a grant that is no longer in flight.
-    fn uncount(&mut self, grant: OnItsWay) -> OnItsWay {
-        self.waiting -= u32::from(grant.until != Until::Delivered);
-        self.to_confirm -= u32::from(grant.until == Until::Confirmed);
+    fn uncount(&mut self, grant: InFlight) -> InFlight {
+        self.unanswered -= u32::from(grant.confirmed_by != ConfirmedBy::Delivery);
+        self.to_confirm -= u32::from(grant.confirmed_by == ConfirmedBy::Repetition);
         grant
     }
 
     /// The pending grants of an owner, if it has any. The first grant is moved there only when a second one
     /// follows.
-    fn stack_of(&mut self, owner: &Owner) -> Option<&mut Stack> {
-        if !self.stacks.contains_key(owner) {
-            let (_, first) = of_owner(&self.on_their_way, owner).next()?;
-            let mut stack = Stack::new(None, None);
-            stack.granted(first.id, first.set, None, first.written);
-            if first.lease_is_anothers {
-                stack.lease_is_anothers();
+    fn pending_of(&mut self, owner: &Owner) -> Option<&mut PendingGrants> {
+        if !self.pending.contains_key(owner) {
+            let (_, first) = of_owner(&self.in_flight, owner).next()?;
+            let mut pending = PendingGrants::new(None, None);
+            pending.granted(first.id, first.effect, None, first.written);
+            if first.lease_is_foreign {
+                pending.lease_is_foreign();
             }
-            self.stacks.insert(owner.clone(), stack);
+            self.pending.insert(owner.clone(), pending);
         }
-        self.stacks.get_mut(owner)
+        self.pending.get_mut(owner)
     }
 
     /// The grants in flight, and those marked for revocation.
     #[cfg(test)]
     pub(super) fn ids(&self) -> (Vec<WaiterId>, Vec<WaiterId>) {
         (
-            self.on_their_way.iter().map(|(_, grant)| grant.id).collect(),
+            self.in_flight.iter().map(|(_, grant)| grant.id).collect(),
             self.revoking.iter().map(|(_, (id, _))| *id).collect(),
         )
     }
@@ -602,31 +606,35 @@ impl Unconfirmed {
     /// Fails if an index or a count disagrees with the grants.
     #[cfg(test)]
     pub(super) fn verify(&self) {
-        let of = |wanted: &dyn Fn(Until) -> bool| {
-            self.on_their_way.iter().filter(|(_, grant)| wanted(grant.until)).count()
+        let of = |wanted: &dyn Fn(ConfirmedBy) -> bool| {
+            self.in_flight.iter().filter(|(_, grant)| wanted(grant.confirmed_by)).count()
         };
         assert_eq!(
-            self.waiting as usize,
-            of(&|until| until != Until::Delivered),
+            self.unanswered as usize,
+            of(&|confirmed_by| confirmed_by != ConfirmedBy::Delivery),
             "the waiting grants are miscounted"
         );
         assert_eq!(
             self.to_confirm as usize,
-            of(&|until| until == Until::Confirmed),
+            of(&|confirmed_by| confirmed_by == ConfirmedBy::Repetition),
             "the grants to confirm are miscounted"
         );
-        let has_stack = |owner| self.stacks.contains_key(owner);
+        let is_pending = |owner| self.pending.contains_key(owner);
         assert!(
-            self.unsettled.iter().all(has_stack),
+            self.unsettled.iter().all(is_pending),
             "unsettled owners without pending grants: {:?}",
             self.unsettled
         );
-        let is_over = |(owner, stack): (&Owner, &Stack)| stack.is_over() && !self.unsettled.contains(owner);
-        assert!(!self.stacks.iter().any(is_over), "an owner without pending grants has a stack");
+        let is_over =
+            |(owner, pending): (&Owner, &PendingGrants)| pending.is_over() && !self.unsettled.contains(owner);
+        assert!(!self.pending.iter().any(is_over), "an owner without pending grants has a stack");
     }
 }
 
 /// The entries of this owner, in order.
-fn of_owner<'a, V>(all: &'a Few<Place, V>, owner: &'a Owner) -> impl Iterator<Item = (&'a Place, &'a V)> {
+fn of_owner<'a, V>(
+    all: &'a SmallMap<GrantKey, V>,
+    owner: &'a Owner,
+) -> impl Iterator<Item = (&'a GrantKey, &'a V)> {
     all.range_from((owner.clone(), 0)).take_while(move |((of, _), _)| of == owner)
 }

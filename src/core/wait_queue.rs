@@ -11,7 +11,7 @@
 //! 5. A member of a bundle may have to wait for another lock, so waiters that do not conflict with it go past
 //!    it. An exclusive or limited member blocks every newcomer behind it. A shared member without a limit
 //!    blocks exclusive requests only.
-//! 6. To resolve a deadlock, a waiter may overtake a member that came first ([`WaitQueue::let_pass`]). The
+//! 6. To resolve a deadlock, a waiter may overtake a member that came first ([`WaitQueue::overtake`]). The
 //!    member then stands behind that waiter.
 //!
 //! Example: `h` holds the lock. Behind it wait the reader `r1`, a bundle with the exclusive member `m`, the
@@ -59,13 +59,13 @@ struct Place {
     id: WaiterId,
     wants: Wants,
     /// Whether the wait is a member of a bundle.
-    is_part: bool,
+    is_member: bool,
 }
 
 impl Place {
     /// Whether a later request that wants this has to stand behind this place.
-    fn is_in_way_of(&self, wants: Wants) -> bool {
-        self.wants.bars_readers() || wants.mode == Mode::Exclusive
+    fn blocks(&self, wants: Wants) -> bool {
+        self.wants.blocks_all() || wants.mode == Mode::Exclusive
     }
 }
 
@@ -75,34 +75,34 @@ pub(super) struct WaitQueue {
     /// Places in order of position. Nearly all enter at the back and leave at the front.
     places: VecDeque<Place>,
     /// Positions that block every later request. Maintained only while the queue has other places too.
-    barring: BTreeSet<Position>,
+    blocking: BTreeSet<Position>,
     /// Number of places that do not block every later request: shared requests without a limit.
     readers: usize,
     /// Positions of owners that also wait for other locks. Only through them does the waits-for graph lead
     /// from this queue to another lock.
     crossing: BTreeSet<Position>,
     /// Number of members of bundles.
-    parts: usize,
+    members: usize,
     /// Waits that have overtaken members that came first.
-    passes: Passes,
+    overtakes: Overtaking,
     /// Waits that ever overtook members. Each pair swaps once, so that two waits never overtake each other
     /// forever.
-    let_pass: Passes,
+    ever_overtaken: Overtaking,
 }
 
 /// Pairs of a wait and a member that it overtakes. Boxed, because every lock has a queue and few queues have
 /// pairs.
 #[derive(Default)]
-struct Passes(Option<Box<Pairs>>);
+struct Overtaking(Option<Box<Pairs>>);
 
 /// The pairs, indexed by either side.
 #[derive(Default)]
 struct Pairs {
-    by_passer: HashMap<WaiterId, HashSet<WaiterId>>,
-    by_part: HashMap<WaiterId, HashSet<WaiterId>>,
+    by_overtaker: HashMap<WaiterId, HashSet<WaiterId>>,
+    by_member: HashMap<WaiterId, HashSet<WaiterId>>,
 }
 
-impl Passes {
+impl Overtaking {
     #[inline(always)]
     fn is_empty(&self) -> bool {
         self.0.is_none()
@@ -110,26 +110,26 @@ impl Passes {
 
     /// The members that this wait overtakes, if it overtakes any.
     #[inline(always)]
-    fn of_passer(&self, passer: WaiterId) -> Option<&HashSet<WaiterId>> {
-        self.0.as_ref()?.by_passer.get(&passer)
+    fn of_overtaker(&self, overtaker: WaiterId) -> Option<&HashSet<WaiterId>> {
+        self.0.as_ref()?.by_overtaker.get(&overtaker)
     }
 
     /// The waits that overtake this member, if any do.
-    fn of_part(&self, part: WaiterId) -> Option<&HashSet<WaiterId>> {
-        self.0.as_ref()?.by_part.get(&part)
+    fn of_member(&self, member: WaiterId) -> Option<&HashSet<WaiterId>> {
+        self.0.as_ref()?.by_member.get(&member)
     }
 
-    fn insert(&mut self, passer: WaiterId, part: WaiterId) -> bool {
+    fn insert(&mut self, overtaker: WaiterId, member: WaiterId) -> bool {
         let pairs = self.0.get_or_insert_default();
-        pairs.by_part.entry(part).or_default().insert(passer);
-        pairs.by_passer.entry(passer).or_default().insert(part)
+        pairs.by_member.entry(member).or_default().insert(overtaker);
+        pairs.by_overtaker.entry(overtaker).or_default().insert(member)
     }
 
     /// Removes a pair. Returns whether it existed.
-    fn remove(&mut self, passer: WaiterId, part: WaiterId) -> bool {
+    fn remove(&mut self, overtaker: WaiterId, member: WaiterId) -> bool {
         let Some(pairs) = &mut self.0 else { return false };
-        remove_from(&mut pairs.by_part, part, passer);
-        let removed = remove_from(&mut pairs.by_passer, passer, part);
+        remove_from(&mut pairs.by_member, member, overtaker);
+        let removed = remove_from(&mut pairs.by_overtaker, overtaker, member);
         self.free_if_empty();
         removed
     }
@@ -137,17 +137,17 @@ impl Passes {
     /// Removes all pairs of a wait that leaves.
     fn forget(&mut self, id: WaiterId) {
         let Some(pairs) = &mut self.0 else { return };
-        for part in pairs.by_passer.remove(&id).into_iter().flatten() {
-            remove_from(&mut pairs.by_part, part, id);
+        for member in pairs.by_overtaker.remove(&id).into_iter().flatten() {
+            remove_from(&mut pairs.by_member, member, id);
         }
-        for passer in pairs.by_part.remove(&id).into_iter().flatten() {
-            remove_from(&mut pairs.by_passer, passer, id);
+        for overtaker in pairs.by_member.remove(&id).into_iter().flatten() {
+            remove_from(&mut pairs.by_overtaker, overtaker, id);
         }
         self.free_if_empty();
     }
 
     fn free_if_empty(&mut self) {
-        if self.0.as_ref().is_some_and(|pairs| pairs.by_passer.is_empty()) {
+        if self.0.as_ref().is_some_and(|pairs| pairs.by_overtaker.is_empty()) {
             self.0 = None;
         }
     }
@@ -173,8 +173,8 @@ impl WaitQueue {
     }
 
     /// Whether any member of a bundle is queued.
-    pub(super) fn has_parts(&self) -> bool {
-        self.parts > 0
+    pub(super) fn has_members(&self) -> bool {
+        self.members > 0
     }
 
     /// Iterates over the waits in the order in which they are served.
@@ -203,8 +203,8 @@ impl WaitQueue {
     #[inline(always)]
     pub(super) fn next(&self, mut decidable: impl FnMut(WaiterId) -> bool) -> Option<WaiterId> {
         let first = self.places.front()?;
-        if self.parts > 0 {
-            return self.next_among_parts(decidable);
+        if self.members > 0 {
+            return self.next_among_members(decidable);
         }
         if !first.position.is_holder() {
             return decidable(first.id).then_some(first.id);
@@ -214,54 +214,55 @@ impl WaitQueue {
     }
 
     #[cold]
-    fn next_among_parts(&self, mut decidable: impl FnMut(WaiterId) -> bool) -> Option<WaiterId> {
-        let mut is_barred = false;
+    fn next_among_members(&self, mut decidable: impl FnMut(WaiterId) -> bool) -> Option<WaiterId> {
+        let mut must_wait = false;
         for (at, place) in self.places.iter().enumerate() {
             let in_turn = place.position.is_holder()
                 || match place.wants.mode {
                     Mode::Exclusive => at == 0,
-                    Mode::Shared => !is_barred,
-                } && !self.is_passed(place);
+                    Mode::Shared => !must_wait,
+                } && !self.is_overtaken(place);
             if in_turn && decidable(place.id) {
                 return Some(place.id);
             }
-            is_barred |= place.wants.bars_readers();
+            must_wait |= place.wants.blocks_all();
             // A reader that nothing ahead blocks is excluded by an exclusive holder, as all others are.
-            if !place.position.is_holder() && (is_barred || (in_turn && !place.is_part)) {
+            if !place.position.is_holder() && (must_wait || (in_turn && !place.is_member)) {
                 break;
             }
         }
-        if self.passes.is_empty() {
+        if self.overtakes.is_empty() {
             return None;
         }
-        let mut passing = self.places.iter().filter(|place| self.passes.of_passer(place.id).is_some());
+        let mut overtaking =
+            self.places.iter().filter(|place| self.overtakes.of_overtaker(place.id).is_some());
         // A member that could be granted makes its bundle due, so that check comes last. For other waits
         // `decidable` is the faster check, and the lock is usually unavailable.
-        let can_go = |place: &&Place| match place.is_part {
-            true => !self.is_barred(place.position) && decidable(place.id),
-            false => decidable(place.id) && !self.is_barred(place.position),
+        let can_go = |place: &&Place| match place.is_member {
+            true => !self.must_wait(place.position) && decidable(place.id),
+            false => decidable(place.id) && !self.must_wait(place.position),
         };
-        passing.find(can_go).map(|place| place.id)
+        overtaking.find(can_go).map(|place| place.id)
     }
 
     /// Whether a later wait has overtaken this member.
-    fn is_passed(&self, part: &Place) -> bool {
-        part.is_part && self.passes.of_part(part.id).is_some()
+    fn is_overtaken(&self, member: &Place) -> bool {
+        member.is_member && self.overtakes.of_member(member.id).is_some()
     }
 
     /// Whether a place ahead blocks the wait at this position.
-    pub(super) fn is_barred(&self, position: Position) -> bool {
+    pub(super) fn must_wait(&self, position: Position) -> bool {
         let Some(place) = self.place_at(position).filter(|_| !position.is_holder()) else { return false };
-        if self.is_passed(place) {
+        if self.is_overtaken(place) {
             return true;
         }
-        if let Some(passed) = self.passed_by(place.id) {
+        if let Some(overtaken) = self.overtaken_by(place.id) {
             let before = self.places.iter().take_while(|before| before.position < position);
-            let mut barring = before.filter(|before| before.is_in_way_of(place.wants));
-            return barring.any(|before| !passed.contains(&before.id));
+            let mut blocking = before.filter(|before| before.blocks(place.wants));
+            return blocking.any(|before| !overtaken.contains(&before.id));
         }
         match place.wants.mode {
-            Mode::Shared if self.readers > 0 => self.barring.first().is_some_and(|first| *first < position),
+            Mode::Shared if self.readers > 0 => self.blocking.first().is_some_and(|first| *first < position),
             Mode::Exclusive | Mode::Shared => {
                 self.places.front().is_some_and(|first| first.position < position)
             }
@@ -269,37 +270,38 @@ impl WaitQueue {
     }
 
     /// Whether a new request that wants this has to wait behind a place in the queue.
-    pub(super) fn bars(&self, wants: Wants) -> bool {
+    pub(super) fn blocks(&self, wants: Wants) -> bool {
         // A single-lock wait that does not block by order waits because the lock is unavailable.
-        let only_parts = self.parts == self.places.len();
-        !self.is_empty() && (!only_parts || wants.mode == Mode::Exclusive || self.readers < self.places.len())
+        let only_members = self.members == self.places.len();
+        !self.is_empty()
+            && (!only_members || wants.mode == Mode::Exclusive || self.readers < self.places.len())
     }
 
     /// Lets a wait overtake a member ahead, or undoes the opposite swap. False if it has overtaken the member
     /// already.
-    pub(super) fn let_pass(&mut self, who: WaiterId, part: WaiterId) -> bool {
-        self.let_pass.insert(who, part);
-        self.passes.remove(part, who) || self.passes.insert(who, part)
+    pub(super) fn overtake(&mut self, overtaker: WaiterId, member: WaiterId) -> bool {
+        self.ever_overtaken.insert(overtaker, member);
+        self.overtakes.remove(member, overtaker) || self.overtakes.insert(overtaker, member)
     }
 
     /// Whether this wait ever overtook that member, even if the swap was undone.
-    pub(super) fn was_let_pass(&self, who: WaiterId, part: WaiterId) -> bool {
-        self.let_pass.of_passer(who).is_some_and(|parts| parts.contains(&part))
+    pub(super) fn has_ever_overtaken(&self, overtaker: WaiterId, member: WaiterId) -> bool {
+        self.ever_overtaken.of_overtaker(overtaker).is_some_and(|members| members.contains(&member))
     }
 
     /// Whether any wait has overtaken a member.
-    pub(super) fn has_passes(&self) -> bool {
-        !self.passes.is_empty()
+    pub(super) fn has_overtaking(&self) -> bool {
+        !self.overtakes.is_empty()
     }
 
     /// The members that this wait overtakes, if it overtakes any.
-    pub(super) fn passed_by(&self, who: WaiterId) -> Option<&HashSet<WaiterId>> {
-        self.passes.of_passer(who)
+    pub(super) fn overtaken_by(&self, overtaker: WaiterId) -> Option<&HashSet<WaiterId>> {
+        self.overtakes.of_overtaker(overtaker)
     }
 
     /// The waits that overtake this member.
-    pub(super) fn passers(&self, part: WaiterId) -> impl Iterator<Item = WaiterId> + '_ {
-        self.passes.of_part(part).into_iter().flatten().copied()
+    pub(super) fn overtakers(&self, member: WaiterId) -> impl Iterator<Item = WaiterId> + '_ {
+        self.overtakes.of_member(member).into_iter().flatten().copied()
     }
 
     /// Whether the first wait may be served as soon as the lock has fewer holders: an upgrade, or a request
@@ -320,30 +322,30 @@ impl WaitQueue {
     }
 
     #[inline(always)]
-    pub(super) fn insert(&mut self, position: Position, (id, is_part): (WaiterId, bool), wants: Wants) {
+    pub(super) fn insert(&mut self, position: Position, (id, is_member): (WaiterId, bool), wants: Wants) {
         let at = if self.places.back().is_none_or(|last| last.position < position) {
             self.places.len()
         } else {
             self.place_of(position)
         };
-        if !wants.bars_readers() {
+        if !wants.blocks_all() {
             if self.readers == 0 {
-                self.barring.extend(self.places.iter().map(|place| place.position));
+                self.blocking.extend(self.places.iter().map(|place| place.position));
             }
             self.readers += 1;
         } else if self.readers > 0 {
-            self.barring.insert(position);
+            self.blocking.insert(position);
         }
-        self.parts += usize::from(is_part);
-        self.places.insert(at, Place { position, id, wants, is_part });
+        self.members += usize::from(is_member);
+        self.places.insert(at, Place { position, id, wants, is_member });
     }
 
     /// Removes a wait for good. Returns whether it was in the queue.
     #[inline(always)]
     pub(super) fn leave(&mut self, position: Position, id: WaiterId) -> bool {
-        if !self.let_pass.is_empty() {
-            self.passes.forget(id);
-            self.let_pass.forget(id);
+        if !self.ever_overtaken.is_empty() {
+            self.overtakes.forget(id);
+            self.ever_overtaken.forget(id);
         }
         self.remove(position)
     }
@@ -359,14 +361,14 @@ impl WaitQueue {
         if !self.crossing.is_empty() {
             self.crossing.remove(&position);
         }
-        self.parts -= usize::from(place.is_part);
-        if !place.wants.bars_readers() {
+        self.members -= usize::from(place.is_member);
+        if !place.wants.blocks_all() {
             self.readers -= 1;
             if self.readers == 0 {
-                self.barring.clear();
+                self.blocking.clear();
             }
         } else if self.readers > 0 {
-            self.barring.remove(&position);
+            self.blocking.remove(&position);
         }
         if self.places.is_empty() && self.places.capacity() > 64 {
             self.places = VecDeque::new();
@@ -404,12 +406,12 @@ impl WaitQueue {
     /// Whether the departure of a wait may let the next waiters be served: readers behind a writer or behind
     /// a request with a limit. With members in the queue, the lock may have been available all along, so any
     /// waiter may be next.
-    pub(super) fn makes_way(&self, position: Position, wants: Wants, was_part: bool) -> bool {
-        if was_part || self.parts > 0 {
+    pub(super) fn unblocks_next(&self, position: Position, wants: Wants, was_member: bool) -> bool {
+        if was_member || self.members > 0 {
             return !self.is_empty();
         }
         let next_is_shared = self.places.front().is_some_and(|next| next.wants.mode == Mode::Shared);
-        wants.bars_readers() && self.is_first(position) && next_is_shared
+        wants.blocks_all() && self.is_first(position) && next_is_shared
     }
 
     /// The waits at these positions.
@@ -419,12 +421,12 @@ impl WaitQueue {
     }
 
     /// The waits at these positions that block every later request, nearest to the back first.
-    pub(super) fn barring_at(&self, positions: Range<Position>) -> impl Iterator<Item = WaiterId> + '_ {
+    pub(super) fn blocking_at(&self, positions: Range<Position>) -> impl Iterator<Item = WaiterId> + '_ {
         let all = self.readers == 0;
         let places = if all { positions.clone() } else { Position::FRONT..Position::FRONT };
         let indexed = if all { Position::FRONT..Position::FRONT } else { positions };
         let (from, to) = (self.place_of(places.start), self.place_of(places.end));
-        let indexed = self.barring.range(indexed).rev().filter_map(|position| self.id_at(*position));
+        let indexed = self.blocking.range(indexed).rev().filter_map(|position| self.id_at(*position));
         self.places.range(from..to.max(from)).rev().map(|place| place.id).chain(indexed)
     }
 
@@ -444,32 +446,33 @@ impl WaitQueue {
     /// Fails if the order or an index disagrees with the places. `crosses` tells whether a wait's owner waits
     /// for other locks too.
     #[cfg(test)]
-    pub(super) fn verify(&self, crosses: impl Fn(WaiterId) -> bool, is_part: impl Fn(WaiterId) -> bool) {
-        assert!(self.places.iter().all(|place| place.is_part == is_part(place.id)), "{:?}", self.places);
-        let parts = self.places.iter().filter(|place| place.is_part).count();
-        assert_eq!(self.parts, parts, "the members are miscounted");
-        let passes = self.passes.0.as_deref();
-        for (who, passed) in passes.into_iter().flat_map(|pairs| &pairs.by_passer) {
+    pub(super) fn verify(&self, crosses: impl Fn(WaiterId) -> bool, is_member: impl Fn(WaiterId) -> bool) {
+        assert!(self.places.iter().all(|place| place.is_member == is_member(place.id)), "{:?}", self.places);
+        let members = self.places.iter().filter(|place| place.is_member).count();
+        assert_eq!(self.members, members, "the members are miscounted");
+        let overtakes = self.overtakes.0.as_deref();
+        for (overtaker, overtaken) in overtakes.into_iter().flat_map(|pairs| &pairs.by_overtaker) {
             let stands = |id: &WaiterId| self.places.iter().any(|place| place.id == *id);
             assert!(
-                stands(who) && !passed.is_empty() && passed.iter().all(stands),
-                "{who:?} overtakes no member"
+                stands(overtaker) && !overtaken.is_empty() && overtaken.iter().all(stands),
+                "{overtaker:?} overtakes no member"
             );
         }
         let pairs = |map: &HashMap<WaiterId, HashSet<WaiterId>>| {
             let pairs = map.iter().flat_map(|(key, values)| values.iter().map(|value| (*key, *value)));
             pairs.collect::<BTreeSet<_>>()
         };
-        if let Some(Pairs { by_passer, by_part }) = passes {
-            let by_part = pairs(by_part).into_iter().map(|(part, who)| (who, part)).collect();
-            assert_eq!(pairs(by_passer), by_part, "the two indices of overtaking waits differ");
+        if let Some(Pairs { by_overtaker, by_member }) = overtakes {
+            let by_member =
+                pairs(by_member).into_iter().map(|(member, overtaker)| (overtaker, member)).collect();
+            assert_eq!(pairs(by_overtaker), by_member, "the two indices of overtaking waits differ");
         }
         let sorted = self.places.iter().zip(self.places.iter().skip(1)).all(|(a, b)| a.position < b.position);
         assert!(sorted, "the queue is out of order: {:?}", self.places);
-        let barring = self.places.iter().filter(|place| place.wants.bars_readers());
-        assert_eq!(self.readers, self.places.len() - barring.clone().count(), "the readers are miscounted");
-        let barring = barring.filter(|_| self.readers > 0).map(|place| place.position);
-        assert!(self.barring.iter().copied().eq(barring), "the index of blocking positions is wrong");
+        let blocking = self.places.iter().filter(|place| place.wants.blocks_all());
+        assert_eq!(self.readers, self.places.len() - blocking.clone().count(), "the readers are miscounted");
+        let blocking = blocking.filter(|_| self.readers > 0).map(|place| place.position);
+        assert!(self.blocking.iter().copied().eq(blocking), "the index of blocking positions is wrong");
         let crossing = self.places.iter().filter(|place| crosses(place.id)).map(|place| place.position);
         assert!(self.crossing.iter().copied().eq(crossing), "the index of crossing waits is wrong");
     }

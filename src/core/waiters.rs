@@ -7,7 +7,7 @@ use std::collections::hash_map::Entry;
 use foldhash::HashMap;
 use smallvec::{smallvec, SmallVec};
 
-use super::binding::Overtaken;
+use super::binding::TakenOver;
 use super::bundles::Bundles;
 use super::notified::Notified;
 use super::owner_waits::OwnerWaits;
@@ -28,9 +28,9 @@ pub(super) struct Wait {
     /// Whether the wait was granted to an owner that held nothing before.
     begins: bool,
     /// Dependencies on the connection that a renewal has taken over since the grant.
-    overtaken: Overtaken,
+    taken_over: TakenOver,
     /// The first wait of its bundle, if it is a member of one.
-    lead: Option<WaiterId>,
+    first_wait: Option<WaiterId>,
 }
 
 /// The state of a wait. A wait that was decided otherwise, or that left, is removed.
@@ -73,8 +73,8 @@ impl Wait {
     }
 
     /// Dependencies on the connection that a renewal has taken over since the grant.
-    pub(super) fn overtaken(&self) -> Overtaken {
-        self.overtaken
+    pub(super) fn taken_over(&self) -> TakenOver {
+        self.taken_over
     }
 
     pub(super) fn state(&self) -> WaitState {
@@ -82,17 +82,17 @@ impl Wait {
     }
 
     /// The first wait of its bundle, if it is a member of one.
-    pub(super) fn lead(&self) -> Option<WaiterId> {
-        self.lead
+    pub(super) fn first_wait(&self) -> Option<WaiterId> {
+        self.first_wait
     }
 
-    pub(super) fn is_part(&self) -> bool {
-        self.lead.is_some()
+    pub(super) fn is_member(&self) -> bool {
+        self.first_wait.is_some()
     }
 
     /// Whether this wait counts as its call. True for single waits and for the first wait of a bundle.
     fn stands_for_call(&self, id: WaiterId) -> bool {
-        self.lead.is_none_or(|lead| lead == id)
+        self.first_wait.is_none_or(|first_wait| first_wait == id)
     }
 
     /// Whether the deadline has passed, answered or not.
@@ -109,7 +109,7 @@ pub(super) struct NewWait {
     pub(super) position: Position,
     pub(super) since: MonoUs,
     /// The first wait of its bundle, if it is a member of one.
-    pub(super) lead: Option<WaiterId>,
+    pub(super) first_wait: Option<WaiterId>,
 }
 
 /// All waits, indexed by number, by owner and by request.
@@ -123,7 +123,7 @@ pub(super) struct Waiters {
     /// Number of queued calls.
     queued: usize,
     /// Number of queued members other than the first of each bundle.
-    more_parts: usize,
+    later_members: usize,
     /// Bundles of waits that are granted together.
     pub(super) bundles: Bundles,
     /// Waits with `NOTIFY`.
@@ -146,7 +146,7 @@ impl Crossing {
 }
 
 /// A wait that has left the queue.
-pub(super) struct Ended {
+pub(super) struct Unqueued {
     /// Lock, position and deadline of the wait.
     pub(super) place: (LockIdx, Position, Option<MonoUs>),
     pub(super) crossing: Crossing,
@@ -168,9 +168,9 @@ impl Waiters {
     }
 
     /// Notes that a renewal has taken over the connection dependencies of a grant.
-    pub(super) fn overtake(&mut self, id: WaiterId, by: Bind) {
+    pub(super) fn take_over(&mut self, id: WaiterId, by: Bind) {
         if let Some(wait) = self.by_id.get_mut(&id) {
-            wait.overtaken.add(by);
+            wait.taken_over.add(by);
         }
     }
 
@@ -183,9 +183,9 @@ impl Waiters {
     // A wait is large: it is built in place.
     #[inline(always)]
     pub(super) fn queue(&mut self, id: WaiterId, new: NewWait) -> Crossing {
-        let NewWait { lock, request, deadline, position, since, lead } = new;
-        if let Some(lead) = lead {
-            self.bundles.insert(lead, lock, id);
+        let NewWait { lock, request, deadline, position, since, first_wait } = new;
+        if let Some(first_wait) = first_wait {
+            self.bundles.insert(first_wait, lock, id);
         }
         if let Some(request) = &request.id {
             self.by_request.insert((lock, request.clone()), id);
@@ -193,7 +193,7 @@ impl Waiters {
         if let Some(notify) = &request.notify {
             self.notified.insert(notify.connection, id);
         }
-        *self.counter(lead.is_none_or(|lead| lead == id)) += 1;
+        *self.counter(first_wait.is_none_or(|first_wait| first_wait == id)) += 1;
         let crossing = match self.by_owner.entry(request.owner.clone()) {
             Entry::Vacant(entry) => {
                 entry.insert(OwnerWaits::one(lock, id));
@@ -221,8 +221,8 @@ impl Waiters {
                 position,
                 state: WaitState::Queued,
                 begins: false,
-                overtaken: Overtaken::default(),
-                lead,
+                taken_over: TakenOver::default(),
+                first_wait,
             },
         );
         crossing
@@ -237,7 +237,7 @@ impl Waiters {
 
     /// Marks a wait as granted, which ends its time in the queue.
     #[inline(always)]
-    pub(super) fn grant(&mut self, id: WaiterId, now: MonoUs, begins: bool) -> Option<Ended> {
+    pub(super) fn grant(&mut self, id: WaiterId, now: MonoUs, begins: bool) -> Option<Unqueued> {
         let wait = self.by_id.get_mut(&id)?;
         let waited = now.saturating_sub(wait.since);
         (wait.state, wait.since, wait.begins) = (WaitState::Granted, now, begins);
@@ -248,12 +248,12 @@ impl Waiters {
             (wait.lock, wait.request.owner.clone(), wait.stands_for_call(id));
         let place = (lock, wait.position, wait.deadline);
         let (crossing, waits_more) = self.unqueue(id, stands_for_call, lock, owner);
-        Some(Ended { place, crossing, waits_more, waited })
+        Some(Unqueued { place, crossing, waits_more, waited })
     }
 
     /// The wait by which the client knows its call: the first wait of a bundle, or the wait itself.
-    pub(super) fn lead_of(&self, id: WaiterId) -> WaiterId {
-        self.get(id).and_then(Wait::lead).unwrap_or(id)
+    pub(super) fn first_wait_of(&self, id: WaiterId) -> WaiterId {
+        self.get(id).and_then(Wait::first_wait).unwrap_or(id)
     }
 
     /// The waits that are granted and end together with this one: all members of its bundle, or the wait
@@ -262,9 +262,9 @@ impl Waiters {
         if self.bundles.is_empty() {
             return smallvec![id];
         }
-        match self.bundles.parts(self.lead_of(id)) {
+        match self.bundles.members(self.first_wait_of(id)) {
             [] => smallvec![id],
-            parts => parts.iter().map(|(_, part)| *part).collect(),
+            members => members.iter().map(|(_, member)| *member).collect(),
         }
     }
 
@@ -290,8 +290,8 @@ impl Waiters {
     pub(super) fn remove(&mut self, id: WaiterId) -> Option<(Wait, Crossing)> {
         let wait = self.by_id.remove(&id)?;
         free_spare(&mut self.by_id);
-        if let Some(lead) = wait.lead {
-            self.bundles.remove(lead, id);
+        if let Some(first_wait) = wait.first_wait {
+            self.bundles.remove(first_wait, id);
         }
         if let Some(notify) = &wait.request.notify {
             self.notified.remove(notify.connection, id);
@@ -318,7 +318,7 @@ impl Waiters {
         if calls {
             &mut self.queued
         } else {
-            &mut self.more_parts
+            &mut self.later_members
         }
     }
 
@@ -398,7 +398,7 @@ impl Waiters {
 
     /// Number of grants that are not confirmed yet.
     pub(super) fn granted_len(&self) -> usize {
-        self.by_id.len() - self.queued - self.more_parts
+        self.by_id.len() - self.queued - self.later_members
     }
 
     /// Iterates over all waits with their numbers.
@@ -418,12 +418,12 @@ impl Waiters {
     #[cfg(test)]
     pub(super) fn verify(&self) {
         self.bundles.verify();
-        let mut parts: Vec<_> = self.bundles.iter().collect();
-        let of_waits = self.by_id.iter().filter_map(|(id, wait)| Some((wait.lead?, wait.lock, *id)));
+        let mut members: Vec<_> = self.bundles.iter().collect();
+        let of_waits = self.by_id.iter().filter_map(|(id, wait)| Some((wait.first_wait?, wait.lock, *id)));
         let mut of_waits: Vec<_> = of_waits.collect();
-        parts.sort_unstable();
+        members.sort_unstable();
         of_waits.sort_unstable();
-        assert_eq!(parts, of_waits, "the bundles have other parts");
+        assert_eq!(members, of_waits, "the bundles have other parts");
         let mut notified: Vec<_> = self.notified.iter().collect();
         let of_waits = self.by_id.iter().filter(|(_, wait)| wait.state != WaitState::Revoking);
         let of_waits = of_waits.filter_map(|(id, wait)| {
@@ -438,7 +438,7 @@ impl Waiters {
         let queued = self.by_id.iter().filter(|(_, wait)| wait.state == WaitState::Queued);
         let mut of_owners: Vec<_> =
             queued.map(|(id, wait)| (wait.request.owner.as_bytes(), wait.lock, *id)).collect();
-        assert_eq!(of_owners.len(), self.queued + self.more_parts, "the queued waits are miscounted");
+        assert_eq!(of_owners.len(), self.queued + self.later_members, "the queued waits are miscounted");
         of_owners.sort_unstable();
         let mut indexed = Vec::new();
         for (owner, waits) in &self.by_owner {

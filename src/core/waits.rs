@@ -40,15 +40,15 @@ pub(crate) trait Waits {
     /// The waits that end together with this one: all members of its bundle, or the wait alone.
     fn together(&self, id: WaiterId) -> SmallVec<[WaiterId; 4]>;
     /// Whether members of bundles wait for this lock.
-    fn has_parts(&self, lock: LockIdx) -> bool;
+    fn has_members(&self, lock: LockIdx) -> bool;
     /// Whether this wait ever overtook that member, even if the swap was undone.
-    fn was_let_pass(&self, who: WaiterId, part: WaiterId) -> bool;
+    fn has_ever_overtaken(&self, overtaker: WaiterId, member: WaiterId) -> bool;
     /// Whether any wait for this lock has overtaken a member that came first.
-    fn has_passes(&self, lock: LockIdx) -> bool;
+    fn has_overtaking(&self, lock: LockIdx) -> bool;
     /// The waits that overtake this member.
-    fn passers(&self, lock: LockIdx, part: WaiterId) -> impl Iterator<Item = WaiterId>;
+    fn overtakers(&self, lock: LockIdx, member: WaiterId) -> impl Iterator<Item = WaiterId>;
     /// The members that this wait overtakes, if it overtakes any.
-    fn passed_by(&self, lock: LockIdx, who: WaiterId) -> Option<&HashSet<WaiterId>>;
+    fn overtaken_by(&self, lock: LockIdx, overtaker: WaiterId) -> Option<&HashSet<WaiterId>>;
     /// False if, without a search, no owner that blocks this wait can be waiting for it. `holders` are the
     /// lock's holders.
     fn may_be_in_cycle(&self, id: WaiterId, holders: &Holders) -> bool;
@@ -59,7 +59,7 @@ pub(crate) trait Waits {
 pub(crate) enum Ahead {
     All,
     /// Waits that block every later request, nearest to the back first.
-    Barring,
+    Blocking,
     /// Waits whose owners also wait for other locks.
     Crossing,
 }
@@ -71,7 +71,7 @@ pub(crate) struct Waiting<'a> {
     pub(crate) wants: Wants,
     pub(crate) position: Position,
     /// Whether the wait is a member of a bundle, and so may have to wait for another lock.
-    pub(crate) is_part: bool,
+    pub(crate) is_member: bool,
 }
 
 impl Waiting<'_> {
@@ -82,20 +82,20 @@ impl Waiting<'_> {
 
     /// Whether no waiter can block this member because its owner holds the lock. It waits for holders, or for
     /// its other locks.
-    pub(super) fn has_no_order(&self) -> bool {
-        self.is_part && self.position.is_holder()
+    pub(super) fn is_unordered(&self) -> bool {
+        self.is_member && self.position.is_holder()
     }
 
     /// Whether the earlier wait `first` blocks this one.
     pub(super) fn must_not_pass(&self, first: &Waiting<'_>) -> bool {
-        let conflicts = first.wants.bars_readers() || self.wants.mode == Mode::Exclusive;
+        let conflicts = first.wants.blocks_all() || self.wants.mode == Mode::Exclusive;
         // Owners that hold the lock are blocked by holders only.
-        !first.is_part || (conflicts && !self.position.is_holder())
+        !first.is_member || (conflicts && !self.position.is_holder())
     }
 
     /// Whether the wait is blocked by this hold, or would be with enough such holds.
     pub(super) fn is_behind(&self, hold: &Hold) -> bool {
-        let mode = if self.wants.bars_readers() { Mode::Exclusive } else { Mode::Shared };
+        let mode = if self.wants.blocks_all() { Mode::Exclusive } else { Mode::Shared };
         excludes(hold, self.owner.as_bytes(), Wants { mode, ..self.wants })
     }
 }
@@ -103,7 +103,7 @@ impl Waiting<'_> {
 /// Whether a wait of an owner does not matter to waiters behind that owner at a lock. True if another thread
 /// of the owner wants the same lock with `once`. `ahead` is the owner's wait in that queue, or `None` for its
 /// hold.
-pub(super) fn is_anothers(
+pub(super) fn is_another_threads(
     waits: &impl Waits,
     id: WaiterId,
     (lock, ahead): (LockIdx, Option<WaiterId>),
@@ -115,7 +115,7 @@ pub(super) fn is_anothers(
     };
     match waits.waiting(id, now) {
         // The whole bundle belongs to another thread.
-        Some(wait) if wait.is_part => {
+        Some(wait) if wait.is_member => {
             let all = waits.together(id);
             !all.iter().any(|id| Some(*id) == ahead) && all.into_iter().any(is_once)
         }

@@ -4,24 +4,24 @@
 //!
 //! An owner that waits for a lock waits for every other owner whose hold excludes it, and for every other owner
 //! that is ahead in the queue and would exclude it or be excluded. Holders are in the keyspace, so that a search
-//! asks for them lock by lock ([`Step::Read`]).
+//! asks for them lock by lock ([`Progress::Read`]).
 //!
 //! An owner may wait because of its own hold ([`Wants::once`](super::Wants::once)). Then it is more than one thread. Another of them may give that
 //! hold back: such a wait is no part of a cycle. And whoever waits for one thread of an owner at a lock does not wait for those
 //! of its other threads that want the same lock for themselves.
 //!
 //! An owner that wants the lock with a limited number of others ([`Wants::limit`](super::Wants::limit)) waits for some of the holders, whoever they
-//! are. So a cycle that leads through one of them proves nothing yet: see [`Knot`].
+//! are. So a cycle that leads through one of them proves nothing yet: see [`CycleSearch`].
 
 use std::collections::VecDeque;
 
 use foldhash::{HashMap, HashSet};
 use smallvec::{smallvec, SmallVec};
 
-use super::knot::{self, Knot};
+use super::cycles::{self, CycleSearch};
 use super::table::LockIdx;
 use super::wait_queue::Position;
-use super::waits::{is_anothers, served_at_of, Ahead, Waiting, Waits};
+use super::waits::{is_another_threads, served_at_of, Ahead, Waiting, Waits};
 use super::{Hold, Holders, LockId, Mode, Now, Owner, WaiterId};
 
 /// An owner that a wait waits for.
@@ -60,14 +60,14 @@ pub(crate) struct Edge {
 
 /// What a search needs or has found.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum Progress {
     /// The holders of this lock are needed: see [`Search::learn`].
     Read(LockId),
     /// Who started waits for himself: through these, in order, of whom the last is himself. That may be so only because of other
     /// waits, which are named too.
     Cycle(Vec<Edge>, Vec<WaiterId>),
     /// Who started waits for himself, but only because each of these waits stands behind the part beside it, which waits for other
-    /// locks too: see [`LockManager::let_pass`](super::LockManager::let_pass). Then there may be more.
+    /// locks too: see [`LockManager::overtake`](super::LockManager::overtake). Then there may be more.
     Soft(Vec<(WaiterId, WaiterId)>),
     /// As much was looked at as may be in one go ([`Search::allow`]).
     Later,
@@ -79,7 +79,7 @@ pub(crate) enum Step {
 pub(crate) const PORTION: usize = 4_000;
 
 /// How many owners are named at most whom an owner waits for.
-const MOST_NAMED: usize = 1_000;
+const MAX_NAMED_OWNERS: usize = 1_000;
 
 /// A search from one owner along those whom it waits for, nearest first.
 ///
@@ -103,7 +103,7 @@ pub(crate) struct Search {
     /// Other ways back are not looked for.
     only_soft: bool,
     /// A way back that is one only if these waits never end.
-    unproven: Option<(Vec<Edge>, Knot)>,
+    unproven: Option<(Vec<Edge>, CycleSearch)>,
     /// How much may be looked at before it is interrupted.
     left: usize,
     was_interrupted: bool,
@@ -117,7 +117,7 @@ struct Around {
     name: LockId,
     found: std::vec::IntoIter<Blocker>,
     /// There are others.
-    is_part: bool,
+    is_partial: bool,
 }
 
 /// What a search knows of a lock, and how far it has been there: what was found on the way of one waiter is not
@@ -126,7 +126,7 @@ struct Seen {
     /// Without those who wait for nothing, if a way back is looked for and there are many.
     holders: Holders,
     /// All holders were found, or all but this one, which waits itself.
-    passed_holders: Passed,
+    visited_holders: VisitedHolders,
     /// All were found that a waiter at this position who waits for all waits for in the queue.
     all_until: Position,
     /// All were found that any other waiter at this position waits for in the queue.
@@ -142,10 +142,10 @@ struct Apart {
     for_all: bool,
     is_holder: bool,
     /// The parts that they pass though these came first, sorted.
-    passed: SmallVec<[WaiterId; 4]>,
+    overtaken: SmallVec<[WaiterId; 4]>,
 }
 
-enum Passed {
+enum VisitedHolders {
     None,
     AllBut(Owner),
     All,
@@ -227,7 +227,8 @@ impl Search {
         waits.anticipate(lock, &mut holders);
         let (all_until, shared_until) = (Position::FRONT, Position::FRONT);
         let apart_until = HashMap::default();
-        let seen = Seen { holders, passed_holders: Passed::None, all_until, shared_until, apart_until };
+        let seen =
+            Seen { holders, visited_holders: VisitedHolders::None, all_until, shared_until, apart_until };
         self.locks.insert(lock, seen);
     }
 
@@ -254,20 +255,20 @@ impl Search {
     }
 
     /// Goes on until something is needed or found.
-    pub(crate) fn step(&mut self, waits: &impl Waits, now: Now) -> Step {
-        if let Some((way, knot)) = &mut self.unproven {
+    pub(crate) fn step(&mut self, waits: &impl Waits, now: Now) -> Progress {
+        if let Some((way, proof)) = &mut self.unproven {
             let holders = |lock: &LockIdx| self.locks.get(lock).map(|seen| &seen.holders);
-            return match knot.step(waits, holders, now) {
-                knot::Step::Read(lock) => Step::Read(lock),
-                knot::Step::NeverEnds(others) => Step::Cycle(std::mem::take(way), others),
-                knot::Step::Soft(by, part) => Step::Soft(vec![(by, part)]),
-                knot::Step::MayEnd => Step::Done,
+            return match proof.step(waits, holders, now) {
+                cycles::Proof::Read(lock) => Progress::Read(lock),
+                cycles::Proof::NeverEnds(others) => Progress::Cycle(std::mem::take(way), others),
+                cycles::Proof::Soft(by, member) => Progress::Soft(vec![(by, member)]),
+                cycles::Proof::MayEnd => Progress::Done,
             };
         }
         while let Some((id, from)) = self.todo.front().copied() {
             if self.left == 0 && self.only.is_none() {
                 self.was_interrupted = true;
-                return Step::Later;
+                return Progress::Later;
             }
             if let Some(around) = &mut self.around {
                 if let Some(blocker) = around.found.next() {
@@ -278,29 +279,29 @@ impl Search {
                     }
                     continue;
                 }
-                if !around.is_part {
+                if !around.is_partial {
                     self.around = None;
                     self.todo.pop_front();
                     continue;
                 }
             }
             if let Some(lock) = self.look_around(waits, id, now) {
-                return Step::Read(lock);
+                return Progress::Read(lock);
             }
         }
         if self.soft.is_empty() {
             if self.only.is_some() {
                 // What was found is not so any more.
-                let Some(search) = self.restart(waits, now) else { return Step::Done };
+                let Some(search) = self.restart(waits, now) else { return Progress::Done };
                 *self = search;
-                return Step::Later;
+                return Progress::Later;
             }
-            return Step::Done;
+            return Progress::Done;
         }
         let mut soft = std::mem::take(&mut self.soft);
         soft.sort_unstable();
         soft.dedup();
-        Step::Soft(soft)
+        Progress::Soft(soft)
     }
 
     /// Finds those whom this wait waits for, which is the first to be followed. Returns the lock whose holders are needed for that.
@@ -325,9 +326,9 @@ impl Search {
             most: if self.only.is_some() { usize::MAX } else { self.left },
             goes_on,
         };
-        let Found { blockers, looked_at, is_part } = blockers(waits, (id, &wait), seen, &sought, now);
+        let Found { blockers, looked_at, is_partial } = blockers(waits, (id, &wait), seen, &sought, now);
         let (lock, name, found) = (wait.lock, name.clone(), blockers.into_iter());
-        self.around = Some(Around { lock, name, found, is_part });
+        self.around = Some(Around { lock, name, found, is_partial });
         self.count(1 + looked_at);
         None
     }
@@ -340,25 +341,25 @@ impl Search {
         (lock, name): (LockIdx, LockId),
         blocker: Blocker,
         now: Now,
-    ) -> Option<Step> {
+    ) -> Option<Progress> {
         if self.only.as_ref().is_some_and(|only| !only.contains(&blocker.owner)) {
             return None;
         }
-        let led_to = self.follow(waits, lock, &blocker, now)?;
+        let waits_behind = self.follow(waits, lock, &blocker, now)?;
         let edge = self.edges.len();
         let soft = blocker.ahead.filter(|_| blocker.is_soft);
         self.edges.push(Edge { owner: blocker.owner, lock: name, by: id, soft, from });
-        let Some(from) = self.from.filter(|from| led_to.contains(from)) else {
-            if self.from.is_none() && self.edges.len() >= MOST_NAMED {
-                return Some(Step::Done);
+        let Some(from) = self.from.filter(|from| waits_behind.contains(from)) else {
+            if self.from.is_none() && self.edges.len() >= MAX_NAMED_OWNERS {
+                return Some(Progress::Done);
             }
-            self.todo.extend(led_to.into_iter().map(|wait| (wait, Some(edge))));
+            self.todo.extend(waits_behind.into_iter().map(|wait| (wait, Some(edge))));
             return None;
         };
         let way = self.way_to(edge);
         let can_swap = |edge: &Edge| {
-            let part = edge.soft?;
-            (!waits.was_let_pass(edge.by, part)).then_some((edge.by, part))
+            let member = edge.soft?;
+            (!waits.has_ever_overtaken(edge.by, member)).then_some((edge.by, member))
         };
         // One of them is enough.
         if let Some(soft) = way.iter().find_map(can_swap) {
@@ -380,7 +381,7 @@ impl Search {
             if self.was_interrupted {
                 return Some(self.confirm(waits, &way, now));
             }
-            return Some(Step::Cycle(way, Vec::new()));
+            return Some(Progress::Cycle(way, Vec::new()));
         }
         if !self.soft.is_empty() {
             // It is found again when these have passed.
@@ -390,13 +391,13 @@ impl Search {
             // That looks at everything itself.
             self.locks.clear();
         }
-        self.unproven = Some((way, Knot::of(waits, from, self.origin.clone())));
+        self.unproven = Some((way, CycleSearch::of(waits, from, self.origin.clone())));
         Some(self.step(waits, now))
     }
 
     /// Looks whether a way that was found in several portions is there: all of it at once, and nothing else.
-    fn confirm(&mut self, waits: &impl Waits, way: &[Edge], now: Now) -> Step {
-        let Some(mut search) = self.restart(waits, now) else { return Step::Done };
+    fn confirm(&mut self, waits: &impl Waits, way: &[Edge], now: Now) -> Progress {
+        let Some(mut search) = self.restart(waits, now) else { return Progress::Done };
         search.only = Some(way.iter().map(|edge| edge.owner.clone()).collect());
         *self = search;
         self.step(waits, now)
@@ -413,18 +414,19 @@ impl Search {
         if *only {
             return self.follow_only(owner, *ahead);
         }
-        let is_anothers = |id: WaiterId| is_anothers(waits, id, (lock, *ahead), now);
+        let is_another_threads = |id: WaiterId| is_another_threads(waits, id, (lock, *ahead), now);
         if let Some(from) = self.from.filter(|_| *owner == self.origin) {
-            return (!is_anothers(from)).then(|| smallvec![from]);
+            return (!is_another_threads(from)).then(|| smallvec![from]);
         }
         match self.seen.get_mut(owner) {
             None => {
                 // The origin's were followed from the start.
                 let all = waits.waits_of(owner).filter(|_| *owner != self.origin);
-                let (others, led_to): (SmallVec<_>, SmallVec<_>) = all.partition(|id| is_anothers(*id));
+                let (others, waits_behind): (SmallVec<_>, SmallVec<_>) =
+                    all.partition(|id| is_another_threads(*id));
                 let followed = if others.is_empty() { Followed::All } else { Followed::ButAt(lock) };
                 self.seen.insert(owner.clone(), followed);
-                Some(led_to)
+                Some(waits_behind)
             }
             Some(followed) => match *followed {
                 Followed::All => None,
@@ -484,7 +486,7 @@ struct Found {
     blockers: Vec<Blocker>,
     looked_at: usize,
     /// There are others in the queue.
-    is_part: bool,
+    is_partial: bool,
 }
 
 /// The owners that a wait waits for directly, without those that were found already.
@@ -501,20 +503,20 @@ fn blockers(
 ) -> Found {
     let Waiting { lock, owner, wants, .. } = *wait;
     let wanted = sought.origin;
-    let holders = seen.pass_holders(waits, wait, wanted.map(|(origin, _)| origin));
+    let holders = seen.visit_holders(waits, wait, wanted.map(|(origin, _)| origin));
     let holders =
         holders.into_iter().map(|owner| Blocker { owner, ahead: None, only: false, is_soft: false });
-    let mut found = Found { blockers: holders.collect(), looked_at: 0, is_part: false };
+    let mut found = Found { blockers: holders.collect(), looked_at: 0, is_partial: false };
     // A reader behind others is one of many. One with a limit waits for all who may come to hold the lock before it.
-    let for_all = wants.bars_readers();
+    let for_all = wants.blocks_all();
     let served_at = served_at_of(waits, wait, now);
-    if wait.has_no_order() {
+    if wait.is_unordered() {
         return found;
     }
     // Who passes parts that came first, waits for others than those behind them do.
-    let passed_by = waits.passed_by(lock, id);
+    let overtaken_by = waits.overtaken_by(lock, id);
     let is_behind = |first: WaiterId, ahead: &Waiting<'_>| {
-        wait.must_not_pass(ahead) && !passed_by.is_some_and(|passed| passed.contains(&first))
+        wait.must_not_pass(ahead) && !overtaken_by.is_some_and(|overtaken| overtaken.contains(&first))
     };
     if let Some((origin, from)) = wanted.filter(|(origin, _)| *origin != owner && for_all && !sought.goes_on)
     {
@@ -525,65 +527,65 @@ fn blockers(
         let from = waits.together(from);
         let ahead = waits.waits_at(lock, origin).filter(is_ahead).max_by_key(|id| from.contains(id));
         found.blockers.extend(ahead.and_then(|id| {
-            let is_soft = waits.waiting(id, now)?.is_part;
+            let is_soft = waits.waiting(id, now)?.is_member;
             Some(Blocker { owner: origin.clone(), ahead: Some(id), only: false, is_soft })
         }));
     }
-    let has_passes = waits.has_passes(lock);
-    if has_passes && wait.is_part && !sought.goes_on {
-        found.blockers.extend(waits.passers(lock, id).filter_map(|first| {
-            let Waiting { owner, is_part, .. } = waits.waiting(first, now)?;
-            Some(Blocker { owner: owner.clone(), ahead: Some(first), only: false, is_soft: is_part })
+    let has_overtaking = waits.has_overtaking(lock);
+    if has_overtaking && wait.is_member && !sought.goes_on {
+        found.blockers.extend(waits.overtakers(lock, id).filter_map(|first| {
+            let Waiting { owner, is_member, .. } = waits.waiting(first, now)?;
+            Some(Blocker { owner: owner.clone(), ahead: Some(first), only: false, is_soft: is_member })
         }));
     }
-    let has_parts = waits.has_parts(lock);
-    let stands_apart = has_passes || (has_parts && for_all && wants.mode == Mode::Shared);
+    let has_members = waits.has_members(lock);
+    let stands_apart = has_overtaking || (has_members && for_all && wants.mode == Mode::Shared);
     let apart = stands_apart.then(|| {
-        let mut passed: SmallVec<_> = passed_by.into_iter().flatten().copied().collect();
-        passed.sort_unstable();
-        Apart { mode: wants.mode, for_all, is_holder: wait.position.is_holder(), passed }
+        let mut overtaken: SmallVec<_> = overtaken_by.into_iter().flatten().copied().collect();
+        overtaken.sort_unstable();
+        Apart { mode: wants.mode, for_all, is_holder: wait.position.is_holder(), overtaken }
     });
     let until = seen.until(apart.as_ref(), for_all);
-    let passed = *until;
-    if served_at <= passed {
+    let overtaken = *until;
+    if served_at <= overtaken {
         return found;
     }
     *until = served_at;
     let which = match (wanted.is_none() || stands_apart, for_all) {
         (true, true) => Ahead::All,
-        (true, false) | (false, false) => Ahead::Barring,
+        (true, false) | (false, false) => Ahead::Blocking,
         (false, true) => Ahead::Crossing,
     };
     let listed = sought.only.map(|only| {
         let at_lock = only.iter().flat_map(|owner| waits.waits_at(lock, owner));
         let placed = at_lock.filter_map(|id| Some((waits.waiting(id, now)?.position, id)));
-        let mut ahead: Vec<_> = placed.filter(|(at, _)| passed <= *at && *at < served_at).collect();
+        let mut ahead: Vec<_> = placed.filter(|(at, _)| overtaken <= *at && *at < served_at).collect();
         ahead.sort_unstable();
         ahead.into_iter().map(|(_, id)| id)
     });
-    let queue = listed.is_none().then(|| waits.ahead(lock, which, passed..served_at));
+    let queue = listed.is_none().then(|| waits.ahead(lock, which, overtaken..served_at));
     for first in listed.into_iter().flatten().chain(queue.into_iter().flatten()) {
         let Some(ahead) = waits.waiting(first, now) else { continue };
-        if found.looked_at >= sought.most && which != Ahead::Barring {
+        if found.looked_at >= sought.most && which != Ahead::Blocking {
             *seen.until(apart.as_ref(), for_all) = ahead.position;
-            found.is_part = true;
+            found.is_partial = true;
             break;
         }
         found.looked_at += 1;
         // Readers go in side by side.
-        let is_beside = !for_all && !ahead.wants.bars_readers();
+        let is_beside = !for_all && !ahead.wants.blocks_all();
         if is_beside || !is_behind(first, &ahead) {
             continue;
         }
         // A reader goes in together with one that has a limit, when that can.
         let only = !for_all && ahead.wants.limit.is_some();
-        let is_soft = ahead.is_part;
+        let is_soft = ahead.is_member;
         found.blockers.push(Blocker { owner: ahead.owner.clone(), ahead: Some(first), only, is_soft });
         // It waits for all that are ahead of it, and for all holders. One whose owner was in line before waits for less, and from
         // the origin nothing is followed.
         let is_followed = wanted.is_some_and(|(origin, _)| ahead.owner != origin);
-        let passes_some = has_passes || (has_parts && ahead.wants.mode == Mode::Shared);
-        let leads_to_all = is_followed && !for_all && !passes_some && !ahead.is_beside_own(&seen.holders);
+        let overtakes_some = has_overtaking || (has_members && ahead.wants.mode == Mode::Shared);
+        let leads_to_all = is_followed && !for_all && !overtakes_some && !ahead.is_beside_own(&seen.holders);
         if leads_to_all && sought.only.is_none() && served_at_of(waits, &ahead, now) == ahead.position {
             break;
         }
@@ -603,9 +605,14 @@ impl Seen {
 
     /// The holders that exclude a request and are looked for, but for those who were found already. If only the way back to one
     /// owner is wanted: those who wait themselves, and that owner.
-    fn pass_holders(&mut self, waits: &impl Waits, wait: &Waiting<'_>, wanted: Option<&Owner>) -> Vec<Owner> {
+    fn visit_holders(
+        &mut self,
+        waits: &impl Waits,
+        wait: &Waiting<'_>,
+        wanted: Option<&Owner>,
+    ) -> Vec<Owner> {
         let Waiting { owner, wants, .. } = *wait;
-        let most = if wanted.is_none() { MOST_NAMED } else { usize::MAX };
+        let most = if wanted.is_none() { MAX_NAMED_OWNERS } else { usize::MAX };
         let found = |holders: &Holders| -> Vec<Owner> {
             let leads_on = |hold: &&Hold| {
                 wanted.is_none_or(|origin| hold.owner == *origin || waits.is_waiting(&hold.owner))
@@ -613,24 +620,24 @@ impl Seen {
             let holders = holders.iter().filter(|hold| wait.is_behind(hold)).filter(leads_on);
             holders.take(most).map(|hold| hold.owner.clone()).collect()
         };
-        match (&self.holders, wants.bars_readers()) {
+        match (&self.holders, wants.blocks_all()) {
             (Holders::Shared(_), false) | (Holders::Free, _) => Vec::new(),
             (Holders::Exclusive(_), _) => found(&self.holders),
-            (Holders::Shared(holds), true) => match &self.passed_holders {
-                Passed::None if !wants.once && holds.contains_key(owner) => {
-                    self.passed_holders = Passed::AllBut(owner.clone());
+            (Holders::Shared(holds), true) => match &self.visited_holders {
+                VisitedHolders::None if !wants.once && holds.contains_key(owner) => {
+                    self.visited_holders = VisitedHolders::AllBut(owner.clone());
                     found(&self.holders)
                 }
-                Passed::None => {
-                    self.passed_holders = Passed::All;
+                VisitedHolders::None => {
+                    self.visited_holders = VisitedHolders::All;
                     found(&self.holders)
                 }
-                Passed::AllBut(left) if left != owner => {
+                VisitedHolders::AllBut(left) if left != owner => {
                     let left = left.clone();
-                    self.passed_holders = Passed::All;
+                    self.visited_holders = VisitedHolders::All;
                     vec![left]
                 }
-                Passed::AllBut(_) | Passed::All => Vec::new(),
+                VisitedHolders::AllBut(_) | VisitedHolders::All => Vec::new(),
             },
         }
     }

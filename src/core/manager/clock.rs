@@ -16,7 +16,7 @@ const PAUSE_RETRY_MS: u64 = 2;
 
 /// See [`LockManager::tick`](super::LockManager::tick).
 pub(super) fn tick(parts: &mut Parts, now: Now, may_write: bool) -> Option<LockId> {
-    parts.watch_no_more();
+    parts.stop_watching_last();
     for _ in 0..4 * parts.portion.0 {
         let Some(id) = parts.deadlines.pop_due(now.mono) else { break };
         if !parts.end_wait(id, Some(Decision::TimedOut)) {
@@ -24,8 +24,8 @@ pub(super) fn tick(parts: &mut Parts, now: Now, may_write: bool) -> Option<LockI
             parts.miss(id);
         }
     }
-    parts.end_losing(now);
-    for lock in parts.sessions.sweep(now.mono) {
+    parts.end_connections(now);
+    for lock in parts.bindings.sweep(now.mono) {
         parts.drop_if_idle(lock);
     }
     if !may_write {
@@ -45,14 +45,14 @@ pub(super) fn tick(parts: &mut Parts, now: Now, may_write: bool) -> Option<LockI
         }
         end_window(parts, lock, now);
     }
-    let due: Vec<LockIdx> = parts.sessions.due_for_renewal(now).take(TICK_BATCH).collect();
+    let due: Vec<LockIdx> = parts.bindings.due_for_renewal(now).take(TICK_BATCH).collect();
     due.into_iter().for_each(|lock| parts.table.set_ready(lock));
     parts.table.take_ready().and_then(|lock| parts.name(lock))
 }
 
 /// See [`LockManager::is_overdue`](super::LockManager::is_overdue).
 pub(super) fn is_overdue(parts: &Parts, now: Now) -> bool {
-    !parts.losing.is_empty() || parts.deadlines.first().is_some_and(|at| at <= now.mono)
+    !parts.ending_connections.is_empty() || parts.deadlines.first().is_some_and(|at| at <= now.mono)
 }
 
 /// A window is over, or what is remembered of subscribers is old.
@@ -65,7 +65,7 @@ fn end_window(parts: &mut Parts, lock: LockIdx, now: Now) {
     let lease_is_watched = granted_here && (state.lease_planned.is_some() || is_ready);
     let somebody_waits = !state.queue.is_empty();
     match state.fairness.at_deadline(somebody_waits, lease_is_watched, now) {
-        AtDeadline::Look => parts.table.set_ready(lock),
+        AtDeadline::Reconcile => parts.table.set_ready(lock),
         AtDeadline::Nothing => {}
         AtDeadline::Forgotten => parts.schedule_lease(lock, None),
     }
@@ -76,8 +76,8 @@ fn end_window(parts: &mut Parts, lock: LockIdx, now: Now) {
 /// See [`LockManager::next_wakeup`](super::LockManager::next_wakeup).
 pub(super) fn next_wakeup(parts: &Parts, now: Now, may_write: bool) -> Option<u64> {
     let until = |at: MonoUs| at.saturating_sub(now.mono).div_ceil(1000);
-    let without_writing = earlier(parts.deadlines.first(), parts.sessions.next_sweep()).map(until);
-    let is_at_once = !parts.notices.is_empty() || !parts.losing.is_empty();
+    let without_writing = earlier(parts.deadlines.first(), parts.bindings.next_sweep()).map(until);
+    let is_at_once = !parts.notices.is_empty() || !parts.ending_connections.is_empty();
     let without_writing = if is_at_once { Some(0) } else { without_writing };
     let searches = parts.searches.next().map(until);
     let searches = if may_write { searches } else { searches.map(|ms| ms.max(PAUSE_RETRY_MS)) };
@@ -85,7 +85,7 @@ pub(super) fn next_wakeup(parts: &Parts, now: Now, may_write: bool) -> Option<u6
     if parts.table.any_ready() {
         return earlier(without_writing, Some(if may_write { 0 } else { PAUSE_RETRY_MS }));
     }
-    let planned = earlier(parts.sessions.next_renewal(), parts.windows.first());
+    let planned = earlier(parts.bindings.next_renewal(), parts.windows.first());
     let planned = earlier(planned, end_of_quarantine(parts)).map(until);
     // At least 1: a key may outlive its lease by the age of the clock that the server decides by.
     let lease = parts.leases.first();
@@ -105,17 +105,17 @@ pub(super) fn next_deadline(parts: &Parts, now: Now) -> Option<u64> {
     parts.deadlines.first().map(|at| at.saturating_sub(now.mono).div_ceil(1000))
 }
 
-/// See [`LockManager::plans_nothing`](super::LockManager::plans_nothing).
-pub(super) fn plans_nothing(parts: &Parts) -> bool {
+/// See [`LockManager::has_no_deadline`](super::LockManager::has_no_deadline).
+pub(super) fn has_no_deadline(parts: &Parts) -> bool {
     !parts.table.any_ready()
         && parts.notices.is_empty()
-        && parts.losing.is_empty()
+        && parts.ending_connections.is_empty()
         && parts.searches.is_empty()
         && parts.deadlines.is_empty()
         && parts.leases.is_empty()
         && parts.windows.is_empty()
         && end_of_quarantine(parts).is_none()
-        && parts.sessions.plans_nothing()
+        && parts.bindings.has_no_deadline()
 }
 
 /// True if nothing is planned but to forget what is over.
@@ -127,5 +127,5 @@ pub(super) fn only_forgets(parts: &Parts) -> bool {
         && parts.leases.is_empty()
         && parts.windows.is_empty()
         && end_of_quarantine(parts).is_none()
-        && parts.sessions.renews_nothing()
+        && parts.bindings.has_no_renewal()
 }

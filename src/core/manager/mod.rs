@@ -7,36 +7,36 @@
 
 mod calls;
 mod clock;
+mod fast_queue;
 mod overview;
 mod parts;
 mod several;
 mod step;
-mod unseen;
 #[cfg(test)]
 mod verify;
 mod waits;
 
+pub(crate) use fast_queue::FastQueued;
 pub(crate) use overview::{Contended, HoldInfo, QueueInfo, WaiterInfo};
-pub(crate) use several::{Checked, Try};
-pub(crate) use step::{Foreseen, InHand};
-pub(crate) use unseen::Unseen;
+pub(crate) use several::{BundleTry, CheckedLock};
+pub(crate) use step::{ExpectedEnd, StepOutput};
 
 use std::collections::VecDeque;
 use std::ffi::CStr;
 
-use super::binding::{NewBind, Takes};
+use super::binding::{BindMode, NewBind};
+use super::bindings::AffectedOwners;
 use super::bundles::NewBundle;
 use super::granted_keys::GrantedKeys;
 use super::searches::{Next, Searches};
-use super::sessions::MayHaveEnded;
-use super::table::{Known, LockIdx};
+use super::table::{LockIdx, LockLookup};
 use super::waiters::WaitState;
 use super::{
-    ConnectionId, Counted, Decision, Happened, Hold, Holders, LockId, LockRef, Message, MonoUs, News,
-    NotOwner, NotReleased, Notice, Now, Outcome, Owner, Patience, Records, Refusal, Release, Renewal, Reply,
-    Request, RequestId, Search, Statistics, Verdict, WaiterId, WallMs,
+    ConnectionId, Counted, Decision, Hold, HoldEvent, Holders, InboxEvent, LockId, LockRef, Message, MonoUs,
+    NotOwner, NotReleased, Notice, Now, Outcome, Owner, Records, Refusal, Release, Renewal, Reply, Request,
+    RequestId, Search, Statistics, Verdict, WaitPolicy, WaiterId, WallMs,
 };
-use parts::{LockState, Loses, Parts};
+use parts::{ConnectionEnd, LockState, Parts};
 use step::Step;
 
 /// All that is remembered about locks.
@@ -59,14 +59,14 @@ pub(crate) struct LockManager {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KeyChange {
     /// Every hold that was on it has ended, by this.
-    Gone(Happened),
+    Gone(HoldEvent),
     /// Its holds may be others now, or have other leases.
     Changed,
 }
 
 impl LockManager {
     /// Looks up a lock by its name, for the input that comes next.
-    pub(crate) fn look_up<'a>(&self, lock: LockRef<'a>) -> Known<'a> {
+    pub(crate) fn look_up<'a>(&self, lock: LockRef<'a>) -> LockLookup<'a> {
         self.parts.table.look_up(lock)
     }
 
@@ -76,46 +76,46 @@ impl LockManager {
     /// their fairness window.
     pub(crate) fn acquire(
         &mut self,
-        lock: Known<'_>,
+        lock: LockLookup<'_>,
         holders: &mut Holders,
         records: &mut dyn Records,
         request: &Request,
-        patience: Patience,
+        policy: WaitPolicy,
         now: Now,
-    ) -> (Outcome, InHand) {
-        let who = MayHaveEnded::Of(&request.owner);
-        let mut step = Step::begin(&mut self.parts, lock, who, holders, records, now);
+    ) -> (Outcome, StepOutput) {
+        let affected = AffectedOwners::Only(&request.owner);
+        let mut step = Step::begin(&mut self.parts, lock, affected, holders, records, now);
         step.serve_first();
-        (calls::acquire(&mut step, request, patience), step.let_go())
+        (calls::acquire(&mut step, request, policy), step.close())
     }
 
     /// Queues a request without a look at its lock's key, if it is certain enough that it has to wait and that nothing else is to
-    /// be done: see [`unseen`]. `None` if it is not; then nothing has changed. `looks_first` if the first in line has to look all
+    /// be done: see [`fast_queue`]. `None` if it is not; then nothing has changed. `looks_first` if the first in line has to look all
     /// the same; `is_new` is asked whether nothing is remembered of a request, if it has an id.
     #[inline(always)]
-    pub(crate) fn queue_unseen(
+    pub(crate) fn queue_fast(
         &mut self,
-        lock: Known<'_>,
+        lock: LockLookup<'_>,
         request: &Request,
-        patience: Patience,
+        policy: WaitPolicy,
         (looks_first, is_new): (bool, impl FnOnce(&RequestId) -> bool),
         now: Now,
-    ) -> Option<Unseen> {
-        unseen::queue(&mut self.parts, lock, request, patience, (looks_first, is_new), now)
+    ) -> Option<FastQueued> {
+        fast_queue::queue(&mut self.parts, lock, request, policy, (looks_first, is_new), now)
     }
 
     /// Gives back what `release` says, and hands the lock on if that made way for somebody. Returns what is
     /// left. The caller writes what has changed even if it is refused: something may have been due.
     pub(crate) fn release(
         &mut self,
-        lock: Known<'_>,
+        lock: LockLookup<'_>,
         holders: &mut Holders,
         records: &mut dyn Records,
         release: &Release,
         now: Now,
-    ) -> (Result<i64, NotReleased>, InHand) {
-        let who = MayHaveEnded::Of(&release.owner);
-        let mut step = Step::begin(&mut self.parts, lock, who, holders, records, now);
+    ) -> (Result<i64, NotReleased>, StepOutput) {
+        let affected = AffectedOwners::Only(&release.owner);
+        let mut step = Step::begin(&mut self.parts, lock, affected, holders, records, now);
         let result = calls::release(&mut step, release);
         (result, step.finish())
     }
@@ -123,14 +123,14 @@ impl LockManager {
     /// Sets the owner's lease anew. Returns its hold count.
     pub(crate) fn renew(
         &mut self,
-        lock: Known<'_>,
+        lock: LockLookup<'_>,
         holders: &mut Holders,
         records: &mut dyn Records,
         renewal: &Renewal,
         now: Now,
-    ) -> (Result<i64, NotOwner>, InHand) {
-        let who = MayHaveEnded::Of(&renewal.owner);
-        let mut step = Step::begin(&mut self.parts, lock, who, holders, records, now);
+    ) -> (Result<i64, NotOwner>, StepOutput) {
+        let affected = AffectedOwners::Only(&renewal.owner);
+        let mut step = Step::begin(&mut self.parts, lock, affected, holders, records, now);
         let result = calls::renew(&mut step, renewal);
         (result, step.finish())
     }
@@ -138,13 +138,13 @@ impl LockManager {
     /// The other locks of a call for several that was granted and is not answered yet: a cancel of this request takes them back,
     /// too. Each is to be [reconciled](LockManager::reconcile) after that, in the same command, as the caller is told that
     /// nothing is held.
-    pub(crate) fn beside(&self, lock: Known<'_>, id: &RequestId) -> Vec<LockId> {
+    pub(crate) fn sibling_locks(&self, lock: LockLookup<'_>, id: &RequestId) -> Vec<LockId> {
         let parts = &self.parts;
         let wait = parts.table.handle_of(lock).and_then(|lock| parts.waiters.of_request(lock, id));
         let Some((id, _)) = wait.filter(|(_, wait)| wait.state() == WaitState::Granted) else {
             return Vec::new();
         };
-        if parts.waiters.bundles.is_answered(parts.waiters.lead_of(id)) {
+        if parts.waiters.bundles.is_answered(parts.waiters.first_wait_of(id)) {
             return Vec::new();
         }
         let others = parts.waiters.together(id).into_iter().filter(|other| *other != id);
@@ -155,13 +155,13 @@ impl LockManager {
     /// got. If it is made later, or again, it is refused. Returns whether there was anything to undo.
     pub(crate) fn cancel(
         &mut self,
-        lock: Known<'_>,
+        lock: LockLookup<'_>,
         holders: &mut Holders,
         records: &mut dyn Records,
         id: &RequestId,
         now: Now,
-    ) -> (Result<bool, Refusal>, InHand) {
-        let mut step = Step::begin(&mut self.parts, lock, MayHaveEnded::Any, holders, records, now);
+    ) -> (Result<bool, Refusal>, StepOutput) {
+        let mut step = Step::begin(&mut self.parts, lock, AffectedOwners::Any, holders, records, now);
         let result = calls::cancel(&mut step, id);
         (result, step.finish())
     }
@@ -169,13 +169,13 @@ impl LockManager {
     /// Ends every hold and serves the queue. Returns how many owners lost theirs.
     pub(crate) fn break_lock(
         &mut self,
-        lock: Known<'_>,
+        lock: LockLookup<'_>,
         holders: &mut Holders,
         records: &mut dyn Records,
         now: Now,
-    ) -> (usize, InHand) {
-        let mut step = Step::begin(&mut self.parts, lock, MayHaveEnded::Any, holders, records, now);
-        step.tell_holders(Happened::Broken);
+    ) -> (usize, StepOutput) {
+        let mut step = Step::begin(&mut self.parts, lock, AffectedOwners::Any, holders, records, now);
+        step.notify_holders(HoldEvent::Broken);
         let lost = step.end_all();
         step.count((lost > 0).then_some(Counted::Broken));
         (lost, step.finish())
@@ -185,12 +185,12 @@ impl LockManager {
     /// closed and watchdogs, then grants the lock to whoever is first in line and may have it.
     pub(crate) fn reconcile(
         &mut self,
-        lock: Known<'_>,
+        lock: LockLookup<'_>,
         holders: &mut Holders,
         records: &mut dyn Records,
         now: Now,
-    ) -> InHand {
-        let mut step = Step::begin(&mut self.parts, lock, MayHaveEnded::Any, holders, records, now);
+    ) -> StepOutput {
+        let mut step = Step::begin(&mut self.parts, lock, AffectedOwners::Any, holders, records, now);
         step.search_for_holders();
         step.finish()
     }
@@ -199,13 +199,13 @@ impl LockManager {
     pub(crate) fn refuse_all(&mut self, lock: LockRef<'_>, decision: &Decision) {
         let Some(idx) = self.parts.table.find(lock) else { return };
         self.parts.table.unset_ready(idx);
-        self.parts.void_ended(idx, MayHaveEnded::Any, |_| true);
+        self.parts.void_ended(idx, AffectedOwners::Any, |_| true);
         self.parts.forget_window(idx);
         let moved = *decision == Decision::Moved;
         self.parts.end_lost(idx, if moved { decision } else { &Decision::Lost });
         let held = self.parts.state_mut(idx).map(|state| state.held.take_all());
         // What has moved is held where it is now.
-        self.parts.tell(idx, held.into_iter().flatten().filter(|_| !moved));
+        self.parts.push_notices(idx, held.into_iter().flatten().filter(|_| !moved));
         let Some(state) = self.parts.state_mut(idx) else { return };
         state.unannounced = false;
         state.unconfirmed.take_voided(usize::MAX);
@@ -220,130 +220,130 @@ impl LockManager {
     /// Looks whether a request for several locks could have this one, and changes nothing but what was due anyway.
     pub(crate) fn check(
         &mut self,
-        lock: Known<'_>,
+        lock: LockLookup<'_>,
         holders: &mut Holders,
         records: &mut dyn Records,
         request: &Request,
-        patience: Patience,
+        policy: WaitPolicy,
         now: Now,
-    ) -> (Checked, InHand) {
-        several::check(&mut self.parts, lock, holders, records, request, patience, now)
+    ) -> (CheckedLock, StepOutput) {
+        several::check(&mut self.parts, lock, holders, records, request, policy, now)
     }
 
     /// Grants this lock to a request for several, which could have them all.
     pub(crate) fn take(
         &mut self,
-        lock: Known<'_>,
+        lock: LockLookup<'_>,
         holders: &mut Holders,
         records: &mut dyn Records,
         request: &Request,
         now: Now,
-    ) -> (Option<Reply>, InHand) {
+    ) -> (Option<Reply>, StepOutput) {
         several::take(&mut self.parts, lock, holders, records, request, now)
     }
 
     /// Answers a request for several locks that was granted before, at this lock.
     pub(crate) fn repeat(
         &mut self,
-        lock: Known<'_>,
+        lock: LockLookup<'_>,
         holders: &mut Holders,
         records: &mut dyn Records,
         repeated: (&Request, &Reply),
         now: Now,
-    ) -> InHand {
+    ) -> StepOutput {
         several::repeat(&mut self.parts, lock, holders, records, repeated, now)
     }
 
     /// Queues a request for several locks at this one. The first call begins the bundle, which the others go on with.
-    pub(crate) fn queue_part(
+    pub(crate) fn queue_member(
         &mut self,
-        lock: Known<'_>,
+        lock: LockLookup<'_>,
         holders: &mut Holders,
         records: &mut dyn Records,
         wait: (&Request, Option<MonoUs>),
         bundle: &mut Option<NewBundle>,
         now: Now,
-    ) -> (WaiterId, InHand) {
-        several::queue_part(&mut self.parts, lock, holders, records, wait, bundle, now)
+    ) -> (WaiterId, StepOutput) {
+        several::queue_member(&mut self.parts, lock, holders, records, wait, bundle, now)
     }
 
     /// The new bundle has to wait, as the lock with this part was not to be had.
-    pub(crate) fn begin_blocked(&mut self, lead: WaiterId, at: WaiterId) {
-        several::begin_blocked(&mut self.parts, lead, at)
+    pub(crate) fn note_blocked(&mut self, first_wait: WaiterId, at: WaiterId) {
+        several::note_blocked(&mut self.parts, first_wait, at)
     }
 
     /// A call for several locks was not granted, as one of them was not to be had.
-    pub(crate) fn was_busy(&mut self) {
-        several::was_busy(&mut self.parts)
+    pub(crate) fn count_busy(&mut self) {
+        several::count_busy(&mut self.parts)
     }
 
     /// True if a bundle is to be tried.
     #[inline]
-    pub(crate) fn any_due(&self) -> bool {
-        several::any_due(&self.parts)
+    pub(crate) fn has_due_bundle(&self) -> bool {
+        several::has_due_bundle(&self.parts)
     }
 
-    /// The next bundle that is to be tried: see [`try_part`](LockManager::try_part) for what follows, and
-    /// [`was_tried`](LockManager::was_tried) for its end.
-    pub(crate) fn next_try(&mut self) -> Option<Try> {
-        several::next_try(&mut self.parts)
+    /// The next bundle that is to be tried: see [`try_member`](LockManager::try_member) for what follows, and
+    /// [`end_try`](LockManager::end_try) for its end.
+    pub(crate) fn begin_try(&mut self) -> Option<BundleTry> {
+        several::begin_try(&mut self.parts)
     }
 
     /// Looks whether a part could be granted now, and changes nothing but what was due anyway. `None` if it does not wait any
     /// more.
-    pub(crate) fn try_part(
+    pub(crate) fn try_member(
         &mut self,
-        lock: Known<'_>,
+        lock: LockLookup<'_>,
         holders: &mut Holders,
         records: &mut dyn Records,
-        part: WaiterId,
+        member: WaiterId,
         now: Now,
-    ) -> (Option<Verdict>, InHand) {
-        several::try_part(&mut self.parts, lock, holders, records, part, now)
+    ) -> (Option<Verdict>, StepOutput) {
+        several::try_member(&mut self.parts, lock, holders, records, member, now)
     }
 
     /// Grants a part. All parts of its bundle could be granted, and are. `waits` if its client did.
-    pub(crate) fn grant_part(
+    pub(crate) fn grant_member(
         &mut self,
-        lock: Known<'_>,
+        lock: LockLookup<'_>,
         holders: &mut Holders,
         records: &mut dyn Records,
-        part: (WaiterId, bool),
+        member: (WaiterId, bool),
         now: Now,
-    ) -> (Option<Reply>, InHand) {
-        several::grant_part(&mut self.parts, lock, holders, records, part, now)
+    ) -> (Option<Reply>, StepOutput) {
+        several::grant_member(&mut self.parts, lock, holders, records, member, now)
     }
 
     /// All parts of a bundle were granted, with these replies.
-    pub(crate) fn granted_all(&mut self, lead: WaiterId, replies: Vec<Reply>) {
-        several::granted_all(&mut self.parts, lead, replies)
+    pub(crate) fn granted_all(&mut self, first_wait: WaiterId, replies: Vec<Reply>) {
+        several::granted_all(&mut self.parts, first_wait, replies)
     }
 
     /// A try is over. If it failed, `blocked_at` is the part whose lock was not to be had. Returns the locks that are to be
     /// reconciled now: of which the queue was not served meanwhile, or still is to be announced that they are free.
-    pub(crate) fn was_tried(&mut self, blocked_at: Option<WaiterId>) -> Vec<LockId> {
-        several::was_tried(&mut self.parts, blocked_at)
+    pub(crate) fn end_try(&mut self, blocked_at: Option<WaiterId>) -> Vec<LockId> {
+        several::end_try(&mut self.parts, blocked_at)
     }
 
     /// Ends the wait of a bundle with this decision.
-    pub(crate) fn end_bundle(&mut self, lead: WaiterId, decision: Decision) {
-        several::end_bundle(&mut self.parts, lead, decision)
+    pub(crate) fn end_bundle(&mut self, first_wait: WaiterId, decision: Decision) {
+        several::end_bundle(&mut self.parts, first_wait, decision)
     }
 
-    /// A lock became free, which was not announced yet, as it is reserved ([`InHand::is_reserved`]).
-    pub(crate) fn was_withheld(&mut self, in_hand: InHand) {
-        several::was_withheld(&mut self.parts, in_hand)
+    /// A lock became free, which was not announced yet, as it is reserved ([`StepOutput::is_reserved`]).
+    pub(crate) fn note_withheld(&mut self, output: StepOutput) {
+        several::note_withheld(&mut self.parts, output)
     }
 
     /// A call gives back several locks. Of none of them that is waited for by calls for several it is announced that it is free,
-    /// until [`end_several`](LockManager::end_several): with the others it may go to one of those.
-    pub(crate) fn begin_several(&mut self) {
-        several::begin_several(&mut self.parts)
+    /// until [`end_multi_release`](LockManager::end_multi_release): with the others it may go to one of those.
+    pub(crate) fn begin_multi_release(&mut self) {
+        several::begin_multi_release(&mut self.parts)
     }
 
     /// It has, and who could be served was. Returns the locks that are still to be announced, which are to be reconciled.
-    pub(crate) fn end_several(&mut self) -> Vec<LockId> {
-        several::end_several(&mut self.parts)
+    pub(crate) fn end_multi_release(&mut self) -> Vec<LockId> {
+        several::end_multi_release(&mut self.parts)
     }
 
     /// True if waits are left to search for cycles.
@@ -377,12 +377,12 @@ impl LockManager {
     }
 
     /// A search goes on later.
-    pub(crate) fn put_off(&mut self, search: Search) {
-        self.parts.searches.put_off(search);
+    pub(crate) fn suspend_search(&mut self, search: Search) {
+        self.parts.searches.suspend_search(search);
     }
 
     /// Ends a portion of searches that is used up.
-    pub(crate) fn rest_from_searches(&mut self, now: Now) {
+    pub(crate) fn pause_searches(&mut self, now: Now) {
         self.parts.searches.rest(now.mono);
     }
 
@@ -398,8 +398,8 @@ impl LockManager {
     }
 
     /// Swaps the order of a wait and a part that it stands behind in the same queue. Returns the lock, which is to be reconciled.
-    pub(crate) fn let_pass(&mut self, who: WaiterId, part: WaiterId) -> Option<LockId> {
-        several::let_pass(&mut self.parts, who, part)
+    pub(crate) fn overtake(&mut self, overtaker: WaiterId, member: WaiterId) -> Option<LockId> {
+        several::overtake(&mut self.parts, overtaker, member)
     }
 
     /// The lock of a wait.
@@ -459,12 +459,12 @@ impl LockManager {
         let Some((wait, lease)) = self.parts.confirm(id, now) else { return false };
         let (lock, request) = (wait.lock(), wait.request());
         if let Some(bind) = request.bind {
-            let (since, begins, overtaken) = (wait.since(), wait.begins(), wait.overtaken());
-            let bind = NewBind { bind, takes: Takes::Part, since, begins, overtaken };
-            self.parts.sessions.bind((lock, &request.owner), bind, request.id.as_ref(), lease, now);
-            self.parts.statistics.has_bound(self.parts.sessions.count());
+            let (since, begins, taken_over) = (wait.since(), wait.begins(), wait.taken_over());
+            let bind = NewBind { bind, mode: BindMode::Add, since, begins, taken_over };
+            self.parts.bindings.bind((lock, &request.owner), bind, request.id.as_ref(), lease, now);
+            self.parts.statistics.has_bound(self.parts.bindings.count());
         }
-        if request.confirmed_later {
+        if request.awaits_replicas {
             self.parts.unwatch_lease(lock);
         }
         self.parts.drop_if_idle(lock);
@@ -491,8 +491,8 @@ impl LockManager {
     }
 
     /// By what a wait is known to its client: itself, or the lead of its bundle.
-    pub(crate) fn lead_of(&self, id: WaiterId) -> WaiterId {
-        self.parts.waiters.lead_of(id)
+    pub(crate) fn first_wait_of(&self, id: WaiterId) -> WaiterId {
+        self.parts.waiters.first_wait_of(id)
     }
 
     /// Names a wait that is none for a lock.
@@ -503,12 +503,12 @@ impl LockManager {
     /// A connection was closed. True if there is something to do soon.
     pub(crate) fn connection_closed(&mut self, connection: ConnectionId, now: Now) -> bool {
         let parts = &mut self.parts;
-        if parts.end_some_of(connection, now) {
-            parts.losing.insert(connection, Loses::Everything);
+        if parts.end_portion_of(connection, now) {
+            parts.ending_connections.insert(connection, ConnectionEnd::Closed);
         } else {
-            parts.losing.remove(&connection);
+            parts.ending_connections.remove(&connection);
         }
-        parts.table.any_ready() || !parts.losing.is_empty() || !parts.searches.is_empty()
+        parts.table.any_ready() || !parts.ending_connections.is_empty() || !parts.searches.is_empty()
     }
 
     /// Somebody else changed the key. True if anybody here cares, so that the caller must see to a
@@ -519,7 +519,7 @@ impl LockManager {
             return false;
         }
         let ended_by = match change {
-            KeyChange::Gone(happened) => Some(happened),
+            KeyChange::Gone(event) => Some(event),
             KeyChange::Changed => None,
         };
         let gone = ended_by.is_some();
@@ -529,14 +529,14 @@ impl LockManager {
         // Nearly every key is none of ours.
         let Some(idx) = known else { return false };
         if gone {
-            parts.void_ended(idx, MayHaveEnded::Any, |_| true);
+            parts.void_ended(idx, AffectedOwners::Any, |_| true);
         } else {
             if let Some(state) = parts.state_mut(idx) {
-                state.unconfirmed.leases_are_anothers();
+                state.unconfirmed.leases_are_foreign();
                 state.may_have_ended = true;
             }
             if !parts.granted_keys.contains(lock) {
-                parts.taken_elsewhere(idx, now);
+                parts.taken_externally(idx, now);
             }
         }
         let has_bundles = !parts.waiters.bundles.is_empty();
@@ -546,8 +546,8 @@ impl LockManager {
             state.forget_hold();
             state.held.doubt(ended_by);
             // Of those who are told it is counted then.
-            let counts = was_granted && ended_by == Some(Happened::Expired) && state.held.is_empty();
-            parts.leases_run_out += usize::from(counts);
+            let counts = was_granted && ended_by == Some(HoldEvent::Expired) && state.held.is_empty();
+            parts.expired_leases += usize::from(counts);
         }
         // Nothing may be left to remember.
         parts.drop_if_idle(idx);
@@ -566,8 +566,8 @@ impl LockManager {
             if let Some(id) = parts.table.id(lock) {
                 parts.granted_keys.remove(id.as_ref());
             }
-            parts.void_grants(lock, false, MayHaveEnded::Any, |_| true);
-            parts.sessions.doubt(lock);
+            parts.void_grants(lock, false, AffectedOwners::Any, |_| true);
+            parts.bindings.doubt(lock);
             if let Some(state) = parts.state_mut(lock) {
                 state.forget_hold();
                 state.held.doubt(None);
@@ -578,7 +578,7 @@ impl LockManager {
 
     /// Every lock that somebody waits for may have changed, but not necessarily; and every one of which something is
     /// remembered until it is free. Returns whether there is one of those.
-    pub(crate) fn look_at_all(&mut self) -> bool {
+    pub(crate) fn recheck_all(&mut self) -> bool {
         let mut is_remembered = false;
         for lock in self.parts.table.handles(None) {
             let Some(state) = self.parts.state(lock) else { continue };
@@ -597,7 +597,7 @@ impl LockManager {
         let until = until.filter(|until| now.mono < *until);
         let before = std::mem::replace(&mut self.parts.quarantined_until, until);
         if before.is_some() && until.is_none() {
-            self.look_at_all();
+            self.recheck_all();
         }
     }
 
@@ -616,13 +616,13 @@ impl LockManager {
         parts.table.clear_ready();
         parts.searches = Searches::default();
         parts.granted_keys = GrantedKeys::default();
-        parts.sessions.suspend();
+        parts.bindings.suspend();
         for lock in parts.table.handles(None) {
             // What was lost before is still to be told. What is held is a matter of the next primary.
             let lost = parts.state_mut(lock).map(|state| state.held.take_ended());
-            parts.tell(lock, lost.into_iter().flatten());
+            parts.push_notices(lock, lost.into_iter().flatten());
             parts.forget_held(lock);
-            parts.void_grants(lock, false, MayHaveEnded::Any, |_| true);
+            parts.void_grants(lock, false, AffectedOwners::Any, |_| true);
             parts.end_lost(lock, &Decision::Demoted);
             parts.forget_window(lock);
             parts.schedule_lease(lock, None);
@@ -638,7 +638,7 @@ impl LockManager {
     /// This server is the primary again.
     pub(crate) fn promote(&mut self) {
         self.parts.demoted = false;
-        for lock in self.parts.sessions.resume() {
+        for lock in self.parts.bindings.resume() {
             self.parts.table.set_ready(lock);
         }
     }
@@ -654,8 +654,14 @@ impl LockManager {
     }
 
     /// It was announced that the lock is free.
-    pub(crate) fn announced(&mut self, lock: LockRef<'_>, in_hand: InHand, to_subscribers: bool, now: Now) {
-        let known = self.still_in_hand(in_hand);
+    pub(crate) fn announced(
+        &mut self,
+        lock: LockRef<'_>,
+        output: StepOutput,
+        to_subscribers: bool,
+        now: Now,
+    ) {
+        let known = self.still_known(output);
         let idx = match known {
             Some(idx) => idx,
             None if to_subscribers => self.parts.table.find_or_insert(lock),
@@ -670,8 +676,8 @@ impl LockManager {
     }
 
     /// The lock is free earlier than external clients know who wait for it: the end of the first lease is announced to them.
-    pub(crate) fn lease_shortened(&mut self, lock: LockRef<'_>, in_hand: InHand, first_end: WallMs) {
-        let known = self.still_in_hand(in_hand);
+    pub(crate) fn lease_shortened(&mut self, lock: LockRef<'_>, output: StepOutput, first_end: WallMs) {
+        let known = self.still_known(output);
         let idx = known.unwrap_or_else(|| self.parts.table.find_or_insert(lock));
         if let Some(state) = self.parts.state_mut(idx) {
             state.fairness.subscribers_wait_for_lease();
@@ -680,8 +686,8 @@ impl LockManager {
     }
 
     /// A field of the lock ends by itself, at this time, and with it maybe the first lease.
-    pub(crate) fn field_ends(&mut self, in_hand: InHand, at: WallMs, now: Now) {
-        let Some(idx) = self.still_in_hand(in_hand) else { return };
+    pub(crate) fn field_ends(&mut self, output: StepOutput, at: WallMs, now: Now) {
+        let Some(idx) = self.still_known(output) else { return };
         // If it is over, and was read all the same, the server's clock is that much older.
         let at = at.max(now.wall.saturating_add(1));
         let parts = &mut self.parts;
@@ -692,24 +698,24 @@ impl LockManager {
     }
 
     /// The handle of the lock that a step had in hand, if anything is remembered about it.
-    fn still_in_hand(&self, in_hand: InHand) -> Option<LockIdx> {
-        in_hand.lock.filter(|lock| self.parts.state(*lock).is_some())
+    fn still_known(&self, output: StepOutput) -> Option<LockIdx> {
+        output.lock.filter(|lock| self.parts.state(*lock).is_some())
     }
 
     /// True if there are locks that must be reconciled every now and then: see
-    /// [`look_at_fragile`](LockManager::look_at_fragile).
+    /// [`recheck_fragile`](LockManager::recheck_fragile).
     pub(crate) fn has_fragile(&self) -> bool {
         !self.parts.fragile.is_empty()
     }
 
     /// True if some of them are still to be made ready in this round.
-    pub(crate) fn is_looking_at_fragile(&self) -> bool {
+    pub(crate) fn is_rechecking_fragile(&self) -> bool {
         self.parts.fragile.is_in_round()
     }
 
     /// A foreign write may have deleted the owner's field of a fenced lock that somebody waits for. Some of these become
     /// ready, and the next time the next.
-    pub(crate) fn look_at_fragile(&mut self) {
+    pub(crate) fn recheck_fragile(&mut self) {
         for lock in self.parts.fragile.next() {
             self.parts.table.set_ready(lock);
         }
@@ -717,9 +723,9 @@ impl LockManager {
 
     /// Whether owners are told what happens to their holds ([`next_notice`](LockManager::next_notice)): to those that are granted
     /// or renewed from now on.
-    pub(crate) fn tell_owners(&mut self, tells: bool) {
+    pub(crate) fn notify_owners(&mut self, tells: bool) {
         let parts = &mut self.parts;
-        if !std::mem::replace(&mut parts.tells_owners, tells) || tells {
+        if !std::mem::replace(&mut parts.notifies_owners, tells) || tells {
             return;
         }
         parts.notices = VecDeque::new();
@@ -737,7 +743,7 @@ impl LockManager {
     pub(crate) fn next_notice(&mut self) -> Option<Notice> {
         while let Some(notice) = self.parts.notices.pop_front() {
             // Who waited may have gone.
-            if notice.happened != Happened::Contended || self.waiting(notice.lock.as_ref()) > 0 {
+            if notice.event != HoldEvent::Contended || self.waiting(notice.lock.as_ref()) > 0 {
                 return Some(notice);
             }
         }
@@ -747,8 +753,8 @@ impl LockManager {
     }
 
     /// How many leases ran out under their owners, as far as that is known: if owners are told, all that were granted here.
-    pub(crate) fn leases_run_out(&self) -> usize {
-        self.parts.leases_run_out
+    pub(crate) fn expired_leases(&self) -> usize {
+        self.parts.expired_leases
     }
 
     /// True if [`next_decision`](LockManager::next_decision) has any.
@@ -770,7 +776,7 @@ impl LockManager {
     /// confirmed or undone since is left out.
     pub(crate) fn next_message(&mut self) -> Option<Message> {
         while let Some(message) = self.parts.messages.pop_front() {
-            if message.news == News::Lost || self.is_in_flight(message.id) {
+            if message.event == InboxEvent::Lost || self.is_in_flight(message.id) {
                 return Some(message);
             }
         }
@@ -786,7 +792,7 @@ impl LockManager {
 
     /// Nobody has heard the message that tells of this grant, which is revoked when its lock is reconciled. False if it is not
     /// there any more.
-    pub(crate) fn unheard(&mut self, id: WaiterId) -> bool {
+    pub(crate) fn message_unheard(&mut self, id: WaiterId) -> bool {
         self.parts.miss(id)
     }
 
@@ -807,7 +813,7 @@ impl LockManager {
 
     /// True if any hold depends on a connection.
     pub(crate) fn has_bindings(&self) -> bool {
-        self.parts.sessions.any_bound()
+        self.parts.bindings.any_bound()
     }
 
     /// Time has passed, or something has changed. Ends waits whose time is over; then, if it is allowed to write now, returns the
@@ -832,12 +838,12 @@ impl LockManager {
     }
 
     /// True if [`next_wakeup`](LockManager::next_wakeup) is `None`.
-    pub(crate) fn plans_nothing(&self) -> bool {
-        clock::plans_nothing(&self.parts)
+    pub(crate) fn has_no_deadline(&self) -> bool {
+        clock::has_no_deadline(&self.parts)
     }
 
     /// True if [`key_changed`](LockManager::key_changed) would do nothing, whatever the key.
-    pub(crate) fn ignores(&self, change: KeyChange) -> bool {
+    pub(crate) fn ignores_change(&self, change: KeyChange) -> bool {
         self.parts.table.is_empty() && (change == KeyChange::Changed || self.parts.granted_keys.is_empty())
     }
 
@@ -857,13 +863,13 @@ impl LockManager {
     }
 
     /// How many holds of this lock end with its next step, at most, besides the one that a call gives back.
-    pub(crate) fn ending(&self, lock: Known<'_>) -> usize {
+    pub(crate) fn ending(&self, lock: LockLookup<'_>) -> usize {
         overview::ending(&self.parts, lock)
     }
 
     /// The hold that was alone on a lock, plain and exclusive, at the end of the last step on it, if anything is remembered about
     /// the lock and nobody is known to have changed the key since.
-    pub(crate) fn plain_hold(&self, lock: Known<'_>) -> Option<&Hold> {
+    pub(crate) fn plain_hold(&self, lock: LockLookup<'_>) -> Option<&Hold> {
         self.parts.state(self.parts.table.handle_of(lock)?)?.plain_hold.as_ref()
     }
 
@@ -892,13 +898,13 @@ impl LockManager {
     }
 
     /// The locks, of any database, that somebody here waits for or was granted just now.
-    pub(crate) fn wanted_here(&self) -> impl Iterator<Item = &LockId> {
-        overview::wanted_here(&self.parts)
+    pub(crate) fn contended_locks(&self) -> impl Iterator<Item = &LockId> {
+        overview::contended_locks(&self.parts)
     }
 
     /// How many holds are renewed, and how many end with a connection.
     pub(crate) fn bound(&self) -> (usize, usize) {
-        self.parts.sessions.count()
+        self.parts.bindings.count()
     }
 
     /// Who waits for this lock, first in line first.

@@ -8,7 +8,7 @@ use std::ffi::CStr;
 use super::parts::{LockState, Parts};
 use crate::core::binding::Binding;
 use crate::core::waiters::Wait;
-use crate::core::{ConnectionId, Known, LockId, LockRef, Mode, MonoUs, Now, Owner, WaiterId};
+use crate::core::{ConnectionId, LockId, LockLookup, LockRef, Mode, MonoUs, Now, Owner, WaiterId};
 
 /// A waiter of a lock.
 #[derive(Debug, PartialEq, Eq)]
@@ -69,7 +69,7 @@ fn state<'a>(parts: &'a Parts, lock: LockRef<'_>) -> Option<&'a LockState> {
 pub(super) fn tables(parts: &Parts) -> [(&'static CStr, usize); 24] {
     let (notified, notified_connections) = parts.waiters.notified.lens();
     let (owners, requests) = parts.waiters.index_lens();
-    let (connections, ended, sweeps) = parts.sessions.lens();
+    let (connections, ended, sweeps) = parts.bindings.lens();
     let unannounced = parts.table.iter().filter(|(.., state)| state.unannounced).count();
     [
         (c"table_locks", parts.table.len()),
@@ -84,7 +84,7 @@ pub(super) fn tables(parts: &Parts) -> [(&'static CStr, usize); 24] {
         (c"table_deadlines", parts.deadlines.len()),
         (c"table_leases", parts.leases.len()),
         (c"table_fragile_locks", parts.fragile.len()),
-        (c"table_renewals", parts.sessions.count().0),
+        (c"table_renewals", parts.bindings.count().0),
         (c"table_connections", connections),
         (c"table_ended_requests", ended),
         (c"table_sweeps", sweeps),
@@ -94,7 +94,7 @@ pub(super) fn tables(parts: &Parts) -> [(&'static CStr, usize); 24] {
         (c"table_decisions", parts.decisions.len()),
         (c"table_notices", parts.notices.len()),
         (c"table_searches", parts.searches.len()),
-        (c"table_closing_connections", parts.losing.len()),
+        (c"table_closing_connections", parts.ending_connections.len()),
         (c"table_granted_key_hints", parts.granted_keys.len()),
     ]
 }
@@ -103,16 +103,16 @@ pub(super) fn waiting(parts: &Parts, lock: LockRef<'_>) -> usize {
     state(parts, lock).map_or(0, |state| state.queue.len())
 }
 
-pub(super) fn ending(parts: &Parts, lock: Known<'_>) -> usize {
+pub(super) fn ending(parts: &Parts, lock: LockLookup<'_>) -> usize {
     let Some(lock) = parts.table.handle_of(lock) else { return 0 };
     let unconfirmed = parts.state(lock).map_or(0, |state| state.unconfirmed.may_end());
     // A portion of each kind, and one more for the caller.
     let most = parts.portion.0 + 1;
-    unconfirmed.min(2 * most) + parts.sessions.closed_len(lock).min(most)
+    unconfirmed.min(2 * most) + parts.bindings.closed_len(lock).min(most)
 }
 
-pub(super) fn wanted_here(parts: &Parts) -> impl Iterator<Item = &LockId> {
-    let wanted = |state: &LockState| !state.queue.is_empty() || state.unconfirmed.any_on_its_way();
+pub(super) fn contended_locks(parts: &Parts) -> impl Iterator<Item = &LockId> {
+    let wanted = |state: &LockState| !state.queue.is_empty() || state.unconfirmed.any_in_flight();
     parts.table.iter().filter(move |(.., state)| wanted(state)).map(|(_, id, _)| id)
 }
 
@@ -121,7 +121,7 @@ pub(super) fn known_held(parts: &Parts) -> usize {
         state.plain_hold.is_some()
             || !state.held.is_empty()
             || !state.queue.is_empty()
-            || parts.sessions.knows(lock)
+            || parts.bindings.knows(lock)
     };
     parts.table.iter().filter(|(lock, _, state)| held(*lock, state)).count()
 }
@@ -137,7 +137,7 @@ pub(super) fn waiters_of(parts: &Parts, lock: LockRef<'_>) -> Vec<WaiterId> {
 
 pub(super) fn hold(parts: &Parts, lock: LockRef<'_>, owner: &Owner, now: Now) -> Option<HoldInfo> {
     let idx = parts.table.find(lock)?;
-    let binding = parts.sessions.binding_of(idx, owner);
+    let binding = parts.bindings.binding_of(idx, owner);
     let noted = parts.state(idx)?.held.get(owner);
     if binding.is_none() && noted.is_none() {
         return None;

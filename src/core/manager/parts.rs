@@ -6,21 +6,21 @@ use std::collections::{BTreeMap, VecDeque};
 
 use smallvec::SmallVec;
 
+use crate::core::bindings::{AffectedOwners, Bindings};
 use crate::core::fairness::Fairness;
 use crate::core::fragile::FragileLocks;
 use crate::core::granted_keys::GrantedKeys;
-use crate::core::held::{self, Held};
+use crate::core::held::{Held, HoldRecord};
 use crate::core::lease::{Lease, SetLease};
 use crate::core::schedule::{Calendar, Schedule};
 use crate::core::searches::Searches;
-use crate::core::sessions::{MayHaveEnded, Sessions};
 use crate::core::table::{LockIdx, LockTable};
 use crate::core::unconfirmed::{SetToken, Unconfirmed};
 use crate::core::wait_queue::{Position, WaitQueue};
-use crate::core::waiters::{Crossing, Ended, NewWait, Wait, WaitState, Waiters};
+use crate::core::waiters::{Crossing, NewWait, Unqueued, Wait, WaitState, Waiters};
 use crate::core::{
-    ConnectionId, Counted, Decision, Happened, Hold, LockId, Message, MonoUs, News, Notice, Notify, Now,
-    Owner, Request, Statistics, WaiterId, WallMs,
+    ConnectionId, Counted, Decision, Hold, HoldEvent, InboxEvent, LockId, Message, MonoUs, Notice, Notify,
+    Now, Owner, Request, Statistics, WaiterId, WallMs,
 };
 
 /// How much of what is due at one lock a step does: how many grants it makes, revokes or voids, and how many holds it ends or
@@ -36,11 +36,11 @@ impl Default for Portion {
 
 /// Why a connection loses the waits that it has to be told of by messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Loses {
+pub(super) enum ConnectionEnd {
     /// It has closed: all, and the holds that depend on it end.
-    Everything,
+    Closed,
     /// It does not confirm what it is granted: those that are queued.
-    Queued,
+    Unresponsive,
 }
 
 /// What is remembered about one lock, besides what its key holds.
@@ -59,8 +59,8 @@ pub(super) struct LockState {
     /// When the exclusive hold was granted that is there, as far as is known.
     pub(super) held_since: Option<MonoUs>,
     /// It was granted to somebody who is told by a message, and external clients may have seen that it will be held for longer
-    /// than until the end of the grace: see [`Foreseen`](super::step::Foreseen).
-    pub(super) foreseen_unconfirmed: bool,
+    /// than until the end of the grace: see [`ExpectedEnd`](super::step::ExpectedEnd).
+    pub(super) unconfirmed_whole_lease: bool,
     /// How many held the lock at the end of the last step, if more grants and bindings are remembered than one step looks through.
     pub(super) held_by: u32,
     /// Some of these may be of holds that have ended since they were looked through.
@@ -68,7 +68,7 @@ pub(super) struct LockState {
     /// After how many more steps they are looked through again.
     pub(super) looks_in: u32,
     /// When a newcomer has looked at the key last, and at what stands beside it.
-    pub(super) seen: Option<MonoUs>,
+    pub(super) last_look: Option<MonoUs>,
     /// For when it stands in [`Parts::leases`].
     pub(super) lease_planned: Option<WallMs>,
     /// For when it stands in [`Parts::windows`].
@@ -90,8 +90,8 @@ impl LockState {
     }
 
     /// True if owners are to be told when their leases are over, whether anybody waits for the lock or not.
-    pub(super) fn has_owners_to_tell(&self) -> bool {
-        !self.held.is_empty() || self.unconfirmed.any_waits()
+    pub(super) fn has_owners_to_notify(&self) -> bool {
+        !self.held.is_empty() || self.unconfirmed.any_unanswered()
     }
 }
 
@@ -100,7 +100,7 @@ impl LockState {
 pub(super) struct Parts {
     pub(super) table: LockTable<LockState>,
     pub(super) waiters: Waiters,
-    pub(super) sessions: Sessions,
+    pub(super) bindings: Bindings,
     /// When a wait is over.
     pub(super) deadlines: Schedule<MonoUs, WaiterId>,
     /// When the first lease ends of a lock that is held and that somebody waits for: natively or, as far as is known, as an
@@ -108,7 +108,7 @@ pub(super) struct Parts {
     pub(super) leases: Calendar<WallMs, LockIdx>,
     /// The lock that was handed over last, if that was to the last in line. It stays in `leases` until the timer comes or another
     /// lock is handed over so: often somebody queues up again at once, and to take it out and put it back costs more.
-    pub(super) watched_on: Option<LockIdx>,
+    pub(super) last_handed_over: Option<LockIdx>,
     /// When a fairness window is over, or forgotten that there were subscribers.
     pub(super) windows: Calendar<MonoUs, LockIdx>,
     /// Those of the locks with a lease on the schedule that can become free without an event.
@@ -119,7 +119,7 @@ pub(super) struct Parts {
     /// How much a step does at once.
     pub(super) portion: Portion,
     /// Connections whose waits and holds are still to be ended.
-    pub(super) losing: BTreeMap<ConnectionId, Loses>,
+    pub(super) ending_connections: BTreeMap<ConnectionId, ConnectionEnd>,
     /// Until then nothing is granted but to those who hold the lock: others may hold it whose holds were forgotten.
     pub(super) quarantined_until: Option<MonoUs>,
     /// This server is not the primary.
@@ -132,20 +132,20 @@ pub(super) struct Parts {
     /// Bundles that wait still though they were granted, and of which a hold has ended.
     pub(super) lost_bundles: Vec<WaiterId>,
     /// Owners are told what happens to their holds.
-    pub(super) tells_owners: bool,
+    pub(super) notifies_owners: bool,
     pub(super) notices: VecDeque<Notice>,
     /// How many leases ran out under their owners, as far as that is known.
-    pub(super) leases_run_out: usize,
+    pub(super) expired_leases: usize,
     pub(super) statistics: Statistics,
     /// Waits that may wait for their own owners.
     pub(super) searches: Searches,
 }
 
 /// So many waits of an owner for one lock are searched when the first of them ends.
-const MOST_LEFT_BEHIND: usize = 4;
+const MAX_SEARCHED_LEFT_BEHIND: usize = 4;
 
 /// So many waits of an owner are searched, or of the owners who hold a lock.
-pub(super) const MOST_SEARCHED: usize = 16;
+pub(super) const MAX_SEARCHED_WAITS: usize = 16;
 
 impl Parts {
     pub(super) fn state(&self, lock: LockIdx) -> Option<&LockState> {
@@ -172,7 +172,7 @@ impl Parts {
                 && !state.unannounced
                 && !self.table.is_ready(lock)
                 && state.lease_planned.is_none()
-                && !self.sessions.knows(lock)
+                && !self.bindings.knows(lock)
         })
     }
 
@@ -196,7 +196,7 @@ impl Parts {
     #[inline(always)]
     pub(super) fn schedule_lease(&mut self, lock: LockIdx, end: Option<WallMs>) {
         let Some(state) = self.table.get_mut(lock) else { return };
-        if end.is_none() && state.has_owners_to_tell() {
+        if end.is_none() && state.has_owners_to_notify() {
             return;
         }
         // One that is on the schedule for earlier leads to a look that finds the new time: to move it at each hand-over costs
@@ -210,17 +210,21 @@ impl Parts {
     }
 
     /// Owners are to be told what has happened to their holds.
-    pub(super) fn tell(&mut self, lock: LockIdx, happened: impl IntoIterator<Item = (Owner, Happened)>) {
+    pub(super) fn push_notices(
+        &mut self,
+        lock: LockIdx,
+        event: impl IntoIterator<Item = (Owner, HoldEvent)>,
+    ) {
         let Some(name) = self.table.id(lock) else { return };
-        for (owner, happened) in happened {
-            self.leases_run_out += usize::from(happened == Happened::Expired);
-            self.notices.push_back(Notice { lock: name.clone(), owner, happened });
+        for (owner, event) in event {
+            self.expired_leases += usize::from(event == HoldEvent::Expired);
+            self.notices.push_back(Notice { lock: name.clone(), owner, event });
         }
     }
 
     /// The owner holds the lock, and is told if it loses it.
     #[cold]
-    pub(super) fn insert_held(&mut self, lock: LockIdx, owner: &Owner, hold: held::Hold) {
+    pub(super) fn insert_held(&mut self, lock: LockIdx, owner: &Owner, hold: HoldRecord) {
         if let Some(state) = self.table.get_mut(lock) {
             state.held.insert(owner, hold);
         }
@@ -238,18 +242,18 @@ impl Parts {
         }
     }
 
-    /// Nobody waits for a lock any more that was handed over: see [`Parts::watched_on`].
-    pub(super) fn watch_on(&mut self, lock: LockIdx) {
-        if self.watched_on != Some(lock) {
-            self.watch_no_more();
-            self.watched_on = Some(lock);
+    /// Nobody waits for a lock any more that was handed over: see [`Parts::last_handed_over`].
+    pub(super) fn keep_watching(&mut self, lock: LockIdx) {
+        if self.last_handed_over != Some(lock) {
+            self.stop_watching_last();
+            self.last_handed_over = Some(lock);
         }
         self.fragile.remove(lock);
     }
 
     /// The end of that lock's lease is not watched any more, if nobody waits for it.
-    pub(super) fn watch_no_more(&mut self) {
-        if let Some(lock) = self.watched_on.take() {
+    pub(super) fn stop_watching_last(&mut self) {
+        if let Some(lock) = self.last_handed_over.take() {
             self.unwatch_lease(lock);
             self.drop_if_idle(lock);
         }
@@ -271,18 +275,18 @@ impl Parts {
     }
 
     /// An external client has taken the lock.
-    pub(super) fn taken_elsewhere(&mut self, lock: LockIdx, now: Now) {
+    pub(super) fn taken_externally(&mut self, lock: LockIdx, now: Now) {
         let Some(state) = self.table.get_mut(lock) else { return };
-        self.windows_used += usize::from(state.fairness.taken_elsewhere(now));
+        self.windows_used += usize::from(state.fairness.taken_externally(now));
         self.schedule_window(lock);
     }
 
     /// Ends a wait that is queued, with a decision. Its lock stays, even if nothing has to be remembered of it.
     pub(super) fn end_queued(&mut self, id: WaiterId, decision: Decision) {
-        let lead = self.waiters.lead_of(id);
+        let first_wait = self.waiters.first_wait_of(id);
         if let Some(wait) = self.take_out(id) {
             self.count_end(&wait, &decision);
-            self.decide(lead, wait.lock(), wait.request(), decision);
+            self.decide(first_wait, wait.lock(), wait.request(), decision);
         }
     }
 
@@ -308,8 +312,9 @@ impl Parts {
         let (Some(lock), Some(request)) = (self.name(lock), request.id.clone()) else {
             return defect!("a message is about nothing");
         };
-        let news = if matches!(decision, Decision::Granted(_)) { News::Granted } else { News::Lost };
-        self.messages.push_back(Message { id, inbox: notify.inbox.clone(), lock, request, news });
+        let event =
+            if matches!(decision, Decision::Granted(_)) { InboxEvent::Granted } else { InboxEvent::Lost };
+        self.messages.push_back(Message { id, inbox: notify.inbox.clone(), lock, request, event });
     }
 
     /// The connection has not confirmed a grant of which it was told by a message, or nobody has heard that. False if the grant
@@ -321,52 +326,53 @@ impl Parts {
         };
         let Some(notify) = &request.notify else { return false };
         self.statistics.count(Counted::NotConfirmed);
-        let loses_others = self.waiters.notified.has_missed(notify.connection);
+        let drops_waits = self.waiters.notified.note_missed(notify.connection);
         self.decide(id, lock, &request, Decision::Lost);
         self.begin_to_revoke(id);
-        if loses_others {
-            self.losing.entry(notify.connection).or_insert(Loses::Queued);
+        if drops_waits {
+            self.ending_connections.entry(notify.connection).or_insert(ConnectionEnd::Unresponsive);
         }
         true
     }
 
     /// Ends some of the waits, and what else depends on connections that have closed; the rest with the next tick.
-    pub(super) fn end_losing(&mut self, now: Now) {
+    pub(super) fn end_connections(&mut self, now: Now) {
         for _ in 0..4 * self.portion.0 {
-            let Some((connection, loses)) = self.losing.first_key_value().map(|(at, loses)| (*at, *loses))
+            let Some((connection, end)) =
+                self.ending_connections.first_key_value().map(|(at, end)| (*at, *end))
             else {
                 return;
             };
-            if !self.end_next_of(connection, loses, now) {
-                self.losing.remove(&connection);
+            if !self.end_next_of(connection, end, now) {
+                self.ending_connections.remove(&connection);
             }
         }
     }
 
     /// Ends a portion of what depends on a connection that closes: at once, as the next call must not count on it. Nearly always
     /// that is all. True if something may be left.
-    pub(super) fn end_some_of(&mut self, connection: ConnectionId, now: Now) -> bool {
-        (0..4 * self.portion.0).all(|_| self.end_next_of(connection, Loses::Everything, now))
+    pub(super) fn end_portion_of(&mut self, connection: ConnectionId, now: Now) -> bool {
+        (0..4 * self.portion.0).all(|_| self.end_next_of(connection, ConnectionEnd::Closed, now))
     }
 
     /// Ends the owner's hold on this lock if it depends on a connection that has closed, of which not all was ended yet.
     #[cold]
-    pub(super) fn end_losing_of(&mut self, lock: LockIdx, owner: &Owner, now: Now) {
-        let closed = self.losing.iter().filter(|(_, loses)| **loses == Loses::Everything);
+    pub(super) fn end_closed_hold(&mut self, lock: LockIdx, owner: &Owner, now: Now) {
+        let closed = self.ending_connections.iter().filter(|(_, end)| **end == ConnectionEnd::Closed);
         let closed: Vec<ConnectionId> = closed.map(|(connection, _)| *connection).collect();
         for connection in closed {
-            self.sessions.close_one(connection, &(lock, owner.clone()), now);
+            self.bindings.close_one(connection, &(lock, owner.clone()), now);
         }
     }
 
     /// False if there is nothing left to end of this connection.
-    fn end_next_of(&mut self, connection: ConnectionId, loses: Loses, now: Now) -> bool {
-        let next = match loses {
-            Loses::Everything => self.waiters.notified.next_of(connection),
-            Loses::Queued => self.waiters.notified.next_queued_of(connection),
+    fn end_next_of(&mut self, connection: ConnectionId, end: ConnectionEnd, now: Now) -> bool {
+        let next = match end {
+            ConnectionEnd::Closed => self.waiters.notified.next_of(connection),
+            ConnectionEnd::Unresponsive => self.waiters.notified.next_queued_of(connection),
         };
         if let Some(id) = next {
-            let decision = (loses == Loses::Queued).then_some(Decision::Lost);
+            let decision = (end == ConnectionEnd::Unresponsive).then_some(Decision::Lost);
             self.statistics.add(Counted::Dropped, usize::from(decision.is_some()));
             if !self.end_wait(id, decision) {
                 self.begin_to_revoke(id);
@@ -375,10 +381,10 @@ impl Parts {
             self.waiters.notified.remove(connection, id);
             return true;
         }
-        if loses == Loses::Queued {
+        if end == ConnectionEnd::Unresponsive {
             return false;
         }
-        let Some((lock, ends)) = self.sessions.close_next(connection, now) else { return false };
+        let Some((lock, ends)) = self.bindings.close_next(connection, now) else { return false };
         if ends && !self.demoted {
             self.table.set_ready(lock);
         }
@@ -388,22 +394,27 @@ impl Parts {
 
     /// True if the connection of this wait has closed, or is to lose it for another reason.
     #[inline(always)]
-    pub(super) fn is_losing(&self, wait: &Wait) -> bool {
+    pub(super) fn is_dropped(&self, wait: &Wait) -> bool {
         // Nearly always there is none.
-        !self.losing.is_empty() && self.has_lost(wait)
+        !self.ending_connections.is_empty() && self.has_dropped(wait)
     }
 
     #[cold]
-    fn has_lost(&self, wait: &Wait) -> bool {
-        wait.request().notify.as_ref().is_some_and(|notify| self.losing.contains_key(&notify.connection))
+    fn has_dropped(&self, wait: &Wait) -> bool {
+        wait.request()
+            .notify
+            .as_ref()
+            .is_some_and(|notify| self.ending_connections.contains_key(&notify.connection))
     }
 
     /// A wait that is queued ends without a grant, as its connection loses it.
     #[cold]
-    pub(super) fn end_lost_wait(&mut self, id: WaiterId) {
+    pub(super) fn drop_wait(&mut self, id: WaiterId) {
         let of = |wait: &Wait| wait.request().notify.as_ref().map(|notify| notify.connection);
         let connection = self.waiters.get(id).and_then(of);
-        if connection.and_then(|connection| self.losing.get(&connection)) == Some(&Loses::Queued) {
+        if connection.and_then(|connection| self.ending_connections.get(&connection))
+            == Some(&ConnectionEnd::Unresponsive)
+        {
             self.statistics.count(Counted::Dropped);
             self.end_queued(id, Decision::Lost);
         } else {
@@ -413,7 +424,7 @@ impl Parts {
 
     /// How many grants and bindings of a lock are remembered that end with their holds.
     pub(super) fn remembered_of(&self, lock: LockIdx) -> usize {
-        self.table.get(lock).map_or(0, |state| state.unconfirmed.len()) + self.sessions.len_of(lock)
+        self.table.get(lock).map_or(0, |state| state.unconfirmed.len()) + self.bindings.len_of(lock)
     }
 
     /// A grant of which its client was told by a message is confirmed, revoked or void.
@@ -429,17 +440,18 @@ impl Parts {
         if self.waiters.queued(id).is_none() {
             return false;
         }
-        let (id, part) = (self.waiters.lead_of(id), id);
-        let Some(wait) = self.take_out(part) else { return false };
+        let (id, member) = (self.waiters.first_wait_of(id), id);
+        let Some(wait) = self.take_out(member) else { return false };
         let lock = wait.lock();
         if let Some(decision) = decision {
             self.count_end(&wait, &decision);
             self.decide(id, lock, wait.request(), decision);
         }
         let Some(state) = self.table.get(lock) else { return defect!("a wait for an unknown lock", true) };
-        let makes_way = state.queue.makes_way(wait.position(), wait.request().wants, wait.is_part());
+        let unblocks_next =
+            state.queue.unblocks_next(wait.position(), wait.request().wants, wait.is_member());
         // Of a bundle's lock it may still be to be announced that it is free.
-        if (makes_way || wait.is_part()) && !self.demoted {
+        if (unblocks_next || wait.is_member()) && !self.demoted {
             self.table.set_ready(lock);
         }
         self.unwatch_lease(lock);
@@ -465,8 +477,9 @@ impl Parts {
 
     /// Takes a queued wait out of every index, and with it the other parts of its bundle.
     fn take_out(&mut self, id: WaiterId) -> Option<Wait> {
-        let is_part = !self.waiters.bundles.is_empty() && self.waiters.queued(id).is_some_and(Wait::is_part);
-        if is_part {
+        let is_member =
+            !self.waiters.bundles.is_empty() && self.waiters.queued(id).is_some_and(Wait::is_member);
+        if is_member {
             for other in self.waiters.together(id).into_iter().filter(|other| *other != id) {
                 let Some(wait) = self.take_out_alone(other) else { continue };
                 // Its lock is not in hand: who stood behind it may be served there now, and nothing may be left to remember.
@@ -483,7 +496,7 @@ impl Parts {
         self.leave_queue(id, (wait.lock(), wait.position(), wait.deadline()), crossing);
         // What else its owner waits for here was served with it, and may stand behind others now.
         let others = self.waiters.of_owner_at(wait.lock(), wait.request().owner.as_bytes());
-        for other in others.take(MOST_LEFT_BEHIND) {
+        for other in others.take(MAX_SEARCHED_LEFT_BEHIND) {
             if self.waiters.queued(other).is_some_and(|other| other.position() > wait.position()) {
                 self.searches.insert(other);
             }
@@ -501,7 +514,7 @@ impl Parts {
     pub(super) fn insert_wait(
         &mut self,
         lock: LockIdx,
-        (id, lead): (WaiterId, Option<WaiterId>),
+        (id, first_wait): (WaiterId, Option<WaiterId>),
         (request, holds): (Request, bool),
         deadline: Option<MonoUs>,
         (ticket, since): (u64, MonoUs),
@@ -511,15 +524,15 @@ impl Parts {
             if state.queue.is_empty() {
                 self.statistics.contention_begins();
             }
-            state.queue.insert(position, (id, lead.is_some()), request.wants);
+            state.queue.insert(position, (id, first_wait.is_some()), request.wants);
         }
         // Of a bundle there is one deadline.
-        if deadline.is_some() && lead.is_none_or(|lead| lead == id) {
+        if deadline.is_some() && first_wait.is_none_or(|first_wait| first_wait == id) {
             self.deadlines.set(&id, deadline);
         }
-        let new = NewWait { lock, request, deadline, position, since, lead };
+        let new = NewWait { lock, request, deadline, position, since, first_wait };
         let crossing = self.waiters.queue(id, new);
-        self.statistics.has_waiters(self.waiters.queued_len());
+        self.statistics.record_waiters(self.waiters.queued_len());
         self.mark_crossing(crossing);
     }
 
@@ -530,7 +543,7 @@ impl Parts {
         let Some(ended) = self.waiters.grant(id, now.mono, begins) else {
             return defect!("an unknown wait is granted", (0, false));
         };
-        let Ended { place, crossing, waits_more, waited } = ended;
+        let Unqueued { place, crossing, waits_more, waited } = ended;
         self.leave_queue(id, place, crossing);
         (waited, waits_more)
     }
@@ -604,28 +617,28 @@ impl Parts {
     /// The owner holds more than when its waits began: those who wait for that may be the ones whom it waits for.
     #[cold]
     pub(super) fn search_waits_of(&mut self, owner: &Owner) {
-        for id in self.waiters.of_owner(owner.as_bytes()).take(MOST_SEARCHED) {
+        for id in self.waiters.of_owner(owner.as_bytes()).take(MAX_SEARCHED_WAITS) {
             self.searches.insert(id);
         }
     }
 
     /// True if who holds this lock may stand in the way of somebody who did not stand behind it: where all wait for this lock only,
     /// whoever is granted it came first.
-    pub(super) fn has_parts(&self, lock: LockIdx) -> bool {
-        !self.waiters.bundles.is_empty() && self.state(lock).is_some_and(|state| state.queue.has_parts())
+    pub(super) fn has_members(&self, lock: LockIdx) -> bool {
+        !self.waiters.bundles.is_empty() && self.state(lock).is_some_and(|state| state.queue.has_members())
     }
 
     /// The owner of this queued wait holds the lock from now on, or does so no more.
     pub(super) fn move_wait(&mut self, id: WaiterId, holds: bool) {
         let Some(wait) = self.waiters.queued(id) else { return };
-        let (lock, before, wants, is_part) =
-            (wait.lock(), wait.position(), wait.request().wants, wait.is_part());
+        let (lock, before, wants, is_member) =
+            (wait.lock(), wait.position(), wait.request().wants, wait.is_member());
         let after = Position::new(wants, holds, before.ticket());
         let Some(state) = self.table.get_mut(lock).filter(|_| before != after) else { return };
         let crosses = state.queue.is_crossing(before);
         state.queue.remove(before);
-        state.queue.insert(after, (id, is_part), wants);
-        self.searches.has_moved();
+        state.queue.insert(after, (id, is_member), wants);
+        self.searches.note_move();
         if crosses {
             state.queue.set_crossing(after, true);
         }
@@ -636,13 +649,13 @@ impl Parts {
     pub(super) fn void_ended(
         &mut self,
         lock: LockIdx,
-        who: MayHaveEnded<'_>,
+        affected: AffectedOwners<'_>,
         ended: impl Fn(&Owner) -> bool,
     ) {
-        self.void_grants(lock, true, who, &ended);
-        if self.sessions.knows(lock) {
+        self.void_grants(lock, true, affected, &ended);
+        if self.bindings.knows(lock) {
             let Some(name) = self.name(lock) else { return };
-            self.sessions.unbind_ended(lock, &name, who, &ended);
+            self.bindings.unbind_ended(lock, &name, affected, &ended);
         }
     }
 
@@ -652,11 +665,11 @@ impl Parts {
         &mut self,
         lock: LockIdx,
         forgets: bool,
-        who: MayHaveEnded<'_>,
+        affected: AffectedOwners<'_>,
         ended: impl Fn(&Owner) -> bool,
     ) {
         let Some(state) = self.table.get_mut(lock) else { return };
-        for id in state.unconfirmed.void(who, ended) {
+        for id in state.unconfirmed.void(affected, ended) {
             let Some((wait, _)) = self.waiters.remove(id) else { continue };
             if wait.request().notify.is_some() {
                 self.void_notified(id, lock, &wait, forgets);
@@ -668,9 +681,10 @@ impl Parts {
                 }
             }
             // Who waits still for all of them, has lost one.
-            let waits =
-                |lead: &WaiterId| wait.request().confirmed_later && !self.waiters.bundles.is_answered(*lead);
-            self.lost_bundles.extend(wait.lead().filter(waits));
+            let waits = |first_wait: &WaiterId| {
+                wait.request().awaits_replicas && !self.waiters.bundles.is_answered(*first_wait)
+            };
+            self.lost_bundles.extend(wait.first_wait().filter(waits));
         }
     }
 
@@ -703,16 +717,16 @@ impl Parts {
 
     #[cold]
     fn end_lost_bundles(&mut self, decision: &Decision) {
-        for lead in std::mem::take(&mut self.lost_bundles) {
-            self.decisions.push_back((lead, decision.clone()));
+        for first_wait in std::mem::take(&mut self.lost_bundles) {
+            self.decisions.push_back((first_wait, decision.clone()));
             if !self.demoted {
-                self.begin_to_revoke(lead);
+                self.begin_to_revoke(first_wait);
             }
         }
     }
 
     /// A call that will not be revoked has set the lease of a hold, or its token.
-    pub(super) fn was_set(
+    pub(super) fn note_setting(
         &mut self,
         lock: LockIdx,
         owner: &Owner,
@@ -720,7 +734,7 @@ impl Parts {
         token: Option<SetToken>,
     ) {
         if let Some(state) = self.table.get_mut(lock) {
-            state.unconfirmed.was_set(owner, lease, token);
+            state.unconfirmed.note_setting(owner, lease, token);
         }
     }
 
@@ -729,13 +743,13 @@ impl Parts {
     #[inline(always)]
     pub(super) fn confirm_plain(&mut self, id: WaiterId) -> bool {
         let is_plain = |wait: &&Wait| {
-            let Request { id, bind, notify, confirmed_later, .. } = wait.request();
-            let is_simple = id.is_none() && bind.is_none() && notify.is_none() && !confirmed_later;
-            wait.state() == WaitState::Granted && is_simple && !wait.is_part()
+            let Request { id, bind, notify, awaits_replicas, .. } = wait.request();
+            let is_simple = id.is_none() && bind.is_none() && notify.is_none() && !awaits_replicas;
+            wait.state() == WaitState::Granted && is_simple && !wait.is_member()
         };
         let Some(wait) = self.waiters.get(id).filter(is_plain) else { return false };
         let lock = wait.lock();
-        if self.sessions.knows(lock) {
+        if self.bindings.knows(lock) {
             return false;
         }
         let Some(state) = self.table.get_mut(lock) else { return false };
@@ -761,7 +775,7 @@ impl Parts {
         }
         let request = wait.request();
         let lease = Lease { end: confirmed.written, ..request.lease(confirmed.end, now) };
-        self.sessions.lease_was_set(wait.lock(), &request.owner, lease, now);
+        self.bindings.note_lease(wait.lock(), &request.owner, lease, now);
         Some((wait, lease))
     }
 }

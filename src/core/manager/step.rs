@@ -5,21 +5,21 @@
 
 use smallvec::SmallVec;
 
-use super::parts::{LockState, Parts, MOST_SEARCHED};
-use super::unseen::has_too_many;
-use crate::core::binding::{NewBind, Overtaken, Takes};
+use super::fast_queue::has_too_many;
+use super::parts::{LockState, Parts, MAX_SEARCHED_WAITS};
+use crate::core::binding::{BindMode, NewBind, TakenOver};
+use crate::core::bindings::AffectedOwners;
 use crate::core::bundles::{NewBundle, Verdict};
 use crate::core::fairness::WhenFree;
-use crate::core::held;
+use crate::core::held::HoldRecord;
 use crate::core::holders::Admission;
 use crate::core::lease::{Lease, SetLease};
 use crate::core::schedule::earlier;
-use crate::core::sessions::MayHaveEnded;
-use crate::core::table::{Known, LockIdx};
-use crate::core::unconfirmed::{GivenBack, Set, SetToken, Until};
+use crate::core::table::{LockIdx, LockLookup};
+use crate::core::unconfirmed::{ConfirmedBy, GrantEffect, ReleasedGrant, SetToken};
 use crate::core::waiters::{Wait, WaitState};
 use crate::core::{
-    Bind, ConnectionId, Counted, Decision, Happened, Hold, Holders, LockId, LockRef, Mode, MonoUs, NotOwner,
+    Bind, ConnectionId, Counted, Decision, Hold, HoldEvent, Holders, LockId, LockRef, Mode, MonoUs, NotOwner,
     Notify, Now, Owner, Records, Refusal, ReleaseScope, Reply, Request, RequestId, Token, WaiterId, WallMs,
     Wants,
 };
@@ -32,13 +32,13 @@ pub(super) struct Step<'a> {
     /// Its handle, if anything is remembered about it. Most locks have none.
     lock: Option<LockIdx>,
     /// Whose holds may have ended since the last step, or in this one.
-    who: MayHaveEnded<'a>,
+    affected: AffectedOwners<'a>,
     pub(super) holders: &'a mut Holders,
     pub(super) records: &'a mut dyn Records,
     pub(super) now: Now,
     /// The lock was granted to somebody who waited.
     handed_over: bool,
-    foreseen: Foreseen,
+    expected_end: ExpectedEnd,
     /// How much of what is due it does.
     portion: usize,
     /// More grants and bindings are remembered of it than a step looks through.
@@ -53,7 +53,7 @@ pub(super) struct Step<'a> {
 
 /// What the caller of a step has to know of the lock when it has written it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct InHand {
+pub(crate) struct StepOutput {
     /// `None` if nothing is remembered about it.
     pub(super) lock: Option<LockIdx>,
     /// The end of its first lease is waited for.
@@ -63,13 +63,13 @@ pub(crate) struct InHand {
     /// It is free, and somebody may get it in this very moment who waits for several: until that is tried, it is not announced.
     pub(crate) is_reserved: bool,
     /// Until when it will be held, as far as external clients have to know.
-    pub(crate) foreseen: Foreseen,
+    pub(crate) expected_end: ExpectedEnd,
 }
 
 /// Until when a lock will be held. External clients sleep until the end that they have seen, so they are told of the end of
 /// a lease that is shorter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Foreseen {
+pub(crate) enum ExpectedEnd {
     /// Until the end of the lease that is written.
     #[default]
     AsWritten,
@@ -80,7 +80,7 @@ pub(crate) enum Foreseen {
     MaybeSooner,
 }
 
-impl InHand {
+impl StepOutput {
     /// True if anything is remembered about the lock.
     pub(crate) fn is_known(self) -> bool {
         self.lock.is_some()
@@ -88,7 +88,7 @@ impl InHand {
 }
 
 /// Where all readers of a lock have to be read for each step, so many steps do what is due for all of them.
-const MOST_READS: usize = 64;
+const READS_PER_PORTION: usize = 64;
 
 /// What is counted of each lock takes little memory.
 fn counted(number: usize) -> u32 {
@@ -98,7 +98,7 @@ fn counted(number: usize) -> u32 {
 /// A request that was granted.
 struct Grant {
     reply: Reply,
-    set: Set,
+    effect: GrantEffect,
     /// When the owner's lease ended, and its token, if it held the lock before.
     before: Option<(WallMs, Option<Token>)>,
     /// When it ends now.
@@ -113,7 +113,7 @@ enum NotGranted {
 
 /// Who gets the reply to a grant.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum To {
+enum ReplyTarget {
     /// Whoever calls: it cannot be revoked.
     Caller,
     /// A client that waits, and may be gone.
@@ -126,25 +126,25 @@ impl<'a> Step<'a> {
     #[inline(always)]
     pub(super) fn begin(
         parts: &'a mut Parts,
-        known: Known<'a>,
-        who: MayHaveEnded<'a>,
+        known: LockLookup<'a>,
+        affected: AffectedOwners<'a>,
         holders: &'a mut Holders,
         records: &'a mut dyn Records,
         now: Now,
     ) -> Step<'a> {
         let (name, lock) = (known.name(), parts.table.handle_of(known));
-        let portion = parts.portion.0.max(holders.read_len() / MOST_READS);
+        let portion = parts.portion.0.max(holders.read_len() / READS_PER_PORTION);
         let mut step = Step {
             parts,
             portion,
             name,
             lock,
-            who,
+            affected,
             holders,
             records,
             now,
             handed_over: false,
-            foreseen: Foreseen::AsWritten,
+            expected_end: ExpectedEnd::AsWritten,
             is_crowded: false,
             looks_at_all: true,
             is_unfinished: false,
@@ -160,13 +160,13 @@ impl<'a> Step<'a> {
     fn catch_up(&mut self, lock: LockIdx) {
         self.parts.table.unset_ready(lock);
         self.decide_what_to_look_at(lock);
-        if !self.parts.losing.is_empty() {
-            if let MayHaveEnded::Of(owner) = self.who {
-                self.parts.end_losing_of(lock, owner, self.now);
+        if !self.parts.ending_connections.is_empty() {
+            if let AffectedOwners::Only(owner) = self.affected {
+                self.parts.end_closed_hold(lock, owner, self.now);
             }
         }
         self.forget_voided(lock);
-        if self.parts.tells_owners {
+        if self.parts.notifies_owners {
             self.notice_losses(lock);
         }
         self.revoke(lock);
@@ -216,16 +216,16 @@ impl<'a> Step<'a> {
     fn notice_losses(&mut self, lock: LockIdx) {
         let Some(state) = self.parts.state_mut(lock) else { return };
         let lost = state.held.take_lost(self.holders, self.now.wall);
-        self.parts.tell(lock, lost);
+        self.parts.push_notices(lock, lost);
     }
 
     /// This owner's hold has ended without a call, or its lease is another one. If it holds nothing, nothing depends on that any more.
     fn ended_or_set(&mut self, lock: LockIdx, owner: &Owner) {
-        if self.parts.tells_owners {
-            self.settle_held(lock, MayHaveEnded::Of(owner));
+        if self.parts.notifies_owners {
+            self.settle_held(lock, AffectedOwners::Only(owner));
         }
         if self.holders.of(owner.as_bytes()).is_none() {
-            self.parts.void_ended(lock, MayHaveEnded::Of(owner), |_| true);
+            self.parts.void_ended(lock, AffectedOwners::Only(owner), |_| true);
         }
     }
 
@@ -235,25 +235,25 @@ impl<'a> Step<'a> {
         let lost = self.holders.clear();
         if let Some(lock) = self.lock {
             // Portions of holds to end are over with the holds. Only records may be left, which the next step forgets.
-            self.parts.void_ended(lock, MayHaveEnded::Any, |_| true);
+            self.parts.void_ended(lock, AffectedOwners::Any, |_| true);
             self.is_due_again |= std::mem::take(&mut self.is_unfinished);
         }
         lost
     }
 
     /// Everybody who holds the lock is to be told what happens to it.
-    pub(super) fn tell_holders(&mut self, happened: Happened) {
-        if !self.parts.tells_owners || self.holders.is_free() {
+    pub(super) fn notify_holders(&mut self, event: HoldEvent) {
+        if !self.parts.notifies_owners || self.holders.is_free() {
             return;
         }
         let lock = self.known();
-        self.parts.tell(lock, self.holders.iter().map(|hold| (hold.owner.clone(), happened)));
+        self.parts.push_notices(lock, self.holders.iter().map(|hold| (hold.owner.clone(), event)));
     }
 
     /// The owner holds the lock, and is told if it loses it.
     #[inline(always)]
-    fn note_held(&mut self, owner: &Owner, hold: held::Hold) {
-        if self.parts.tells_owners {
+    fn note_held(&mut self, owner: &Owner, hold: HoldRecord) {
+        if self.parts.notifies_owners {
             let lock = self.known();
             self.parts.insert_held(lock, owner, hold);
         }
@@ -261,19 +261,19 @@ impl<'a> Step<'a> {
 
     /// Those who hold nothing any more have given it back.
     #[cold]
-    fn settle_held(&mut self, lock: LockIdx, who: MayHaveEnded<'_>) {
+    fn settle_held(&mut self, lock: LockIdx, affected: AffectedOwners<'_>) {
         if let Some(state) = self.parts.state_mut(lock) {
-            state.held.settle(who, self.holders);
+            state.held.settle(affected, self.holders);
         }
     }
 
     /// Grants what can be granted by now.
-    pub(super) fn finish(mut self) -> InHand {
+    pub(super) fn finish(mut self) -> StepOutput {
         if let Some(lock) = self.lock {
             self.serve(lock);
         }
         self.forget_if_free();
-        self.let_go()
+        self.close()
     }
 
     /// Grants what can be granted before the call: between a foreign `DEL` and the timer other commands run, and whoever
@@ -289,23 +289,23 @@ impl<'a> Step<'a> {
     /// Ends a step whose call makes way for nobody: brings the schedules up to date, and forgets what needs not be
     /// remembered.
     #[inline(always)]
-    pub(super) fn let_go(mut self) -> InHand {
+    pub(super) fn close(mut self) -> StepOutput {
         match self.lock {
-            Some(lock) => self.put_away(lock),
-            None => InHand {
+            Some(lock) => self.close_known(lock),
+            None => StepOutput {
                 lock: None,
                 watches_lease: false,
                 unannounced: false,
                 is_reserved: false,
-                foreseen: Foreseen::AsWritten,
+                expected_end: ExpectedEnd::AsWritten,
             },
         }
     }
 
     #[inline(always)]
-    fn put_away(&mut self, lock: LockIdx) -> InHand {
-        if self.parts.tells_owners && (self.looks_at_all || self.is_call()) {
-            self.settle_held(lock, self.who);
+    fn close_known(&mut self, lock: LockIdx) -> StepOutput {
+        if self.parts.notifies_owners && (self.looks_at_all || self.is_call()) {
+            self.settle_held(lock, self.affected);
         }
         self.note_crowd(lock);
         self.parts.end_lost(lock, &Decision::Lost);
@@ -313,26 +313,26 @@ impl<'a> Step<'a> {
         let watches_lease = self.watch_lease(lock);
         let alone = self.holders.alone();
         let plain = alone.filter(|(_, token)| token.is_none()).map(|(hold, _)| hold);
-        let (is_bound, forgets) = (self.parts.sessions.knows(lock), self.parts.forgets_holds);
+        let (is_bound, forgets) = (self.parts.bindings.knows(lock), self.parts.forgets_holds);
         let handed_over = self.handed_over;
         let bundles = &self.parts.waiters.bundles;
         let is_reserved = !bundles.is_empty()
             && self.holders.is_free()
-            && bundles.is_reserved(lock, || self.parts.has_parts(lock));
+            && bundles.is_reserved(lock, || self.parts.has_members(lock));
         let is_free = self.holders.is_free();
-        let foreseen = &mut self.foreseen;
+        let expected_end = &mut self.expected_end;
         let unannounced = self.parts.state_mut(lock).is_some_and(|state| {
-            if state.foreseen_unconfirmed && !is_reserved && !state.unconfirmed.any_to_confirm() {
+            if state.unconfirmed_whole_lease && !is_reserved && !state.unconfirmed.any_to_confirm() {
                 // That was not confirmed. If the lock is free, external clients are told so.
-                state.foreseen_unconfirmed = false;
+                state.unconfirmed_whole_lease = false;
                 if !is_free {
-                    *foreseen = Foreseen::MaybeSooner;
+                    *expected_end = ExpectedEnd::MaybeSooner;
                 }
             }
             // What an external client holds, and nobody wants, is not remembered.
-            let is_wanted = !state.queue.is_empty() || state.unconfirmed.any_on_its_way() || is_bound;
-            let is_kept = is_wanted || state.plain_hold.is_some();
-            let plain = plain.filter(|_| if forgets { !state.queue.is_empty() } else { is_kept });
+            let is_wanted = !state.queue.is_empty() || state.unconfirmed.any_in_flight() || is_bound;
+            let mark_kept = is_wanted || state.plain_hold.is_some();
+            let plain = plain.filter(|_| if forgets { !state.queue.is_empty() } else { mark_kept });
             if handed_over || state.plain_hold.as_ref() != plain {
                 state.plain_hold = plain.map(|hold| Hold { renewed: false, ..hold.clone() });
             }
@@ -342,12 +342,18 @@ impl<'a> Step<'a> {
             !is_reserved && std::mem::take(&mut state.unannounced)
         });
         self.parts.drop_if_idle(lock);
-        InHand { lock: Some(lock), watches_lease, unannounced, is_reserved, foreseen: self.foreseen }
+        StepOutput {
+            lock: Some(lock),
+            watches_lease,
+            unannounced,
+            is_reserved,
+            expected_end: self.expected_end,
+        }
     }
 
     /// True if a call of an owner does this step, and so ends no holds but that owner's.
     fn is_call(&self) -> bool {
-        matches!(self.who, MayHaveEnded::Of(_))
+        matches!(self.affected, AffectedOwners::Only(_))
     }
 
     /// Notes how many hold the lock, if more is remembered of them than a step looks through; and that there is more to do.
@@ -386,7 +392,7 @@ impl<'a> Step<'a> {
         if self.parts.state(lock).is_none_or(|state| state.unconfirmed.may_end() == 0) {
             return;
         }
-        if let MayHaveEnded::Of(owner) = self.who {
+        if let AffectedOwners::Only(owner) = self.affected {
             self.revoke_some(lock, Some(owner), usize::MAX);
         }
         self.revoke_some(lock, None, self.portion);
@@ -398,7 +404,7 @@ impl<'a> Step<'a> {
     fn revoke_some(&mut self, lock: LockIdx, of: Option<&Owner>, at_most: usize) {
         for _ in 0..at_most {
             let next = self.parts.state_mut(lock).and_then(|state| state.unconfirmed.next_to_revoke(of));
-            let Some((id, owes)) = next else { break };
+            let Some((id, hold_mode)) = next else { break };
             let Some((wait, _)) = self.parts.waiters.remove(id) else {
                 defect!("a grant is to be revoked that nobody got");
                 continue;
@@ -411,7 +417,7 @@ impl<'a> Step<'a> {
                 }
                 continue;
             }
-            if let Some(mode) = owes {
+            if let Some(mode) = hold_mode {
                 let _ = self.holders.release(owner.as_bytes(), ReleaseScope::OneOf(mode), None);
             }
             if let Some(state) = self.parts.state_mut(lock) {
@@ -429,9 +435,9 @@ impl<'a> Step<'a> {
             };
             let Some(end) = end else { continue };
             if end >= self.now.wall {
-                self.parts.sessions.lease_end_was_set(lock, &owner, end, self.now);
+                self.parts.bindings.note_lease_end(lock, &owner, end, self.now);
             } else if self.parts.take_held(lock, &owner) {
-                self.parts.tell(lock, [(owner.clone(), Happened::Expired)]);
+                self.parts.push_notices(lock, [(owner.clone(), HoldEvent::Expired)]);
             }
             self.ended_or_set(lock, &owner);
         }
@@ -456,7 +462,7 @@ impl<'a> Step<'a> {
             self.records.forget_grant(id);
         }
         if let Some(reply) = self.records.granted(id)? {
-            let owner = reply.owner.map_or_else(|| Owner::new(id.asked()), |owner| *owner);
+            let owner = reply.owner.map_or_else(|| Owner::new(id.owner_argument()), |owner| *owner);
             self.revoke_some(lock, Some(&owner), usize::MAX);
             self.end_closed_of(lock, &owner);
         }
@@ -465,8 +471,9 @@ impl<'a> Step<'a> {
 
     /// Ends the hold of this owner, if its connection has closed.
     fn end_closed_of(&mut self, lock: LockIdx, owner: &Owner) {
-        let (name, who) = (self.id(), (MayHaveEnded::Of(owner), 0));
-        let ended = self.parts.sessions.end_closed((lock, &name), who, self.holders, self.records, self.now);
+        let (name, affected) = (self.id(), (AffectedOwners::Only(owner), 0));
+        let ended =
+            self.parts.bindings.end_closed((lock, &name), affected, self.holders, self.records, self.now);
         self.closed(lock, &ended);
     }
 
@@ -479,24 +486,24 @@ impl<'a> Step<'a> {
     /// Ends and renews holds that depend on connections.
     #[inline(always)]
     fn follow_connections(&mut self, lock: LockIdx) {
-        if !self.parts.sessions.knows(lock) {
+        if !self.parts.bindings.knows(lock) {
             return;
         }
         let name = self.id();
         if self.looks_at_all || self.is_call() {
             let has_ended = |owner: &Owner| self.holders.of(owner.as_bytes()).is_none();
-            self.parts.sessions.unbind_ended(lock, &name, self.who, has_ended);
+            self.parts.bindings.unbind_ended(lock, &name, self.affected, has_ended);
         }
-        let who = (self.who, self.portion);
-        let (ended, set) =
-            self.parts.sessions.follow((lock, &name), who, self.holders, self.records, self.now);
+        let affected = (self.affected, self.portion);
+        let (ended, renewed) =
+            self.parts.bindings.follow((lock, &name), affected, self.holders, self.records, self.now);
         self.closed(lock, &ended);
-        self.is_unfinished |= self.parts.sessions.closed_len(lock) > 0;
-        self.is_due_again |= self.parts.sessions.renews_on(lock);
-        self.parts.statistics.add(Counted::RenewedByWatchdog, set.len());
-        for (owner, lease, end) in set {
-            self.note_held(&owner, held::Hold { end, ..held::Hold::default() });
-            self.parts.was_set(lock, &owner, Some((lease, end)), None);
+        self.is_unfinished |= self.parts.bindings.closed_len(lock) > 0;
+        self.is_due_again |= self.parts.bindings.renews_on(lock);
+        self.parts.statistics.add(Counted::RenewedByWatchdog, renewed.len());
+        for (owner, lease, end) in renewed {
+            self.note_held(&owner, HoldRecord { end, ..HoldRecord::default() });
+            self.parts.note_setting(lock, &owner, Some((lease, end)), None);
         }
     }
 
@@ -505,7 +512,7 @@ impl<'a> Step<'a> {
         // Who holds nothing any more, has nothing to be delivered, given back or renewed.
         if self.looks_at_all || self.is_call() {
             let holders = &*self.holders;
-            self.parts.void_ended(lock, self.who, |owner| holders.of(owner.as_bytes()).is_none());
+            self.parts.void_ended(lock, self.affected, |owner| holders.of(owner.as_bytes()).is_none());
         }
         self.forget_voided(lock);
         self.send_behind_holders(lock);
@@ -529,13 +536,13 @@ impl<'a> Step<'a> {
                 self.parts.end_queued(id, Decision::TimedOut);
                 continue;
             }
-            if self.parts.is_losing(wait) {
-                self.parts.end_lost_wait(id);
+            if self.parts.is_dropped(wait) {
+                self.parts.drop_wait(id);
                 continue;
             }
             let request = wait.request().clone();
             self.unbind_earlier(lock, &request.owner);
-            match self.grant(&request, To::Waiter) {
+            match self.grant(&request, ReplyTarget::Waiter) {
                 Ok(grant) => {
                     let reply = self.hand_over(lock, id, &request, grant, true);
                     if let Some(notify) = &request.notify {
@@ -555,7 +562,7 @@ impl<'a> Step<'a> {
 
     /// True if nobody who waits can be admitted beside who holds the lock now.
     fn excludes_all(&self, lock: LockIdx) -> bool {
-        let only_newcomers = |state: &LockState| !state.queue.has_holders() && !state.queue.has_parts();
+        let only_newcomers = |state: &LockState| !state.queue.has_holders() && !state.queue.has_members();
         self.holders.mode() == Some(Mode::Exclusive) && self.parts.state(lock).is_some_and(only_newcomers)
     }
 
@@ -567,7 +574,7 @@ impl<'a> Step<'a> {
         if was_changed != Some(true) {
             return;
         }
-        for hold in self.holders.iter().take(MOST_SEARCHED) {
+        for hold in self.holders.iter().take(MAX_SEARCHED_WAITS) {
             self.parts.search_waits_of(&hold.owner);
         }
     }
@@ -584,12 +591,12 @@ impl<'a> Step<'a> {
         }
         // Its lease may have ended without a step of its own. A grant of then that is revoked must not take the next hold.
         if self.parts.state(lock).is_some_and(|state| !state.unconfirmed.is_empty()) {
-            self.parts.void_ended(lock, MayHaveEnded::Of(owner), |_| true);
+            self.parts.void_ended(lock, AffectedOwners::Only(owner), |_| true);
             self.forget_voided(lock);
         }
-        if self.parts.sessions.knows(lock) {
+        if self.parts.bindings.knows(lock) {
             let name = self.id();
-            self.parts.sessions.unbind_ended(lock, &name, MayHaveEnded::Of(owner), |_| true);
+            self.parts.bindings.unbind_ended(lock, &name, AffectedOwners::Only(owner), |_| true);
         }
     }
 
@@ -600,23 +607,23 @@ impl<'a> Step<'a> {
         let next = self.parts.state(lock)?.queue.next(|id| {
             let Some(wait) = self.parts.waiters.get(id) else { return false };
             let Request { owner, wants, .. } = wait.request();
-            if wait.is_over(self.now) || self.parts.is_losing(wait) {
+            if wait.is_over(self.now) || self.parts.is_dropped(wait) {
                 return true;
             }
             let is_next = self.admits(owner.as_bytes(), *wants) != Admission::Busy;
-            match wait.lead() {
+            match wait.first_wait() {
                 None => is_next,
                 // Readers may be behind it that are for several locks, too.
-                Some(lead) => {
-                    if is_next && self.parts.waiters.bundles.may_be_due(lead, lock) {
-                        due.push(lead);
+                Some(first_wait) => {
+                    if is_next && self.parts.waiters.bundles.may_be_due(first_wait, lock) {
+                        due.push(first_wait);
                     }
                     false
                 }
             }
         });
-        for lead in due {
-            self.parts.waiters.bundles.is_due(lead, lock);
+        for first_wait in due {
+            self.parts.waiters.bundles.is_due(first_wait, lock);
         }
         next
     }
@@ -628,11 +635,11 @@ impl<'a> Step<'a> {
         &mut self,
         lock: LockIdx,
         id: WaiterId,
-        Request { owner, wants, lease_ms, confirmed_later, notify, .. }: &Request,
+        Request { owner, wants, lease_ms, awaits_replicas, notify, .. }: &Request,
         grant: Grant,
         waits: bool,
     ) -> Reply {
-        let Grant { reply, set, before, written } = grant;
+        let Grant { reply, effect, before, written } = grant;
         self.handed_over = true;
         let (waited, waits_more) = self.parts.grant_wait(id, self.now, before.is_none());
         if waits {
@@ -640,30 +647,30 @@ impl<'a> Step<'a> {
             self.parts.count_wait(lock, waited);
         }
         if before.is_some() {
-            self.parts.sessions.lease_end_was_set(lock, owner, written, self.now);
+            self.parts.bindings.note_lease_end(lock, owner, written, self.now);
         }
         if waits_more {
             // What else the owner waits for here is not in line behind others any more.
             self.parts.move_waits_ahead(lock, owner);
-            if self.parts.has_parts(lock) && !self.parts.waiters.get(id).is_some_and(Wait::is_part) {
+            if self.parts.has_members(lock) && !self.parts.waiters.get(id).is_some_and(Wait::is_member) {
                 self.parts.search_waits_of(owner);
             }
         }
         if let Some(state) = self.parts.state_mut(lock) {
             let whole_lease = notify.is_some() && wants.mode == Mode::Exclusive && before.is_none();
-            if state.foreseen_unconfirmed {
+            if state.unconfirmed_whole_lease {
                 // External clients may have seen a later end than that of the grace before, which alone is stored.
-                self.foreseen = Foreseen::MaybeSooner;
-            } else if whole_lease && self.foreseen != Foreseen::MaybeSooner {
-                self.foreseen = Foreseen::Until(self.now.wall.saturating_add(*lease_ms));
+                self.expected_end = ExpectedEnd::MaybeSooner;
+            } else if whole_lease && self.expected_end != ExpectedEnd::MaybeSooner {
+                self.expected_end = ExpectedEnd::Until(self.now.wall.saturating_add(*lease_ms));
             }
-            state.foreseen_unconfirmed = whole_lease;
-            let until = match (confirmed_later, notify) {
-                (true, _) => Until::Acknowledged,
-                (false, Some(_)) => Until::Confirmed,
-                (false, None) => Until::Delivered,
+            state.unconfirmed_whole_lease = whole_lease;
+            let confirmed_by = match (awaits_replicas, notify) {
+                (true, _) => ConfirmedBy::Acknowledgement,
+                (false, Some(_)) => ConfirmedBy::Repetition,
+                (false, None) => ConfirmedBy::Delivery,
             };
-            state.unconfirmed.granted((id, owner, wants.mode, until), set, before, written);
+            state.unconfirmed.granted((id, owner, wants.mode, confirmed_by), effect, before, written);
         }
         reply
     }
@@ -701,7 +708,7 @@ impl<'a> Step<'a> {
                 true
             }
             WhenFree::Ask => {
-                fairness.nobody_listens(self.now);
+                fairness.no_subscribers(self.now);
                 false
             }
         }
@@ -740,8 +747,8 @@ impl<'a> Step<'a> {
 
     /// True if somebody stands in the queue who comes before one that wants this, and does not hold the lock.
     #[inline]
-    pub(super) fn is_barred(&self, wants: Wants) -> bool {
-        self.state().is_some_and(|state| state.queue.bars(wants))
+    pub(super) fn must_wait(&self, wants: Wants) -> bool {
+        self.state().is_some_and(|state| state.queue.blocks(wants))
     }
 
     /// True if somebody stands in the queue.
@@ -773,7 +780,7 @@ impl<'a> Step<'a> {
 
     /// Grants a request that comes first, if the holders admit it.
     #[inline(always)]
-    fn grant(&mut self, request: &Request, to: To) -> Result<Grant, NotGranted> {
+    fn grant(&mut self, request: &Request, to: ReplyTarget) -> Result<Grant, NotGranted> {
         let owner = request.owner.as_bytes();
         let holds = match self.admits(owner, request.wants) {
             Admission::Busy => return Err(NotGranted::Busy),
@@ -781,9 +788,9 @@ impl<'a> Step<'a> {
             Admission::Grant(holds) => holds,
         };
         let hold = self.holders.of(owner);
-        if hold.is_some() && self.state().is_some_and(|state| state.foreseen_unconfirmed) {
+        if hold.is_some() && self.state().is_some_and(|state| state.unconfirmed_whole_lease) {
             // It may hold the lock by a grant that it does not confirm, and then by the lease of this one alone.
-            self.foreseen = Foreseen::MaybeSooner;
+            self.expected_end = ExpectedEnd::MaybeSooner;
         }
         let before = hold.map(|hold| (hold.expires_at, hold.token));
         let before_end = hold.map(|hold| hold.expires_at);
@@ -802,20 +809,20 @@ impl<'a> Step<'a> {
             None
         };
         let token_is_set = request.fence || upgrade;
-        let set = Set {
+        let effect = GrantEffect {
             lease: match to {
-                To::Caller => request.set_lease(self.now),
-                To::Waiter => request.set_lease_after_wait(self.now),
+                ReplyTarget::Caller => request.set_lease(self.now),
+                ReplyTarget::Waiter => request.set_lease_after_wait(self.now),
             },
             token: token_is_set.then_some(SetToken { token, upgrade }),
         };
         let written = match to {
-            To::Caller => set.lease.after(before_end),
-            To::Waiter => set.lease.while_revocable(before_end),
+            ReplyTarget::Caller => effect.lease.after(before_end),
+            ReplyTarget::Waiter => effect.lease.while_revocable(before_end),
         };
         self.holders.add(&request.owner, request.wants.mode, written, token);
         let since = before.is_none().then_some(self.now.mono);
-        self.note_held(&request.owner, held::Hold { end: written, since, client: request.client });
+        self.note_held(&request.owner, HoldRecord { end: written, since, client: request.client });
         // Also if the owner has taken it on another server before: here it is known to be a lock now.
         self.parts.granted_keys.insert(self.name);
         let now = self.now;
@@ -828,20 +835,20 @@ impl<'a> Step<'a> {
         }
         let reply = request.reply(holds, token);
         if let Some(id) = &request.id {
-            self.parts.sessions.has_begun(|| self.name.to_id(), (&request.owner, id), self.now);
+            self.parts.bindings.note_granted(|| self.name.to_id(), (&request.owner, id), self.now);
             match &request.notify {
-                Some(notify) if to == To::Waiter => {
+                Some(notify) if to == ReplyTarget::Waiter => {
                     self.records.remember_unconfirmed(id, &reply, notify.grace_ms, self.now);
                 }
                 _ => self.records.remember_grant(id, &reply, self.now),
             }
         }
-        Ok(Grant { reply, set, before, written })
+        Ok(Grant { reply, effect, before, written })
     }
 
     /// Grants the caller's request. `None` if the holders do not admit it.
     pub(super) fn grant_caller(&mut self, request: &Request) -> Result<Option<Reply>, Refusal> {
-        let Grant { reply, set, before, written } = match self.grant(request, To::Caller) {
+        let Grant { reply, effect, before, written } = match self.grant(request, ReplyTarget::Caller) {
             Ok(grant) => grant,
             Err(NotGranted::Busy) => return Ok(None),
             Err(NotGranted::Refused(refusal)) => return Err(refusal),
@@ -850,18 +857,18 @@ impl<'a> Step<'a> {
         let lease = request.lease(written, self.now);
         if let Some(lock) = self.lock {
             if before.is_some() {
-                self.parts.was_set(lock, &request.owner, Some((set.lease, written)), set.token);
+                self.parts.note_setting(lock, &request.owner, Some((effect.lease, written)), effect.token);
             }
-            self.parts.sessions.lease_was_set(lock, &request.owner, lease, self.now);
+            self.parts.bindings.note_lease(lock, &request.owner, lease, self.now);
             self.parts.move_waits_ahead(lock, &request.owner);
-            if self.parts.has_parts(lock) {
+            if self.parts.has_members(lock) {
                 self.parts.search_waits_of(&request.owner);
             }
             // It may have wanted something else before, for which it waits.
             self.supersede(lock, request);
         }
         if let Some(bind) = request.bind {
-            self.bind(&request.owner, bind, (Takes::Part, before.is_none()), (request.id.as_ref(), lease));
+            self.bind(&request.owner, bind, (BindMode::Add, before.is_none()), (request.id.as_ref(), lease));
         }
         Ok(Some(reply))
     }
@@ -876,7 +883,7 @@ impl<'a> Step<'a> {
     /// Grants the caller's request as one that waits: it can be revoked. `None` if the holders do not admit it.
     #[cold]
     pub(super) fn grant_in_flight(&mut self, request: &Request) -> Result<Option<WaiterId>, Refusal> {
-        let grant = match self.grant(request, To::Waiter) {
+        let grant = match self.grant(request, ReplyTarget::Waiter) {
             Ok(grant) => grant,
             Err(NotGranted::Busy) => return Ok(None),
             Err(NotGranted::Refused(refusal)) => return Err(refusal),
@@ -891,11 +898,11 @@ impl<'a> Step<'a> {
 
     /// Grants a part whose turn it is, see [`Step::may_grant`]. `waits` if it did.
     #[cold]
-    pub(super) fn grant_part(&mut self, id: WaiterId, waits: bool) -> Option<Reply> {
+    pub(super) fn grant_member(&mut self, id: WaiterId, waits: bool) -> Option<Reply> {
         let wait = self.parts.waiters.queued(id)?;
         let (lock, request) = (wait.lock(), wait.request().clone());
         self.unbind_earlier(lock, &request.owner);
-        match self.grant(&request, To::Waiter) {
+        match self.grant(&request, ReplyTarget::Waiter) {
             Ok(grant) => {
                 if !waits {
                     self.count_grant(grant.before.is_none());
@@ -922,17 +929,17 @@ impl<'a> Step<'a> {
                 return Verdict::Refused(refusal);
             }
         }
-        Verdict::May
+        Verdict::Available
     }
 
     /// Whether it is this part's turn. `None` if it does not wait any more.
     #[cold]
-    pub(super) fn try_part(&mut self, id: WaiterId) -> Option<Verdict> {
+    pub(super) fn try_member(&mut self, id: WaiterId) -> Option<Verdict> {
         let wait = self.parts.waiters.queued(id)?;
         let (lock, position, request) = (wait.lock(), wait.position(), wait.request().clone());
         let state = self.parts.state(lock)?;
         let is_left_free = self.holders.is_free() && state.fairness.yields(MonoUs::MAX, self.now);
-        if self.is_unfinished || is_left_free || state.queue.is_barred(position) {
+        if self.is_unfinished || is_left_free || state.queue.must_wait(position) {
             return Some(Verdict::Busy { quarantined: false });
         }
         Some(self.may_grant(&request))
@@ -943,7 +950,7 @@ impl<'a> Step<'a> {
         &mut self,
         owner: &Owner,
         bind: Bind,
-        (takes, begins): (Takes, bool),
+        (mode, begins): (BindMode, bool),
         (id, lease): (Option<&RequestId>, Lease),
     ) {
         let lock = self.known();
@@ -952,10 +959,10 @@ impl<'a> Step<'a> {
                 state.held_since = Some(self.now.mono);
             }
         }
-        let overtaken = Overtaken::default();
-        let bind = NewBind { bind, takes, since: self.now.mono, begins, overtaken };
-        self.parts.sessions.bind((lock, owner), bind, id, lease, self.now);
-        self.parts.statistics.has_bound(self.parts.sessions.count());
+        let taken_over = TakenOver::default();
+        let bind = NewBind { bind, mode, since: self.now.mono, begins, taken_over };
+        self.parts.bindings.bind((lock, owner), bind, id, lease, self.now);
+        self.parts.statistics.has_bound(self.parts.bindings.count());
     }
 
     /// Answers a call that came again, maybe on another connection because the first was lost: the hold depends on the
@@ -963,17 +970,17 @@ impl<'a> Step<'a> {
     pub(super) fn repeat(&mut self, request: &Request, reply: &Reply) {
         let owner = reply.owner.as_deref().unwrap_or(&request.owner);
         let Some(id) = &request.id else { return };
-        let on_its_way = self.lock.and_then(|lock| self.parts.waiters.of_request(lock, id));
-        let on_its_way = on_its_way.filter(|(_, wait)| wait.state() == WaitState::Granted).map(|(id, _)| id);
-        if on_its_way.is_some() && self.any_notified() && self.confirm(request).is_some() {
+        let in_flight = self.lock.and_then(|lock| self.parts.waiters.of_request(lock, id));
+        let in_flight = in_flight.filter(|(_, wait)| wait.state() == WaitState::Granted).map(|(id, _)| id);
+        if in_flight.is_some() && self.any_notified() && self.confirm(request).is_some() {
             return;
         }
-        let lead = on_its_way.map(|id| self.parts.waiters.lead_of(id));
+        let first_wait = in_flight.map(|id| self.parts.waiters.first_wait_of(id));
         // It has reached its client, but that is on another connection now.
-        if let Some((id, (wait, _))) = on_its_way.and_then(|id| Some((id, self.parts.confirm(id, self.now)?)))
+        if let Some((id, (wait, _))) = in_flight.and_then(|id| Some((id, self.parts.confirm(id, self.now)?)))
         {
-            if wait.request().confirmed_later {
-                self.parts.decisions.push_back((lead.unwrap_or(id), Decision::Superseded));
+            if wait.request().awaits_replicas {
+                self.parts.decisions.push_back((first_wait.unwrap_or(id), Decision::Superseded));
             }
             self.revoke_some(wait.lock(), Some(&wait.request().owner), usize::MAX);
         }
@@ -982,18 +989,18 @@ impl<'a> Step<'a> {
         if self.has_ended(owner, id) {
             return;
         }
-        self.note_held(owner, held::Hold { end, since: None, client: request.client });
-        if !self.lock.is_some_and(|lock| self.parts.sessions.has_bound(lock, owner, id)) {
+        self.note_held(owner, HoldRecord { end, since: None, client: request.client });
+        if !self.lock.is_some_and(|lock| self.parts.bindings.has_bound(lock, owner, id)) {
             // Another server granted it, and may still believe that the hold depends on the first connection.
             // It will see that somebody else has changed the key, and doubt its binding.
             end = end.saturating_add(1);
             let _ = self.holders.renew(owner.as_bytes(), end);
             if let Some(lock) = self.lock {
-                self.parts.was_set(lock, owner, Some((SetLease::AtLeast(end), end)), None);
+                self.parts.note_setting(lock, owner, Some((SetLease::AtLeast(end), end)), None);
             }
         }
         let lease = request.lease(end, self.now);
-        self.bind(owner, bind, (Takes::Repeated, false), (Some(id), lease));
+        self.bind(owner, bind, (BindMode::ReplaceOwn, false), (Some(id), lease));
     }
 
     /// Confirms the grant that this request got after its wait, if its client was told of that by a message. Sets the whole
@@ -1008,10 +1015,10 @@ impl<'a> Step<'a> {
         let (reply, wait) = self.confirm_wait(granted, request.lease_ms)?;
         let lease = self.set_whole_lease(request)?;
         if let Some(bind) = request.bind {
-            let (since, begins, overtaken) = (wait.since(), wait.begins(), Overtaken::default());
-            let bind = NewBind { bind, takes: Takes::Part, since, begins, overtaken };
-            self.parts.sessions.bind((wait.lock(), &request.owner), bind, Some(id), lease, self.now);
-            self.parts.statistics.has_bound(self.parts.sessions.count());
+            let (since, begins, taken_over) = (wait.since(), wait.begins(), TakenOver::default());
+            let bind = NewBind { bind, mode: BindMode::Add, since, begins, taken_over };
+            self.parts.bindings.bind((wait.lock(), &request.owner), bind, Some(id), lease, self.now);
+            self.parts.statistics.has_bound(self.parts.bindings.count());
         }
         Some(reply)
     }
@@ -1046,26 +1053,26 @@ impl<'a> Step<'a> {
         let Some(state) = self.lock.and_then(|lock| self.parts.state(lock)) else { return Vec::new() };
         let is_notified =
             |id: &WaiterId| self.parts.waiters.get(*id).is_some_and(|wait| wait.request().notify.is_some());
-        state.unconfirmed.on_their_way_to(owner).filter(is_notified).collect()
+        state.unconfirmed.in_flight_to(owner).filter(is_notified).collect()
     }
 
     /// Gives back a part of what the owner holds, for a call with this request id. Returns how many holds it has left, whose lease
     /// ends then if that is given.
     ///
-    /// A count does not tell whose hold is given back: see `Unconfirmed::whose_hold`. If it is that of a grant in flight whose client
+    /// A count does not tell whose hold is given back: see `Unconfirmed::grant_to_release`. If it is that of a grant in flight whose client
     /// is still to be told, that grant is lost. If the client may know of it already, the grant stays as it is but for its hold.
     #[inline(always)]
-    pub(super) fn give_back(
+    pub(super) fn release_unconfirmed(
         &mut self,
         owner: &Owner,
         scope: ReleaseScope,
         id: Option<&RequestId>,
         lease_end: Option<WallMs>,
     ) -> Result<i64, NotOwner> {
-        match self.whose_hold(owner, scope, id) {
-            Some(grant) if grant.is_kept_back => Ok(self.lose(owner, grant.id, lease_end)),
+        match self.grant_to_release(owner, scope, id) {
+            Some(grant) if grant.is_withheld => Ok(self.lose_grant(owner, grant.id, lease_end)),
             Some(grant) => {
-                self.keep_in_flight(owner, scope, grant);
+                self.keep_after_release(owner, scope, grant);
                 self.holders.release(owner.as_bytes(), scope, lease_end)
             }
             None => self.holders.release(owner.as_bytes(), scope, lease_end),
@@ -1074,40 +1081,45 @@ impl<'a> Step<'a> {
 
     /// The grant in flight whose hold is given back, if it is that of one.
     #[inline(always)]
-    fn whose_hold(&self, owner: &Owner, scope: ReleaseScope, id: Option<&RequestId>) -> Option<GivenBack> {
+    fn grant_to_release(
+        &self,
+        owner: &Owner,
+        scope: ReleaseScope,
+        id: Option<&RequestId>,
+    ) -> Option<ReleasedGrant> {
         let lock = self.lock?;
         let unconfirmed = &self.parts.state(lock)?.unconfirmed;
         // With its last hold all of an owner's grants are void.
-        if !unconfirmed.any_on_its_way() || scope == ReleaseScope::All {
+        if !unconfirmed.any_in_flight() || scope == ReleaseScope::All {
             return None;
         }
         let hold = self.holders.of(owner.as_bytes()).filter(|hold| hold.total() > 1)?;
         let mode = scope.mode_of(hold);
         let holds = Some(hold.count(mode)).filter(|holds| *holds > 0)?;
         let named = id.and_then(|id| self.parts.waiters.of_request(lock, id)).map(|(id, _)| id);
-        unconfirmed.whose_hold(owner, (mode, holds), named)
+        unconfirmed.grant_to_release(owner, (mode, holds), named)
     }
 
     /// The hold of a grant is given back whose client may know of it. If nobody did, and the grant is revoked, then the call that has
     /// given back an exclusive hold without saying so was for a shared one that is certain.
     #[cold]
-    fn keep_in_flight(&mut self, owner: &Owner, scope: ReleaseScope, grant: GivenBack) {
+    fn keep_after_release(&mut self, owner: &Owner, scope: ReleaseScope, grant: ReleasedGrant) {
         let Some(hold) = self.holders.of(owner.as_bytes()) else { return };
         let may_be_another = scope == ReleaseScope::One && hold.exclusive > 0 && !grant.is_named;
         let shared = hold.shared;
         let Some(state) = self.state_mut() else { return };
         let instead = may_be_another && state.unconfirmed.is_certain(owner, Mode::Shared, shared);
-        state.unconfirmed.gave_back(grant.id, owner, instead.then_some(Mode::Shared));
+        state.unconfirmed.hold_released(grant.id, owner, instead.then_some(Mode::Shared));
     }
 
     /// The hold of a grant in flight is given back, and its client told so. Returns how many holds the owner has left, whose lease
     /// ends then if that is given.
     #[cold]
-    fn lose(&mut self, owner: &Owner, grant: WaiterId, lease_end: Option<WallMs>) -> i64 {
+    fn lose_grant(&mut self, owner: &Owner, grant: WaiterId, lease_end: Option<WallMs>) -> i64 {
         let wait = self.parts.waiters.get(grant).map(|wait| (wait.lock(), wait.request().clone()));
         if let Some((lock, request)) = wait {
-            let lead = self.parts.waiters.lead_of(grant);
-            self.parts.decide(lead, lock, &request, Decision::Lost);
+            let first_wait = self.parts.waiters.first_wait_of(grant);
+            self.parts.decide(first_wait, lock, &request, Decision::Lost);
             self.parts.begin_to_revoke(grant);
             self.revoke_some(lock, Some(owner), usize::MAX);
         }
@@ -1122,10 +1134,10 @@ impl<'a> Step<'a> {
     fn confirm_wait(&mut self, granted: WaiterId, lease_ms: i64) -> Option<(Reply, Wait)> {
         let (wait, _) = self.parts.confirm(granted, self.now)?;
         if lease_ms < wait.request().lease_ms {
-            self.foreseen = Foreseen::MaybeSooner;
+            self.expected_end = ExpectedEnd::MaybeSooner;
         }
         if let Some(state) = self.state_mut() {
-            state.foreseen_unconfirmed = false;
+            state.unconfirmed_whole_lease = false;
         }
         let request = wait.request();
         // The lease may be settled now.
@@ -1133,7 +1145,7 @@ impl<'a> Step<'a> {
         let (Some(notify), Some(id)) = (&request.notify, &request.id) else {
             return defect!("a grant is confirmed of which no message tells", None);
         };
-        self.parts.waiters.notified.has_confirmed(notify.connection);
+        self.parts.waiters.notified.note_confirmed(notify.connection);
         self.parts.statistics.count(Counted::Confirmed);
         let hold = self.holders.of(request.owner.as_bytes())?;
         let reply = match self.records.granted(id) {
@@ -1153,11 +1165,11 @@ impl<'a> Step<'a> {
         let set = request.set_lease(self.now);
         let end = set.after(Some(before));
         let _ = self.holders.renew(owner.as_bytes(), end);
-        self.note_held(owner, held::Hold { end, since: None, client: request.client });
+        self.note_held(owner, HoldRecord { end, since: None, client: request.client });
         let lease = request.lease(end, self.now);
         if let Some(lock) = self.lock {
-            self.parts.was_set(lock, owner, Some((set, end)), None);
-            self.parts.sessions.lease_was_set(lock, owner, lease, self.now);
+            self.parts.note_setting(lock, owner, Some((set, end)), None);
+            self.parts.bindings.note_lease(lock, owner, lease, self.now);
             self.revoke_some(lock, Some(owner), usize::MAX);
         }
         Some(lease)
@@ -1176,7 +1188,7 @@ impl<'a> Step<'a> {
 
     /// Queues a part of a request for several locks: it stands in all queues by the same ticket.
     #[cold]
-    pub(super) fn queue_part(
+    pub(super) fn queue_member(
         &mut self,
         request: Request,
         deadline: Option<MonoUs>,
@@ -1186,9 +1198,10 @@ impl<'a> Step<'a> {
         let id = self.parts.waiters.next_id();
         let before = self.supersede(lock, &request);
         let (ticket, since) = before.unwrap_or((id.0, self.now.mono));
-        let NewBundle { lead, ticket, since } = *bundle.get_or_insert(NewBundle { lead: id, ticket, since });
+        let NewBundle { first_wait, ticket, since } =
+            *bundle.get_or_insert(NewBundle { first_wait: id, ticket, since });
         let holds = self.holders.of(request.owner.as_bytes()).is_some();
-        self.parts.insert_wait(lock, (id, Some(lead)), (request, holds), deadline, (ticket, since));
+        self.parts.insert_wait(lock, (id, Some(first_wait)), (request, holds), deadline, (ticket, since));
         id
     }
 
@@ -1208,8 +1221,8 @@ impl<'a> Step<'a> {
     /// Sets a lease for certain.
     pub(super) fn set_lease(&mut self, owner: &Owner, lease: Lease) {
         let Some(lock) = self.lock else { return };
-        self.parts.was_set(lock, owner, Some((SetLease::To(lease.end), lease.end)), None);
-        self.parts.sessions.lease_was_set(lock, owner, lease, self.now);
+        self.parts.note_setting(lock, owner, Some((SetLease::To(lease.end), lease.end)), None);
+        self.parts.bindings.note_lease(lock, owner, lease, self.now);
     }
 
     /// The owner has renewed its lease.
@@ -1220,25 +1233,25 @@ impl<'a> Step<'a> {
         bind: Option<Bind>,
         client: Option<ConnectionId>,
     ) {
-        self.note_held(owner, held::Hold { end: lease.end, since: None, client });
+        self.note_held(owner, HoldRecord { end: lease.end, since: None, client });
         self.parts.granted_keys.insert(self.name);
         self.set_lease(owner, lease);
         if let Some(bind) = bind {
-            self.overtake(owner, bind);
-            self.bind(owner, bind, (Takes::All, false), (None, lease));
+            self.take_over(owner, bind);
+            self.bind(owner, bind, (BindMode::ReplaceAll, false), (None, lease));
         }
     }
 
     /// A renewal takes over, too, what was granted before it and is not known yet to have reached its client: who has read the
     /// grant may renew it on another connection and close the one that waited, all before that is known.
-    fn overtake(&mut self, owner: &Owner, by: Bind) {
+    fn take_over(&mut self, owner: &Owner, by: Bind) {
         let Some(state) = self.lock.and_then(|lock| self.parts.state(lock)) else { return };
-        if !state.unconfirmed.any_on_its_way() {
+        if !state.unconfirmed.any_in_flight() {
             return;
         }
-        let granted: SmallVec<[WaiterId; 2]> = state.unconfirmed.on_their_way_to(owner).collect();
+        let granted: SmallVec<[WaiterId; 2]> = state.unconfirmed.in_flight_to(owner).collect();
         for id in granted {
-            self.parts.waiters.overtake(id, by);
+            self.parts.waiters.take_over(id, by);
         }
     }
 
@@ -1257,7 +1270,9 @@ impl<'a> Step<'a> {
             }
             // Its client counts on the other locks.
             WaitState::Granted
-                if wait.lead().is_some_and(|lead| self.parts.waiters.bundles.is_answered(lead)) =>
+                if wait
+                    .first_wait()
+                    .is_some_and(|first_wait| self.parts.waiters.bundles.is_answered(first_wait)) =>
             {
                 let owner = wait.request().owner.clone();
                 self.parts.begin_to_revoke_alone(id);
@@ -1266,8 +1281,8 @@ impl<'a> Step<'a> {
             }
             WaitState::Granted => {
                 // The client may be answered in the same turn of the event loop, but not with a grant.
-                let (lead, waits) = (self.parts.waiters.lead_of(id), wait.request().clone());
-                self.parts.decide(lead, lock, &waits, Decision::Cancelled);
+                let (first_wait, waits) = (self.parts.waiters.first_wait_of(id), wait.request().clone());
+                self.parts.decide(first_wait, lock, &waits, Decision::Cancelled);
                 self.parts.begin_to_revoke(id);
                 self.revoke_some(lock, Some(&waits.owner), usize::MAX);
                 Some(())
@@ -1291,16 +1306,16 @@ impl<'a> Step<'a> {
 
     /// True if the hold that this request got for its owner has ended since, as far as that is remembered.
     pub(super) fn has_ended(&self, owner: &Owner, id: &RequestId) -> bool {
-        let sessions = &self.parts.sessions;
-        sessions.has_ended(|| self.name.to_id(), id, self.now)
-            || sessions.ended_with_connection(|| self.name.to_id(), owner, id, self.now)
+        let bindings = &self.parts.bindings;
+        bindings.has_ended(|| self.name.to_id(), id, self.now)
+            || bindings.ended_with_connection(|| self.name.to_id(), owner, id, self.now)
     }
 
     /// The hold that this request got with this reply may have ended with a connection: then it is as if the request had never been
     /// made. Returns whether that is so. What was given back by its own id was made.
     pub(super) fn forget_if_closed(&mut self, request: &Request, id: &RequestId, reply: &Reply) -> bool {
         let owner = reply.owner.as_deref().unwrap_or(&request.owner);
-        let is_closed = self.parts.sessions.ended_with_connection(|| self.name.to_id(), owner, id, self.now)
+        let is_closed = self.parts.bindings.ended_with_connection(|| self.name.to_id(), owner, id, self.now)
             && matches!(self.records.released(id), Ok(None));
         if is_closed {
             self.records.forget_grant(id);
@@ -1311,7 +1326,7 @@ impl<'a> Step<'a> {
     /// The hold that this request got was given back.
     pub(super) fn unbind_request(&mut self, owner: &Owner, id: &RequestId) {
         if let Some(lock) = self.lock {
-            self.parts.sessions.unbind_request(lock, owner, id, self.now);
+            self.parts.bindings.unbind_request(lock, owner, id, self.now);
             if self.is_crowded {
                 self.ended_or_set(lock, owner);
             }
@@ -1319,10 +1334,10 @@ impl<'a> Step<'a> {
     }
 
     /// A newcomer has looked at the key, and at what stands beside it.
-    pub(super) fn was_seen(&mut self) {
+    pub(super) fn note_look(&mut self) {
         let now = self.now.mono;
         if let Some(state) = self.state_mut() {
-            state.seen = Some(now);
+            state.last_look = Some(now);
         }
     }
 
@@ -1349,9 +1364,9 @@ impl<'a> Step<'a> {
         let is_free = self.holders.is_free();
         let Some(state) = self.parts.state(lock) else { return false };
         let is_waited_for = !state.queue.is_empty() || (!is_free && state.fairness.has_subscribers());
-        if !is_waited_for && !state.has_owners_to_tell() {
+        if !is_waited_for && !state.has_owners_to_notify() {
             if self.handed_over && !is_free {
-                self.parts.watch_on(lock);
+                self.parts.keep_watching(lock);
             } else {
                 self.parts.schedule_lease(lock, None);
             }

@@ -16,12 +16,12 @@ impl LockManager {
     pub(crate) fn verify(&self) {
         let parts = &self.parts;
         parts.waiters.verify();
-        parts.sessions.verify(|lock| parts.state(lock).is_some());
+        parts.bindings.verify(|lock| parts.state(lock).is_some());
         verify_waits(parts);
         for (lock, id, state) in parts.table.iter() {
             assert_eq!(parts.table.find(id.as_ref()), Some(lock), "{id:?} is not found by its name");
-            let is_part = |id| parts.waiters.get(id).is_some_and(Wait::is_part);
-            state.queue.verify(|id| parts.waiters.crosses(id), is_part);
+            let is_member = |id| parts.waiters.get(id).is_some_and(Wait::is_member);
+            state.queue.verify(|id| parts.waiters.crosses(id), is_member);
             for wait in state.queue.iter() {
                 let queued = parts.waiters.queued(wait);
                 assert!(
@@ -30,8 +30,8 @@ impl LockManager {
                 );
             }
             state.unconfirmed.verify();
-            let (on_their_way, revoking) = state.unconfirmed.ids();
-            for (ids, of_state) in [(on_their_way, WaitState::Granted), (revoking, WaitState::Revoking)] {
+            let (in_flight, revoking) = state.unconfirmed.ids();
+            for (ids, of_state) in [(in_flight, WaitState::Granted), (revoking, WaitState::Revoking)] {
                 for id in ids {
                     let wait =
                         parts.waiters.get(id).unwrap_or_else(|| panic!("{id:?} is granted and unknown"));
@@ -44,7 +44,7 @@ impl LockManager {
                 "the window of {id:?} is not scheduled"
             );
             let watched =
-                state.is_waited_for() || state.has_owners_to_tell() || parts.watched_on == Some(lock);
+                state.is_waited_for() || state.has_owners_to_notify() || parts.last_handed_over == Some(lock);
             assert!(
                 watched || parts.table.is_ready(lock) || state.lease_planned.is_none(),
                 "{id:?} is watched without a waiter"
@@ -88,13 +88,13 @@ impl LockManager {
     fn is_stuck(&self, lock: LockIdx) -> bool {
         let parts = &self.parts;
         if parts.quarantined_until.is_some() {
-            // The end of a window reconciles every lock.
+            // The end of the quarantine reconciles every lock.
             return false;
         }
         let Some(state) = parts.state(lock) else { return false };
         let waits_elsewhere = |id| {
-            let lead = parts.waiters.get(id).and_then(Wait::lead);
-            lead.is_some_and(|lead| parts.waiters.bundles.waits_elsewhere(lead, lock))
+            let first_wait = parts.waiters.get(id).and_then(Wait::first_wait);
+            first_wait.is_some_and(|first_wait| parts.waiters.bundles.waits_elsewhere(first_wait, lock))
         };
         !state.queue.is_empty()
             && !state.queue.iter().any(waits_elsewhere)
@@ -110,8 +110,8 @@ impl LockManager {
 
     /// Ends everything that depends on closed connections.
     pub(crate) fn close_all(&mut self, now: Now) {
-        while !self.parts.losing.is_empty() {
-            self.parts.end_losing(now);
+        while !self.parts.ending_connections.is_empty() {
+            self.parts.end_connections(now);
         }
     }
 
@@ -131,7 +131,7 @@ impl LockManager {
     }
 
     /// The grants in flight.
-    pub(crate) fn on_their_way(&self) -> BTreeSet<WaiterId> {
+    pub(crate) fn in_flight(&self) -> BTreeSet<WaiterId> {
         let waits = self.parts.waiters.iter();
         waits.filter(|(_, wait)| wait.state() == WaitState::Granted).map(|(id, _)| id).collect()
     }
@@ -170,10 +170,11 @@ fn verify_waits(parts: &Parts) {
         let state = parts.state(wait.lock()).unwrap_or_else(|| panic!("{id:?} waits for an unknown lock"));
         let stands = state.queue.find(wait.position()) == Some((id, wait.request().wants));
         assert_eq!(stands, wait.state() == WaitState::Queued, "{id:?} is {:?}", wait.state());
-        let (on_their_way, revoking) = state.unconfirmed.ids();
-        assert_eq!(on_their_way.contains(&id), wait.state() == WaitState::Granted, "{id:?}");
+        let (in_flight, revoking) = state.unconfirmed.ids();
+        assert_eq!(in_flight.contains(&id), wait.state() == WaitState::Granted, "{id:?}");
         assert_eq!(revoking.contains(&id), wait.state() == WaitState::Revoking, "{id:?}");
-        let is_timed = wait.state() == WaitState::Queued && wait.lead().is_none_or(|lead| lead == id);
+        let is_timed =
+            wait.state() == WaitState::Queued && wait.first_wait().is_none_or(|first_wait| first_wait == id);
         let deadline = wait.deadline().filter(|_| is_timed);
         if wait.request().notify.is_some() && wait.state() == WaitState::Granted {
             assert!(parts.deadlines.get(&id).is_some(), "the grace of {id:?} is not scheduled");

@@ -17,7 +17,7 @@ use crate::core::{Holders, LockId, Now, Owner, ReleaseScope, Request, WaiterId};
 impl Waits for LockManager {
     fn waiting(&self, id: WaiterId, now: Now) -> Option<Waiting<'_>> {
         let wait = self.parts.waiters.queued(id).filter(|wait| !wait.is_over(now))?;
-        if self.parts.is_losing(wait) {
+        if self.parts.is_dropped(wait) {
             return None;
         }
         let request = wait.request();
@@ -26,7 +26,7 @@ impl Waits for LockManager {
             owner: &request.owner,
             wants: request.wants,
             position: wait.position(),
-            is_part: wait.is_part(),
+            is_member: wait.is_member(),
         })
     }
 
@@ -59,11 +59,11 @@ impl Waits for LockManager {
         let queue = self.parts.state(lock).map(|state| &state.queue);
         let of = |wanted| queue.filter(|_| which == wanted).map(|queue| (queue, positions.clone()));
         let all = of(Ahead::All).into_iter().flat_map(|(queue, positions)| queue.at(positions));
-        let barring = of(Ahead::Barring).into_iter();
-        let barring = barring.flat_map(|(queue, positions)| queue.barring_at(positions));
+        let blocking = of(Ahead::Blocking).into_iter();
+        let blocking = blocking.flat_map(|(queue, positions)| queue.blocking_at(positions));
         let crossing = of(Ahead::Crossing).into_iter();
         let crossing = crossing.flat_map(|(queue, positions)| queue.crossing_at(positions));
-        all.chain(barring).chain(crossing)
+        all.chain(blocking).chain(crossing)
     }
 
     fn name(&self, lock: LockIdx) -> Option<&LockId> {
@@ -79,7 +79,7 @@ impl Waits for LockManager {
         for (owner, mode) in state.unconfirmed.revoking() {
             let _ = holders.release(owner.as_bytes(), ReleaseScope::OneOf(mode), None);
         }
-        for owner in self.parts.sessions.closed(lock) {
+        for owner in self.parts.bindings.closed(lock) {
             let _ = holders.release(owner.as_bytes(), ReleaseScope::All, None);
         }
     }
@@ -88,26 +88,26 @@ impl Waits for LockManager {
         self.parts.waiters.together(id)
     }
 
-    fn has_parts(&self, lock: LockIdx) -> bool {
-        self.parts.state(lock).is_some_and(|state| state.queue.has_parts())
+    fn has_members(&self, lock: LockIdx) -> bool {
+        self.parts.state(lock).is_some_and(|state| state.queue.has_members())
     }
 
-    fn was_let_pass(&self, who: WaiterId, part: WaiterId) -> bool {
-        let lock = self.parts.waiters.queued(who).map(Wait::lock);
+    fn has_ever_overtaken(&self, overtaker: WaiterId, member: WaiterId) -> bool {
+        let lock = self.parts.waiters.queued(overtaker).map(Wait::lock);
         let state = lock.and_then(|lock| self.parts.state(lock));
-        state.is_some_and(|state| state.queue.was_let_pass(who, part))
+        state.is_some_and(|state| state.queue.has_ever_overtaken(overtaker, member))
     }
 
-    fn has_passes(&self, lock: LockIdx) -> bool {
-        self.parts.state(lock).is_some_and(|state| state.queue.has_passes())
+    fn has_overtaking(&self, lock: LockIdx) -> bool {
+        self.parts.state(lock).is_some_and(|state| state.queue.has_overtaking())
     }
 
-    fn passers(&self, lock: LockIdx, part: WaiterId) -> impl Iterator<Item = WaiterId> {
-        self.parts.state(lock).into_iter().flat_map(move |state| state.queue.passers(part))
+    fn overtakers(&self, lock: LockIdx, member: WaiterId) -> impl Iterator<Item = WaiterId> {
+        self.parts.state(lock).into_iter().flat_map(move |state| state.queue.overtakers(member))
     }
 
-    fn passed_by(&self, lock: LockIdx, who: WaiterId) -> Option<&HashSet<WaiterId>> {
-        self.parts.state(lock)?.queue.passed_by(who)
+    fn overtaken_by(&self, lock: LockIdx, overtaker: WaiterId) -> Option<&HashSet<WaiterId>> {
+        self.parts.state(lock)?.queue.overtaken_by(overtaker)
     }
 
     fn may_be_in_cycle(&self, id: WaiterId, holders: &Holders) -> bool {

@@ -71,9 +71,9 @@ struct Wait {
     mode: Mode,
     deadline: Option<i64>,
     /// The waits that it overtakes, by lock.
-    passes: BTreeSet<(usize, WaiterId)>,
+    overtakes: BTreeSet<(usize, WaiterId)>,
     /// The waits that it ever overtook, by lock, even if the swap was undone.
-    let_pass: BTreeSet<(usize, WaiterId)>,
+    ever_overtaken: BTreeSet<(usize, WaiterId)>,
 }
 
 /// An undelivered grant, at the locks whose holds have not ended since.
@@ -125,8 +125,8 @@ impl Plain {
             *other != at
                 && first.locks.contains(&lock)
                 && (first.mode == Mode::Exclusive || wait.mode == Mode::Exclusive)
-                && !wait.passes.contains(&(lock, first.id))
-                && (came_first || first.passes.contains(&(lock, wait.id)))
+                && !wait.overtakes.contains(&(lock, first.id))
+                && (came_first || first.overtakes.contains(&(lock, wait.id)))
         };
         (0..self.waits.len()).filter(conflicts).collect()
     }
@@ -145,14 +145,16 @@ impl Plain {
     }
 
     /// The grants in flight to which one of these holds belongs.
-    fn owing(&self, lock: usize, owner: usize, mode: Mode) -> Vec<usize> {
-        let owes = |grant: &InFlight| grant.owner == owner && grant.locks.get(&lock) == Some(&Some(mode));
-        (0..self.in_flight.len()).filter(|at| owes(&self.in_flight[*at])).collect()
+    fn grants_with_hold(&self, lock: usize, owner: usize, mode: Mode) -> Vec<usize> {
+        let hold_mode =
+            |grant: &InFlight| grant.owner == owner && grant.locks.get(&lock) == Some(&Some(mode));
+        (0..self.in_flight.len()).filter(|at| hold_mode(&self.in_flight[*at])).collect()
     }
 
     fn release(&mut self, lock: usize, owner: usize, scope: ReleaseScope) -> Result<i64, NotOwner> {
         let hold = self.holders[lock].of(OWNERS[owner]).cloned().ok_or(NotOwner)?;
-        let is_certain = |mode, held| held > i64::try_from(self.owing(lock, owner, mode).len()).unwrap();
+        let is_certain =
+            |mode, held| held > i64::try_from(self.grants_with_hold(lock, owner, mode).len()).unwrap();
         if scope == ReleaseScope::One && hold.total() > 1 {
             let (mode, held) = match hold.exclusive {
                 0 => (Mode::Shared, hold.shared),
@@ -161,7 +163,7 @@ impl Plain {
             if !is_certain(mode, held) {
                 // Without this grant, another hold would have been released.
                 let other = mode == Mode::Exclusive && is_certain(Mode::Shared, hold.shared);
-                let at = self.owing(lock, owner, mode)[0];
+                let at = self.grants_with_hold(lock, owner, mode)[0];
                 self.in_flight[at].locks.insert(lock, other.then_some(Mode::Shared));
             }
         }
@@ -239,13 +241,13 @@ impl Plain {
             };
             edges.extend((0..OWNERS.len()).filter(excluded).map(|owner| (owner, None)));
             for first in self.ahead(at, lock) {
-                let passes = self.waits[first].passes.contains(&(lock, wait.id));
-                if Some(self.position(first, lock)) > first_own && !passes {
+                let overtakes = self.waits[first].overtakes.contains(&(lock, wait.id));
+                if Some(self.position(first, lock)) > first_own && !overtakes {
                     continue;
                 }
                 let first = &self.waits[first];
                 let soft = Some((lock, first.id))
-                    .filter(|soft| first.locks.len() > 1 && !wait.let_pass.contains(soft));
+                    .filter(|soft| first.locks.len() > 1 && !wait.ever_overtaken.contains(soft));
                 edges.extend((first.owner != wait.owner).then_some((first.owner, soft)));
             }
         }
@@ -267,22 +269,22 @@ impl Plain {
     }
 
     /// Lets a wait overtake another one.
-    fn swap(&mut self, who: usize, lock: usize, passed: WaiterId) {
-        let (id, of) = (self.waits[who].id, self.index(passed));
-        self.waits[who].let_pass.insert((lock, passed));
-        let was_passed = of.is_some_and(|of| self.waits[of].passes.remove(&(lock, id)));
+    fn swap(&mut self, overtaker: usize, lock: usize, overtaken: WaiterId) {
+        let (id, of) = (self.waits[overtaker].id, self.index(overtaken));
+        self.waits[overtaker].ever_overtaken.insert((lock, overtaken));
+        let was_passed = of.is_some_and(|of| self.waits[of].overtakes.remove(&(lock, id)));
         if !was_passed {
-            self.waits[who].passes.insert((lock, passed));
+            self.waits[overtaker].overtakes.insert((lock, overtaken));
         }
     }
 
     /// Applies swaps and ends found by searches after a call. `deadlocks.rs` judges these searches.
     fn follow_late(&mut self, real: &mut Real) {
-        for (passes, decided) in std::mem::take(&mut real.late_passes) {
-            for (who, passed, key) in passes {
+        for (overtakes, decided) in std::mem::take(&mut real.late_overtakes) {
+            for (overtaker, overtaken, key) in overtakes {
                 let lock = LOCKS.iter().position(|lock| *lock == key).unwrap();
-                if let Some(who) = self.index(who) {
-                    self.swap(who, lock, passed);
+                if let Some(overtaker) = self.index(overtaker) {
+                    self.swap(overtaker, lock, overtaken);
                 }
             }
             real.decisions.extend(decided);
@@ -337,9 +339,9 @@ fn play(history: &[Do]) -> Result<(), TestCaseError> {
                     real.locks.delivered(grant.id, real.time());
                 } else {
                     real.locks.undelivered(grant.id);
-                    for (lock, owes) in &grant.locks {
+                    for (lock, hold_mode) in &grant.locks {
                         let owner = OWNERS[grant.owner];
-                        if let Some(mode) = *owes {
+                        if let Some(mode) = *hold_mode {
                             plain.holders[*lock].release(owner, ReleaseScope::OneOf(mode), None).unwrap();
                         }
                     }
@@ -381,7 +383,7 @@ fn acquire(
 ) -> Result<(), TestCaseError> {
     let call = Call { owner, shared, lease: LEASE, ..Call::default() };
     let mode = call.wants().mode;
-    real.passes.clear();
+    real.overtakes.clear();
     let seen = match locks.iter().collect::<Vec<_>>()[..] {
         [lock] => real.step(&Op::Acquire { lock: *lock, call, block }).unwrap(),
         _ => {
@@ -399,8 +401,8 @@ fn acquire(
         locks: locks.clone(),
         mode,
         deadline,
-        passes: BTreeSet::new(),
-        let_pass: BTreeSet::new(),
+        overtakes: BTreeSet::new(),
+        ever_overtaken: BTreeSet::new(),
     };
     plain.waits.push(wait);
     let at = plain.waits.len() - 1;
@@ -416,27 +418,28 @@ fn acquire(
         return Ok(());
     }
     // Each overtaking wait was in a cycle because of the new wait, and the swap broke that cycle.
-    for (passes, granted) in std::mem::take(&mut real.passes) {
+    for (overtakes, granted) in std::mem::take(&mut real.overtakes) {
         let Some(at) = plain.index(id) else {
             prop_assert!(false, "a wait overtakes because of an ended wait");
             break;
         };
         prop_assert!(plain.reach(at, |_| true).contains(&owner), "no wait is in a cycle");
         let before = plain.clone();
-        for (who, passed, key) in passes {
+        for (overtaker, overtaken, key) in overtakes {
             let lock = LOCKS.iter().position(|lock| *lock == key).unwrap();
             // A wait that is finally refused has no number here.
-            let who = before.index(who).unwrap_or(at);
-            let passed = before.index(passed).map_or(id, |_| passed);
-            let waits_for = before.edges(who).into_iter().any(|(_, soft)| soft == Some((lock, passed)));
+            let overtaker = before.index(overtaker).unwrap_or(at);
+            let overtaken = before.index(overtaken).map_or(id, |_| overtaken);
+            let waits_for =
+                before.edges(overtaker).into_iter().any(|(_, soft)| soft == Some((lock, overtaken)));
             prop_assert!(
                 waits_for,
                 "{:?} overtakes {:?} at {} without a need",
-                &before.waits[who],
-                passed,
+                &before.waits[overtaker],
+                overtaken,
                 lock
             );
-            plain.swap(who, lock, passed);
+            plain.swap(overtaker, lock, overtaken);
         }
         if let Some(after) = plain.after(&granted.iter().map(|(id, _)| *id).collect::<Vec<_>>()) {
             *plain = after;
@@ -451,8 +454,8 @@ fn acquire(
     if hard {
         plain.waits.remove(at);
         for wait in &mut plain.waits {
-            wait.passes.retain(|(_, passed)| *passed != id);
-            wait.let_pass.retain(|(_, passed)| *passed != id);
+            wait.overtakes.retain(|(_, overtaken)| *overtaken != id);
+            wait.ever_overtaken.retain(|(_, overtaken)| *overtaken != id);
         }
     } else {
         prop_assert!(!plain.reach(at, |_| true).contains(&owner), "a cycle that was not broken");
@@ -481,7 +484,7 @@ proptest! {
     #![proptest_config(config(CASES))]
 
     #[test]
-    fn several_locks_are_granted_as_the_list_says(history in prop::collection::vec(doing(), 1..60)) {
+    fn several_locks_match_the_list(history in prop::collection::vec(doing(), 1..60)) {
         play(&history)?;
     }
 }

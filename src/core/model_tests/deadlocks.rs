@@ -96,9 +96,9 @@ impl World {
     /// Removes calls that were granted or refused. Returns the number of refused calls.
     fn follow(&mut self) -> usize {
         let mut granted = Vec::new();
-        let (passes, late) = (&mut self.real.passes, &mut self.real.late_passes);
-        let passes = std::mem::take(passes).into_iter().chain(std::mem::take(late));
-        let of_passes: Vec<_> = passes.flat_map(|(_, decided)| decided).collect();
+        let (overtakes, late) = (&mut self.real.overtakes, &mut self.real.late_overtakes);
+        let overtakes = std::mem::take(overtakes).into_iter().chain(std::mem::take(late));
+        let of_passes: Vec<_> = overtakes.flat_map(|(_, decided)| decided).collect();
         for (id, decision) in of_passes.into_iter().chain(std::mem::take(&mut self.real.decisions)) {
             assert!(matches!(decision, Decision::Granted(_) | Decision::GrantedAll(_)), "{decision:?}");
             self.real.locks.delivered(id, self.real.time());
@@ -254,7 +254,7 @@ proptest! {
     #![proptest_config(config(10_000))]
 
     #[test]
-    fn no_wait_lasts_for_ever(history in prop::collection::vec(doing(), 1..30)) {
+    fn no_wait_lasts_forever(history in prop::collection::vec(doing(), 1..30)) {
         judge(&history, None)?;
     }
 

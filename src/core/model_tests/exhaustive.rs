@@ -25,16 +25,16 @@ const B: usize = 1;
 const C: usize = 2;
 
 /// Time after which a reply to a request is forgotten, in milliseconds.
-const PAST_MEMORY: i64 = TTL + 1;
+const AFTER_TTL: i64 = TTL + 1;
 
 /// Number of connections per owner, which limits its waits and grants in flight.
 const CONNECTIONS: usize = 2;
 
 /// Number of waits with `NOTIFY` per owner, which need no further connection.
-const NOTIFIED: usize = 3;
+const MAX_NOTIFIED: usize = 3;
 
 /// Maximum number of holds of an owner.
-const MOST_HOLDS: i64 = 2;
+const MAX_HOLDS: i64 = 2;
 
 /// An acquire that waits without a deadline.
 fn wait(lock: usize, call: Call) -> Op {
@@ -123,7 +123,7 @@ fn revocations() -> Vec<Op> {
     }
     ops.push(Op::Acquire {
         lock: 0,
-        call: Call { confirmed_later: true, ..exclusive(A, 2) },
+        call: Call { awaits_replicas: true, ..exclusive(A, 2) },
         block: Some(0),
     });
     ops.extend([wait(0, exclusive(B, 2)), release(0, A), release(0, B)]);
@@ -145,7 +145,7 @@ fn quarantines() -> Vec<Op> {
         ops.push(wait(0, Call { limit: 2, ..shared(owner, 3) }));
         ops.push(wait(0, Call { limit: 2, once: true, ..shared(owner, 3) }));
     }
-    let later = Call { confirmed_later: true, ..exclusive(A, 3) };
+    let later = Call { awaits_replicas: true, ..exclusive(A, 3) };
     ops.push(Op::Acquire { lock: 0, call: later, block: None });
     ops.push(Op::Acquire { lock: 0, call: exclusive(A, 3), block: None });
     ops.push(wait(0, Call { id: Some(0), notify: Some((0, 2)), ..exclusive(B, 3) }));
@@ -165,7 +165,7 @@ fn retries() -> Vec<Op> {
     let named = |owner, id| Call { id: Some(id), ..exclusive(owner, 3) };
     let given_back =
         |owner| Op::Release { lock: 0, owner, scope: ReleaseScope::One, lease: None, id: Some(0) };
-    let mut ops = vec![Op::Advance { ms: 1 }, Op::Advance { ms: PAST_MEMORY }, Op::Leave { which: 0 }];
+    let mut ops = vec![Op::Advance { ms: 1 }, Op::Advance { ms: AFTER_TTL }, Op::Leave { which: 0 }];
     for owner in [A, B] {
         ops.extend([wait(0, named(owner, 0)), release(0, owner), given_back(owner)]);
         ops.push(Op::Cancel { lock: 0, owner, id: 0 });
@@ -173,7 +173,7 @@ fn retries() -> Vec<Op> {
     ops.extend([wait(0, named(A, 1)), wait(1, named(A, 0)), Op::Delete { lock: 0 }]);
     ops.push(Op::Acquire { lock: 0, call: Call { shared: true, ..named(B, 1) }, block: None });
     ops.push(wait(0, shared(A, 3)));
-    let later = Call { confirmed_later: true, ..exclusive(A, 3) };
+    let later = Call { awaits_replicas: true, ..exclusive(A, 3) };
     ops.extend([Op::Acquire { lock: 0, call: later, block: None }, Op::Answer { which: 0 }]);
     ops.extend(deliveries());
     ops
@@ -215,7 +215,7 @@ fn connections() -> Vec<Op> {
     ops.push(wait(0, Call { id: Some(0), ..bound(A, 0, (false, true)) }));
     ops.push(wait(0, Call { id: Some(1), ..exclusive(A, 3) }));
     ops.push(Op::CloseInTurn { connection: 0, lock: 0, owner: B, shared: false });
-    ops.push(Op::Acquire { lock: 0, call: Call { confirmed_later: true, ..exclusive(A, 3) }, block: None });
+    ops.push(Op::Acquire { lock: 0, call: Call { awaits_replicas: true, ..exclusive(A, 3) }, block: None });
     ops.extend([
         wait(0, exclusive(A, 1)),
         wait(0, exclusive(C, 2)),
@@ -229,7 +229,7 @@ fn connections() -> Vec<Op> {
 }
 
 /// Foreign writes, and a server that is a replica for a while.
-fn strangers() -> Vec<Op> {
+fn foreign_writes() -> Vec<Op> {
     let mut ops = vec![
         Op::Advance { ms: 1 },
         Op::Delete { lock: 0 },
@@ -274,7 +274,7 @@ pub(super) fn everything() -> Vec<Op> {
         retries(),
         messages(),
         connections(),
-        strangers(),
+        foreign_writes(),
         threads(),
     ];
     let mut texts = BTreeSet::new();
@@ -293,23 +293,23 @@ fn worlds() -> [(&'static str, Vec<Op>); 12] {
         ("retries", retries()),
         ("messages", messages()),
         ("connections", connections()),
-        ("strangers", strangers()),
+        ("strangers", foreign_writes()),
         ("threads", threads()),
         ("everything", everything()),
     ]
 }
 
 /// A hash of a state's look, small enough to store millions.
-type Print = (u64, u64);
+type LookHash = (u64, u64);
 
 /// The step that led to a state: the previous state and the operation.
-type Led = (usize, usize);
+type Origin = (usize, usize);
 
 /// The result of one step.
-enum Came {
+enum StepResult {
     /// The operation is impossible in the state.
     Nothing,
-    To(Print),
+    To(LookHash),
 }
 
 /// A shortest failing history, and the reason.
@@ -321,10 +321,10 @@ struct Failure {
 struct Explorer {
     ops: Vec<Op>,
     /// The step that first reached each state; `None` for the initial state.
-    states: Vec<Option<Led>>,
-    known: HashMap<Print, usize>,
+    states: Vec<Option<Origin>>,
+    known: HashMap<LookHash, usize>,
     /// A second history for some states.
-    twins: HashMap<usize, Led>,
+    twins: HashMap<usize, Origin>,
     steps: usize,
 }
 
@@ -339,7 +339,7 @@ struct Found {
     is_all: bool,
 }
 
-fn print_of(both: &SideBySide) -> Print {
+fn hash_of(both: &SideBySide) -> LookHash {
     let look = both.model.look();
     let half = |salt: u8| {
         let mut hasher = DefaultHasher::new();
@@ -351,11 +351,11 @@ fn print_of(both: &SideBySide) -> Print {
 
 impl Explorer {
     fn new(ops: Vec<Op>) -> Explorer {
-        let known = HashMap::from([(print_of(&SideBySide::new(true)), 0)]);
+        let known = HashMap::from([(hash_of(&SideBySide::new(true)), 0)]);
         Explorer { ops, states: vec![None], known, twins: HashMap::new(), steps: 0 }
     }
 
-    fn history(&self, mut led: Option<Led>) -> Vec<usize> {
+    fn history(&self, mut led: Option<Origin>) -> Vec<usize> {
         let mut history = Vec::new();
         while let Some((from, op)) = led {
             history.push(op);
@@ -366,12 +366,12 @@ impl Explorer {
     }
 
     fn play(&self, history: &[usize]) -> Result<(SideBySide, bool), TestCaseError> {
-        let (mut both, mut happened) = (SideBySide::new(true), true);
+        let (mut both, mut event) = (SideBySide::new(true), true);
         for op in history {
             let op = &self.ops[*op];
-            happened = can_happen(&both.model, op) && both.step(op)?;
+            event = can_happen(&both.model, op) && both.step(op)?;
         }
-        Ok((both, happened))
+        Ok((both, event))
     }
 
     /// Plays a history that may fail.
@@ -392,7 +392,7 @@ impl Explorer {
     }
 
     /// Applies all operations after one history.
-    fn steps_after(&self, history: &[usize]) -> Result<Vec<Came>, Failure> {
+    fn steps_after(&self, history: &[usize]) -> Result<Vec<StepResult>, Failure> {
         // All clients can leave, and nothing is remembered then.
         self.try_to(history, |history| {
             self.play(history)?.0.end();
@@ -401,22 +401,22 @@ impl Explorer {
         let came = (0..self.ops.len()).map(|op| {
             let longer = [history, &[op]].concat();
             self.try_to(&longer, |history| {
-                let (both, happened) = self.play(history)?;
-                Ok(if happened { Came::To(print_of(&both)) } else { Came::Nothing })
+                let (both, event) = self.play(history)?;
+                Ok(if event { StepResult::To(hash_of(&both)) } else { StepResult::Nothing })
             })
         });
         came.collect()
     }
 
     /// Applies all operations to one state. If two histories lead there, their results must be equal.
-    fn steps_from(&self, state: usize) -> Result<Vec<Came>, Failure> {
+    fn steps_from(&self, state: usize) -> Result<Vec<StepResult>, Failure> {
         let came = self.steps_after(&self.history(self.states[state]))?;
         if let Some(twin) = self.twins.get(&state) {
             let other = self.history(Some(*twin));
             for (op, (first, second)) in came.iter().zip(self.steps_after(&other)?).enumerate() {
                 let alike = match (first, second) {
-                    (Came::Nothing, Came::Nothing) => true,
-                    (Came::To(first), Came::To(second)) => *first == second,
+                    (StepResult::Nothing, StepResult::Nothing) => true,
+                    (StepResult::To(first), StepResult::To(second)) => *first == second,
                     _ => false,
                 };
                 if !alike {
@@ -431,7 +431,7 @@ impl Explorer {
     }
 
     /// Applies all operations to a range of states, in order, on all processors.
-    fn steps_from_each(&self, states: Range<usize>) -> Result<Vec<Vec<Came>>, Failure> {
+    fn steps_from_each(&self, states: Range<usize>) -> Result<Vec<Vec<StepResult>>, Failure> {
         let threads = thread::available_parallelism().map_or(1, usize::from);
         let share = states.len().div_ceil(threads).max(1);
         let shares = states.clone().step_by(share).map(|from| from..states.end.min(from + share));
@@ -470,10 +470,10 @@ impl Explorer {
         Ok(Found { states, twins, steps: self.steps, depth, is_all: level.is_empty() })
     }
 
-    fn note(&mut self, from: usize, came: Vec<Came>) {
+    fn note(&mut self, from: usize, came: Vec<StepResult>) {
         self.steps += came.len();
         for (op, came) in came.into_iter().enumerate() {
-            let Came::To(print) = came else { continue };
+            let StepResult::To(print) = came else { continue };
             match self.known.get(&print) {
                 None => {
                     self.known.insert(print, self.states.len());
@@ -497,9 +497,9 @@ fn can_happen(model: &Model, op: &Op) -> bool {
     let busy = queued.chain(model.in_flight.iter().map(|grant| &grant.call));
     let is_alike =
         |other: &&Call| (other.owner, other.notify.is_some()) == (call.owner, call.notify.is_some());
-    let most = if call.notify.is_some() { NOTIFIED } else { CONNECTIONS };
+    let most = if call.notify.is_some() { MAX_NOTIFIED } else { CONNECTIONS };
     let holds = model.locks[*lock].holds.iter().find(|hold| hold.owner == call.owner);
-    busy.filter(is_alike).count() < most && holds.is_none_or(|hold| hold.exclusive + hold.shared < MOST_HOLDS)
+    busy.filter(is_alike).count() < most && holds.is_none_or(|hold| hold.exclusive + hold.shared < MAX_HOLDS)
 }
 
 /// Formats a history, one line per step.

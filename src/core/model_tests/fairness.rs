@@ -271,7 +271,7 @@ fn windows_never_outlast_a_waiters_deadline() {
             }
             assert!(!real.decisions.iter().any(|(_, decision)| *decision == Decision::TimedOut));
             real.decisions.clear();
-            for id in real.locks.on_their_way() {
+            for id in real.locks.in_flight() {
                 real.locks.delivered(id, real.time());
             }
             real.step(&Op::Release { lock: 0, owner: 1, scope: ReleaseScope::One, lease: None, id: None });

@@ -53,12 +53,12 @@ pub(super) struct Call {
     pub(super) fence: bool,
     pub(super) id: Option<u8>,
     /// Whether a grant can be revoked until it is confirmed, even if it was made without a wait.
-    pub(super) confirmed_later: bool,
+    pub(super) awaits_replicas: bool,
     /// The connection, whether the hold is renewed while it is open, and whether the hold ends when it
     /// closes.
     pub(super) bind: Option<(u64, bool, bool)>,
     /// Whether a renewal took over the watchdog, and the ephemeral binding, before the delivery was known.
-    pub(super) overtaken: (bool, bool),
+    pub(super) taken_over: (bool, bool),
     /// Maximum time of the renewals.
     pub(super) max: Option<i64>,
     /// The connection that is notified by a message, and the grace.
@@ -87,7 +87,7 @@ impl Call {
             id: self.id.map(|id| request_id(self.owner, id)),
             bind: bind_of(self.bind, self.max),
             client: None,
-            confirmed_later: self.confirmed_later,
+            awaits_replicas: self.awaits_replicas,
             notify: self.notify.map(|(connection, _)| {
                 let (inbox, connection) = (Rc::from(&b"inbox"[..]), ConnectionId(connection));
                 Rc::new(Notify { inbox, connection, grace_ms: self.grace(), at_most: None })
@@ -238,9 +238,9 @@ fn op() -> impl Strategy<Value = Op> {
                 fence,
                 // A call with `NOTIFY` has an id.
                 id: id.or(notify.map(|_| 0)),
-                confirmed_later: later && notify.is_none(),
+                awaits_replicas: later && notify.is_none(),
                 bind,
-                overtaken: (false, false),
+                taken_over: (false, false),
                 max,
                 notify,
             },
@@ -323,7 +323,7 @@ pub(super) fn visible(real: &Real, key: &[u8]) -> Option<Holders> {
 pub(super) fn assert_drained(real: &mut Real, in_flight: impl IntoIterator<Item = WaiterId>) {
     real.paused = false;
     real.step(&Op::Quarantine { ms: 0 });
-    real.locks.tell_owners(false);
+    real.locks.notify_owners(false);
     real.fire();
     real.locks.verify();
     in_flight.into_iter().for_each(|id| {
@@ -344,7 +344,7 @@ pub(super) fn assert_drained(real: &mut Real, in_flight: impl IntoIterator<Item 
         real.now += i64::try_from(ms).unwrap().max(1);
         real.tick();
     }
-    real.take_news();
+    real.take_inbox_events();
     real.locks.assert_empty();
 }
 
@@ -364,12 +364,12 @@ fn crowded() -> impl Strategy<Value = Op> {
     ]
 }
 
-fn compare(ops: &[Op], tells_owners: bool) -> Result<(), TestCaseError> {
-    compare_in_portions(ops, tells_owners, side_by_side::MANY)
+fn compare(ops: &[Op], notifies_owners: bool) -> Result<(), TestCaseError> {
+    compare_in_portions(ops, notifies_owners, side_by_side::MANY)
 }
 
-fn compare_in_portions(ops: &[Op], tells_owners: bool, portion: usize) -> Result<(), TestCaseError> {
-    let mut both = SideBySide::in_portions(tells_owners, portion);
+fn compare_in_portions(ops: &[Op], notifies_owners: bool, portion: usize) -> Result<(), TestCaseError> {
+    let mut both = SideBySide::in_portions(notifies_owners, portion);
     for op in ops {
         both.step(op)?;
     }
@@ -428,8 +428,8 @@ proptest! {
     /// The comparison of `the_core_is_the_model` for combinations that occur in one of ten thousand
     /// histories.
     #[test]
-    fn long_the_core_is_the_model(ops in prop::collection::vec(op(), 1..120), tells_owners in any::<bool>()) {
-        compare(&ops, tells_owners)?;
+    fn long_the_core_is_the_model(ops in prop::collection::vec(op(), 1..120), notifies_owners in any::<bool>()) {
+        compare(&ops, notifies_owners)?;
     }
 }
 
@@ -438,20 +438,20 @@ proptest! {
 
     /// Every reply, every decision and every stored hold matches the model (1, 2, 3, 4, 5).
     #[test]
-    fn the_core_is_the_model(ops in prop::collection::vec(op(), 1..120), tells_owners in any::<bool>()) {
-        compare(&ops, tells_owners)?;
+    fn the_core_is_the_model(ops in prop::collection::vec(op(), 1..120), notifies_owners in any::<bool>()) {
+        compare(&ops, notifies_owners)?;
     }
 
     /// The result is the same if each step does as little as possible and leaves the rest for later.
     #[test]
     fn in_portions_the_core_is_the_model(
         ops in prop::collection::vec(op(), 1..120),
-        tells_owners in any::<bool>(),
+        notifies_owners in any::<bool>(),
         portion in 1..3usize,
     ) {
         // A call just after the end of its connection may find holds that the next portion ends; `portions` has these.
         let ops: Vec<Op> = ops.into_iter().filter(|op| !matches!(op, Op::CloseInTurn { .. })).collect();
-        compare_in_portions(&ops, tells_owners, portion)?;
+        compare_in_portions(&ops, notifies_owners, portion)?;
     }
 
     /// The core matches the model when nearly all owners wait, with long queues and many paths between them
@@ -465,7 +465,7 @@ proptest! {
     /// later waiter is granted before an earlier one for the same lock. Once the timer has run, no free lock
     /// has a waiter (1, 3, 4, 9).
     #[test]
-    fn bursts_lose_nothing(
+    fn bursts_lose_no_wake_up(
         bursts in prop::collection::vec(prop::collection::vec(op(), 1..12), 1..20),
         listeners: bool,
     ) {
@@ -568,15 +568,15 @@ fn check_decisions(
         );
         if let Decision::Granted(reply) = decision {
             in_flight.push(id);
-            let passed = waits.iter().find(|(other, waiting)| waiting.lock == lock && **other < id);
+            let overtaken = waits.iter().find(|(other, waiting)| waiting.lock == lock && **other < id);
             // Only a re-entry may overtake.
             prop_assert!(
-                passed.is_none()
+                overtaken.is_none()
                     || reply.holds > 1
-                    || passed.is_some_and(|(_, waiting)| waiting.owner == owner),
+                    || overtaken.is_some_and(|(_, waiting)| waiting.owner == owner),
                 "{:?} was granted before {:?}",
                 id,
-                passed
+                overtaken
             );
         }
     }
@@ -611,18 +611,18 @@ fn a_handed_over_hold_is_remembered() {
         }
         let now = Now { wall: 0, mono: 0 };
         let mut holders = Holders::from_holds(vec![hold(b"a", 1, 0)]).unwrap();
-        let mut beside = Beside::default();
-        let patience = Patience::Waits { deadline: None, at_most: None, on_primary: true };
+        let mut sibling_locks = Beside::default();
+        let policy = WaitPolicy::Wait { deadline: None, at_most: None, on_primary: true };
         for owner in [1, 2] {
             let known = locks.look_up(at(b"k"));
             let request = Call { owner, lease: 10, ..Call::default() }.request();
-            locks.acquire(known, &mut holders, &mut beside, &request, patience, now);
+            locks.acquire(known, &mut holders, &mut sibling_locks, &request, policy, now);
         }
         for (giver, remembers) in [(&b"a"[..], true), (OWNERS[1], !forgets)] {
             let known = locks.look_up(at(b"k"));
             let scope = ReleaseScope::One;
             let release = Release { owner: Owner::new(giver), scope, lease_ms: None, id: None };
-            assert_eq!(locks.release(known, &mut holders, &mut beside, &release, now).0, Ok(0));
+            assert_eq!(locks.release(known, &mut holders, &mut sibling_locks, &release, now).0, Ok(0));
             let remembered = locks.plain_hold(locks.look_up(at(b"k")));
             assert_eq!(remembered.is_some(), remembers, "after {}", giver.escape_ascii());
             locks.verify();
@@ -633,20 +633,20 @@ fn a_handed_over_hold_is_remembered() {
 #[test]
 fn newcomers_rely_on_a_recent_look() {
     let at_ms = |ms: i64| Now { wall: ms, mono: ms.unsigned_abs() * 1000 };
-    let waits = Patience::Waits { deadline: None, at_most: Some(5), on_primary: true };
+    let waits = WaitPolicy::Wait { deadline: None, at_most: Some(5), on_primary: true };
     let call = |owner| Call { owner, lease: 10_000, ..Call::default() }.request();
     let with_id = |owner, id| Call { owner, lease: 10_000, id: Some(id), ..Call::default() }.request();
     let granted_before = with_id(3, 1);
     let known_id = granted_before.id.as_ref().map(RequestId::id).expect("an id");
     let mut holders = Holders::Exclusive(Hold { expires_at: 1_000, ..hold(OWNERS[0], 1, 0) });
-    let mut beside = Beside::default();
+    let mut sibling_locks = Beside::default();
     let mut locks = LockManager::default();
     let known = |locks: &LockManager| locks.look_up(at(b"k"));
-    let unseen = |locks: &mut LockManager, request: &Request, patience, ms| {
-        let queued = locks.queue_unseen(
+    let unseen = |locks: &mut LockManager, request: &Request, policy, ms| {
+        let queued = locks.queue_fast(
             known(locks),
             request,
-            patience,
+            policy,
             (false, |id: &RequestId| id.id() != known_id),
             at_ms(ms),
         );
@@ -656,7 +656,8 @@ fn newcomers_rely_on_a_recent_look() {
     assert_eq!(unseen(&mut locks, &call(1), waits, 0), None, "nothing is remembered about the lock");
     let mut looks = |locks: &mut LockManager, owner, ms| {
         let known = locks.look_up(at(b"k"));
-        let (outcome, _) = locks.acquire(known, &mut holders, &mut beside, &call(owner), waits, at_ms(ms));
+        let (outcome, _) =
+            locks.acquire(known, &mut holders, &mut sibling_locks, &call(owner), waits, at_ms(ms));
         let Outcome::Queued(id) = outcome else { panic!("{outcome:?}") };
         locks.verify();
         id
@@ -666,10 +667,10 @@ fn newcomers_rely_on_a_recent_look() {
     assert_eq!(locks.waiters_of(at(b"k")), [first, second]);
     // The holder may re-enter, a call without `BLOCK` must be answered, and the queue may be full.
     assert_eq!(unseen(&mut locks, &call(0), waits, 99), None);
-    assert_eq!(unseen(&mut locks, &call(3), Patience::Leaves, 99), None);
-    let few = Patience::Waits { deadline: None, at_most: Some(2), on_primary: true };
+    assert_eq!(unseen(&mut locks, &call(3), WaitPolicy::NoWait, 99), None);
+    let few = WaitPolicy::Wait { deadline: None, at_most: Some(2), on_primary: true };
     assert_eq!(unseen(&mut locks, &call(3), few, 99), None);
-    let on_replica = Patience::Waits { deadline: None, at_most: None, on_primary: false };
+    let on_replica = WaitPolicy::Wait { deadline: None, at_most: None, on_primary: false };
     assert_eq!(unseen(&mut locks, &call(3), on_replica, 99), None);
     // A repeated call gets its reply again, or keeps its position.
     assert_eq!(unseen(&mut locks, &granted_before, waits, 99), None);
@@ -693,26 +694,27 @@ fn newcomers_rely_on_a_recent_look() {
 #[test]
 fn a_hold_after_an_unheard_grant_may_end_sooner() {
     let now = Now { wall: 0, mono: 0 };
-    let (mut locks, mut holders, mut beside) = (LockManager::default(), Holders::Free, Beside::default());
-    let waits = Patience::Waits { deadline: None, at_most: None, on_primary: true };
-    let mut acquire = |locks: &mut LockManager, holders: &mut Holders, call: Call, patience| {
-        locks.acquire(locks.look_up(at(b"k")), holders, &mut beside, &call.request(), patience, now)
+    let (mut locks, mut holders, mut sibling_locks) =
+        (LockManager::default(), Holders::Free, Beside::default());
+    let waits = WaitPolicy::Wait { deadline: None, at_most: None, on_primary: true };
+    let mut acquire = |locks: &mut LockManager, holders: &mut Holders, call: Call, policy| {
+        locks.acquire(locks.look_up(at(b"k")), holders, &mut sibling_locks, &call.request(), policy, now)
     };
     let first = Call { owner: 0, lease: 100_000, ..Call::default() };
-    acquire(&mut locks, &mut holders, first, Patience::Leaves);
+    acquire(&mut locks, &mut holders, first, WaitPolicy::NoWait);
     let told = Call { owner: 1, lease: 200_000, id: Some(0), notify: Some((0, 1000)), ..Call::default() };
     let (outcome, _) = acquire(&mut locks, &mut holders, told, waits);
     let Outcome::Queued(id) = outcome else { panic!("{outcome:?}") };
     let release =
         Release { owner: Owner::new(OWNERS[0]), scope: ReleaseScope::One, lease_ms: None, id: None };
     let known = locks.look_up(at(b"k"));
-    let (_, in_hand) = locks.release(known, &mut holders, &mut Beside::default(), &release, now);
-    assert_eq!(in_hand.foreseen, Foreseen::Until(200_000));
-    assert!(locks.unheard(id));
+    let (_, output) = locks.release(known, &mut holders, &mut Beside::default(), &release, now);
+    assert_eq!(output.expected_end, ExpectedEnd::Until(200_000));
+    assert!(locks.message_unheard(id));
     let next = Call { owner: 2, lease: 2_000, ..Call::default() };
-    let (outcome, in_hand) = acquire(&mut locks, &mut holders, next, Patience::Leaves);
+    let (outcome, output) = acquire(&mut locks, &mut holders, next, WaitPolicy::NoWait);
     assert!(matches!(outcome, Outcome::Granted(_)), "{outcome:?}");
-    assert_eq!(in_hand.foreseen, Foreseen::MaybeSooner);
+    assert_eq!(output.expected_end, ExpectedEnd::MaybeSooner);
     locks.verify();
 }
 
@@ -721,23 +723,24 @@ fn a_hold_after_an_unheard_grant_may_end_sooner() {
 #[test]
 fn a_lease_is_watched_until_the_server_ends_it() {
     let at_ms = |ms: i64| Now { wall: ms, mono: ms.unsigned_abs() * 1000 };
-    let (mut locks, mut holders, mut beside) = (LockManager::default(), Holders::Free, Beside::default());
+    let (mut locks, mut holders, mut sibling_locks) =
+        (LockManager::default(), Holders::Free, Beside::default());
     let request = Call { owner: 0, lease: 100_000, ..Call::default() }.request();
     let known = locks.look_up(at(b"k"));
-    locks.acquire(known, &mut holders, &mut beside, &request, Patience::Leaves, at_ms(0));
+    locks.acquire(known, &mut holders, &mut sibling_locks, &request, WaitPolicy::NoWait, at_ms(0));
     // The first pass finds the subscribers. The second plans to forget them at the end of the lease.
     for _ in 0..2 {
         let renewal = Renewal { owner: Owner::new(OWNERS[0]), lease_ms: 1000, bind: None, client: None };
-        let (held, in_hand) =
-            locks.renew(locks.look_up(at(b"k")), &mut holders, &mut beside, &renewal, at_ms(0));
+        let (held, output) =
+            locks.renew(locks.look_up(at(b"k")), &mut holders, &mut sibling_locks, &renewal, at_ms(0));
         assert_eq!(held, Ok(1));
-        locks.lease_shortened(at(b"k"), in_hand, 1000);
+        locks.lease_shortened(at(b"k"), output, 1000);
         locks.verify();
     }
     let late = at_ms(1002);
     let ready = locks.tick(late, true);
     assert!(ready.is_some(), "the lock is opened");
-    locks.reconcile(locks.look_up(at(b"k")), &mut holders, &mut beside, late);
+    locks.reconcile(locks.look_up(at(b"k")), &mut holders, &mut sibling_locks, late);
     assert_eq!(holders.len(), 1, "the hold still exists");
     assert_eq!(locks.next_wakeup(late, true), Some(1), "the lock is opened again");
 }
@@ -749,10 +752,10 @@ fn simultaneous_ends_reconcile_each_lock_once() {
     let mut held = Holders::Exclusive(hold(b"a", 1, 0));
     for lock in 0..1000u32 {
         let request = Call { owner: 1, lease: 10, ..Call::default() }.request();
-        let patience = Patience::Waits { deadline: None, at_most: None, on_primary: true };
+        let policy = WaitPolicy::Wait { deadline: None, at_most: None, on_primary: true };
         let key = lock.to_be_bytes();
         let known = locks.look_up(at(&key));
-        locks.acquire(known, &mut held, &mut Beside::default(), &request, patience, now);
+        locks.acquire(known, &mut held, &mut Beside::default(), &request, policy, now);
     }
     let later = Now { wall: 11, mono: 11_000 };
     let mut rounds = 0;
@@ -775,30 +778,30 @@ fn a_quarantine_grants_to_holders_only() {
     let mut locks = LockManager::default();
     let at_ms = |ms: u64| Now { wall: ms as i64, mono: ms * 1000 };
     let (mut free, mut held) = (Holders::Free, Holders::from_holds(vec![hold(OWNERS[0], 1, 0)]).unwrap());
-    let mut beside = Beside::default();
-    let waits = Patience::Waits { deadline: None, at_most: None, on_primary: true };
+    let mut sibling_locks = Beside::default();
+    let waits = WaitPolicy::Wait { deadline: None, at_most: None, on_primary: true };
     let until = Some(100_000);
-    let mut acquire = |locks: &mut LockManager, key, holders: &mut Holders, owner, patience, ms| {
+    let mut acquire = |locks: &mut LockManager, key, holders: &mut Holders, owner, policy, ms| {
         locks.quarantine(until, at_ms(ms));
         let request = Call { owner, lease: 1000, ..Call::default() }.request();
         let outcome =
-            locks.acquire(locks.look_up(at(key)), holders, &mut beside, &request, patience, at_ms(ms)).0;
+            locks.acquire(locks.look_up(at(key)), holders, &mut sibling_locks, &request, policy, at_ms(ms)).0;
         locks.verify();
         outcome
     };
-    assert_eq!(acquire(&mut locks, b"k", &mut free, 1, Patience::Leaves, 0), Outcome::Quarantined);
+    assert_eq!(acquire(&mut locks, b"k", &mut free, 1, WaitPolicy::NoWait, 0), Outcome::Quarantined);
     assert_eq!(
-        acquire(&mut locks, b"h", &mut held, 1, Patience::Leaves, 0),
+        acquire(&mut locks, b"h", &mut held, 1, WaitPolicy::NoWait, 0),
         Outcome::Busy,
         "the holder is known"
     );
-    assert!(matches!(acquire(&mut locks, b"h", &mut held, 0, Patience::Leaves, 0), Outcome::Granted(_)));
+    assert!(matches!(acquire(&mut locks, b"h", &mut held, 0, WaitPolicy::NoWait, 0), Outcome::Granted(_)));
     assert!(matches!(acquire(&mut locks, b"k", &mut free, 1, waits, 0), Outcome::Queued(_)));
-    assert_eq!(acquire(&mut locks, b"k", &mut free, 2, Patience::Leaves, 99), Outcome::Quarantined);
+    assert_eq!(acquire(&mut locks, b"k", &mut free, 2, WaitPolicy::NoWait, 99), Outcome::Quarantined);
     assert!(free.is_free() && locks.next_decision().is_none());
     assert_eq!(locks.next_wakeup(at_ms(40), true), Some(60), "the end of the quarantine");
     // The waiter comes first when the quarantine is over.
-    assert_eq!(acquire(&mut locks, b"k", &mut free, 2, Patience::Leaves, 100), Outcome::Busy);
+    assert_eq!(acquire(&mut locks, b"k", &mut free, 2, WaitPolicy::NoWait, 100), Outcome::Busy);
     assert!(matches!(locks.next_decision(), Some((_, Decision::Granted(_)))));
     assert_eq!(free.of(OWNERS[1]).map(Hold::total), Some(1));
 }

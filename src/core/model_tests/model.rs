@@ -4,7 +4,7 @@
 
 mod look;
 
-use super::super::binding::Takes;
+use super::super::binding::BindMode;
 use super::*;
 
 /// One lock of the model.
@@ -140,8 +140,8 @@ impl ModelHold {
     }
 
     /// Undoes the grant as if it had never been made.
-    fn undelivered(&mut self, id: WaiterId, owes: Option<Mode>) {
-        if let Some(mode) = owes {
+    fn undelivered(&mut self, id: WaiterId, hold_mode: Option<Mode>) {
+        if let Some(mode) = hold_mode {
             *self.count_mut(mode) -= 1;
         }
         self.leases.retain(|(by, _)| *by != Some(id));
@@ -165,7 +165,7 @@ pub(super) struct ModelWaiter {
 
 /// The connection, whether ephemeral, the time of the grant, the parts taken over by renewals (watchdog,
 /// ephemeral), and the end of possible repetitions.
-type Asked = (u64, bool, i64, (bool, bool), i64);
+type RequestInfo = (u64, bool, i64, (bool, bool), i64);
 
 #[derive(Default)]
 struct ModelBinding {
@@ -177,7 +177,7 @@ struct ModelBinding {
     due_us: i64,
     ephemeral: BTreeSet<u64>,
     /// The calls that bound the hold.
-    requests: BTreeMap<u8, Asked>,
+    requests: BTreeMap<u8, RequestInfo>,
     /// The connections bound by other calls.
     plain: BTreeSet<u64>,
 }
@@ -212,15 +212,15 @@ pub(super) struct ModelGrant {
     number: u64,
     since: i64,
     /// Mode of the hold to release if the grant is revoked; `None` if its hold was already released.
-    owes: Option<Mode>,
+    hold_mode: Option<Mode>,
     /// Whether the grant was acknowledged, so that its client may know of it.
     is_answered: bool,
 }
 
 impl ModelGrant {
     /// Whether the client is answered only after the confirmation.
-    fn is_kept_back(&self) -> bool {
-        self.call.notify.is_some() || (self.call.confirmed_later && !self.is_answered)
+    fn is_withheld(&self) -> bool {
+        self.call.notify.is_some() || (self.call.awaits_replicas && !self.is_answered)
     }
 
     /// Time until which the grant must be confirmed, if it has `NOTIFY`.
@@ -244,11 +244,11 @@ pub(super) struct Model {
     closed: Vec<(usize, u64)>,
     pub(super) decisions: Vec<(WaiterId, Decision)>,
     /// The content of messages.
-    news: Vec<(WaiterId, News)>,
+    inbox_events: Vec<(WaiterId, InboxEvent)>,
     /// Number of grants in a row that each connection with waits has not confirmed.
     missed: BTreeMap<u64, u32>,
     /// Notices to owners: lock, owner and event.
-    notices: Vec<(usize, usize, Happened)>,
+    notices: Vec<(usize, usize, HoldEvent)>,
 }
 
 impl ModelLock {
@@ -378,7 +378,7 @@ impl Model {
         let locks = &self.locks;
         let lost = self.in_flight.extract_if(.., |grant| {
             let held = locks[grant.lock].holds.iter().any(|hold| hold.number == grant.number);
-            grant.call.confirmed_later && !grant.is_answered && !held
+            grant.call.awaits_replicas && !grant.is_answered && !held
         });
         self.decisions.extend(lost.map(|grant| (grant.id, Decision::Lost)));
         self.void_notified();
@@ -389,18 +389,18 @@ impl Model {
         match (call.notify, &decision) {
             (None, _) => self.decisions.push((id, decision)),
             (Some(_), Decision::Superseded) => {}
-            (Some(_), Decision::Granted(_)) => self.news.push((id, News::Granted)),
-            (Some(_), _) => self.news.push((id, News::Lost)),
+            (Some(_), Decision::Granted(_)) => self.inbox_events.push((id, InboxEvent::Granted)),
+            (Some(_), _) => self.inbox_events.push((id, InboxEvent::Lost)),
         }
     }
 
     /// Takes the messages, leaving out grants that are no longer in flight.
-    pub(super) fn take_news(&mut self) -> Vec<(WaiterId, News)> {
-        let mut news = std::mem::take(&mut self.news);
+    pub(super) fn take_inbox_events(&mut self) -> Vec<(WaiterId, InboxEvent)> {
+        let mut inbox_events = std::mem::take(&mut self.inbox_events);
         let in_flight: BTreeSet<WaiterId> = self.in_flight.iter().map(|grant| grant.id).collect();
-        news.retain(|(id, news)| *news == News::Lost || in_flight.contains(id));
-        news.sort_by_key(|(id, _)| *id);
-        news
+        inbox_events.retain(|(id, inbox_events)| *inbox_events == InboxEvent::Lost || in_flight.contains(id));
+        inbox_events.sort_by_key(|(id, _)| *id);
+        inbox_events
     }
 
     /// Forgets grants with `NOTIFY` whose holds have ended, as if they had never been made.
@@ -411,7 +411,7 @@ impl Model {
             grant.call.notify.is_some() && !held
         });
         for grant in void.collect::<Vec<_>>() {
-            self.news.push((grant.id, News::Lost));
+            self.inbox_events.push((grant.id, InboxEvent::Lost));
             // Nothing is written beside a key that is not a lock.
             if !self.locks[grant.lock].other {
                 self.never_granted(grant.lock, &grant.call);
@@ -440,14 +440,14 @@ impl Model {
         let connection = call.notify.unwrap().0;
         let missed = self.missed.entry(connection).or_default();
         *missed += 1;
-        let loses_others = *missed >= 3;
+        let drops_waits = *missed >= 3;
         self.decide(&call, id, Decision::Lost);
         if !self.paused {
             // Another call may have made the lease as short as that.
             self.expire(self.in_flight[at].lock);
         }
         self.not_arrived(at);
-        if loses_others {
+        if drops_waits {
             self.drop_waits_of(connection, true);
         }
         self.forget_missed();
@@ -458,13 +458,13 @@ impl Model {
         for lock in &mut self.locks {
             let is_its = |call: &Call| call.notify.is_some_and(|(of, _)| of == connection);
             for waiter in lock.queue.extract_if(.., |waiter| is_its(&waiter.call)) {
-                self.news.extend(tells.then_some((waiter.id, News::Lost)));
+                self.inbox_events.extend(tells.then_some((waiter.id, InboxEvent::Lost)));
             }
         }
     }
 
     /// Handles a message about a grant that had no subscriber.
-    pub(super) fn unheard(&mut self, which: usize) {
+    pub(super) fn message_unheard(&mut self, which: usize) {
         self.miss(which);
         self.settle();
     }
@@ -487,7 +487,13 @@ impl Model {
     }
 
     /// Releases holds of an owner. Returns the number that is left; `None` if it has none of that kind.
-    fn give_back(&mut self, lock: usize, owner: usize, scope: ReleaseScope, id: Option<u8>) -> Option<i64> {
+    fn release_hold(
+        &mut self,
+        lock: usize,
+        owner: usize,
+        scope: ReleaseScope,
+        id: Option<u8>,
+    ) -> Option<i64> {
         let hold = self.locks[lock].of(owner)?;
         let mode = match scope {
             ReleaseScope::OneOf(mode) => mode,
@@ -502,8 +508,8 @@ impl Model {
             (hold.exclusive, hold.shared) = (0, 0);
             return Some(0);
         }
-        if let Some(at) = self.whose_hold(lock, owner, mode, id) {
-            if self.in_flight[at].is_kept_back() {
+        if let Some(at) = self.grant_to_release(lock, owner, mode, id) {
+            if self.in_flight[at].is_withheld() {
                 let (grant, call) = (self.in_flight[at].id, self.in_flight[at].call.clone());
                 self.decide(&call, grant, Decision::Lost);
                 self.not_arrived(at);
@@ -515,7 +521,7 @@ impl Model {
             let is_named = id.is_some() && self.in_flight[at].call.id == id;
             let other = scope == ReleaseScope::One && mode == Mode::Exclusive && !is_named;
             let other = other && self.certain(lock, owner, Mode::Shared) > 0;
-            self.in_flight[at].owes = other.then_some(Mode::Shared);
+            self.in_flight[at].hold_mode = other.then_some(Mode::Shared);
         }
         let hold = self.locks[lock].of_mut(owner)?;
         *hold.count_mut(mode) -= 1;
@@ -523,25 +529,26 @@ impl Model {
     }
 
     /// The grants in flight to which one of these holds belongs.
-    fn owing(&self, lock: usize, owner: usize, mode: Mode) -> Vec<usize> {
+    fn grants_with_hold(&self, lock: usize, owner: usize, mode: Mode) -> Vec<usize> {
         let number = self.locks[lock].of(owner).map(|hold| hold.number);
-        let is_its =
-            |grant: &ModelGrant| (grant.lock, Some(grant.number), grant.owes) == (lock, number, Some(mode));
+        let is_its = |grant: &ModelGrant| {
+            (grant.lock, Some(grant.number), grant.hold_mode) == (lock, number, Some(mode))
+        };
         (0..self.in_flight.len()).filter(|at| is_its(&self.in_flight[*at])).collect()
     }
 
     /// Number of holds of this mode that belong to no grant in flight.
     fn certain(&self, lock: usize, owner: usize, mode: Mode) -> i64 {
         let held = self.locks[lock].of(owner).map_or(0, |hold| hold.count(mode));
-        held - i64::try_from(self.owing(lock, owner, mode).len()).unwrap()
+        held - i64::try_from(self.grants_with_hold(lock, owner, mode).len()).unwrap()
     }
 
     /// The grant in flight whose hold is released: the named one. If none of the owner's holds is certain,
     /// the first whose client may know of it, or else the first.
-    fn whose_hold(&self, lock: usize, owner: usize, mode: Mode, id: Option<u8>) -> Option<usize> {
-        let all = self.owing(lock, owner, mode);
+    fn grant_to_release(&self, lock: usize, owner: usize, mode: Mode, id: Option<u8>) -> Option<usize> {
+        let all = self.grants_with_hold(lock, owner, mode);
         let named = all.iter().find(|at| id.is_some() && self.in_flight[**at].call.id == id);
-        let told = all.iter().find(|at| !self.in_flight[**at].is_kept_back());
+        let told = all.iter().find(|at| !self.in_flight[**at].is_withheld());
         let uncertain = told.or(all.first()).filter(|_| self.certain(lock, owner, mode) <= 0);
         named.or(uncertain).copied()
     }
@@ -559,7 +566,7 @@ impl Model {
         let lease = call.lease_from(self.now);
         self.locks[lock].of_mut(call.owner).unwrap().set_lease(None, lease);
         self.locks[lock].known.insert(call.owner);
-        self.lease_was_set(lock, call);
+        self.note_lease(lock, call);
         self.note_end(lock, call.owner);
     }
 
@@ -567,8 +574,16 @@ impl Model {
         let reply = self.grant(lock, &call, Some(id));
         let number = self.locks[lock].of(call.owner).unwrap().number;
         self.decide(&call, id, Decision::Granted(reply));
-        let owes = Some(call.wants().mode);
-        self.in_flight.push(ModelGrant { id, lock, call, number, since: self.now, owes, is_answered: false });
+        let hold_mode = Some(call.wants().mode);
+        self.in_flight.push(ModelGrant {
+            id,
+            lock,
+            call,
+            number,
+            since: self.now,
+            hold_mode,
+            is_answered: false,
+        });
     }
 
     fn whose_turn(&self, at: usize) -> Option<WaiterId> {
@@ -582,27 +597,26 @@ impl Model {
 
     pub(super) fn expire(&mut self, lock: usize) {
         let now = self.now;
-        self.lose(lock, Happened::Expired, |hold| now > hold.expires_at);
+        self.lose_holds(lock, HoldEvent::Expired, |hold| now > hold.expires_at);
         self.locks[lock].tidy();
     }
 
     /// Ends these holds by another cause than their owners, and notifies the owners.
-    fn lose(&mut self, at: usize, happened: Happened, lost: impl Fn(&ModelHold) -> bool) {
+    fn lose_holds(&mut self, at: usize, event: HoldEvent, lost: impl Fn(&ModelHold) -> bool) {
         let lock = &mut self.locks[at];
         for hold in lock.holds.extract_if(.., |hold| lost(hold)) {
             // A break notifies every holder.
-            if lock.known.remove(&hold.owner) || happened == Happened::Broken {
-                self.notices.push((at, hold.owner, happened));
+            if lock.known.remove(&hold.owner) || event == HoldEvent::Broken {
+                self.notices.push((at, hold.owner, event));
             }
         }
     }
 
     /// Takes the pending notices.
-    pub(super) fn take_notices(&mut self) -> Vec<(usize, usize, Happened)> {
+    pub(super) fn take_notices(&mut self) -> Vec<(usize, usize, HoldEvent)> {
         let mut notices = std::mem::take(&mut self.notices);
-        notices.retain(|(lock, _, happened)| {
-            *happened != Happened::Contended || !self.locks[*lock].queue.is_empty()
-        });
+        notices
+            .retain(|(lock, _, event)| *event != HoldEvent::Contended || !self.locks[*lock].queue.is_empty());
         notices
     }
 
@@ -710,14 +724,14 @@ impl Model {
             lock.ended.remove(&(call.owner, id));
         }
         if by.is_none() {
-            self.lease_was_set(at, call);
+            self.note_lease(at, call);
         }
         self.note_end(at, call.owner);
         reply
     }
 
     /// Notes that the lease was set. The renewed lease is that of the last final call.
-    fn lease_was_set(&mut self, lock: usize, call: &Call) {
+    fn note_lease(&mut self, lock: usize, call: &Call) {
         let now_us = self.now_us();
         let lease = self.lease_of(lock, call);
         let written = self.locks[lock].of(call.owner).unwrap().written;
@@ -746,9 +760,9 @@ impl Model {
         }
     }
 
-    /// Binds a hold. `takes` tells which connections the new one replaces. `since` is the time of the grant
+    /// Binds a hold. `mode` tells which connections the new one replaces. `since` is the time of the grant
     /// or of the call.
-    fn bind(&mut self, lock: usize, call: &Call, takes: Takes, since: i64) {
+    fn bind(&mut self, lock: usize, call: &Call, mode: BindMode, since: i64) {
         let Some((connection, watchdog, ephemeral)) = call.bind else { return };
         let now_us = self.now_us();
         if let Some((_, bound)) =
@@ -763,37 +777,37 @@ impl Model {
             binding.lease = lease;
         }
         let first = call.id.and_then(|id| binding.requests.remove(&id));
-        let again = first.filter(|_| takes == Takes::Repeated);
+        let again = first.filter(|_| mode == BindMode::ReplaceOwn);
         // An earlier call does not take back what a renewal has taken over.
-        let (since, overtaken) =
-            again.map_or((since, call.overtaken), |(.., since, overtaken, _)| (since, overtaken));
-        if takes == Takes::All {
-            binding.requests.values_mut().for_each(|(.., overtaken, _)| {
-                overtaken.0 |= watchdog;
-                overtaken.1 |= ephemeral;
+        let (since, taken_over) =
+            again.map_or((since, call.taken_over), |(.., since, taken_over, _)| (since, taken_over));
+        if mode == BindMode::ReplaceAll {
+            binding.requests.values_mut().for_each(|(.., taken_over, _)| {
+                taken_over.0 |= watchdog;
+                taken_over.1 |= ephemeral;
             });
         }
         let until_us = call.max.map(|max| (since + max) * 1000);
         let first = first.map(|(connection, ..)| connection);
-        binding.plain.extend(first.filter(|_| takes == Takes::Part));
+        binding.plain.extend(first.filter(|_| mode == BindMode::Add));
         let add = |to: &mut BTreeSet<u64>| {
-            match takes {
-                Takes::Part => {}
-                Takes::Repeated => to.retain(|other| Some(*other) != first),
-                Takes::All => to.clear(),
+            match mode {
+                BindMode::Add => {}
+                BindMode::ReplaceOwn => to.retain(|other| Some(*other) != first),
+                BindMode::ReplaceAll => to.clear(),
             }
             to.insert(connection);
         };
-        if watchdog && !overtaken.0 {
+        if watchdog && !taken_over.0 {
             add(&mut binding.watchdogs);
             let later = binding.until_us.zip(until_us).map(|(one, other)| one.max(other));
-            binding.until_us = match takes {
-                Takes::All => until_us,
+            binding.until_us = match mode {
+                BindMode::ReplaceAll => until_us,
                 _ if !was_renewed => until_us,
                 _ => later,
             };
         }
-        if ephemeral && !overtaken.1 {
+        if ephemeral && !taken_over.1 {
             add(&mut binding.ephemeral);
         }
         // A request that can no longer be repeated is forgotten; its connection stays bound.
@@ -804,13 +818,13 @@ impl Model {
             may_come
         });
         if let Some(id) = call.id {
-            binding.requests.insert(id, (connection, ephemeral, since, overtaken, now_us + TTL * 1000));
+            binding.requests.insert(id, (connection, ephemeral, since, taken_over, now_us + TTL * 1000));
         } else {
             binding.plain.insert(connection);
         }
         let (watchdogs, ephemeral) = (&binding.watchdogs, &binding.ephemeral);
         binding.plain.retain(|connection| watchdogs.contains(connection) || ephemeral.contains(connection));
-        self.lease_was_set(lock, call);
+        self.note_lease(lock, call);
         self.note_end(lock, call.owner);
     }
 
@@ -842,10 +856,12 @@ impl Model {
                         return Some(Seen::Left(*left));
                     }
                 }
-                let Some(left) = self.give_back(lock, owner, scope, id) else { return Some(Seen::NotOwner) };
+                let Some(left) = self.release_hold(lock, owner, scope, id) else {
+                    return Some(Seen::NotOwner);
+                };
                 if let Some((hold, lease)) = self.locks[lock].of_mut(owner).zip(lease).filter(|_| left > 0) {
                     hold.set_lease(None, Lease::To(now + lease));
-                    self.lease_was_set(lock, &Call { owner, lease, ..Call::default() });
+                    self.note_lease(lock, &Call { owner, lease, ..Call::default() });
                     self.note_end(lock, owner);
                 }
                 if let Some(id) = id {
@@ -871,27 +887,27 @@ impl Model {
                 hold.set_lease(None, Lease::To(now + lease));
                 let holds = hold.exclusive + hold.shared;
                 let call = Call { owner, lease, bind, max, ..Call::default() };
-                self.lease_was_set(lock, &call);
+                self.note_lease(lock, &call);
                 self.note_end(lock, owner);
                 self.locks[lock].known.insert(owner);
                 if let Some((_, watchdog, ephemeral)) = bind {
                     let is_its = |grant: &&mut ModelGrant| grant.lock == lock && grant.number == number;
                     for grant in self.in_flight.iter_mut().filter(is_its) {
-                        grant.call.overtaken.0 |= watchdog;
-                        grant.call.overtaken.1 |= ephemeral;
+                        grant.call.taken_over.0 |= watchdog;
+                        grant.call.taken_over.1 |= ephemeral;
                     }
                 }
-                self.bind(lock, &call, Takes::All, now);
+                self.bind(lock, &call, BindMode::ReplaceAll, now);
                 Some(Seen::Renewed(holds))
             }
             Op::Cancel { lock, owner, id } => Some(Seen::Cancelled(self.cancel(lock, owner, id))),
             Op::Break { lock } => {
                 let lost = self.locks[lock].holds.len();
-                self.lose(lock, Happened::Broken, |_| true);
+                self.lose_holds(lock, HoldEvent::Broken, |_| true);
                 Some(Seen::Broken(lost))
             }
             Op::Delete { lock } => {
-                self.lose(lock, Happened::Deleted, |_| true);
+                self.lose_holds(lock, HoldEvent::Deleted, |_| true);
                 self.locks[lock].other = false;
                 None
             }
@@ -927,18 +943,18 @@ impl Model {
                 None
             }
             Op::Overwrite { lock } => {
-                self.lose(lock, Happened::Deleted, |_| true);
+                self.lose_holds(lock, HoldEvent::Deleted, |_| true);
                 self.locks[lock].other ^= true;
                 None
             }
             Op::Flush => {
                 // Records of requests leave and return with the holds.
                 for grant in self.in_flight.extract_if(.., |grant| grant.call.notify.is_some()) {
-                    self.news.push((grant.id, News::Lost));
+                    self.inbox_events.push((grant.id, InboxEvent::Lost));
                 }
                 self.forget_missed();
                 for lock in 0..LOCKS.len() {
-                    self.lose(lock, Happened::Deleted, |_| true);
+                    self.lose_holds(lock, HoldEvent::Deleted, |_| true);
                     self.locks[lock].other = false;
                 }
                 None
@@ -1001,7 +1017,7 @@ impl Model {
             self.not_arrived(at);
             true
         } else if let Some((reply, _)) = granted.filter(|_| !ended) {
-            let released = self.give_back(lock, owner, ReleaseScope::OneOf(reply.mode), None).is_some();
+            let released = self.release_hold(lock, owner, ReleaseScope::OneOf(reply.mode), None).is_some();
             if released {
                 self.unbind_request(lock, owner, id);
             }
@@ -1042,7 +1058,7 @@ impl Model {
             let since = self.confirm(at);
             let reply = self.locks[lock].granted[&(call.owner, call.id.unwrap())].0.clone();
             self.set_whole_lease(lock, call);
-            self.bind(lock, call, Takes::Part, since);
+            self.bind(lock, call, BindMode::Add, since);
             return Seen::Granted(reply);
         }
         if let Some(name) = call.id.map(|id| (call.owner, id)) {
@@ -1068,9 +1084,9 @@ impl Model {
                     is_same && Some(grant.number) == number
                 };
                 if let Some(at) = self.in_flight.iter().position(same) {
-                    let (id, confirmed_later) =
-                        (self.in_flight[at].id, self.in_flight[at].call.confirmed_later);
-                    self.decisions.extend(confirmed_later.then_some((id, Decision::Superseded)));
+                    let (id, awaits_replicas) =
+                        (self.in_flight[at].id, self.in_flight[at].call.awaits_replicas);
+                    self.decisions.extend(awaits_replicas.then_some((id, Decision::Superseded)));
                     self.arrived(at, false);
                 }
                 let now_us = self.now_us();
@@ -1090,7 +1106,7 @@ impl Model {
                     let hold = self.locks[lock].of_mut(call.owner).unwrap();
                     // The binding belongs to the hold as it is now, even if another client set its lease.
                     hold.written = hold.expires_at;
-                    self.bind(lock, call, Takes::Repeated, now);
+                    self.bind(lock, call, BindMode::ReplaceOwn, now);
                     self.note_end(lock, call.owner);
                 }
                 return Seen::Granted(reply);
@@ -1107,14 +1123,14 @@ impl Model {
                 self.decide(&before.call, before.id, Decision::Superseded);
                 self.forget_missed();
             }
-            if call.confirmed_later {
+            if call.awaits_replicas {
                 self.waiters_ever += 1;
                 let id = WaiterId(self.waiters_ever);
                 self.hand_over(lock, id, call.clone());
                 return Seen::Waits(id);
             }
             let reply = self.grant(lock, call, None);
-            self.bind(lock, call, Takes::Part, now);
+            self.bind(lock, call, BindMode::Add, now);
             return Seen::Granted(reply);
         }
         let Some(ms) = block else {
@@ -1136,7 +1152,7 @@ impl Model {
             None => self.locks[lock].queue.push(waiter),
         }
         if self.locks[lock].queue.len() == 1 && !waited {
-            let holders = self.locks[lock].holds.iter().map(|hold| (lock, hold.owner, Happened::Contended));
+            let holders = self.locks[lock].holds.iter().map(|hold| (lock, hold.owner, HoldEvent::Contended));
             self.notices.extend(holders);
         }
         if self.waits_for_itself(lock, id) {
@@ -1185,7 +1201,7 @@ impl Model {
     }
 
     /// Whether this wait can never end. Waits that can end are crossed out until none is left.
-    fn never_ends(&self, wait: (usize, WaiterId)) -> bool {
+    fn is_endless(&self, wait: (usize, WaiterId)) -> bool {
         let all = self.locks.iter().enumerate();
         let mut left: BTreeSet<(usize, WaiterId)> =
             all.flat_map(|(at, lock)| lock.queue.iter().map(move |waiter| (at, waiter.id))).collect();
@@ -1208,8 +1224,10 @@ impl Model {
         }
         let origin = self.call(from).owner;
         let keeps = |blocker: &ModelBlocker| {
-            let led_to = self.led_to(wait.0, blocker);
-            led_to.iter().any(|other| left.contains(other) && (blocker.owner != origin || *other == from))
+            let waits_behind = self.waits_behind(wait.0, blocker);
+            waits_behind
+                .iter()
+                .any(|other| left.contains(other) && (blocker.owner != origin || *other == from))
         };
         let blockers = self.blockers(wait);
         let counted: BTreeSet<usize> = blockers
@@ -1227,7 +1245,7 @@ impl Model {
 
     /// The waits of an owner that matter to a waiter behind it at this lock. Waits of its other threads with
     /// `once` do not.
-    fn led_to(
+    fn waits_behind(
         &self,
         lock: usize,
         &ModelBlocker { owner, ahead, only, .. }: &ModelBlocker,
@@ -1258,12 +1276,12 @@ impl Model {
                 continue;
             }
             for blocker in self.blockers(wait) {
-                let led_to = self.led_to(wait.0, &blocker);
-                if led_to.contains(&(lock, id)) {
-                    return self.never_ends((lock, id));
+                let waits_behind = self.waits_behind(wait.0, &blocker);
+                if waits_behind.contains(&(lock, id)) {
+                    return self.is_endless((lock, id));
                 }
                 if blocker.owner != owner {
-                    todo.extend(led_to.into_iter().filter(|wait| found.insert(*wait)));
+                    todo.extend(waits_behind.into_iter().filter(|wait| found.insert(*wait)));
                 }
             }
         }
@@ -1278,8 +1296,8 @@ impl Model {
         while let Some(wait) = todo.pop() {
             for blocker in self.blockers(wait) {
                 owners.insert(blocker.owner);
-                let led_to = self.led_to(wait.0, &blocker);
-                todo.extend(led_to.into_iter().filter(|wait| found.insert(*wait)));
+                let waits_behind = self.waits_behind(wait.0, &blocker);
+                todo.extend(waits_behind.into_iter().filter(|wait| found.insert(*wait)));
             }
         }
         owners
@@ -1296,8 +1314,8 @@ impl Model {
     pub(super) fn answer(&mut self, which: usize) -> Option<WaiterId> {
         let at = which.checked_rem(self.in_flight.len()).filter(|at| self.has_hold(*at))?;
         let grant = &mut self.in_flight[at];
-        grant.is_answered |= grant.call.confirmed_later;
-        grant.call.confirmed_later.then_some(grant.id)
+        grant.is_answered |= grant.call.awaits_replicas;
+        grant.call.awaits_replicas.then_some(grant.id)
     }
 
     pub(super) fn deliver(&mut self, which: usize, arrives: bool) {
@@ -1317,9 +1335,9 @@ impl Model {
     }
 
     fn not_arrived(&mut self, which: usize) {
-        let ModelGrant { id, lock, call, number, owes, .. } = self.in_flight.remove(which);
+        let ModelGrant { id, lock, call, number, hold_mode, .. } = self.in_flight.remove(which);
         if let Some(hold) = self.locks[lock].of_mut(call.owner).filter(|hold| hold.number == number) {
-            hold.undelivered(id, owes);
+            hold.undelivered(id, hold_mode);
             self.note_end(lock, call.owner);
             self.never_granted(lock, &call);
         } else if call.notify.is_some() {
@@ -1333,9 +1351,9 @@ impl Model {
         let ModelGrant { id, lock, call, number, since, .. } = self.in_flight.remove(which);
         if let Some(hold) = self.locks[lock].of_mut(call.owner).filter(|hold| hold.number == number) {
             hold.delivered(id);
-            self.lease_was_set(lock, &call);
+            self.note_lease(lock, &call);
             if bind {
-                self.bind(lock, &call, Takes::Part, since);
+                self.bind(lock, &call, BindMode::Add, since);
             }
             self.note_end(lock, call.owner);
         }
@@ -1372,7 +1390,7 @@ impl Model {
         self.locks.iter_mut().for_each(|lock| lock.known.clear());
         // Grants in flight stay as they are, and waiting clients get the reason.
         for grant in std::mem::take(&mut self.in_flight) {
-            if grant.is_kept_back() {
+            if grant.is_withheld() {
                 self.decide(&grant.call, grant.id, Decision::Demoted);
             }
         }

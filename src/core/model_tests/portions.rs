@@ -38,10 +38,10 @@ fn happens(real: &mut Real, op: &Op) {
             }
         }
         Op::Deliver { which, arrives } => {
-            let in_flight: Vec<WaiterId> = real.locks.on_their_way().into_iter().collect();
+            let in_flight: Vec<WaiterId> = real.locks.in_flight().into_iter().collect();
             let Some(id) = in_flight.get(which % in_flight.len().max(1)) else { return };
             if real.locks.connection_of(*id).is_some() {
-                real.locks.unheard(*id);
+                real.locks.message_unheard(*id);
             } else if arrives {
                 real.locks.delivered(*id, real.time());
             } else {
@@ -130,7 +130,7 @@ proptest! {
     /// A caller gets the same reply as if all due work had been done at once. A new request may have to wait
     /// a little longer.
     #[test]
-    fn between_portions_callers_see_their_own_settled(
+    fn callers_find_their_own_work_done(
         before in prop::collection::vec(readers(), 1..40),
         due in prop::collection::vec(end_of_many(), 1..5),
         call in about_its_own(),

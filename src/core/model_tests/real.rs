@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use super::super::waits_for::{Edge, Step, PORTION};
+use super::super::waits_for::{Edge, Progress, PORTION};
 use super::*;
 
 /// The content of a key.
@@ -101,7 +101,7 @@ impl Records for Beside {
 }
 
 /// A wait, the wait that it overtakes, and their lock.
-pub(in crate::core) type Pass = (WaiterId, WaiterId, &'static [u8]);
+pub(in crate::core) type Overtake = (WaiterId, WaiterId, &'static [u8]);
 
 /// Decisions with their waits.
 type Decided = Vec<(WaiterId, Decision)>;
@@ -110,7 +110,7 @@ type Decided = Vec<(WaiterId, Decision)>;
 pub(in crate::core) struct Real {
     pub(in crate::core) locks: LockManager,
     pub(in crate::core) keys: BTreeMap<&'static [u8], Stored>,
-    beside: BTreeMap<&'static [u8], Beside>,
+    sibling_locks: BTreeMap<&'static [u8], Beside>,
     pub(in crate::core) now: i64,
     pub(in crate::core) paused: bool,
     /// Whether the timer fires by itself after each step.
@@ -125,9 +125,9 @@ pub(in crate::core) struct Real {
     /// Notices to owners.
     pub(in crate::core) notices: Vec<Notice>,
     /// Swaps found by each search during a call, with the resulting decisions.
-    pub(in crate::core) passes: Vec<(Vec<Pass>, Decided)>,
+    pub(in crate::core) overtakes: Vec<(Vec<Overtake>, Decided)>,
     /// Swaps found by each search after a call, with the resulting decisions.
-    pub(in crate::core) late_passes: Vec<(Vec<Pass>, Decided)>,
+    pub(in crate::core) late_overtakes: Vec<(Vec<Overtake>, Decided)>,
     /// Treatment of waits that join a cycle after they began.
     pub(in crate::core) late: Late,
     /// Amount that a search examines at once.
@@ -159,11 +159,11 @@ impl Real {
 
     pub(in crate::core) fn new(timer: bool) -> Real {
         let keys = KEYS.map(|key| (key, Stored::Lock(Holders::Free))).into();
-        let beside = KEYS.map(|key| (key, Beside::default())).into();
+        let sibling_locks = KEYS.map(|key| (key, Beside::default())).into();
         Real {
             locks: LockManager::default(),
             keys,
-            beside,
+            sibling_locks,
             now: 1_000,
             paused: false,
             timer,
@@ -172,8 +172,8 @@ impl Real {
             listeners: false,
             messages: Vec::new(),
             notices: Vec::new(),
-            passes: Vec::new(),
-            late_passes: Vec::new(),
+            overtakes: Vec::new(),
+            late_overtakes: Vec::new(),
             late: Late::NotSearched,
             portion: PORTION,
             lazy: false,
@@ -194,7 +194,7 @@ impl Real {
                 if holders.expires_at().is_some_and(|at| time.wall > at) {
                     *holders = Holders::Free;
                     // The server raises `expired` for it.
-                    self.locks.key_changed(at(key), KeyChange::Gone(Happened::Expired), time);
+                    self.locks.key_changed(at(key), KeyChange::Gone(HoldEvent::Expired), time);
                     return Ok(Holders::Free);
                 }
                 let mut holders = holders.clone();
@@ -221,33 +221,33 @@ impl Real {
     fn on<T>(
         &mut self,
         key: &'static [u8],
-        body: impl FnOnce(&mut LockManager, Known<'_>, &mut Holders, &mut Beside, Now) -> (T, InHand),
+        body: impl FnOnce(&mut LockManager, LockLookup<'_>, &mut Holders, &mut Beside, Now) -> (T, StepOutput),
     ) -> Result<T, Seen> {
         let mut holders = self.open(key).map_err(|()| Seen::WrongType)?;
         let now = self.time();
-        let beside = self.beside.get_mut(key).unwrap();
-        (beside.now, beside.listeners) = (self.now, self.listeners);
+        let sibling_locks = self.sibling_locks.get_mut(key).unwrap();
+        (sibling_locks.now, sibling_locks.listeners) = (self.now, self.listeners);
         let (was_free, end_before) = (holders.is_free(), holders.expires_at());
         let known = self.locks.look_up(at(key));
-        let (result, in_hand) = body(&mut self.locks, known, &mut holders, beside, now);
-        let announce = std::mem::take(&mut beside.announce);
-        let unannounced = in_hand.unannounced && was_free && holders.is_free();
-        if in_hand.is_reserved {
+        let (result, output) = body(&mut self.locks, known, &mut holders, sibling_locks, now);
+        let announce = std::mem::take(&mut sibling_locks.announce);
+        let unannounced = output.unannounced && was_free && holders.is_free();
+        if output.is_reserved {
             if (!was_free && holders.is_free()) || announce {
-                self.locks.was_withheld(in_hand);
+                self.locks.note_withheld(output);
             }
         } else if (!was_free && holders.is_free()) || announce || unannounced {
             self.messages.push(key);
-            self.locks.announced(at(key), in_hand, self.listeners, now);
+            self.locks.announced(at(key), output, self.listeners, now);
         }
-        let is_shortened = match in_hand.foreseen {
-            Foreseen::AsWritten => end_before > holders.expires_at(),
-            Foreseen::Until(end) => end_before > Some(end),
-            Foreseen::MaybeSooner => true,
+        let is_shortened = match output.expected_end {
+            ExpectedEnd::AsWritten => end_before > holders.expires_at(),
+            ExpectedEnd::Until(end) => end_before > Some(end),
+            ExpectedEnd::MaybeSooner => true,
         };
         if let Some(end) = holders.first_end().filter(|_| is_shortened) {
             if self.listeners {
-                self.locks.lease_shortened(at(key), in_hand, end);
+                self.locks.lease_shortened(at(key), output, end);
             }
         }
         self.store(key, holders);
@@ -287,11 +287,11 @@ impl Real {
     }
 
     /// The content of messages, ordered by wait.
-    pub(in crate::core) fn take_news(&mut self) -> Vec<(WaiterId, News)> {
+    pub(in crate::core) fn take_inbox_events(&mut self) -> Vec<(WaiterId, InboxEvent)> {
         let messages = std::iter::from_fn(|| self.locks.next_message());
-        let mut news: Vec<_> = messages.map(|message| (message.id, message.news)).collect();
-        news.sort_by_key(|(id, _)| *id);
-        news
+        let mut inbox_events: Vec<_> = messages.map(|message| (message.id, message.event)).collect();
+        inbox_events.sort_by_key(|(id, _)| *id);
+        inbox_events
     }
 
     /// Updates the quarantine, as the driver does before each acquire and when the timer fires.
@@ -316,8 +316,9 @@ impl Real {
         self.keep_quarantine();
         if let Some(lock) = self.locks.tick(self.time(), !self.paused) {
             let key = KEYS.into_iter().find(|key| **key == *lock.key).unwrap();
-            let served = self
-                .on(key, |locks, at, holders, beside, now| ((), locks.reconcile(at, holders, beside, now)));
+            let served = self.on(key, |locks, at, holders, sibling_locks, now| {
+                ((), locks.reconcile(at, holders, sibling_locks, now))
+            });
             if served.is_err() {
                 self.locks.refuse_all(at(key), &Decision::WrongType);
             }
@@ -337,17 +338,17 @@ impl Real {
             }
             search.allow(self.portion);
             let id = search.of_wait().unwrap();
-            let lead = self.locks.lead_of(id);
-            let in_call = std::mem::take(&mut self.passes);
+            let first_wait = self.locks.first_wait_of(id);
+            let in_call = std::mem::take(&mut self.overtakes);
             let found = self.resolve(search);
-            self.late_passes.extend(std::mem::replace(&mut self.passes, in_call));
+            self.late_overtakes.extend(std::mem::replace(&mut self.overtakes, in_call));
             match found {
                 Ok(Some(_)) if self.late == Late::Ends => {
                     self.locks.end_deadlocked(id);
-                    self.deadlocked.push(lead);
+                    self.deadlocked.push(first_wait);
                 }
                 Ok(_) => {}
-                Err(search) => self.locks.put_off(*search),
+                Err(search) => self.locks.suspend_search(*search),
             }
             if self.lazy {
                 break;
@@ -361,29 +362,29 @@ impl Real {
             Op::Release { lock, owner, scope, lease, id } => {
                 let id = id.map(|id| request_id(owner, id));
                 let release = Release { owner: Owner::new(OWNERS[owner]), scope, lease_ms: lease, id };
-                let left = self.on(KEYS[lock], |locks, at, holders, beside, now| {
-                    locks.release(at, holders, beside, &release, now)
+                let left = self.on(KEYS[lock], |locks, at, holders, sibling_locks, now| {
+                    locks.release(at, holders, sibling_locks, &release, now)
                 })?;
                 Ok(Some(left.map_or(Seen::NotOwner, Seen::Left)))
             }
             Op::Cancel { lock, owner, id } => {
                 let id = request_id(owner, id);
-                let undone = self.on(KEYS[lock], |locks, at, holders, beside, now| {
-                    locks.cancel(at, holders, beside, &id, now)
+                let undone = self.on(KEYS[lock], |locks, at, holders, sibling_locks, now| {
+                    locks.cancel(at, holders, sibling_locks, &id, now)
                 })?;
                 Ok(Some(Seen::Cancelled(undone.unwrap())))
             }
             Op::Renew { lock, owner, lease, bind, max } => {
                 let (owner, bind) = (Owner::new(OWNERS[owner]), bind_of(bind, max));
                 let renewal = Renewal { owner, lease_ms: lease, bind, client: None };
-                let held = self.on(KEYS[lock], |locks, at, holders, beside, now| {
-                    locks.renew(at, holders, beside, &renewal, now)
+                let held = self.on(KEYS[lock], |locks, at, holders, sibling_locks, now| {
+                    locks.renew(at, holders, sibling_locks, &renewal, now)
                 })?;
                 Ok(Some(held.map_or(Seen::NotOwner, Seen::Renewed)))
             }
             Op::Break { lock } => {
-                let lost = self.on(KEYS[lock], |locks, at, holders, beside, now| {
-                    locks.break_lock(at, holders, beside, now)
+                let lost = self.on(KEYS[lock], |locks, at, holders, sibling_locks, now| {
+                    locks.break_lock(at, holders, sibling_locks, now)
                 })?;
                 Ok(Some(Seen::Broken(lost)))
             }
@@ -399,27 +400,27 @@ impl Real {
         let now = self.time();
         self.keep_quarantine();
         let deadline = block.filter(|ms| *ms > 0).map(|ms| now.mono + ms * 1000);
-        let patience = match block {
-            Some(_) => Patience::Waits { deadline, at_most: None, on_primary: true },
-            None => Patience::Leaves,
+        let policy = match block {
+            Some(_) => WaitPolicy::Wait { deadline, at_most: None, on_primary: true },
+            None => WaitPolicy::NoWait,
         };
         let known = self.locks.look_up(at(key));
         let planned = self.locks.next_wakeup(now, !self.paused);
-        let beside = self.beside.entry(key).or_default();
-        beside.now = now.wall;
-        let is_new = |id: &RequestId| matches!(beside.granted(id), Ok(None));
-        let unseen = self.locks.queue_unseen(known, &request, patience, (false, is_new), now);
+        let sibling_locks = self.sibling_locks.entry(key).or_default();
+        sibling_locks.now = now.wall;
+        let is_new = |id: &RequestId| matches!(sibling_locks.granted(id), Ok(None));
+        let unseen = self.locks.queue_fast(known, &request, policy, (false, is_new), now);
         let (outcome, holders) = match unseen {
-            Some(Unseen { id, may_be_in_cycle, plans }) => {
+            Some(FastQueued { id, may_be_in_cycle, plans }) => {
                 let wakeup = self.locks.next_wakeup(now, !self.paused);
                 assert!(plans || wakeup == planned, "a deadline must be scheduled");
                 let holders = visible(self, key).expect("a lock");
                 assert_eq!(may_be_in_cycle, self.locks.may_be_in_cycle(id, &holders));
                 (Outcome::Queued(id), holders)
             }
-            None => self.on(key, |locks, at, holders, beside, now| {
-                let (outcome, in_hand) = locks.acquire(at, holders, beside, &request, patience, now);
-                ((outcome, holders.clone()), in_hand)
+            None => self.on(key, |locks, at, holders, sibling_locks, now| {
+                let (outcome, output) = locks.acquire(at, holders, sibling_locks, &request, policy, now);
+                ((outcome, holders.clone()), output)
             })?,
         };
         match outcome {
@@ -456,26 +457,26 @@ impl Real {
         loop {
             let (step, searched) = self.search(search);
             let soft = match step {
-                Step::Cycle(cycle, _) => return Ok(Some(cycle)),
-                Step::Soft(soft) => soft,
-                Step::Later => return Err(Box::new(searched)),
-                Step::Read(_) | Step::Done => return Ok(None),
+                Progress::Cycle(cycle, _) => return Ok(Some(cycle)),
+                Progress::Soft(soft) => soft,
+                Progress::Later => return Err(Box::new(searched)),
+                Progress::Read(_) | Progress::Done => return Ok(None),
             };
             assert!(!soft.is_empty(), "no wait overtakes");
             self.decisions.extend(self.locks.take_decisions());
-            let (mut locks, mut passes) = (BTreeSet::new(), Vec::new());
-            for (who, part) in &soft {
-                let leads = (self.locks.lead_of(*who), self.locks.lead_of(*part));
-                let lock = self.locks.let_pass(*who, *part).expect("a lock");
+            let (mut locks, mut overtakes) = (BTreeSet::new(), Vec::new());
+            for (overtaker, part) in &soft {
+                let leads = (self.locks.first_wait_of(*overtaker), self.locks.first_wait_of(*part));
+                let lock = self.locks.overtake(*overtaker, *part).expect("a lock");
                 let key = KEYS.into_iter().find(|key| **key == *lock.key).unwrap();
-                passes.push((leads.0, leads.1, key));
+                overtakes.push((leads.0, leads.1, key));
                 locks.insert(lock);
             }
             for lock in locks {
                 self.reconcile(&lock);
                 self.serve_bundles();
             }
-            self.passes.push((passes, self.locks.take_decisions()));
+            self.overtakes.push((overtakes, self.locks.take_decisions()));
             match searched.again(&self.locks, self.time()) {
                 Some(again) => search = again,
                 None => return Ok(None),
@@ -485,8 +486,9 @@ impl Real {
 
     fn reconcile(&mut self, lock: &LockId) {
         let key = KEYS.into_iter().find(|key| **key == *lock.key).unwrap();
-        let served =
-            self.on(key, |locks, at, holders, beside, now| ((), locks.reconcile(at, holders, beside, now)));
+        let served = self.on(key, |locks, at, holders, sibling_locks, now| {
+            ((), locks.reconcile(at, holders, sibling_locks, now))
+        });
         if served.is_err() {
             self.locks.refuse_all(at(key), &Decision::WrongType);
         }
@@ -494,22 +496,22 @@ impl Real {
 
     /// Grants available locks to bundles.
     pub(in crate::core) fn serve_bundles(&mut self) {
-        while let Some(Try { lead, parts }) = self.locks.next_try() {
-            let blocked_at = self.try_bundle(lead, &parts);
-            for lock in self.locks.was_tried(blocked_at) {
+        while let Some(BundleTry { first_wait, members: parts }) = self.locks.begin_try() {
+            let blocked_at = self.try_bundle(first_wait, &parts);
+            for lock in self.locks.end_try(blocked_at) {
                 self.reconcile(&lock);
             }
         }
     }
 
-    fn try_bundle(&mut self, lead: WaiterId, parts: &[(LockId, WaiterId)]) -> Option<WaiterId> {
+    fn try_bundle(&mut self, first_wait: WaiterId, parts: &[(LockId, WaiterId)]) -> Option<WaiterId> {
         let key_of = |lock: &LockId| KEYS.into_iter().find(|key| **key == *lock.key).unwrap();
         for (lock, part) in parts {
-            let found = self.on(key_of(lock), |locks, at, holders, beside, now| {
-                locks.try_part(at, holders, beside, *part, now)
+            let found = self.on(key_of(lock), |locks, at, holders, sibling_locks, now| {
+                locks.try_member(at, holders, sibling_locks, *part, now)
             });
             match found {
-                Ok(Some(Verdict::May)) => {}
+                Ok(Some(Verdict::Available)) => {}
                 Ok(Some(Verdict::Busy { .. })) => return Some(*part),
                 Ok(None) => return None,
                 Ok(Some(other)) => panic!("{other:?}"),
@@ -520,13 +522,13 @@ impl Real {
             }
         }
         let granted = |(lock, part): &(LockId, WaiterId)| {
-            let granted = self.on(key_of(lock), |locks, at, holders, beside, now| {
-                locks.grant_part(at, holders, beside, (*part, true), now)
+            let granted = self.on(key_of(lock), |locks, at, holders, sibling_locks, now| {
+                locks.grant_member(at, holders, sibling_locks, (*part, true), now)
             });
             granted.unwrap().expect("the lock was available")
         };
         let replies = parts.iter().map(granted).collect();
-        self.locks.granted_all(lead, replies);
+        self.locks.granted_all(first_wait, replies);
         None
     }
 
@@ -534,17 +536,17 @@ impl Real {
     pub(in crate::core) fn acquire_all(&mut self, locks: &[usize], call: &Call, block: Option<u64>) -> Seen {
         let (request, now) = (call.request(), self.time());
         let deadline = block.filter(|ms| *ms > 0).map(|ms| now.mono + ms * 1000);
-        let patience = match block {
-            Some(_) => Patience::Waits { deadline, at_most: None, on_primary: true },
-            None => Patience::Leaves,
+        let policy = match block {
+            Some(_) => WaitPolicy::Wait { deadline, at_most: None, on_primary: true },
+            None => WaitPolicy::NoWait,
         };
         let mut busy = None;
         for lock in locks {
-            let checked = self.on(KEYS[*lock], |locks, at, holders, beside, now| {
-                locks.check(at, holders, beside, &request, patience, now)
+            let checked = self.on(KEYS[*lock], |locks, at, holders, sibling_locks, now| {
+                locks.check(at, holders, sibling_locks, &request, policy, now)
             });
             match checked.map(|checked| checked.verdict) {
-                Ok(Verdict::May) => {}
+                Ok(Verdict::Available) => {}
                 Ok(Verdict::Busy { .. }) => {
                     busy.get_or_insert(*lock);
                 }
@@ -556,8 +558,8 @@ impl Real {
             let mut last = None;
             for lock in locks {
                 last = self
-                    .on(KEYS[*lock], |locks, at, holders, beside, now| {
-                        locks.take(at, holders, beside, &request, now)
+                    .on(KEYS[*lock], |locks, at, holders, sibling_locks, now| {
+                        locks.take(at, holders, sibling_locks, &request, now)
                     })
                     .unwrap();
                 assert!(last.is_some(), "a lock was no longer available");
@@ -572,21 +574,21 @@ impl Real {
         let mut bundle = None;
         for lock in locks {
             let part = self
-                .on(KEYS[*lock], |locks, at, holders, beside, now| {
-                    locks.queue_part(at, holders, beside, (&request, deadline), &mut bundle, now)
+                .on(KEYS[*lock], |locks, at, holders, sibling_locks, now| {
+                    locks.queue_member(at, holders, sibling_locks, (&request, deadline), &mut bundle, now)
                 })
                 .unwrap();
             if *lock == busy {
-                self.locks.begin_blocked(bundle.unwrap().lead, part);
+                self.locks.note_blocked(bundle.unwrap().first_wait, part);
             }
         }
-        let lead = bundle.unwrap().lead;
+        let first_wait = bundle.unwrap().first_wait;
         self.serve_bundles();
-        if self.deadlock_of(lead).is_some() && self.late != Late::Stays {
-            self.locks.leave(lead);
+        if self.deadlock_of(first_wait).is_some() && self.late != Late::Stays {
+            self.locks.leave(first_wait);
             return Seen::Deadlock;
         }
-        Seen::Waits(lead)
+        Seen::Waits(first_wait)
     }
 
     /// The owners that an owner waits for, by the core's search.
@@ -595,10 +597,10 @@ impl Real {
         search.into_edges().into_iter().map(|edge| edge.owner).collect()
     }
 
-    fn search(&self, mut search: Search) -> (Step, Search) {
+    fn search(&self, mut search: Search) -> (Progress, Search) {
         loop {
             match search.step(&self.locks, self.time()) {
-                Step::Read(lock) => {
+                Progress::Read(lock) => {
                     let holders = visible(self, &lock.key).unwrap_or(Holders::Free);
                     search.learn(&self.locks, &lock, holders);
                 }
@@ -613,7 +615,7 @@ impl Real {
         match *op {
             Op::Delete { lock } => {
                 self.store(KEYS[lock], Holders::Free);
-                self.locks.key_changed(at(KEYS[lock]), KeyChange::Gone(Happened::Deleted), time);
+                self.locks.key_changed(at(KEYS[lock]), KeyChange::Gone(HoldEvent::Deleted), time);
             }
             Op::Expire { lock, lease } => {
                 self.expire(KEYS[lock], lease);
@@ -624,7 +626,7 @@ impl Real {
                 let other = self.keys[key] != Stored::Other;
                 self.keys.insert(key, if other { Stored::Other } else { Stored::Lock(Holders::Free) });
                 // A RENAME over the key raises an event.
-                self.locks.key_changed(at(key), KeyChange::Gone(Happened::Deleted), time);
+                self.locks.key_changed(at(key), KeyChange::Gone(HoldEvent::Deleted), time);
             }
             Op::External { lock, lease } => {
                 self.take(KEYS[lock], lease);
@@ -686,7 +688,7 @@ impl Real {
         let end = self.now + ms;
         loop {
             let wakeup = self.locks.next_wakeup(self.time(), !self.paused);
-            assert_eq!(wakeup.is_none(), self.locks.plans_nothing());
+            assert_eq!(wakeup.is_none(), self.locks.has_no_deadline());
             let at = wakeup.map_or(end, |ms| self.now + i64::try_from(ms).unwrap());
             if at > end || wakeup.is_none() {
                 break;

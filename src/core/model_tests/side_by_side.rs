@@ -17,27 +17,27 @@ pub(super) const MANY: usize = 1_000;
 pub(super) struct SideBySide {
     pub(super) real: Real,
     pub(super) model: Model,
-    tells_owners: bool,
+    notifies_owners: bool,
 }
 
 impl SideBySide {
-    pub(super) fn new(tells_owners: bool) -> SideBySide {
-        SideBySide::in_portions(tells_owners, MANY)
+    pub(super) fn new(notifies_owners: bool) -> SideBySide {
+        SideBySide::in_portions(notifies_owners, MANY)
     }
 
     /// The core does so much of what is due at one lock at once, and the rest when its timer fires again.
-    pub(super) fn in_portions(tells_owners: bool, portion: usize) -> SideBySide {
+    pub(super) fn in_portions(notifies_owners: bool, portion: usize) -> SideBySide {
         let mut real = Real::new(true);
         real.locks.do_at_once(portion);
-        real.locks.tell_owners(tells_owners);
+        real.locks.notify_owners(notifies_owners);
         let model = Model::at(real.now);
-        SideBySide { real, model, tells_owners }
+        SideBySide { real, model, notifies_owners }
     }
 
     /// Lets this happen to both. An error tells where they differ. False if it cannot happen now, and so did not.
     pub(super) fn step(&mut self, op: &Op) -> Result<bool, TestCaseError> {
-        let SideBySide { real, model, tells_owners } = self;
-        let tells_owners = *tells_owners;
+        let SideBySide { real, model, notifies_owners } = self;
+        let notifies_owners = *notifies_owners;
         let was_paused = model.paused;
         if model.paused && !runs_while_paused(op) {
             return Ok(false);
@@ -101,8 +101,8 @@ impl SideBySide {
                 let is_notified = len > 0 && model.in_flight[which % len].call.notify.is_some();
                 if is_notified && !arrives && model.has_hold(which % len) {
                     let id = model.in_flight[which % len].id;
-                    model.unheard(which % len);
-                    prop_assert!(real.locks.unheard(id));
+                    model.message_unheard(which % len);
+                    prop_assert!(real.locks.message_unheard(id));
                     real.fire();
                 } else if len > 0 && !is_notified && (!arrives || model.has_hold(which % len)) {
                     let id = model.in_flight[which % len].id;
@@ -138,13 +138,13 @@ impl SideBySide {
             taken
         };
         prop_assert_eq!(by_id(&mut real.decisions), by_id(&mut model.decisions), "after {:?}", op);
-        prop_assert_eq!(real.take_news(), model.take_news(), "messages after {:?}", op);
+        prop_assert_eq!(real.take_inbox_events(), model.take_inbox_events(), "messages after {:?}", op);
         let mut told = std::mem::take(&mut real.notices);
-        let expected = model.take_notices().into_iter().map(|(lock, owner, happened)| {
+        let expected = model.take_notices().into_iter().map(|(lock, owner, event)| {
             let lock = at(LOCKS[lock]).to_id();
-            Notice { lock, owner: Owner::new(OWNERS[owner]), happened }
+            Notice { lock, owner: Owner::new(OWNERS[owner]), event }
         });
-        let mut expected: Vec<_> = expected.filter(|_| tells_owners).collect();
+        let mut expected: Vec<_> = expected.filter(|_| notifies_owners).collect();
         told.sort();
         expected.sort();
         // What ends twice in a pause, by its lease and otherwise, is told after it in one way or the other.

@@ -233,7 +233,7 @@ fn acquire_options(client: Client, options: &[&str]) -> Option<(Call, Option<u64
             "fenced" => call.fence = true,
             "watchdog" => watchdog = true,
             "ephemeral" => ephemeral = true,
-            "replicas" => call.confirmed_later = true,
+            "replicas" => call.awaits_replicas = true,
             _ if option.starts_with("watchdog at most ") => {
                 watchdog = true;
                 call.max = Some(ms(option.strip_prefix("watchdog at most ")?)?);

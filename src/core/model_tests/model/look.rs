@@ -47,21 +47,24 @@ impl Look {
             in_flight,
             closed,
             decisions,
-            news,
+            inbox_events,
             missed,
             notices,
         } = model;
-        assert!(decisions.is_empty() && news.is_empty() && notices.is_empty(), "in the middle of a step");
+        assert!(
+            decisions.is_empty() && inbox_events.is_empty() && notices.is_empty(),
+            "in the middle of a step"
+        );
         locks.iter().for_each(|lock| self.lock(lock));
         self.add(*paused);
         self.option(quarantine.filter(|until| *until > self.now), |look, until| look.add(until - look.now));
         self.list(in_flight, |look, grant| {
-            let ModelGrant { id, lock, call, number, since, owes, is_answered } = grant;
+            let ModelGrant { id, lock, call, number, since, hold_mode, is_answered } = grant;
             look.wait(*id);
             look.index(*lock);
             look.call(call);
             look.hold_number(*number);
-            look.option(*owes, |look, mode| look.add(mode == Mode::Shared));
+            look.option(*hold_mode, |look, mode| look.add(mode == Mode::Shared));
             look.add(*is_answered);
             // Other calls do not affect these counts from now on.
             let counts = call.notify.is_some() || call.bind.is_some();
@@ -174,23 +177,23 @@ impl Look {
         // A binding without a watchdog has no due time.
         self.option(Some(*due_us).filter(|_| !watchdogs.is_empty()), |look, due| look.add(due - now_us));
         self.list(ephemeral, |look, connection| look.count(*connection));
-        self.list(requests, |look, (id, (connection, ephemeral, since, overtaken, until))| {
+        self.list(requests, |look, (id, (connection, ephemeral, since, taken_over, until))| {
             look.add(*id);
             look.count(*connection);
             look.add(*ephemeral);
             look.add(*since - look.now);
-            look.add(overtaken.0);
-            look.add(overtaken.1);
+            look.add(taken_over.0);
+            look.add(taken_over.1);
             look.add(*until - now_us);
         });
         self.list(plain, |look, connection| look.count(*connection));
     }
 
     fn call(&mut self, call: &Call) {
-        let Call { owner, shared, once, limit, lease, keeps, fence, id, confirmed_later, .. } = call;
-        let Call { bind, overtaken, max, notify, .. } = call;
+        let Call { owner, shared, once, limit, lease, keeps, fence, id, awaits_replicas, .. } = call;
+        let Call { bind, taken_over, max, notify, .. } = call;
         self.index(*owner);
-        [shared, once, keeps, fence, confirmed_later].into_iter().for_each(|is| self.add(*is));
+        [shared, once, keeps, fence, awaits_replicas].into_iter().for_each(|is| self.add(*is));
         self.add(*limit);
         self.add(*lease);
         self.option(*id, Look::add);
@@ -199,8 +202,8 @@ impl Look {
             look.add(watchdog);
             look.add(ephemeral);
         });
-        self.add(overtaken.0);
-        self.add(overtaken.1);
+        self.add(taken_over.0);
+        self.add(taken_over.1);
         self.option(*max, Look::add);
         self.option(*notify, |look, (connection, grace)| {
             look.count(connection);

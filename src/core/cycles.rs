@@ -14,11 +14,11 @@ use smallvec::SmallVec;
 
 use super::table::LockIdx;
 use super::wait_queue::Position;
-use super::waits::{is_anothers, served_at_of, Ahead, Waiting, Waits};
+use super::waits::{is_another_threads, served_at_of, Ahead, Waiting, Waits};
 use super::{Holders, LockId, Mode, Now, Owner, WaiterId};
 
 /// With more dependencies than this, a wait counts as one that can end: to find out would stop the server for milliseconds.
-const MOST: usize = 20_000;
+const MAX_DEPENDENCIES: usize = 20_000;
 
 /// The waits of one owner.
 type WaitsOf = SmallVec<[WaiterId; 2]>;
@@ -32,7 +32,7 @@ struct Needs {
 }
 
 /// The waits that one wait depends on.
-pub(super) struct Knot {
+pub(super) struct CycleSearch {
     /// The wait, or all parts of a bundle.
     from: Vec<WaiterId>,
     origin: Owner,
@@ -45,7 +45,7 @@ pub(super) struct Knot {
 }
 
 /// What is needed or was found.
-pub(super) enum Step {
+pub(super) enum Proof {
     /// The holders of this lock are needed.
     Read(LockId),
     /// The wait never ends, as these do not.
@@ -55,11 +55,18 @@ pub(super) enum Step {
     MayEnd,
 }
 
-impl Knot {
+impl CycleSearch {
     /// That of a wait of this owner.
-    pub(super) fn of(waits: &impl Waits, from: WaiterId, origin: Owner) -> Knot {
+    pub(super) fn of(waits: &impl Waits, from: WaiterId, origin: Owner) -> CycleSearch {
         let todo = waits.together(from).into_vec();
-        Knot { from: todo.clone(), origin, needs: HashMap::default(), todo, soft: Vec::new(), found: 0 }
+        CycleSearch {
+            from: todo.clone(),
+            origin,
+            needs: HashMap::default(),
+            todo,
+            soft: Vec::new(),
+            found: 0,
+        }
     }
 
     /// Goes on until something is needed or found.
@@ -68,7 +75,7 @@ impl Knot {
         waits: &impl Waits,
         holders: impl Fn(&LockIdx) -> Option<&'a Holders>,
         now: Now,
-    ) -> Step {
+    ) -> Proof {
         while let Some(id) = self.todo.last().copied() {
             let wait = waits.waiting(id, now).filter(|_| !self.needs.contains_key(&id));
             let Some(wait) = wait else {
@@ -77,7 +84,8 @@ impl Knot {
             };
             let Some(holders) = holders(&wait.lock) else {
                 let name = waits.name(wait.lock).cloned();
-                return name.map_or_else(|| defect!("a wait for an unknown lock", Step::MayEnd), Step::Read);
+                return name
+                    .map_or_else(|| defect!("a wait for an unknown lock", Proof::MayEnd), Proof::Read);
             };
             self.todo.pop();
             // Another thread of the owner may give back what is in its way.
@@ -89,23 +97,23 @@ impl Knot {
             self.todo.extend(needs.each.iter().chain(some));
             self.found += needs.each.len() + needs.some.as_ref().map_or(0, |(_, owners)| owners.len());
             self.needs.insert(id, needs);
-            if self.found > MOST {
-                return Step::MayEnd;
+            if self.found > MAX_DEPENDENCIES {
+                return Proof::MayEnd;
             }
         }
-        let for_ever = self.for_ever();
-        if self.from.iter().any(|id| for_ever.contains(id)) {
-            let soft = |(by, part): &&(WaiterId, WaiterId)| {
-                !waits.was_let_pass(*by, *part)
-                    && for_ever.contains(by)
-                    && waits.together(*part).iter().any(|id| for_ever.contains(id))
+        let endless = self.endless();
+        if self.from.iter().any(|id| endless.contains(id)) {
+            let soft = |(by, member): &&(WaiterId, WaiterId)| {
+                !waits.has_ever_overtaken(*by, *member)
+                    && endless.contains(by)
+                    && waits.together(*member).iter().any(|id| endless.contains(id))
             };
-            if let Some((by, part)) = self.soft.iter().find(soft) {
-                return Step::Soft(*by, *part);
+            if let Some((by, member)) = self.soft.iter().find(soft) {
+                return Proof::Soft(*by, *member);
             }
-            Step::NeverEnds(for_ever.into_iter().collect())
+            Proof::NeverEnds(endless.into_iter().collect())
         } else {
-            Step::MayEnd
+            Proof::MayEnd
         }
     }
 
@@ -120,27 +128,28 @@ impl Knot {
         let (mut each, mut some) = (Vec::new(), HashMap::<Owner, WaitsOf>::default());
         let limit = wait.wants.limit;
         for hold in holders.iter().filter(|hold| wait.is_behind(hold)) {
-            let led_to = self.led_to(waits, wait.lock, &hold.owner, None, now);
+            let waits_behind = self.waits_behind(waits, wait.lock, &hold.owner, None, now);
             if limit.is_some() && hold.exclusive == 0 {
-                some.entry(hold.owner.clone()).or_default().extend(led_to);
+                some.entry(hold.owner.clone()).or_default().extend(waits_behind);
             } else {
-                each.extend(led_to);
+                each.extend(waits_behind);
             }
         }
         let ahead = waits.ahead(wait.lock, Ahead::All, Position::FRONT..served_at_of(waits, wait, now));
-        let ahead = ahead.chain(waits.passers(wait.lock, id));
-        for other in ahead.filter(|other| *other != id && !wait.has_no_order()) {
+        let ahead = ahead.chain(waits.overtakers(wait.lock, id));
+        for other in ahead.filter(|other| *other != id && !wait.is_unordered()) {
             let Some(ahead) = waits.waiting(other, now) else { continue };
-            let is_passed = waits.passed_by(wait.lock, id).is_some_and(|passed| passed.contains(&other));
-            if is_passed || !wait.must_not_pass(&ahead) {
+            let is_overtaken =
+                waits.overtaken_by(wait.lock, id).is_some_and(|overtaken| overtaken.contains(&other));
+            if is_overtaken || !wait.must_not_pass(&ahead) {
                 continue;
             }
-            if ahead.is_part {
+            if ahead.is_member {
                 self.soft.push((id, other));
             }
-            let led_to = self.led_to(waits, wait.lock, ahead.owner, Some(other), now);
+            let waits_behind = self.waits_behind(waits, wait.lock, ahead.owner, Some(other), now);
             if wait.wants.mode == Mode::Exclusive || ahead.wants.mode == Mode::Exclusive {
-                each.extend(led_to);
+                each.extend(waits_behind);
                 continue;
             }
             // It is served first, and they hold the lock side by side then.
@@ -148,7 +157,7 @@ impl Knot {
                 each.push(other);
             }
             if limit.is_some() {
-                some.entry(ahead.owner.clone()).or_default().extend(led_to);
+                some.entry(ahead.owner.clone()).or_default().extend(waits_behind);
             }
         }
         let some = limit.map(|limit| (usize::try_from(limit.get()).unwrap_or(usize::MAX), some));
@@ -157,7 +166,7 @@ impl Knot {
 
     /// The waits of an owner that are to end before it gives this lock back: not those of its other threads that want the lock for
     /// themselves; of the origin only the one that is asked about.
-    fn led_to(
+    fn waits_behind(
         &self,
         waits: &impl Waits,
         lock: LockIdx,
@@ -166,11 +175,11 @@ impl Knot {
         now: Now,
     ) -> WaitsOf {
         let of = waits.waits_of(owner).filter(|id| *owner != self.origin || self.from.contains(id));
-        of.filter(|id| !is_anothers(waits, *id, (lock, ahead), now)).collect()
+        of.filter(|id| !is_another_threads(waits, *id, (lock, ahead), now)).collect()
     }
 
     /// Those that can never end.
-    fn for_ever(&self) -> HashSet<WaiterId> {
+    fn endless(&self) -> HashSet<WaiterId> {
         let mut left: HashSet<WaiterId> = self.needs.keys().copied().collect();
         loop {
             let ends = |id: &WaiterId| {

@@ -11,10 +11,10 @@ use foldhash::HashMap;
 use smallvec::SmallVec;
 
 use super::binding::{Binding, NewBind};
-use super::ended::Ended;
-use super::few::Few;
+use super::ended::EndedRequests;
 use super::lease::{Lease, SetLease};
 use super::schedule::earlier;
+use super::small_map::SmallMap;
 use super::spare::free_spare;
 use super::table::LockIdx;
 use super::{ConnectionId, Holders, LockId, MonoUs, Now, Owner, Records, ReleaseScope, RequestId, WallMs};
@@ -23,17 +23,17 @@ use super::{ConnectionId, Holders, LockId, MonoUs, Now, Owner, Records, ReleaseS
 const SWEEP_BATCH: usize = 1_000;
 
 /// Number of upcoming renewals that are searched for holds of one lock.
-const RENEWED_NEXT: usize = 256;
+const RENEWAL_SCAN_LIMIT: usize = 256;
 
 /// A hold that depends on a connection.
 type BoundHold = (LockIdx, Owner);
 
 /// The bindings of one lock.
 #[derive(Default)]
-struct OfLock {
-    bindings: Few<Owner, Binding>,
+struct LockBindings {
+    bindings: SmallMap<Owner, Binding>,
     /// Owners whose holds must end because a connection closed.
-    closed: Few<Owner, ()>,
+    closed: SmallMap<Owner, ()>,
     /// Whether further holds are due for a joint renewal in the next step.
     renews_on: bool,
     /// Whether some bindings may belong to holds that have ended.
@@ -42,26 +42,26 @@ struct OfLock {
 
 /// The owners whose holds a step may have ended.
 #[derive(Clone, Copy)]
-pub(super) enum MayHaveEnded<'a> {
+pub(super) enum AffectedOwners<'a> {
     /// The calling owner only.
-    Of(&'a Owner),
+    Only(&'a Owner),
     Any,
 }
 
 /// All bindings with their schedules, and the requests that had one.
 #[derive(Default)]
-pub(super) struct Sessions {
+pub(super) struct Bindings {
     /// The bindings of each lock that has any.
-    of_locks: HashMap<LockIdx, OfLock>,
+    by_lock: HashMap<LockIdx, LockBindings>,
     /// The holds that depend on each connection.
-    by_connection: HashMap<ConnectionId, Few<BoundHold, ()>>,
+    by_connection: HashMap<ConnectionId, SmallMap<BoundHold, ()>>,
     /// Times of the next renewals by watchdogs. Each binding has its time too.
     renewals: BTreeSet<(MonoUs, BoundHold)>,
     /// Times at which bindings are swept for requests that can no longer be repeated. Each binding has its
     /// time too.
     sweeps: BTreeSet<(MonoUs, BoundHold)>,
     /// Requests whose hold has ended, and owners whose holds ended with a connection.
-    ended: Ended,
+    ended: EndedRequests,
     /// Latest time until which a request that was granted here may be repeated.
     requests_until: MonoUs,
     /// Number of holds that end with a connection.
@@ -70,11 +70,11 @@ pub(super) struct Sessions {
     suspended: bool,
 }
 
-impl Sessions {
+impl Bindings {
     /// Whether a hold of this lock depends on a connection, or did.
     #[inline(always)]
     pub(super) fn knows(&self, lock: LockIdx) -> bool {
-        !self.of_locks.is_empty() && self.of_locks.contains_key(&lock)
+        !self.by_lock.is_empty() && self.by_lock.contains_key(&lock)
     }
 
     /// Whether any hold depends on a connection.
@@ -83,10 +83,10 @@ impl Sessions {
     }
 
     fn binding(&mut self, lock: LockIdx, owner: &Owner) -> Option<&mut Binding> {
-        if self.of_locks.is_empty() {
+        if self.by_lock.is_empty() {
             return None;
         }
-        self.of_locks.get_mut(&lock)?.bindings.get_mut(owner)
+        self.by_lock.get_mut(&lock)?.bindings.get_mut(owner)
     }
 
     /// Makes the owner's hold depend on a connection.
@@ -99,7 +99,7 @@ impl Sessions {
         lease: Lease,
         now: Now,
     ) {
-        let bindings = &mut self.of_locks.entry(lock).or_default().bindings;
+        let bindings = &mut self.by_lock.entry(lock).or_default().bindings;
         let new = || Binding::new(lease, bind.begins.then_some(bind.since));
         let Some(binding) = bindings.get_or_insert_with(owner, new) else {
             return defect!("a new binding is missing");
@@ -107,13 +107,13 @@ impl Sessions {
         let hold = (lock, owner.clone());
         let connection = bind.bind.connection;
         let (sweep_at, due, was_ephemeral) = (binding.sweep_at(), binding.due(), binding.is_ephemeral());
-        let let_go = binding.bind(bind, id, lease, now);
+        let replaced = binding.bind(bind, id, lease, now);
         self.ephemeral += usize::from(binding.is_ephemeral() && !was_ephemeral);
-        binding.lease_was_set(lease, now);
+        binding.note_lease(lease, now);
         let depends = binding.depends_on(connection);
         plan(&mut self.sweeps, &hold, sweep_at, binding.sweep_at());
         plan(&mut self.renewals, &hold, due, binding.due());
-        for other in let_go {
+        for other in replaced {
             unlink(&mut self.by_connection, other, &hold);
         }
         if depends {
@@ -122,18 +122,18 @@ impl Sessions {
     }
 
     /// Notes that the owner has set its lease: the next renewal is due after a third of it.
-    pub(super) fn lease_was_set(&mut self, lock: LockIdx, owner: &Owner, lease: Lease, now: Now) {
-        self.plan_anew(lock, owner, |binding| binding.lease_was_set(lease, now));
+    pub(super) fn note_lease(&mut self, lock: LockIdx, owner: &Owner, lease: Lease, now: Now) {
+        self.reschedule(lock, owner, |binding| binding.note_lease(lease, now));
     }
 
     /// Notes a new end of the owner's lease. The renewed length stays the same; the next renewal may become
     /// due earlier.
-    pub(super) fn lease_end_was_set(&mut self, lock: LockIdx, owner: &Owner, end: WallMs, now: Now) {
-        self.plan_anew(lock, owner, |binding| binding.lease_end_was_set(end, now));
+    pub(super) fn note_lease_end(&mut self, lock: LockIdx, owner: &Owner, end: WallMs, now: Now) {
+        self.reschedule(lock, owner, |binding| binding.note_lease_end(end, now));
     }
 
     /// Changes the binding of an owner's hold, if it has one, and reschedules its renewal.
-    fn plan_anew(&mut self, lock: LockIdx, owner: &Owner, change: impl FnOnce(&mut Binding)) {
+    fn reschedule(&mut self, lock: LockIdx, owner: &Owner, change: impl FnOnce(&mut Binding)) {
         let Some(binding) = self.binding(lock, owner) else { return };
         let before = binding.due();
         change(binding);
@@ -145,13 +145,13 @@ impl Sessions {
 
     /// The binding of the owner's hold, if it is certain and has a connection.
     pub(super) fn binding_of(&self, lock: LockIdx, owner: &Owner) -> Option<&Binding> {
-        let of_lock = self.of_locks.get(&lock).filter(|of_lock| !of_lock.doubtful && !self.suspended)?;
-        of_lock.bindings.get(owner).filter(|binding| !binding.is_doubtful() && binding.client().is_some())
+        let bound = self.by_lock.get(&lock).filter(|bound| !bound.doubtful && !self.suspended)?;
+        bound.bindings.get(owner).filter(|binding| !binding.is_doubtful() && binding.client().is_some())
     }
 
     /// Whether this request bound the owner's hold to a connection.
     pub(super) fn has_bound(&self, lock: LockIdx, owner: &Owner, id: &RequestId) -> bool {
-        let binding = self.of_locks.get(&lock).and_then(|of_lock| of_lock.bindings.get(owner));
+        let binding = self.by_lock.get(&lock).and_then(|bound| bound.bindings.get(owner));
         binding.is_some_and(|binding| binding.has_bound(id))
     }
 
@@ -173,7 +173,7 @@ impl Sessions {
     }
 
     /// Notes that a request got a hold for its owner, after any earlier request with the same id.
-    pub(super) fn has_begun(
+    pub(super) fn note_granted(
         &mut self,
         lock: impl FnOnce() -> LockId,
         (owner, id): (&Owner, &RequestId),
@@ -181,7 +181,7 @@ impl Sessions {
     ) {
         self.requests_until = self.requests_until.max(may_come_until(id.ttl_ms, now));
         if !self.ended.is_empty() {
-            self.ended.has_begun(lock(), owner, id);
+            self.ended.note_granted(lock(), owner, id);
         }
     }
 
@@ -221,9 +221,8 @@ impl Sessions {
     }
 
     fn close_hold(&mut self, connection: ConnectionId, hold: BoundHold, now: Now) -> Option<(LockIdx, bool)> {
-        let of_lock = self.of_locks.get_mut(&hold.0);
-        let bound =
-            of_lock.and_then(|of_lock| Some((of_lock.bindings.get_mut(&hold.1)?, &mut of_lock.closed)));
+        let bound = self.by_lock.get_mut(&hold.0);
+        let bound = bound.and_then(|bound| Some((bound.bindings.get_mut(&hold.1)?, &mut bound.closed)));
         let Some((binding, closed)) = bound else {
             return defect!("a connection is linked to a missing binding", None);
         };
@@ -240,22 +239,22 @@ impl Sessions {
 
     /// The owners whose holds must end because a connection closed.
     pub(super) fn closed(&self, lock: LockIdx) -> impl Iterator<Item = &Owner> {
-        let of_lock = self.of_locks.get(&lock).filter(|_| !self.suspended);
-        of_lock.into_iter().flat_map(|of_lock| of_lock.closed.keys())
+        let bound = self.by_lock.get(&lock).filter(|_| !self.suspended);
+        bound.into_iter().flat_map(|bound| bound.closed.keys())
     }
 
     /// Number of holds that must end because a connection closed.
     pub(super) fn closed_len(&self, lock: LockIdx) -> usize {
-        let of_lock = self.of_locks.get(&lock).filter(|_| !self.suspended);
-        of_lock.map_or(0, |of_lock| of_lock.closed.len())
+        let bound = self.by_lock.get(&lock).filter(|_| !self.suspended);
+        bound.map_or(0, |bound| bound.closed.len())
     }
 
     /// Number of holds of this lock that depend on connections.
     pub(super) fn len_of(&self, lock: LockIdx) -> usize {
-        if self.of_locks.is_empty() {
+        if self.by_lock.is_empty() {
             return 0;
         }
-        self.of_locks.get(&lock).map_or(0, |of_lock| of_lock.bindings.len())
+        self.by_lock.get(&lock).map_or(0, |bound| bound.bindings.len())
     }
 
     /// The locks with a renewal due by now. They stay due until the lock is reconciled.
@@ -268,7 +267,7 @@ impl Sessions {
         self.renewals.first().map(|(at, _)| *at)
     }
 
-    /// Time at which [`sweep`](Sessions::sweep) is due.
+    /// Time at which [`sweep`](Bindings::sweep) is due.
     pub(super) fn next_sweep(&self) -> Option<MonoUs> {
         earlier(self.sweeps.first().map(|(at, _)| *at), self.ended.due())
     }
@@ -304,10 +303,10 @@ impl Sessions {
     /// Removes a binding from every index.
     #[inline(always)]
     fn take(&mut self, hold: &BoundHold) -> Option<impl Iterator<Item = (RequestId, MonoUs)>> {
-        let of_lock = self.of_locks.get_mut(&hold.0)?;
-        let binding = of_lock.bindings.get_mut(&hold.1)?;
-        if !of_lock.closed.is_empty() {
-            of_lock.closed.remove(&hold.1);
+        let bound = self.by_lock.get_mut(&hold.0)?;
+        let binding = bound.bindings.get_mut(&hold.1)?;
+        if !bound.closed.is_empty() {
+            bound.closed.remove(&hold.1);
         }
         self.ephemeral -= usize::from(binding.is_ephemeral());
         plan(&mut self.renewals, hold, binding.due(), None);
@@ -316,10 +315,10 @@ impl Sessions {
             unlink(&mut self.by_connection, connection, hold);
         }
         let requests = binding.take_requests();
-        of_lock.bindings.discard(&hold.1);
-        if of_lock.bindings.is_empty() {
-            self.of_locks.remove(&hold.0);
-            free_spare(&mut self.of_locks);
+        bound.bindings.discard(&hold.1);
+        if bound.bindings.is_empty() {
+            self.by_lock.remove(&hold.0);
+            free_spare(&mut self.by_lock);
         }
         Some(requests)
     }
@@ -332,28 +331,24 @@ impl Sessions {
         }
     }
 
-    /// Ends the bindings of owners without a hold. `who` names the owners to check, and `ended` tells whether
+    /// Ends the bindings of owners without a hold. `affected` names the owners to check, and `ended` tells whether
     /// an owner holds nothing.
     #[inline(always)]
     pub(super) fn unbind_ended(
         &mut self,
         lock: LockIdx,
         name: &LockId,
-        who: MayHaveEnded<'_>,
+        affected: AffectedOwners<'_>,
         ended: impl Fn(&Owner) -> bool,
     ) {
-        let Some(of_lock) = self.of_locks.get(&lock) else { return };
-        let gone: SmallVec<[Owner; 1]> = match who {
-            MayHaveEnded::Of(owner) => {
+        let Some(bound) = self.by_lock.get(&lock) else { return };
+        let gone: SmallVec<[Owner; 1]> = match affected {
+            AffectedOwners::Only(owner) => {
                 Some(owner).filter(|owner| ended(owner)).cloned().into_iter().collect()
             }
-            MayHaveEnded::Any => of_lock
-                .bindings
-                .iter()
-                .map(|(owner, _)| owner)
-                .filter(|owner| ended(owner))
-                .cloned()
-                .collect(),
+            AffectedOwners::Any => {
+                bound.bindings.iter().map(|(owner, _)| owner).filter(|owner| ended(owner)).cloned().collect()
+            }
         };
         for owner in gone {
             self.unbind(&(lock, owner), name);
@@ -364,23 +359,23 @@ impl Sessions {
     pub(super) fn suspend(&mut self) {
         self.suspended = true;
         self.renewals.clear();
-        for of_lock in self.of_locks.values_mut() {
-            of_lock.doubtful = true;
-            of_lock.bindings.values_mut().for_each(Binding::suspend);
+        for bound in self.by_lock.values_mut() {
+            bound.doubtful = true;
+            bound.bindings.values_mut().for_each(Binding::suspend);
         }
     }
 
     /// Resumes after a promotion. Returns the locks to reconcile.
     pub(super) fn resume(&mut self) -> Vec<LockIdx> {
         self.suspended = false;
-        self.of_locks.keys().copied().collect()
+        self.by_lock.keys().copied().collect()
     }
 
     /// Notes that the owners may have different holds by now.
     pub(super) fn doubt(&mut self, lock: LockIdx) {
-        if let Some(of_lock) = self.of_locks.get_mut(&lock) {
-            of_lock.doubtful = true;
-            of_lock.bindings.values_mut().for_each(Binding::doubt);
+        if let Some(bound) = self.by_lock.get_mut(&lock) {
+            bound.doubtful = true;
+            bound.bindings.values_mut().for_each(Binding::doubt);
         }
     }
 
@@ -390,7 +385,7 @@ impl Sessions {
     pub(super) fn follow(
         &mut self,
         (lock, name): (LockIdx, &LockId),
-        (who, portion): (MayHaveEnded<'_>, usize),
+        (affected, portion): (AffectedOwners<'_>, usize),
         holders: &mut Holders,
         records: &mut dyn Records,
         now: Now,
@@ -399,7 +394,7 @@ impl Sessions {
             return (Vec::new(), Vec::new());
         }
         self.settle_doubts(lock, name, holders, now);
-        let closed = self.end_closed((lock, name), (who, portion), holders, records, now);
+        let closed = self.end_closed((lock, name), (affected, portion), holders, records, now);
         let mut set = Vec::new();
         // Nearly always, no renewal is due.
         if self.next_renewal().is_none_or(|at| at > now.mono) && !self.renews_on(lock) {
@@ -416,7 +411,7 @@ impl Sessions {
             if end > hold.expires_at {
                 let _ = holders.renew(owner.as_bytes(), end);
             }
-            self.lease_was_set(lock, &owner, Lease::new(ms, end), now);
+            self.note_lease(lock, &owner, Lease::new(ms, end), now);
             set.push((owner, SetLease::AtLeast(wanted), end));
         }
         (closed, set)
@@ -424,32 +419,32 @@ impl Sessions {
 
     /// Whether the previous step left further holds of this lock for a joint renewal.
     pub(super) fn renews_on(&self, lock: LockIdx) -> bool {
-        self.of_locks.get(&lock).is_some_and(|of_lock| of_lock.renews_on)
+        self.by_lock.get(&lock).is_some_and(|bound| bound.renews_on)
     }
 
     /// The owners whose leases to renew, with the lengths in milliseconds. If one is due, others due soon are
     /// included, at most a portion of those due first.
     fn due_of(&mut self, lock: LockIdx, portion: usize, now: Now) -> Vec<(Owner, i64)> {
-        let Some(of_lock) = self.of_locks.get_mut(&lock) else { return Vec::new() };
-        let renews_on = std::mem::take(&mut of_lock.renews_on);
+        let Some(bound) = self.by_lock.get_mut(&lock) else { return Vec::new() };
+        let renews_on = std::mem::take(&mut bound.renews_on);
         let is_due =
             |binding: &Binding| !binding.is_closed() && binding.due().is_some_and(|at| at <= now.mono);
         let due = |(owner, binding): (&Owner, &Binding)| Some((owner.clone(), binding.due_lease(now)?));
-        if of_lock.bindings.len() <= portion {
-            if !of_lock.bindings.iter().any(|(_, binding)| is_due(binding)) {
+        if bound.bindings.len() <= portion {
+            if !bound.bindings.iter().any(|(_, binding)| is_due(binding)) {
                 return Vec::new();
             }
-            return of_lock.bindings.iter().filter_map(due).collect();
+            return bound.bindings.iter().filter_map(due).collect();
         }
         // Renewals of other locks may stand between, so the search is bounded.
-        let first = self.renewals.iter().take(RENEWED_NEXT).filter(|(_, (of, _))| *of == lock);
-        let first = first.filter_map(|(_, (_, owner))| Some((owner, of_lock.bindings.get(owner)?)));
+        let first = self.renewals.iter().take(RENEWAL_SCAN_LIMIT).filter(|(_, (of, _))| *of == lock);
+        let first = first.filter_map(|(_, (_, owner))| Some((owner, bound.bindings.get(owner)?)));
         let mut first = first.skip_while(|(_, binding)| binding.is_closed()).peekable();
         if !renews_on && !first.peek().is_some_and(|(_, binding)| is_due(binding)) {
             return Vec::new();
         }
         let first: Vec<_> = first.filter_map(due).take(portion).collect();
-        of_lock.renews_on = first.len() == portion;
+        bound.renews_on = first.len() == portion;
         first
     }
 
@@ -459,22 +454,22 @@ impl Sessions {
     pub(super) fn end_closed(
         &mut self,
         (lock, name): (LockIdx, &LockId),
-        (who, portion): (MayHaveEnded<'_>, usize),
+        (affected, portion): (AffectedOwners<'_>, usize),
         holders: &mut Holders,
         records: &mut dyn Records,
         now: Now,
     ) -> Vec<Owner> {
-        let Some(of_lock) = self.of_locks.get(&lock).filter(|of_lock| !of_lock.closed.is_empty()) else {
+        let Some(bound) = self.by_lock.get(&lock).filter(|bound| !bound.closed.is_empty()) else {
             return Vec::new();
         };
-        let own = match who {
-            MayHaveEnded::Of(owner) => Some(owner).filter(|owner| of_lock.closed.get(owner).is_some()),
-            MayHaveEnded::Any => None,
+        let own = match affected {
+            AffectedOwners::Only(owner) => Some(owner).filter(|owner| bound.closed.get(owner).is_some()),
+            AffectedOwners::Any => None,
         };
-        let others = of_lock.closed.keys().filter(|owner| own != Some(*owner)).take(portion);
+        let others = bound.closed.keys().filter(|owner| own != Some(*owner)).take(portion);
         let ended: Vec<Owner> = own.into_iter().chain(others).cloned().collect();
         for owner in &ended {
-            let Some(binding) = of_lock.bindings.get(owner) else { continue };
+            let Some(binding) = bound.bindings.get(owner) else { continue };
             let _ = holders.release(owner.as_bytes(), ReleaseScope::All, None);
             binding.requests(now).for_each(|request| records.forget_grant(request));
             // Requests that did not bind the hold, or that another server granted, are unknown here.
@@ -494,11 +489,11 @@ impl Sessions {
     /// Ends bindings whose owner has a different hold now.
     #[inline(always)]
     fn settle_doubts(&mut self, lock: LockIdx, name: &LockId, holders: &Holders, now: Now) {
-        let Some(of_lock) = self.of_locks.get_mut(&lock) else { return };
-        if !std::mem::take(&mut of_lock.doubtful) {
+        let Some(bound) = self.by_lock.get_mut(&lock) else { return };
+        if !std::mem::take(&mut bound.doubtful) {
             return;
         }
-        let doubtful = of_lock.bindings.iter().filter(|(_, binding)| binding.is_doubtful());
+        let doubtful = bound.bindings.iter().filter(|(_, binding)| binding.is_doubtful());
         for owner in doubtful.map(|(owner, _)| owner.clone()).collect::<Vec<_>>() {
             let end = holders.of(owner.as_bytes()).map(|hold| hold.expires_at);
             let hold = (lock, owner);
@@ -515,13 +510,13 @@ impl Sessions {
     }
 
     /// Whether no deadline is pending.
-    pub(super) fn plans_nothing(&self) -> bool {
+    pub(super) fn has_no_deadline(&self) -> bool {
         self.sweeps.is_empty() && self.ended.is_empty() && self.renewals.is_empty()
     }
 
     /// Whether no renewal is scheduled.
     #[cfg(test)]
-    pub(super) fn renews_nothing(&self) -> bool {
+    pub(super) fn has_no_renewal(&self) -> bool {
         self.renewals.is_empty()
     }
 
@@ -540,24 +535,24 @@ impl Sessions {
     pub(super) fn verify(&self, knows: impl Fn(LockIdx) -> bool) {
         let (mut links, mut renewals, mut sweeps) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
         let mut ephemeral = 0;
-        for (lock, of_lock) in &self.of_locks {
+        for (lock, bound) in &self.by_lock {
             assert!(
-                knows(*lock) && !of_lock.bindings.is_empty(),
+                knows(*lock) && !bound.bindings.is_empty(),
                 "{lock:?} has bindings and is not in the table"
             );
-            let closed = of_lock.bindings.iter().filter(|(_, binding)| binding.is_closed());
+            let closed = bound.bindings.iter().filter(|(_, binding)| binding.is_closed());
             assert!(
-                closed.map(|(owner, _)| owner).eq(of_lock.closed.keys()),
+                closed.map(|(owner, _)| owner).eq(bound.closed.keys()),
                 "the index of closed holds is wrong"
             );
-            for (owner, binding) in of_lock.bindings.iter() {
+            for (owner, binding) in bound.bindings.iter() {
                 let hold = (*lock, owner.clone());
                 links.extend(binding.each_connection().map(|connection| (connection, hold.clone())));
                 renewals.extend(binding.due().map(|at| (at, hold.clone())));
                 sweeps.extend(binding.sweep_at().map(|at| (at, hold.clone())));
                 ephemeral += usize::from(binding.is_ephemeral());
                 assert!(
-                    !binding.is_doubtful() || of_lock.doubtful,
+                    !binding.is_doubtful() || bound.doubtful,
                     "the doubt about {hold:?} is never settled"
                 );
             }
@@ -600,7 +595,7 @@ fn plan(
 
 #[inline(always)]
 fn unlink(
-    by_connection: &mut HashMap<ConnectionId, Few<BoundHold, ()>>,
+    by_connection: &mut HashMap<ConnectionId, SmallMap<BoundHold, ()>>,
     connection: ConnectionId,
     hold: &BoundHold,
 ) {

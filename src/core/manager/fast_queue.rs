@@ -6,18 +6,18 @@
 //! while the lock's hold is remembered. Events make the lock ready when the hold ends, its lease moves, or a
 //! command replaces the key ([`key_changed`](super::LockManager::key_changed)). Some writes raise no such
 //! event (`SET`, `HSET`). Those of Redisson's clients come with an `EXPIRE`, which does. So a newcomer opens
-//! the key if the last newcomer did so more than [`SEEN_US`] ago.
+//! the key if the last newcomer did so more than [`LOOK_VALID_US`] ago.
 
 use super::parts::Parts;
-use crate::core::table::Known;
-use crate::core::{MonoUs, Notify, Now, Patience, Request, RequestId, WaiterId};
+use crate::core::table::LockLookup;
+use crate::core::{MonoUs, Notify, Now, Request, RequestId, WaitPolicy, WaiterId};
 
 /// Time for which newcomers rely on another newcomer's look at the key, in microseconds.
-const SEEN_US: MonoUs = 100_000;
+const LOOK_VALID_US: MonoUs = 100_000;
 
 /// A wait that was queued without opening the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Unseen {
+pub(crate) struct FastQueued {
     pub(crate) id: WaiterId,
     /// Whether the waiter may wait for its own owner, so that a search is needed.
     pub(crate) may_be_in_cycle: bool,
@@ -25,29 +25,29 @@ pub(crate) struct Unseen {
     pub(crate) plans: bool,
 }
 
-/// Implements [`LockManager::queue_unseen`](super::LockManager::queue_unseen).
+/// Implements [`LockManager::queue_fast`](super::LockManager::queue_fast).
 #[inline(always)]
 pub(super) fn queue(
     parts: &mut Parts,
-    lock: Known<'_>,
+    lock: LockLookup<'_>,
     request: &Request,
-    patience: Patience,
+    policy: WaitPolicy,
     (looks_first, is_new): (bool, impl FnOnce(&RequestId) -> bool),
     now: Now,
-) -> Option<Unseen> {
-    let Patience::Waits { deadline, at_most, on_primary: true } = patience else { return None };
+) -> Option<FastQueued> {
+    let WaitPolicy::Wait { deadline, at_most, on_primary: true } = policy else { return None };
     let lock = parts.table.handle_of(lock)?;
-    let is_plain = !parts.tells_owners
+    let is_plain = !parts.notifies_owners
         && !parts.demoted
         && parts.quarantined_until.is_none()
         && parts.waiters.bundles.is_empty()
         && !parts.table.is_ready(lock);
     let state = parts.state(lock).filter(|state| is_plain && !state.unconfirmed.is_to_settle())?;
-    let was_seen = state.seen.is_some_and(|seen| now.mono < seen.saturating_add(SEEN_US));
+    let note_look = state.last_look.is_some_and(|seen| now.mono < seen.saturating_add(LOOK_VALID_US));
     let has_place = at_most.is_none_or(|most| state.queue.len() < most);
     let is_first = state.queue.is_empty();
     let hold = state.plain_hold.as_ref().filter(|hold| hold.expires_at > now.wall)?;
-    let must_look = !was_seen || !has_place || (is_first && looks_first) || hold.owner == request.owner;
+    let must_look = !note_look || !has_place || (is_first && looks_first) || hold.owner == request.owner;
     if must_look || request.notify.as_ref().is_some_and(|notify| has_too_many(parts, notify)) {
         return None;
     }
@@ -70,7 +70,7 @@ pub(super) fn queue(
     // Uses the condition of `may_be_in_cycle`.
     let may_be_in_cycle = holder_waits || parts.state(lock).is_some_and(|state| state.queue.has_crossing());
     let is_planned = first_until.is_none_or(|until| planned.is_some_and(|planned| planned <= until));
-    Some(Unseen { id, may_be_in_cycle, plans: !is_planned || deadline.is_some() })
+    Some(FastQueued { id, may_be_in_cycle, plans: !is_planned || deadline.is_some() })
 }
 
 /// Whether this connection has the maximum number of waits with `NOTIFY`.
