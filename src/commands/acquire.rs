@@ -10,7 +10,7 @@ use super::options::{
     options, Ephemeral, Fence, How, Id, Lease, Once, Replicas, Shared, Wait, Watchdog, KEY,
 };
 use crate::config;
-use crate::core::{Now, Outcome, Owner, Patience, Request, Unseen, WaiterId};
+use crate::core::{FastQueued, Now, Outcome, Owner, Request, WaitPolicy, WaiterId};
 use crate::driver::{self, Acknowledgement, Standing, Whose};
 use crate::error::Error;
 use crate::server::arguments::{Argument, Arguments, Kind};
@@ -64,13 +64,13 @@ impl Command for Acquire {
         let call = parse(ctx, args)?;
         let now = ctx.now();
         let patience = match call.how {
-            How::No => Patience::Leaves,
+            How::No => WaitPolicy::NoWait,
             How::Blocked(block) => super::patience(ctx, Some(block), now),
             How::Notified(..) => super::patience_of_notified(ctx),
         };
         let remembered = super::look_up(ctx, &call.key);
         let unseen = driver::queue_unseen(ctx, (&call.key, &remembered), &call.request, patience, now);
-        if let Some(Unseen { id, may_be_in_cycle, plans }) = unseen {
+        if let Some(FastQueued { id, may_be_in_cycle, plans }) = unseen {
             let now = refuse_deadlock(ctx, id, may_be_in_cycle, now)?;
             return wait(ctx, &call, id, (now, plans));
         }
@@ -135,7 +135,7 @@ fn look_and_acquire<'a>(
     ctx: Ctx<'a>,
     call: &'a Call<'a>,
     remembered: driver::Remembered<'a>,
-    patience: Patience,
+    patience: WaitPolicy,
     now: Now,
 ) -> Result<(Outcome, bool), Error> {
     super::known_in_hand(ctx, (&call.key, Some(&call.owner)), remembered, now, |lock, known| {
@@ -178,7 +178,7 @@ fn parse<'a>(ctx: Ctx<'_>, args: Args<'a>) -> Result<Call<'a>, Error> {
         id: given.id.get().map(|id| args.request(ctx, &key, asked.as_bytes(), id)).transpose()?,
         bind: given.watchdog.bind(&given.ephemeral, ctx, &args)?,
         client: super::client_if_told(ctx),
-        confirmed_later: given.replicas.is_given(),
+        awaits_replicas: given.replicas.is_given(),
         notify: match how {
             How::No | How::Blocked(_) => None,
             How::Notified(inbox, grace_ms) => {

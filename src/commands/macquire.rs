@@ -11,7 +11,8 @@ use super::options::{
 };
 use crate::config;
 use crate::core::{
-    Checked, Mode, MonoUs, NewBundle, Now, Owner, Patience, Refusal, Reply, Request, Verdict, WaiterId, Wants,
+    CheckedLock, Mode, MonoUs, NewBundle, Now, Owner, Refusal, Reply, Request, Verdict, WaitPolicy, WaiterId,
+    Wants,
 };
 use crate::driver::{self, Acknowledgement, Standing, Whose};
 use crate::error::Error;
@@ -96,10 +97,10 @@ impl Command for Macquire {
 }
 
 /// Looks at all locks, and changes nothing but what was due anyway.
-fn find(ctx: Ctx<'_>, call: &Call<'_>, patience: Patience, now: Now) -> Result<Found, Error> {
+fn find(ctx: Ctx<'_>, call: &Call<'_>, patience: WaitPolicy, now: Now) -> Result<Found, Error> {
     let (mut replies, mut busy, mut known_busy, mut any_full) = (Vec::new(), None, false, false);
     for (at, key) in call.keys.iter().enumerate() {
-        let Checked { verdict, is_full } =
+        let CheckedLock { verdict, is_full } =
             super::one_in_hand(ctx, (key, Some(&call.owner)), now, |lock, known| {
                 if super::is_theirs(lock, &call.request, now) {
                     return Err(Error::FairLock);
@@ -112,7 +113,7 @@ fn find(ctx: Ctx<'_>, call: &Call<'_>, patience: Patience, now: Now) -> Result<F
             })?;
         any_full |= is_full;
         match verdict {
-            Verdict::May => {}
+            Verdict::Available => {}
             Verdict::Repeats(reply) => replies.push(reply),
             Verdict::Busy { quarantined } => {
                 busy.get_or_insert(at);
@@ -134,14 +135,14 @@ fn carry_out(
     ctx: Ctx<'_>,
     call: &Call<'_>,
     found: Found,
-    patience: Patience,
+    patience: WaitPolicy,
     now: Now,
 ) -> Result<Option<WaiterId>, Error> {
     match found {
-        Found::All if call.request.confirmed_later => {
+        Found::All if call.request.awaits_replicas => {
             let (bundle, parts) = queue(ctx, call, None, now)?;
-            driver::grant_all(ctx, bundle.lead, &parts);
-            Ok(Some(bundle.lead))
+            driver::grant_all(ctx, bundle.first_wait, &parts);
+            Ok(Some(bundle.first_wait))
         }
         Found::All => {
             let take = |key| {
@@ -186,24 +187,24 @@ fn carry_out(
             Ok(None)
         }
         Found::Busy { at, quarantined, is_full } => match patience {
-            Patience::Leaves if quarantined => {
+            WaitPolicy::NoWait if quarantined => {
                 let left = driver::with(ctx, |driver| driver.quarantine_left(now));
                 Err(Error::Quarantine { ms: left.map_or(0, |us| us.div_ceil(1000)) })
             }
-            Patience::Leaves => {
-                driver::with(ctx, |driver| driver.locks.was_busy());
+            WaitPolicy::NoWait => {
+                driver::with(ctx, |driver| driver.locks.count_busy());
                 ctx.reply_null();
                 Ok(None)
             }
             // A replica that accepts writes: nothing here could hand the locks on.
-            Patience::Waits { on_primary: false, .. } => Err(Error::Refused(Refusal::Replica)),
-            Patience::Waits { .. } if is_full => Err(Error::Refused(Refusal::TooManyWaiters)),
-            Patience::Waits { deadline, .. } => {
+            WaitPolicy::Wait { on_primary: false, .. } => Err(Error::Refused(Refusal::Replica)),
+            WaitPolicy::Wait { .. } if is_full => Err(Error::Refused(Refusal::TooManyWaiters)),
+            WaitPolicy::Wait { deadline, .. } => {
                 let (bundle, parts) = queue(ctx, call, deadline, now)?;
                 if let Some(at) = parts.get(at) {
-                    driver::with(ctx, |driver| driver.locks.begin_blocked(bundle.lead, *at));
+                    driver::with(ctx, |driver| driver.locks.note_blocked(bundle.first_wait, *at));
                 }
-                Ok(Some(bundle.lead))
+                Ok(Some(bundle.first_wait))
             }
         },
     }
@@ -222,7 +223,7 @@ fn queue(
             let (holders, records) = (&mut lock.holders, &mut lock.records);
             let wait = (&call.request, deadline);
             Ok(driver::with(ctx, |driver| {
-                driver.locks.queue_part(known, holders, records, wait, &mut bundle, now)
+                driver.locks.queue_member(known, holders, records, wait, &mut bundle, now)
             }))
         })?;
         parts.push(part);
@@ -260,7 +261,7 @@ fn parse<'a>(ctx: Ctx<'_>, args: Args<'a>) -> Result<Call<'a>, Error> {
         id,
         bind: given.watchdog.bind(&given.ephemeral, ctx, &args)?,
         client: super::client_if_told(ctx),
-        confirmed_later: given.replicas.is_given(),
+        awaits_replicas: given.replicas.is_given(),
         notify: None,
     };
     let wanted = given.replicas.acknowledgement(ctx, &args)?;

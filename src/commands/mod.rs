@@ -46,7 +46,7 @@ pub(crate) use top::Top;
 pub(crate) use waiters::Waiters;
 
 use crate::config;
-use crate::core::{ConnectionId, InHand, Known, LockRef, MonoUs, Now, Patience, Records, Request};
+use crate::core::{ConnectionId, LockLookup, LockRef, MonoUs, Now, Records, Request, StepOutput, WaitPolicy};
 use crate::driver;
 use crate::error::Error;
 use crate::keyspace::Lock;
@@ -76,7 +76,7 @@ fn in_hand<'a, T>(
     ctx: Ctx<'a>,
     key: (&'a Str<'a>, Option<&'a Str<'a>>),
     now: Now,
-    call: impl FnOnce(&mut Lock<'a>, Known<'a>) -> Result<(T, InHand), Error>,
+    call: impl FnOnce(&mut Lock<'a>, LockLookup<'a>) -> Result<(T, StepOutput), Error>,
 ) -> Result<T, Error> {
     known_in_hand(ctx, key, look_up(ctx, key.0), now, call)
 }
@@ -88,7 +88,7 @@ fn known_in_hand<'a, T>(
     key: (&'a Str<'a>, Option<&'a Str<'a>>),
     remembered: driver::Remembered<'a>,
     now: Now,
-    call: impl FnOnce(&mut Lock<'a>, Known<'a>) -> Result<(T, InHand), Error>,
+    call: impl FnOnce(&mut Lock<'a>, LockLookup<'a>) -> Result<(T, StepOutput), Error>,
 ) -> Result<T, Error> {
     let done = take_in_hand(ctx, key, remembered, now, call);
     driver::serve_bundles(ctx);
@@ -101,7 +101,7 @@ fn one_in_hand<'a, T>(
     ctx: Ctx<'a>,
     key: (&'a Str<'a>, Option<&'a Str<'a>>),
     now: Now,
-    call: impl FnOnce(&mut Lock<'a>, Known<'a>) -> Result<(T, InHand), Error>,
+    call: impl FnOnce(&mut Lock<'a>, LockLookup<'a>) -> Result<(T, StepOutput), Error>,
 ) -> Result<T, Error> {
     take_in_hand(ctx, key, look_up(ctx, key.0), now, call)
 }
@@ -119,7 +119,7 @@ fn take_in_hand<'a, T>(
     (key, owner): (&'a Str<'a>, Option<&'a Str<'a>>),
     remembered: driver::Remembered<'a>,
     now: Now,
-    call: impl FnOnce(&mut Lock<'a>, Known<'a>) -> Result<(T, InHand), Error>,
+    call: impl FnOnce(&mut Lock<'a>, LockLookup<'a>) -> Result<(T, StepOutput), Error>,
 ) -> Result<T, Error> {
     let at = remembered.lock.name();
     let done = Lock::open(ctx, key, owner, &remembered, now, |lock| {
@@ -147,20 +147,20 @@ fn is_theirs(lock: &mut Lock<'_>, request: &Request, now: Now) -> bool {
 
 /// What is to become of an acquire that has to wait, with this `BLOCK`.
 #[inline(always)]
-fn patience(ctx: Ctx<'_>, block: Option<options::Patience>, now: Now) -> Patience {
+fn patience(ctx: Ctx<'_>, block: Option<options::Patience>, now: Now) -> WaitPolicy {
     match block.map(|block| (block, ctx.flags())) {
-        Some((options::Patience(ms), flags)) if !flags.denies_blocking() => Patience::Waits {
+        Some((options::Patience(ms), flags)) if !flags.denies_blocking() => WaitPolicy::Wait {
             deadline: ms.map(|ms| now.mono.saturating_add(ms.saturating_mul(1000))),
             at_most: config::max_waiters(),
             on_primary: flags.is_primary(),
         },
-        _ => Patience::Leaves,
+        _ => WaitPolicy::NoWait,
     }
 }
 
 /// The same of one that is told by a message: it blocks no client, so it can wait in a transaction, too.
-fn patience_of_notified(ctx: Ctx<'_>) -> Patience {
-    Patience::Waits { deadline: None, at_most: config::max_waiters(), on_primary: ctx.flags().is_primary() }
+fn patience_of_notified(ctx: Ctx<'_>) -> WaitPolicy {
+    WaitPolicy::Wait { deadline: None, at_most: config::max_waiters(), on_primary: ctx.flags().is_primary() }
 }
 
 /// The connection that calls, if it is to be known who holds a lock and on which connection.

@@ -4,15 +4,21 @@
 
 use super::state::with;
 use super::subscriptions;
-use crate::core::{InHand, LockRef, WallMs};
+use crate::core::{LockRef, StepOutput, WallMs};
 use crate::keyspace::{channel, Lock};
 use crate::server::propagation::Propagation;
 use crate::server::Ctx;
 
 /// Writes a lock that a command has opened and the core has changed. `found_free` if it was free before.
-pub(crate) fn commit(ctx: Ctx<'_>, at: LockRef<'_>, in_hand: InHand, lock: &mut Lock<'_>, found_free: bool) {
+pub(crate) fn commit(
+    ctx: Ctx<'_>,
+    at: LockRef<'_>,
+    in_hand: StepOutput,
+    lock: &mut Lock<'_>,
+    found_free: bool,
+) {
     subscriptions::listen(ctx);
-    let shortened = lock.shortened_to(in_hand.foreseen);
+    let shortened = lock.shortened_to(in_hand.expected_end);
     store(ctx, at, in_hand, lock, found_free, shortened);
 }
 
@@ -22,7 +28,7 @@ pub(crate) fn commit(ctx: Ctx<'_>, at: LockRef<'_>, in_hand: InHand, lock: &mut 
 pub(super) fn store(
     ctx: Ctx<'_>,
     at: LockRef<'_>,
-    in_hand: InHand,
+    in_hand: StepOutput,
     lock: &mut Lock<'_>,
     found_free: bool,
     shortened: Option<WallMs>,
@@ -33,7 +39,7 @@ pub(super) fn store(
     let told = lock.store().or_else(|| unannounced.then(|| channel::freed(ctx, Propagation::of(ctx), name)));
     let told = if in_hand.is_reserved {
         if told.is_some() {
-            with(ctx, |driver| driver.locks.was_withheld(in_hand));
+            with(ctx, |driver| driver.locks.note_withheld(in_hand));
         }
         None
     } else {

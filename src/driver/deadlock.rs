@@ -6,7 +6,7 @@ use super::blocked::Ended;
 use super::reconcile::{reconcile, serve_bundles};
 use super::state::{dispatch, with};
 use crate::config;
-use crate::core::waits_for::{Edge, Step, PORTION};
+use crate::core::waits_for::{Edge, Progress, PORTION};
 use crate::core::{Holders, LockId, LockManager, Owner, Search, WaiterId, Waits};
 use crate::error::shown;
 use crate::keyspace;
@@ -76,13 +76,13 @@ pub(super) fn search_late(ctx: Ctx<'_>) {
         left -= 1;
         match (resolve(ctx, search, reported), id) {
             (Found::Interrupted(search), _) => {
-                with(ctx, |driver| driver.locks.put_off(*search));
+                with(ctx, |driver| driver.locks.suspend_search(*search));
                 left = 0;
             }
             (Found::MayEnd(rest), _) => left = left.min(rest),
             (Found::Deadlock(edges, rest), Some(id)) => with(ctx, |driver| {
                 left = left.min(rest);
-                let lead = driver.locks.lead_of(id);
+                let lead = driver.locks.first_wait_of(id);
                 driver.stats.deadlocks += 1;
                 driver.locks.end_deadlocked(id);
                 driver.blocked.end(lead, Ended::Deadlock(edges));
@@ -90,20 +90,20 @@ pub(super) fn search_late(ctx: Ctx<'_>) {
             (Found::Deadlock(..), None) => return defect!("a deadlock of no wait"),
         }
     }
-    with(ctx, |driver| driver.locks.rest_from_searches(ctx.now()));
+    with(ctx, |driver| driver.locks.pause_searches(ctx.now()));
 }
 
 /// Follows a search to its end. Lets pass whom that helps, and ends the waits of clients that are gone.
 fn resolve(ctx: Ctx<'_>, mut search: Search, reported: bool) -> Found {
     loop {
         match run(ctx, &mut search) {
-            Step::Cycle(edges, others) if reported => {
+            Progress::Cycle(edges, others) if reported => {
                 if !end_gone(ctx, &edges, others) {
                     return Found::Deadlock(edges, search.left());
                 }
             }
-            Step::Soft(soft) => let_pass(ctx, &soft),
-            Step::Later => return Found::Interrupted(Box::new(search)),
+            Progress::Soft(soft) => let_pass(ctx, &soft),
+            Progress::Later => return Found::Interrupted(Box::new(search)),
             _ => return Found::MayEnd(search.left()),
         }
         let left = search.left();
@@ -117,7 +117,7 @@ fn resolve(ctx: Ctx<'_>, mut search: Search, reported: bool) -> Found {
 /// Whoever has hung up waits no more, even if the server has not read so yet. Returns whether that ends any of these waits.
 fn end_gone(ctx: Ctx<'_>, edges: &[Edge], others: Vec<WaiterId>) -> bool {
     let any = with(ctx, |driver| {
-        let waits = edges.iter().map(|edge| edge.by).chain(others).map(|id| driver.locks.lead_of(id));
+        let waits = edges.iter().map(|edge| edge.by).chain(others).map(|id| driver.locks.first_wait_of(id));
         let gone: Vec<WaiterId> = waits.filter(|id| driver.blocked.is_hung_up(*id)).collect();
         for id in &gone {
             driver.locks.leave(*id);
@@ -134,7 +134,7 @@ fn end_gone(ctx: Ctx<'_>, edges: &[Edge], others: Vec<WaiterId>) -> bool {
 /// Swaps the order of waits and the parts that they stand behind, and serves their locks.
 fn let_pass(ctx: Ctx<'_>, soft: &[(WaiterId, WaiterId)]) {
     let let_pass =
-        |(who, part): &(WaiterId, WaiterId)| with(ctx, |driver| driver.locks.let_pass(*who, *part));
+        |(who, part): &(WaiterId, WaiterId)| with(ctx, |driver| driver.locks.overtake(*who, *part));
     let mut locks: Vec<LockId> = soft.iter().filter_map(let_pass).collect();
     if locks.is_empty() {
         return defect!("nobody is let pass");
@@ -154,10 +154,10 @@ pub(super) fn words(ctx: Ctx<'_>, edges: &[Edge]) -> String {
 
 /// Serves those who wait for several locks, after a call for several. That a lock is free is announced when nobody of them got it.
 pub(crate) fn in_several<T>(ctx: Ctx<'_>, body: impl FnOnce() -> T) -> T {
-    with(ctx, |driver| driver.locks.begin_several());
+    with(ctx, |driver| driver.locks.begin_multi_release());
     let done = body();
     serve_bundles(ctx);
-    for lock in with(ctx, |driver| driver.locks.end_several()) {
+    for lock in with(ctx, |driver| driver.locks.end_multi_release()) {
         ctx.in_db(lock.db, || reconcile(ctx, &lock));
     }
     serve_bundles(ctx);
@@ -185,11 +185,11 @@ pub(crate) fn blockers_of(ctx: Ctx<'_>, owner: &Owner) -> Vec<Edge> {
     search.into_edges()
 }
 
-fn run(ctx: Ctx<'_>, search: &mut Search) -> Step {
+fn run(ctx: Ctx<'_>, search: &mut Search) -> Progress {
     loop {
         let now = ctx.now();
         match with(ctx, |driver| search.step(&driver.locks, now)) {
-            Step::Read(lock) => {
+            Progress::Read(lock) => {
                 // Outside of `with`: a key that has expired raises an event.
                 let name = Str::new(&lock.key);
                 let holders = ctx.in_db(lock.db, || keyspace::look(ctx, &name, now));

@@ -9,7 +9,7 @@
 use std::rc::Rc;
 
 use super::state::with;
-use crate::core::{Message, MonoUs, News, Now, WaiterId};
+use crate::core::{InboxEvent, Message, MonoUs, Now, WaiterId};
 use crate::error::Error;
 use crate::server::caller::Caller;
 use crate::server::{ask, event_loop, Ctx, Str};
@@ -41,7 +41,7 @@ pub(crate) fn await_message(ctx: Ctx<'_>, (now, plans): (Now, bool)) {
 pub(super) fn turn_ends(ctx: Ctx<'_>, (): ()) {
     let started = ctx.now().mono;
     while let Some(message) = with(ctx, |driver| driver.locks.next_message()) {
-        if publish(ctx, &message) == 0 && message.news == News::Granted {
+        if publish(ctx, &message) == 0 && message.event == InboxEvent::Granted {
             was_not_heard(ctx, message.id);
         }
         if ctx.now().mono.saturating_sub(started) >= BUDGET_US {
@@ -54,17 +54,17 @@ pub(super) fn turn_ends(ctx: Ctx<'_>, (): ()) {
 /// Nobody listens at this server: the next in line is served. In a cluster somebody may at another node.
 fn was_not_heard(ctx: Ctx<'_>, id: WaiterId) {
     with(ctx, |driver| {
-        if !driver.in_cluster && driver.locks.unheard(id) {
+        if !driver.in_cluster && driver.locks.message_unheard(id) {
             driver.plan_soon(ctx);
         }
     });
 }
 
 /// `granted <request> <key>` or `lost <request> <key>`. Returns how many have heard it at this server.
-fn publish(ctx: Ctx<'_>, Message { inbox, lock, request, news, .. }: &Message) -> usize {
-    let word: &[u8] = match news {
-        News::Granted => b"granted ",
-        News::Lost => b"lost ",
+fn publish(ctx: Ctx<'_>, Message { inbox, lock, request, event, .. }: &Message) -> usize {
+    let word: &[u8] = match event {
+        InboxEvent::Granted => b"granted ",
+        InboxEvent::Lost => b"lost ",
     };
     let text = [word, request.id(), b" ", &lock.key].concat();
     ask::publish(ctx, &channel(inbox), &Str::new(&text))

@@ -36,7 +36,7 @@ pub(super) fn on_timer(ctx: Ctx<'_>) {
         driver.acknowledgements.ignore(ctx);
         driver.inboxes.rest(ctx, &driver.locks);
         if driver.in_cluster && driver.looks.take_all(started) {
-            let is_remembered = driver.locks.look_at_all();
+            let is_remembered = driver.locks.recheck_all();
             driver.looks.plan_again(started, driver.locks.waiting_total() > 0, is_remembered);
         }
         if may_write {
@@ -66,7 +66,7 @@ pub(super) fn on_timer(ctx: Ctx<'_>) {
     let flushed = with(ctx, |driver| {
         let told = driver.flushed && (may_write || !primary);
         driver.flushed &= !told;
-        let wanted = || driver.locks.wanted_here().map(|lock| lock.key.to_vec()).collect::<Vec<_>>();
+        let wanted = || driver.locks.contended_locks().map(|lock| lock.key.to_vec()).collect::<Vec<_>>();
         (told && primary).then(wanted)
     });
     if let Some(wanted_here) = flushed {

@@ -16,7 +16,7 @@ const BATCH: usize = 100;
 
 /// Owners are told, or are not any more, as the setting is now.
 pub(super) fn follow_setting(ctx: Ctx<'_>) {
-    with(ctx, |driver| driver.locks.tell_owners(config::events()));
+    with(ctx, |driver| driver.locks.notify_owners(config::events()));
     subscriptions::listen_to_fields(ctx);
 }
 

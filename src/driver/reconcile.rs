@@ -6,7 +6,9 @@ use foldhash::HashSet;
 
 use super::commit::store;
 use super::state::{with, Remembered};
-use crate::core::{Decision, InHand, Known, LockId, LockManager, Now, Reply, Try, Verdict, WaiterId};
+use crate::core::{
+    BundleTry, Decision, LockId, LockLookup, LockManager, Now, Reply, StepOutput, Verdict, WaiterId,
+};
 use crate::error::Error;
 use crate::keyspace::Lock;
 use crate::server::{ask, Ctx, Str};
@@ -44,7 +46,7 @@ fn reconcile_alone(ctx: Ctx<'_>, lock: &LockId) {
 #[inline]
 pub(crate) fn serve_bundles(ctx: Ctx<'_>) {
     // Mostly nobody waits so.
-    if with(ctx, |driver| driver.locks.any_due()) {
+    if with(ctx, |driver| driver.locks.has_due_bundle()) {
         serve_due(ctx);
     }
 }
@@ -52,11 +54,13 @@ pub(crate) fn serve_bundles(ctx: Ctx<'_>) {
 #[cold]
 fn serve_due(ctx: Ctx<'_>) {
     let mut failed: HashSet<WaiterId> = HashSet::default();
-    while let Some(Try { lead, parts }) = with(ctx, |driver| driver.locks.next_try()) {
+    while let Some(BundleTry { first_wait: lead, members: parts }) =
+        with(ctx, |driver| driver.locks.begin_try())
+    {
         let db = parts.first().map_or_else(|| ctx.db(), |(lock, _)| lock.db);
         let blocked_at = ctx.in_db(db, || {
             let blocked_at = try_bundle(ctx, lead, &parts);
-            for lock in with(ctx, |driver| driver.locks.was_tried(blocked_at)) {
+            for lock in with(ctx, |driver| driver.locks.end_try(blocked_at)) {
                 reconcile_alone(ctx, &lock);
             }
             blocked_at
@@ -82,10 +86,10 @@ fn try_bundle(ctx: Ctx<'_>, lead: WaiterId, parts: &[(LockId, WaiterId)]) -> Opt
     let now = ctx.now();
     for (name, (lock, part)) in names.iter().zip(parts) {
         let found = with_lock(ctx, lock, name, now, |locks, known, open| {
-            locks.try_part(known, &mut open.holders, &mut open.records, *part, now)
+            locks.try_member(known, &mut open.holders, &mut open.records, *part, now)
         });
         match found {
-            Ok(Some(Verdict::May)) => {}
+            Ok(Some(Verdict::Available)) => {}
             Ok(Some(Verdict::Busy { .. })) => return Some(*part),
             Ok(Some(Verdict::Refused(refusal))) => return end(Decision::Refused(refusal)),
             Ok(Some(Verdict::Repeats(_)) | None) => return None,
@@ -111,7 +115,7 @@ fn grant_parts(ctx: Ctx<'_>, lead: WaiterId, parts: &[(LockId, WaiterId)], waits
     let now = ctx.now();
     let granted = |(lock, part): &(LockId, WaiterId)| {
         let granted = with_lock(ctx, lock, &Str::new(&lock.key), now, |locks, known, open| {
-            locks.grant_part(known, &mut open.holders, &mut open.records, (*part, waits), now)
+            locks.grant_member(known, &mut open.holders, &mut open.records, (*part, waits), now)
         });
         granted.ok().flatten()
     };
@@ -127,7 +131,7 @@ fn with_lock<T>(
     lock: &LockId,
     name: &Str<'_>,
     now: Now,
-    step: impl FnOnce(&mut LockManager, Known<'_>, &mut Lock<'_>) -> (T, InHand),
+    step: impl FnOnce(&mut LockManager, LockLookup<'_>, &mut Lock<'_>) -> (T, StepOutput),
 ) -> Result<T, Error> {
     let remembered = Remembered::of(ctx, lock.as_ref());
     Lock::open(ctx, name, None, &remembered, now, |open| {
@@ -135,7 +139,7 @@ fn with_lock<T>(
         let (found, in_hand) = with(ctx, |driver| step(&mut driver.locks, remembered.lock, open));
         // Of a lease that a foreign write has ended it is not known how long it was.
         let shortened =
-            if found_free { open.holders.first_end() } else { open.shortened_to(in_hand.foreseen) };
+            if found_free { open.holders.first_end() } else { open.shortened_to(in_hand.expected_end) };
         store(ctx, lock.as_ref(), in_hand, open, found_free, shortened);
         found
     })

@@ -14,8 +14,8 @@ use super::looks::Looks;
 use super::waiting_clients::WaitingClients;
 use crate::config;
 use crate::core::{
-    ConnectionId, Decision, Hold, Known, LockManager, LockRef, MonoUs, Now, Patience, Request, RequestId,
-    Unseen, WaiterId,
+    ConnectionId, Decision, FastQueued, Hold, LockLookup, LockManager, LockRef, MonoUs, Now, Request,
+    RequestId, WaitPolicy, WaiterId,
 };
 use crate::keyspace::{granted, Memory};
 use crate::server::{event_loop, events, key, Ctx, InCallback, Obstacle, ServerCell, Str};
@@ -88,7 +88,7 @@ pub(crate) fn dispatch(ctx: Ctx<'_>, now: Now) {
 impl Driver {
     /// The client that this waiter blocks, or that it belongs to.
     pub(crate) fn client_of(&self, id: WaiterId) -> Option<u64> {
-        let blocked = self.blocked.client_of(self.locks.lead_of(id));
+        let blocked = self.blocked.client_of(self.locks.first_wait_of(id));
         blocked.or_else(|| self.locks.connection_of(id).map(|connection| connection.0))
     }
 
@@ -215,7 +215,7 @@ impl Driver {
             && self.acknowledgements.is_idle()
             && !self.inboxes.are_listening()
             && self.inboxes.len() == 0
-            && self.locks.plans_nothing()
+            && self.locks.has_no_deadline()
             && !self.locks.has_bindings()
             && !self.locks.is_demoted()
     }
@@ -283,9 +283,9 @@ impl Driver {
 
     /// Fragile locks are looked at, if the server was woken up since the last time.
     pub(super) fn look_at_fragile(&mut self, now: MonoUs) {
-        if self.looks.take_fragile(self.locks.is_looking_at_fragile()) {
-            self.locks.look_at_fragile();
-            self.looks.plan_fragile(now, self.locks.is_looking_at_fragile());
+        if self.looks.take_fragile(self.locks.is_rechecking_fragile()) {
+            self.locks.recheck_fragile();
+            self.looks.plan_fragile(now, self.locks.is_rechecking_fragile());
         }
     }
 }
@@ -294,7 +294,7 @@ impl Driver {
 #[derive(Clone, Copy)]
 pub(crate) struct Remembered<'a> {
     ctx: Ctx<'a>,
-    pub(crate) lock: Known<'a>,
+    pub(crate) lock: LockLookup<'a>,
 }
 
 impl<'a> Remembered<'a> {
@@ -320,10 +320,10 @@ pub(crate) fn queue_unseen(
     ctx: Ctx<'_>,
     (name, lock): (&Str<'_>, &Remembered<'_>),
     request: &Request,
-    patience: Patience,
+    patience: WaitPolicy,
     now: Now,
-) -> Option<Unseen> {
-    if patience == Patience::Leaves {
+) -> Option<FastQueued> {
+    if patience == WaitPolicy::NoWait {
         return None;
     }
     // A field may end before the lock's lease does. Who is first in line has to see when.
@@ -331,7 +331,7 @@ pub(crate) fn queue_unseen(
     let is_new = |id: &RequestId| matches!(granted(ctx, name, id), Ok(None));
     with(ctx, |driver| {
         driver.keep_quarantine(now);
-        driver.locks.queue_unseen(lock.lock, request, patience, (looks_first, is_new), now)
+        driver.locks.queue_fast(lock.lock, request, patience, (looks_first, is_new), now)
     })
 }
 

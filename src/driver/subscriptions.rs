@@ -7,7 +7,7 @@ use std::cell::Cell;
 use super::quarantine;
 use super::state::with;
 use crate::config;
-use crate::core::{Happened, KeyChange, LockRef};
+use crate::core::{HoldEvent, KeyChange, LockRef};
 use crate::keyspace::kept;
 use crate::server::events::{self, KeyspaceEvents};
 use crate::server::{messages, notify, propagation, version, Ctx, ServerCell};
@@ -26,16 +26,16 @@ impl KeyspaceEvents for KeyEvents {
         kept::forget(ctx, key);
         // Those that end every hold that there was on the key, also by putting others in its place.
         let change = match event {
-            b"expired" => KeyChange::Gone(Happened::Expired),
-            b"evicted" => KeyChange::Gone(Happened::Evicted),
+            b"expired" => KeyChange::Gone(HoldEvent::Expired),
+            b"evicted" => KeyChange::Gone(HoldEvent::Evicted),
             b"del" | b"rename_from" | b"move_from" | b"rename_to" | b"move_to" | b"restore" | b"copy_to" => {
-                KeyChange::Gone(Happened::Deleted)
+                KeyChange::Gone(HoldEvent::Deleted)
             }
             _ => KeyChange::Changed,
         };
         with(ctx, |driver| {
             // Nearly always: nobody waits, and the event costs no more than this.
-            if driver.locks.ignores(change) {
+            if driver.locks.ignores_change(change) {
                 return;
             }
             if driver.locks.key_changed(LockRef { db: ctx.db(), key }, change, ctx.now()) {

@@ -74,7 +74,7 @@ fn publish(ctx: Ctx<'_>, propagation: Propagation<'_>, kinds: &Kinds, channel: S
 /// Tells an owner what has happened to its hold: those who have subscribed to that at this server, and in a cluster at any.
 pub(crate) fn tell_owner(ctx: Ctx<'_>, notice: &Notice) {
     let channel = Str::new(&events(&notice.lock.key));
-    let message = [notice.happened.name().as_bytes(), b" ", notice.owner.as_bytes()].concat();
+    let message = [notice.event.name().as_bytes(), b" ", notice.owner.as_bytes()].concat();
     let chosen = match config::publish() {
         // That is about those who wait elsewhere.
         Publish::Off => Publish::Auto,

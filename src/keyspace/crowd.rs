@@ -16,7 +16,7 @@
 
 use std::rc::Rc;
 
-use crate::core::{Crowd, Hold, Holders, LockRef, Now, Touched};
+use crate::core::{ChangedHold, Crowd, Hold, Holders, LockRef, Now};
 use crate::keyspace::memory::Memory;
 use crate::keyspace::{kept, layout};
 use crate::server::key::Key;
@@ -62,7 +62,7 @@ pub(super) fn open(
     let lasts = !key.may_have_field_ends(ctx);
     if let Some((name, mut crowd)) = kept::take(ctx, at) {
         if lasts && is_true(key, &crowd, (fields, expires_at), caller) {
-            Rc::make_mut(&mut crowd).judge_as_of(now.wall);
+            Rc::make_mut(&mut crowd).set_now(now.wall);
             if crowd.len() >= memory.ending() + LEFT {
                 let found = Found { db: at.db, name: Some(name), lasts };
                 return Some((found, Holders::from_crowd(crowd)));
@@ -78,7 +78,7 @@ pub(super) fn look(ctx: Ctx<'_>, key: &Key<'_>, found: (usize, i64), now: Now) -
     let at = LockRef { db: ctx.db(), key: key.name().as_bytes() };
     if let Some((name, mut crowd)) = kept::take(ctx, at) {
         if !key.may_have_field_ends(ctx) && is_true(key, &crowd, found, None) {
-            Rc::make_mut(&mut crowd).judge_as_of(now.wall);
+            Rc::make_mut(&mut crowd).set_now(now.wall);
             kept::put(ctx, (at.db, name), Rc::clone(&crowd), now.wall);
             if crowd.len() >= LEFT {
                 return Some(Holders::from_crowd(crowd));
@@ -130,7 +130,7 @@ fn is_true(
     crowd.fields() == fields
         && crowd.last_end() == Some(expires_at)
         && caller.is_none_or(|caller| has(key, caller, crowd.field(caller)))
-        && crowd.last_but(caller).is_some_and(|hold| has(key, hold.owner.as_bytes(), Some(hold)))
+        && crowd.last_except(caller).is_some_and(|hold| has(key, hold.owner.as_bytes(), Some(hold)))
 }
 
 /// True if the field of this reader says just this, or is not there.
@@ -154,7 +154,7 @@ impl Found {
     ) -> Written {
         let was_kept = self.name.is_some();
         let (mut gone, mut set, mut renewed_last) = (Vec::new(), Vec::new(), false);
-        for Touched { owner, before } in crowd.take_touched() {
+        for ChangedHold { owner, before } in crowd.take_changes() {
             let owner = owner.as_bytes();
             let calls = caller.is_some_and(|caller| caller.as_bytes() == owner);
             if was_kept && !calls && !has(key, owner, before.as_ref()) {
@@ -173,7 +173,7 @@ impl Found {
                     renewed_last |= hold.renewed && crowd.last_end() == Some(hold.expires_at);
                 }
             }
-            crowd.is_written(owner);
+            crowd.mark_written(owner);
         }
         let ended: Vec<Hold> = crowd.ended(PORTION).cloned().collect();
         for hold in ended {
@@ -204,10 +204,10 @@ impl Found {
 
     /// Keeps a crowd that is stored, on a primary: at a replica the stream from the primary changes it.
     pub(super) fn keep(&mut self, ctx: Ctx<'_>, key: &Key<'_>, crowd: &mut Rc<Crowd>) {
-        if self.lasts && !crowd.is_touched() && crowd.fields() > MANY && ctx.is_primary() {
+        if self.lasts && !crowd.has_unwritten_changes() && crowd.fields() > MANY && ctx.is_primary() {
             let to_keep = Rc::make_mut(crowd);
             to_keep.free_spare();
-            to_keep.is_kept();
+            to_keep.mark_kept();
             let name = self.name.take().unwrap_or_else(|| key.name().as_bytes().into());
             kept::put(ctx, (self.db, name), Rc::clone(crowd), ctx.now().wall);
         }

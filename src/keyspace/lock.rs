@@ -4,7 +4,7 @@
 
 use std::ffi::{c_int, CStr};
 
-use crate::core::{Foreseen, Hold, Holders, Now, Token};
+use crate::core::{ExpectedEnd, Hold, Holders, Now, Token};
 use crate::decimal::Digits;
 use crate::error::Error;
 use crate::keyspace::crowd::{self, Found};
@@ -174,14 +174,14 @@ impl<'a> Lock<'a> {
     }
 
     /// The end of the first lease, if the lock will be free earlier than external clients may have read: they would sleep too
-    /// long. They have read the stored TTL, unless `foreseen` says more.
+    /// long. They have read the stored TTL, unless `expected_end` says more.
     #[inline(always)]
-    pub(crate) fn shortened_to(&self, foreseen: Foreseen) -> Option<i64> {
+    pub(crate) fn shortened_to(&self, expected_end: ExpectedEnd) -> Option<i64> {
         let first_end = self.holders.first_end()?;
-        let is_shortened = match foreseen {
-            Foreseen::AsWritten => self.stored_end > self.holders.expires_at(),
-            Foreseen::Until(end) => self.stored_end > Some(end),
-            Foreseen::MaybeSooner => true,
+        let is_shortened = match expected_end {
+            ExpectedEnd::AsWritten => self.stored_end > self.holders.expires_at(),
+            ExpectedEnd::Until(end) => self.stored_end > Some(end),
+            ExpectedEnd::MaybeSooner => true,
         };
         is_shortened.then_some(first_end)
     }
@@ -407,7 +407,7 @@ impl<'a> Lock<'a> {
 
 impl Drop for Lock<'_> {
     fn drop(&mut self) {
-        if let (Stored::Crowd(found), Some(crowd)) = (&mut self.stored, self.holders.kept_crowd()) {
+        if let (Stored::Crowd(found), Some(crowd)) = (&mut self.stored, self.holders.crowd_to_keep()) {
             // What a panic has left may be half written.
             if !std::thread::panicking() {
                 found.keep(self.ctx, &self.key, crowd);

@@ -45,7 +45,7 @@ impl Record {
 
     /// The name of its key.
     pub(super) fn name(&self, lock: &[u8]) -> Name {
-        names::request(lock, self.id.asked(), self.id.id())
+        names::request(lock, self.id.owner_argument(), self.id.id())
     }
 
     /// When the last reply in it is forgotten; `None` if there is none.
@@ -60,7 +60,7 @@ impl Record {
     /// owner, up to the end.
     pub(super) fn encode(&self) -> Text {
         let mut text = Text::new();
-        put(&mut text, b"", self.id.asked().len().try_into().unwrap_or(i64::MAX));
+        put(&mut text, b"", self.id.owner_argument().len().try_into().unwrap_or(i64::MAX));
         if self.braced {
             text.extend_from_slice(b" b");
         }
@@ -97,7 +97,7 @@ impl Record {
     pub(super) fn decode(self, text: &[u8]) -> Option<Option<Record>> {
         let (len, rest) = number(text)?;
         let braced = rest.strip_prefix(b" b");
-        if usize::try_from(len).ok()? != self.id.asked().len() || braced.is_some() != self.braced {
+        if usize::try_from(len).ok()? != self.id.owner_argument().len() || braced.is_some() != self.braced {
             return Some(None);
         }
         let mut rest = braced.unwrap_or(rest);
