@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: MIT
+
+//! Begins a step: brings a lock up to date with events since its last step.
+
+use super::finish::ExpectedEnd;
+use super::{counted, Step, READS_PER_PORTION};
+use crate::core::bindings::AffectedOwners;
+use crate::core::manager::parts::{Parts, MAX_SEARCHED_WAITS};
+use crate::core::table::{LockIdx, LockLookup};
+use crate::core::{Holders, Now, Owner, Records};
+
+impl<'a> Step<'a> {
+    /// Takes a lock in hand, and ends and renews what is to be ended and renewed by now.
+    // Of most locks nothing is remembered: then there is nothing to call.
+    #[inline(always)]
+    pub(in crate::core::manager) fn begin(
+        parts: &'a mut Parts,
+        known: LockLookup<'a>,
+        affected: AffectedOwners<'a>,
+        holders: &'a mut Holders,
+        records: &'a mut dyn Records,
+        now: Now,
+    ) -> Step<'a> {
+        let (name, lock) = (known.name(), parts.table.handle_of(known));
+        let portion = parts.portion.0.max(holders.read_len() / READS_PER_PORTION);
+        let mut step = Step {
+            parts,
+            portion,
+            name,
+            lock,
+            affected,
+            holders,
+            records,
+            now,
+            handed_over: false,
+            expected_end: ExpectedEnd::AsWritten,
+            is_crowded: false,
+            looks_at_all: true,
+            is_unfinished: false,
+            is_due_again: false,
+        };
+        if let Some(lock) = lock {
+            step.catch_up(lock);
+        }
+        step
+    }
+
+    #[inline(always)]
+    pub(super) fn catch_up(&mut self, lock: LockIdx) {
+        self.parts.table.unset_ready(lock);
+        self.decide_what_to_look_at(lock);
+        if !self.parts.ending_connections.is_empty() {
+            if let AffectedOwners::Only(owner) = self.affected {
+                self.parts.end_closed_hold(lock, owner, self.now);
+            }
+        }
+        self.forget_voided(lock);
+        if self.parts.notifies_owners {
+            self.notice_losses(lock);
+        }
+        self.revoke(lock);
+        self.follow_connections(lock);
+    }
+
+    /// Few grants and bindings are all looked through, whether their holds have ended. Many are only if somebody may have lost a hold
+    /// without a call, and then not at each step: so no more of them are looked at, on an average, than a step does of other things.
+    #[inline(always)]
+    pub(super) fn decide_what_to_look_at(&mut self, lock: LockIdx) {
+        let (remembered, portion) = (self.parts.remembered_of(lock), self.portion);
+        if remembered > portion {
+            (self.is_crowded, self.looks_at_all) = (true, self.is_time_to_look(lock, remembered / portion));
+        }
+    }
+
+    #[cold]
+    pub(super) fn is_time_to_look(&mut self, lock: LockIdx, steps: usize) -> bool {
+        let (holders, calls) = (counted(self.holders.len()), self.is_call());
+        let Some(state) = self.parts.state_mut(lock) else { return false };
+        state.may_have_ended |= holders < state.held_by;
+        if calls || !state.may_have_ended {
+            return false;
+        }
+        let looks = state.looks_in == 0;
+        (state.may_have_ended, state.looks_in) =
+            if looks { (false, counted(steps)) } else { (true, state.looks_in - 1) };
+        self.is_due_again |= !looks;
+        looks
+    }
+
+    /// Grants of which clients were told by messages have ended before they were confirmed: they were never made.
+    #[inline(always)]
+    pub(super) fn forget_voided(&mut self, lock: LockIdx) {
+        let portion = self.portion;
+        let Some(state) = self.parts.state_mut(lock).filter(|state| state.unconfirmed.any_voided()) else {
+            return;
+        };
+        for request in state.unconfirmed.take_voided(portion) {
+            self.records.forget_grant(&request);
+        }
+        self.is_unfinished |= state.unconfirmed.any_voided();
+    }
+
+    /// This owner's hold has ended without a call, or its lease is another one. If it holds nothing, nothing depends on that any more.
+    pub(super) fn ended_or_set(&mut self, lock: LockIdx, owner: &Owner) {
+        if self.parts.notifies_owners {
+            self.settle_held(lock, AffectedOwners::Only(owner));
+        }
+        if self.holders.of(owner.as_bytes()).is_none() {
+            self.parts.void_ended(lock, AffectedOwners::Only(owner), |_| true);
+        }
+    }
+
+    /// Who holds the lock by a foreign write may stand behind a part that waits for that.
+    #[inline]
+    pub(in crate::core::manager) fn search_for_holders(&mut self) {
+        let Some(lock) = self.lock.filter(|_| !self.parts.waiters.bundles.is_empty()) else { return };
+        let was_changed = self.parts.state_mut(lock).map(|state| std::mem::take(&mut state.was_changed));
+        if was_changed != Some(true) {
+            return;
+        }
+        for hold in self.holders.iter().take(MAX_SEARCHED_WAITS) {
+            self.parts.search_waits_of(&hold.owner);
+        }
+    }
+}

@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: MIT
+
+//! Grants the lock to a request.
+
+use super::finish::ExpectedEnd;
+use super::Step;
+use crate::core::binding::BindMode;
+use crate::core::bundles::Verdict;
+use crate::core::held::HoldRecord;
+use crate::core::holders::Admission;
+use crate::core::unconfirmed::{GrantEffect, SetToken};
+use crate::core::{
+    Counted, Decision, Hold, Mode, MonoUs, Refusal, Reply, Request, Token, WaiterId, WallMs, Wants,
+};
+
+/// A request that was granted.
+pub(super) struct Grant {
+    pub(super) reply: Reply,
+    pub(super) effect: GrantEffect,
+    /// When the owner's lease ended, and its token, if it held the lock before.
+    pub(super) before: Option<(WallMs, Option<Token>)>,
+    /// When it ends now.
+    pub(super) written: WallMs,
+}
+
+/// Why a request was not granted.
+pub(super) enum NotGranted {
+    Busy,
+    Refused(Refusal),
+}
+
+/// Who gets the reply to a grant.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum ReplyTarget {
+    /// Whoever calls: it cannot be revoked.
+    Caller,
+    /// A client that waits, and may be gone.
+    Waiter,
+}
+
+impl Step<'_> {
+    /// True if whoever is ready to wait until then lets external clients go first.
+    pub(in crate::core::manager) fn yields(&self, ready_until: MonoUs) -> bool {
+        self.holders.is_free()
+            && self.state().is_some_and(|state| state.fairness.yields(ready_until, self.now))
+    }
+
+    /// Who excludes this request, if anybody does: the holders, or those who may hold the lock although that was forgotten. Those
+    /// hold it side by side with who is known to, so they do not exclude more of the same.
+    #[inline(always)]
+    pub(super) fn admits(&self, owner: &[u8], wants: Wants) -> Admission {
+        let is_re_entry = |hold: &Hold| !wants.once && hold.allows_more(wants.mode);
+        match self.parts.quarantined_until {
+            Some(until) if self.now.mono < until && !self.holders.of(owner).is_some_and(is_re_entry) => {
+                Admission::Busy
+            }
+            _ => self.holders.admits(owner, wants),
+        }
+    }
+
+    /// True if nobody who is known to hold the lock excludes this request, but maybe somebody who is not.
+    pub(in crate::core::manager) fn is_quarantined(&self, request: &Request) -> bool {
+        let owner = request.owner.as_bytes();
+        self.holders.admits(owner, request.wants) != Admission::Busy
+            && self.admits(owner, request.wants) == Admission::Busy
+    }
+
+    /// True if the owner may have more of what it holds already: then nobody who waits is before it.
+    pub(in crate::core::manager) fn wants_more(&self, request: &Request) -> bool {
+        !request.wants.once && self.holders.of(request.owner.as_bytes()).is_some()
+    }
+
+    /// Grants a request that comes first, if the holders admit it.
+    #[inline(always)]
+    pub(super) fn grant(&mut self, request: &Request, to: ReplyTarget) -> Result<Grant, NotGranted> {
+        let owner = request.owner.as_bytes();
+        let holds = match self.admits(owner, request.wants) {
+            Admission::Busy => return Err(NotGranted::Busy),
+            Admission::Overflow => return Err(NotGranted::Refused(Refusal::Overflow)),
+            Admission::Grant(holds) => holds,
+        };
+        let hold = self.holders.of(owner);
+        if hold.is_some() && self.state().is_some_and(|state| state.unconfirmed_whole_lease) {
+            // It may hold the lock by a grant that it does not confirm, and then by the lease of this one alone.
+            self.expected_end = ExpectedEnd::MaybeSooner;
+        }
+        let before = hold.map(|hold| (hold.expires_at, hold.token));
+        let before_end = hold.map(|hold| hold.expires_at);
+        // A first exclusive hold needs a token of its own: others got newer ones than the shared hold's.
+        let re_entry = hold.filter(|hold| hold.allows_more(request.wants.mode));
+        let upgrade = hold.is_some() && re_entry.is_none();
+        let token = if request.fence {
+            match re_entry.and_then(|hold| hold.token) {
+                Some(token) => Some(token),
+                None => {
+                    self.parts.statistics.count(Counted::Token);
+                    Some(self.records.next_token(self.holders.token()).map_err(NotGranted::Refused)?)
+                }
+            }
+        } else {
+            None
+        };
+        let token_is_set = request.fence || upgrade;
+        let effect = GrantEffect {
+            lease: match to {
+                ReplyTarget::Caller => request.set_lease(self.now),
+                ReplyTarget::Waiter => request.set_lease_after_wait(self.now),
+            },
+            token: token_is_set.then_some(SetToken { token, upgrade }),
+        };
+        let written = match to {
+            ReplyTarget::Caller => effect.lease.after(before_end),
+            ReplyTarget::Waiter => effect.lease.while_revocable(before_end),
+        };
+        self.holders.add(&request.owner, request.wants.mode, written, token);
+        let since = before.is_none().then_some(self.now.mono);
+        self.note_held(&request.owner, HoldRecord { end: written, since, client: request.client });
+        // Also if the owner has taken it on another server before: here it is known to be a lock now.
+        self.parts.granted_keys.insert(self.name);
+        let now = self.now;
+        if let Some(state) = self.state_mut() {
+            state.fairness.granted(now);
+            state.unannounced = false;
+            if request.wants.mode == Mode::Exclusive && before.is_none() {
+                state.held_since = Some(now.mono);
+            }
+        }
+        let reply = request.reply(holds, token);
+        if let Some(id) = &request.id {
+            self.parts.bindings.note_granted(|| self.name.to_id(), (&request.owner, id), self.now);
+            match &request.notify {
+                Some(notify) if to == ReplyTarget::Waiter => {
+                    self.records.remember_unconfirmed(id, &reply, notify.grace_ms, self.now);
+                }
+                _ => self.records.remember_grant(id, &reply, self.now),
+            }
+        }
+        Ok(Grant { reply, effect, before, written })
+    }
+
+    /// Grants the caller's request. `None` if the holders do not admit it.
+    pub(in crate::core::manager) fn grant_caller(
+        &mut self,
+        request: &Request,
+    ) -> Result<Option<Reply>, Refusal> {
+        let Grant { reply, effect, before, written } = match self.grant(request, ReplyTarget::Caller) {
+            Ok(grant) => grant,
+            Err(NotGranted::Busy) => return Ok(None),
+            Err(NotGranted::Refused(refusal)) => return Err(refusal),
+        };
+        self.count_grant(before.is_none());
+        let lease = request.lease(written, self.now);
+        if let Some(lock) = self.lock {
+            if before.is_some() {
+                self.parts.note_setting(lock, &request.owner, Some((effect.lease, written)), effect.token);
+            }
+            self.parts.bindings.note_lease(lock, &request.owner, lease, self.now);
+            self.parts.move_waits_ahead(lock, &request.owner);
+            if self.parts.has_members(lock) {
+                self.parts.search_waits_of(&request.owner);
+            }
+            // It may have wanted something else before, for which it waits.
+            self.supersede(lock, request);
+        }
+        if let Some(bind) = request.bind {
+            self.bind(&request.owner, bind, (BindMode::Add, before.is_none()), (request.id.as_ref(), lease));
+        }
+        Ok(Some(reply))
+    }
+
+    /// The caller was granted its request without a wait.
+    #[inline(always)]
+    pub(super) fn count_grant(&mut self, begins: bool) {
+        let counted = if begins { Counted::GrantedAtOnce } else { Counted::Reentered };
+        self.parts.statistics.count(counted);
+    }
+
+    /// Grants the caller's request as one that waits: it can be revoked. `None` if the holders do not admit it.
+    #[cold]
+    pub(in crate::core::manager) fn grant_in_flight(
+        &mut self,
+        request: &Request,
+    ) -> Result<Option<WaiterId>, Refusal> {
+        let grant = match self.grant(request, ReplyTarget::Waiter) {
+            Ok(grant) => grant,
+            Err(NotGranted::Busy) => return Ok(None),
+            Err(NotGranted::Refused(refusal)) => return Err(refusal),
+        };
+        let id = self.queue(request.clone(), None);
+        let lock = self.known();
+        self.count_grant(grant.before.is_none());
+        let reply = self.hand_over(lock, id, request, grant, false);
+        self.parts.decisions.push_back((id, Decision::Granted(reply)));
+        Ok(Some(id))
+    }
+
+    /// Grants a part whose turn it is, see [`Step::may_grant`]. `waits` if it did.
+    #[cold]
+    pub(in crate::core::manager) fn grant_member(&mut self, id: WaiterId, waits: bool) -> Option<Reply> {
+        let wait = self.parts.waiters.queued(id)?;
+        let (lock, request) = (wait.lock(), wait.request().clone());
+        self.unbind_earlier(lock, &request.owner);
+        match self.grant(&request, ReplyTarget::Waiter) {
+            Ok(grant) => {
+                if !waits {
+                    self.count_grant(grant.before.is_none());
+                }
+                Some(self.hand_over(lock, id, &request, grant, waits))
+            }
+            Err(_) => defect!("a part cannot be granted whose turn it is", None),
+        }
+    }
+
+    /// Whether this request could be granted now, as far as the holders matter and what is stored beside them.
+    #[cold]
+    pub(in crate::core::manager) fn may_grant(&mut self, request: &Request) -> Verdict {
+        let owner = request.owner.as_bytes();
+        match self.admits(owner, request.wants) {
+            Admission::Busy => return Verdict::Busy { quarantined: self.is_quarantined(request) },
+            Admission::Overflow => return Verdict::Refused(Refusal::Overflow),
+            Admission::Grant(_) => {}
+        }
+        let hold = self.holders.of(owner);
+        let re_entry = hold.filter(|hold| hold.allows_more(request.wants.mode));
+        if request.fence && re_entry.and_then(|hold| hold.token).is_none() {
+            if let Err(refusal) = self.records.has_next_token(self.holders.token()) {
+                return Verdict::Refused(refusal);
+            }
+        }
+        Verdict::Available
+    }
+
+    /// Whether it is this part's turn. `None` if it does not wait any more.
+    #[cold]
+    pub(in crate::core::manager) fn try_member(&mut self, id: WaiterId) -> Option<Verdict> {
+        let wait = self.parts.waiters.queued(id)?;
+        let (lock, position, request) = (wait.lock(), wait.position(), wait.request().clone());
+        let state = self.parts.state(lock)?;
+        let is_left_free = self.holders.is_free() && state.fairness.yields(MonoUs::MAX, self.now);
+        if self.is_unfinished || is_left_free || state.queue.must_wait(position) {
+            return Some(Verdict::Busy { quarantined: false });
+        }
+        Some(self.may_grant(&request))
+    }
+}

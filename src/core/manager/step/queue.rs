@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: MIT
+
+//! The caller's place in the queue.
+
+use super::Step;
+use crate::core::bundles::NewBundle;
+use crate::core::manager::fast_queue::has_too_many;
+use crate::core::table::LockIdx;
+use crate::core::waiters::WaitState;
+use crate::core::{Decision, MonoUs, Notify, Request, RequestId, WaiterId, Wants};
+
+impl Step<'_> {
+    /// True if somebody stands in the queue who comes before one that wants this, and does not hold the lock.
+    #[inline]
+    pub(in crate::core::manager) fn must_wait(&self, wants: Wants) -> bool {
+        self.state().is_some_and(|state| state.queue.blocks(wants))
+    }
+
+    /// True if somebody stands in the queue.
+    pub(in crate::core::manager) fn has_queue(&self) -> bool {
+        self.state().is_some_and(|state| !state.queue.is_empty())
+    }
+
+    /// How many stand in the queue.
+    pub(in crate::core::manager) fn queue_len(&self) -> usize {
+        self.state().map_or(0, |state| state.queue.len())
+    }
+
+    /// True if this request stands in the queue, on another connection.
+    pub(in crate::core::manager) fn is_queued(&self, request: &Request) -> bool {
+        let of_request = |lock| self.parts.waiters.of_request(lock, request.id.as_ref()?);
+        self.lock.and_then(of_request).is_some_and(|(_, wait)| wait.state() == WaitState::Queued)
+    }
+
+    /// True if anybody waits to be told by a message, or was told and has not confirmed the grant.
+    #[inline]
+    pub(in crate::core::manager) fn any_notified(&self) -> bool {
+        !self.parts.waiters.notified.is_empty()
+    }
+
+    /// True if as many waits that are told by messages belong to this connection as may.
+    pub(in crate::core::manager) fn has_too_many(&self, notify: &Notify) -> bool {
+        has_too_many(self.parts, notify)
+    }
+
+    /// Queues a request. If it waits already, on another connection, it keeps its position, and that one's wait ends.
+    pub(in crate::core::manager) fn queue(&mut self, request: Request, deadline: Option<MonoUs>) -> WaiterId {
+        let lock = self.known();
+        let id = self.parts.waiters.next_id();
+        let before = self.supersede(lock, &request);
+        let holds = self.holders.of(request.owner.as_bytes()).is_some();
+        let arrived = before.unwrap_or((id.0, self.now.mono));
+        self.parts.insert_wait(lock, (id, None), (request, holds), deadline, arrived);
+        id
+    }
+
+    /// Queues a part of a request for several locks: it stands in all queues by the same ticket.
+    #[cold]
+    pub(in crate::core::manager) fn queue_member(
+        &mut self,
+        request: Request,
+        deadline: Option<MonoUs>,
+        bundle: &mut Option<NewBundle>,
+    ) -> WaiterId {
+        let lock = self.known();
+        let id = self.parts.waiters.next_id();
+        let before = self.supersede(lock, &request);
+        let (ticket, since) = before.unwrap_or((id.0, self.now.mono));
+        let NewBundle { first_wait, ticket, since } =
+            *bundle.get_or_insert(NewBundle { first_wait: id, ticket, since });
+        let holds = self.holders.of(request.owner.as_bytes()).is_some();
+        self.parts.insert_wait(lock, (id, Some(first_wait)), (request, holds), deadline, (ticket, since));
+        id
+    }
+
+    /// Ends the wait of this request, if it waits already. Returns its ticket, and since when it waited.
+    pub(super) fn supersede(&mut self, lock: LockIdx, request: &Request) -> Option<(u64, MonoUs)> {
+        let (before, wait) = self.parts.waiters.of_request(lock, request.id.as_ref()?)?;
+        if wait.state() != WaitState::Queued {
+            return None;
+        }
+        let position = (wait.position().ticket(), wait.since());
+        // It may want something else now, which can be granted.
+        self.parts.table.set_ready(lock);
+        self.parts.end_queued(before, Decision::Superseded);
+        Some(position)
+    }
+
+    /// Ends the wait of this request, or revokes its grant if that is still on its way. `None` if there is neither.
+    pub(in crate::core::manager) fn cancel_wait(&mut self, request: &RequestId) -> Option<()> {
+        let lock = self.lock?;
+        let (id, wait) = self.parts.waiters.of_request(lock, request)?;
+        match wait.state() {
+            WaitState::Queued => {
+                self.parts.end_queued(id, Decision::Cancelled);
+                Some(())
+            }
+            WaitState::Granted if self.holders.of(wait.request().owner.as_bytes()).is_none() => {
+                // Its lease is over, which no step has found yet.
+                None
+            }
+            // Its client counts on the other locks.
+            WaitState::Granted
+                if wait
+                    .first_wait()
+                    .is_some_and(|first_wait| self.parts.waiters.bundles.is_answered(first_wait)) =>
+            {
+                let owner = wait.request().owner.clone();
+                self.parts.begin_to_revoke_alone(id);
+                self.revoke_some(lock, Some(&owner), usize::MAX);
+                Some(())
+            }
+            WaitState::Granted => {
+                // The client may be answered in the same turn of the event loop, but not with a grant.
+                let (first_wait, waits) = (self.parts.waiters.first_wait_of(id), wait.request().clone());
+                self.parts.decide(first_wait, lock, &waits, Decision::Cancelled);
+                self.parts.begin_to_revoke(id);
+                self.revoke_some(lock, Some(&waits.owner), usize::MAX);
+                Some(())
+            }
+            WaitState::Revoking => None,
+        }
+    }
+
+    /// A newcomer has looked at the key, and at what stands beside it.
+    pub(in crate::core::manager) fn note_look(&mut self) {
+        let now = self.now.mono;
+        if let Some(state) = self.state_mut() {
+            state.last_look = Some(now);
+        }
+    }
+}
