@@ -144,8 +144,7 @@ fn look_and_acquire<'a>(
         }
         let (outcome, in_hand) = driver::with(ctx, |driver| {
             driver.keep_quarantine(now);
-            let (holders, records) = (&mut lock.holders, &mut lock.records);
-            driver.locks.acquire(known, holders, records, &call.request, patience, now)
+            driver.locks.acquire(lock.opened(known, now), &call.request, patience)
         });
         let may_be_in_cycle = match outcome {
             Outcome::Queued(id) => driver::may_be_in_cycle(ctx, id, &lock.holders),

@@ -42,8 +42,7 @@ impl Command for Cancel {
         let done = super::one_in_hand(ctx, (&key, Some(&asked)), now, |lock, known| {
             Ok(driver::with(ctx, |driver| {
                 let beside = driver.locks.sibling_locks(known, &id);
-                let (undone, in_hand) =
-                    driver.locks.cancel(known, &mut lock.holders, &mut lock.records, &id, now);
+                let (undone, in_hand) = driver.locks.cancel(lock.opened(known, now), &id);
                 ((undone, beside), in_hand)
             }))
         });

@@ -107,8 +107,7 @@ fn find(ctx: Ctx<'_>, call: &Call<'_>, patience: WaitPolicy, now: Now) -> Result
                 }
                 Ok(driver::with(ctx, |driver| {
                     driver.keep_quarantine(now);
-                    let (holders, records) = (&mut lock.holders, &mut lock.records);
-                    driver.locks.check(known, holders, records, &call.request, patience, now)
+                    driver.locks.check(lock.opened(known, now), &call.request, patience)
                 }))
             })?;
         any_full |= is_full;
@@ -147,10 +146,7 @@ fn carry_out(
         Found::All => {
             let take = |key| {
                 super::one_in_hand(ctx, (key, Some(&call.owner)), now, |lock, known| {
-                    Ok(driver::with(ctx, |driver| {
-                        let (holders, records) = (&mut lock.holders, &mut lock.records);
-                        driver.locks.take(known, holders, records, &call.request, now)
-                    }))
+                    Ok(driver::with(ctx, |driver| driver.locks.take(lock.opened(known, now), &call.request)))
                 })
             };
             let replies = call.keys.iter().map(take).collect::<Result<Option<Vec<Reply>>, Error>>()?;
@@ -166,11 +162,11 @@ fn carry_out(
         Found::Repeats(replies) => {
             for (key, reply) in call.keys.iter().zip(&replies) {
                 super::one_in_hand(ctx, (key, Some(&call.owner)), now, |lock, known| {
-                    let (holders, records) = (&mut lock.holders, &mut lock.records);
-                    let repeat = (&call.request, reply);
                     Ok((
                         (),
-                        driver::with(ctx, |driver| driver.locks.repeat(known, holders, records, repeat, now)),
+                        driver::with(ctx, |driver| {
+                            driver.locks.repeat(lock.opened(known, now), &call.request, reply)
+                        }),
                     ))
                 })?;
             }
@@ -220,10 +216,8 @@ fn queue(
     let (mut bundle, mut parts) = (None, Vec::with_capacity(call.keys.len()));
     for key in &call.keys {
         let part = super::one_in_hand(ctx, (key, Some(&call.owner)), now, |lock, known| {
-            let (holders, records) = (&mut lock.holders, &mut lock.records);
-            let wait = (&call.request, deadline);
             Ok(driver::with(ctx, |driver| {
-                driver.locks.queue_member(known, holders, records, wait, &mut bundle, now)
+                driver.locks.queue_member(lock.opened(known, now), &call.request, deadline, &mut bundle)
             }))
         })?;
         parts.push(part);

@@ -65,9 +65,7 @@ fn holds_all(ctx: Ctx<'_>, keys: &[Str<'_>], owner: &Str<'_>, now: Now) -> Resul
     let mut missing = None;
     for key in keys {
         super::one_in_hand(ctx, (key, Some(owner)), now, |lock, known| {
-            let in_hand = driver::with(ctx, |driver| {
-                driver.locks.reconcile(known, &mut lock.holders, &mut lock.records, now)
-            });
+            let in_hand = driver::with(ctx, |driver| driver.locks.reconcile(lock.opened(known, now)));
             if lock.holders.of(owner.as_bytes()).is_none() {
                 missing.get_or_insert(if lock.is_fair(now) { Error::FairLock } else { Error::NotOwner });
             }
@@ -79,9 +77,7 @@ fn holds_all(ctx: Ctx<'_>, keys: &[Str<'_>], owner: &Str<'_>, now: Now) -> Resul
 
 fn renew(ctx: Ctx<'_>, key: &Str<'_>, owner: &Str<'_>, call: &Renewal, now: Now) -> Result<i64, Error> {
     let held = super::one_in_hand(ctx, (key, Some(owner)), now, |lock, known| {
-        Ok(driver::with(ctx, |driver| {
-            driver.locks.renew(known, &mut lock.holders, &mut lock.records, call, now)
-        }))
+        Ok(driver::with(ctx, |driver| driver.locks.renew(lock.opened(known, now), call)))
     })?;
     held.map_err(|_| Error::NotOwner)
 }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
 
-//! Whether a wait can ever end, where some of those whom it waits for are enough.
+//! Decides whether a wait can ever end if only some of its blockers have to.
 //!
-//! Who wants a lock with at most `n` owners waits until fewer hold it: it does not matter which of them leave. So it waits for
-//! ever only if `n` of the owners who hold the lock, or will before it, wait for ever themselves. All other waits are for
-//! everybody in the way, and one of them is enough.
+//! A request with limit `n` waits until fewer owners hold the lock, no matter which of them leave. So it
+//! waits forever only if `n` of the owners that hold the lock, or will hold it first, wait forever
+//! themselves. All other waits are blocked by each of their blockers.
 //!
-//! The waits that depend on each other are collected first. Of these all are crossed out that can end, one after the other, until
-//! no more are found: what is left waits for ever.
+//! The search first collects all waits that depend on each other. Then it removes waits that can end, until
+//! none is left to remove. The remaining waits never end.
 
 use foldhash::{HashMap, HashSet};
 use smallvec::SmallVec;
@@ -17,46 +17,47 @@ use super::wait_queue::Position;
 use super::waits::{is_another_threads, served_at_of, Ahead, Waiting, Waits};
 use super::{Holders, LockId, Mode, Now, Owner, WaiterId};
 
-/// With more dependencies than this, a wait counts as one that can end: to find out would stop the server for milliseconds.
+/// With more dependencies than this, a wait counts as one that can end: proving the opposite would stop the
+/// server for milliseconds.
 const MAX_DEPENDENCIES: usize = 20_000;
 
 /// The waits of one owner.
 type WaitsOf = SmallVec<[WaiterId; 2]>;
 
-/// What a wait depends on.
+/// The dependencies of a wait.
 struct Needs {
-    /// It waits for ever if one of these does.
+    /// The wait never ends if one of these waits never ends.
     each: Vec<WaiterId>,
-    /// It waits for ever if so many of these owners do: each by one of its waits.
+    /// The wait never ends if this number of these owners have a wait that never ends.
     some: Option<(usize, Vec<WaitsOf>)>,
 }
 
-/// The waits that one wait depends on.
+/// The dependencies of one wait, direct and indirect.
 pub(super) struct CycleSearch {
-    /// The wait, or all parts of a bundle.
+    /// The wait, or all members of its bundle.
     from: Vec<WaiterId>,
     origin: Owner,
     needs: HashMap<WaiterId, Needs>,
     todo: Vec<WaiterId>,
-    /// Waits that wait for a part by its place in the queue alone, with that part.
+    /// Waits that a member blocks only by its place in the queue, with that member.
     soft: Vec<(WaiterId, WaiterId)>,
-    /// How many dependencies have been found.
+    /// Number of dependencies found.
     found: usize,
 }
 
-/// What is needed or was found.
+/// The state of a search: its needs or its result.
 pub(super) enum Proof {
-    /// The holders of this lock are needed.
+    /// The search needs the holders of this lock.
     Read(LockId),
-    /// The wait never ends, as these do not.
+    /// The wait never ends, and neither do these waits.
     NeverEnds(Vec<WaiterId>),
-    /// The same, but that would change if this wait passed that part.
+    /// The wait never ends, unless this wait overtakes that member.
     Soft(WaiterId, WaiterId),
     MayEnd,
 }
 
 impl CycleSearch {
-    /// That of a wait of this owner.
+    /// Starts the search for a wait of this owner.
     pub(super) fn of(waits: &impl Waits, from: WaiterId, origin: Owner) -> CycleSearch {
         let todo = waits.together(from).into_vec();
         CycleSearch {
@@ -69,7 +70,7 @@ impl CycleSearch {
         }
     }
 
-    /// Goes on until something is needed or found.
+    /// Continues until the search needs something or is complete.
     pub(super) fn step<'a>(
         &mut self,
         waits: &impl Waits,
@@ -88,7 +89,7 @@ impl CycleSearch {
                     .map_or_else(|| defect!("a wait for an unknown lock", Proof::MayEnd), Proof::Read);
             };
             self.todo.pop();
-            // Another thread of the owner may give back what is in its way.
+            // Another thread of the owner may release the hold that excludes the wait.
             if wait.is_beside_own(holders) {
                 continue;
             }
@@ -152,7 +153,7 @@ impl CycleSearch {
                 each.extend(waits_behind);
                 continue;
             }
-            // It is served first, and they hold the lock side by side then.
+            // The wait ahead is served first, and both hold the lock together then.
             if ahead.wants.limit.is_some() && (*ahead.owner != self.origin || self.from.contains(&other)) {
                 each.push(other);
             }
@@ -164,8 +165,8 @@ impl CycleSearch {
         Needs { each, some: some.map(|(limit, some)| (limit, some.into_values().collect())) }
     }
 
-    /// The waits of an owner that are to end before it gives this lock back: not those of its other threads that want the lock for
-    /// themselves; of the origin only the one that is asked about.
+    /// The waits of an owner that must end before it releases this lock. Waits of its other threads with
+    /// `once` do not count, and for the origin only the wait in question does.
     fn waits_behind(
         &self,
         waits: &impl Waits,
@@ -178,7 +179,7 @@ impl CycleSearch {
         of.filter(|id| !is_another_threads(waits, *id, (lock, ahead), now)).collect()
     }
 
-    /// Those that can never end.
+    /// The waits that can never end.
     fn endless(&self) -> HashSet<WaiterId> {
         let mut left: HashSet<WaiterId> = self.needs.keys().copied().collect();
         loop {

@@ -70,7 +70,8 @@ pub(crate) use held::{HoldEvent, Notice};
 pub(crate) use hold::Hold;
 pub(crate) use holders::{Holders, NotOwner, ReleaseScope, Wants};
 pub(crate) use manager::{
-    BundleTry, CheckedLock, Contended, ExpectedEnd, FastQueued, HoldInfo, KeyChange, LockManager, StepOutput,
+    BundleTry, CheckedLock, Contended, ExpectedEnd, FastQueued, HoldInfo, KeyChange, LockManager, OpenLock,
+    StepOutput,
 };
 pub(crate) use owner::Owner;
 pub(crate) use readers::{ChangedHold, Crowd};

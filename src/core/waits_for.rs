@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: MIT
 
-//! Who waits for whom.
+//! The waits-for graph.
 //!
-//! An owner that waits for a lock waits for every other owner whose hold excludes it, and for every other owner
-//! that is ahead in the queue and would exclude it or be excluded. Holders are in the keyspace, so that a search
-//! asks for them lock by lock ([`Progress::Read`]).
+//! An owner that waits for a lock waits for every other owner whose hold excludes it. It also waits for every
+//! other owner ahead in the queue that excludes it or is excluded by it. Holders are in the keyspace, so a
+//! search requests them lock by lock ([`Progress::Read`]).
 //!
-//! An owner may wait because of its own hold ([`Wants::once`](super::Wants::once)). Then it is more than one thread. Another of them may give that
-//! hold back: such a wait is no part of a cycle. And whoever waits for one thread of an owner at a lock does not wait for those
-//! of its other threads that want the same lock for themselves.
+//! An owner may wait because of its own hold ([`Wants::once`](super::Wants::once)), if it has several
+//! threads. Another thread may release that hold, so such a wait is in no cycle. A waiter behind one thread
+//! of an owner does not wait for other threads that want the same lock with `once`.
 //!
-//! An owner that wants the lock with a limited number of others ([`Wants::limit`](super::Wants::limit)) waits for some of the holders, whoever they
-//! are. So a cycle that leads through one of them proves nothing yet: see [`CycleSearch`].
+//! An owner with a limit ([`Wants::limit`](super::Wants::limit)) waits until some of the holders release, no
+//! matter which. So a cycle through one of them proves nothing yet: see [`CycleSearch`].
 
 use std::collections::VecDeque;
 
@@ -24,124 +24,123 @@ use super::wait_queue::Position;
 use super::waits::{is_another_threads, served_at_of, Ahead, Waiting, Waits};
 use super::{Hold, Holders, LockId, Mode, Now, Owner, WaiterId};
 
-/// An owner that a wait waits for.
+/// An owner that blocks a wait.
 struct Blocker {
     owner: Owner,
-    /// Its wait, if it is ahead in the queue; `None` if it holds the lock.
+    /// The owner's wait ahead in the queue; `None` if it holds the lock.
     ahead: Option<WaiterId>,
-    /// Only that wait has to end: what it gets is in nobody's way.
+    /// Whether only that wait has to end, because its grant would not block.
     only: bool,
-    /// That wait is a part, and only its place in the queue is in the way.
+    /// Whether that wait is a member that blocks only by its place in the queue.
     is_soft: bool,
 }
 
-/// Which waits of an owner are followed.
+/// The waits of an owner that the search follows.
 #[derive(Clone, Copy)]
 enum Followed {
-    /// All but those that want this lock for themselves.
+    /// All waits except those for this lock with `once`.
     ButAt(LockIdx),
     All,
 }
 
-/// One owner waits for another.
+/// An edge of the graph: one owner waits for another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Edge {
-    /// Who is waited for.
+    /// The owner that is waited for.
     pub(crate) owner: Owner,
-    /// For the sake of which lock.
+    /// The lock on which it blocks.
     pub(crate) lock: LockId,
-    /// The wait.
+    /// The wait that is blocked.
     pub(crate) by: WaiterId,
-    /// The part that is waited for, if that is only because of its place in the queue: it may be passed.
+    /// The member that blocks only by its place in the queue, if any: the wait may overtake it.
     soft: Option<WaiterId>,
-    /// The edge that led to the one who waits; none from where the search started.
+    /// The previous edge on the path; `None` at the start of the search.
     from: Option<usize>,
 }
 
-/// What a search needs or has found.
+/// The state of a search: its needs or its findings.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
-    /// The holders of this lock are needed: see [`Search::learn`].
+    /// The search needs the holders of this lock: see [`Search::learn`].
     Read(LockId),
-    /// Who started waits for himself: through these, in order, of whom the last is himself. That may be so only because of other
-    /// waits, which are named too.
+    /// The origin waits for itself along these edges, in order. Other waits that contribute are listed too.
     Cycle(Vec<Edge>, Vec<WaiterId>),
-    /// Who started waits for himself, but only because each of these waits stands behind the part beside it, which waits for other
-    /// locks too: see [`LockManager::overtake`](super::LockManager::overtake). Then there may be more.
+    /// The origin waits for itself only because each of these waits stands behind the member beside it: see
+    /// [`LockManager::overtake`](super::LockManager::overtake). After the swap, the search must be repeated.
     Soft(Vec<(WaiterId, WaiterId)>),
-    /// As much was looked at as may be in one go ([`Search::allow`]).
+    /// The search has used up its portion ([`Search::allow`]).
     Later,
-    /// There is no more to find.
+    /// The search is complete.
     Done,
 }
 
-/// How much a search may look at in one go: some milliseconds.
+/// Portion of a search, which takes some milliseconds.
 pub(crate) const PORTION: usize = 4_000;
 
-/// How many owners are named at most whom an owner waits for.
+/// Maximum number of blockers listed for an owner.
 const MAX_NAMED_OWNERS: usize = 1_000;
 
-/// A search from one owner along those whom it waits for, nearest first.
+/// A breadth-first search from one owner along its blockers.
 ///
-/// It may be interrupted, and go on later. What it has found until then may be over by that time, so that a way back counts only
-/// if a search among the owners on that way finds it again, in one go. Nothing is missed: whatever adds an edge to the graph begins
-/// a search of its own, so that a cycle that this search could find stands there from its begin. But where waits have moved in a
-/// queue meanwhile, it begins again ([`Searches`](super::searches::Searches)).
+/// A search may be interrupted and resumed. Its findings may be outdated by then, so a path back counts only
+/// if a search among its owners finds it again without interruption. Nothing is missed: every new edge of the
+/// graph starts a search of its own, so a cycle within reach of this search existed at its start. If waits
+/// have moved within a queue meanwhile, the search restarts ([`Searches`](super::searches::Searches)).
 pub(crate) struct Search {
     origin: Owner,
-    /// The wait to which a way back is looked for; `None`: everybody is wanted whom `origin` waits for.
+    /// The wait to which a path back is sought; `None` if all blockers of `origin` are wanted.
     from: Option<WaiterId>,
     locks: HashMap<LockIdx, Seen>,
-    /// Waits to be followed, with the edge that led there.
+    /// Waits to follow, each with the edge that led to it.
     todo: VecDeque<(WaiterId, Option<usize>)>,
-    /// What was found around the first of them.
+    /// The blockers found for the first of these waits.
     around: Option<Around>,
     seen: HashMap<Owner, Followed>,
     edges: Vec<Edge>,
-    /// Waits that stand behind a part, each with that part: one of each way back that has any.
+    /// Waits that stand behind a member, with that member: one for each path back that has any.
     soft: Vec<(WaiterId, WaiterId)>,
-    /// Other ways back are not looked for.
+    /// Whether only paths that overtaking resolves are sought.
     only_soft: bool,
-    /// A way back that is one only if these waits never end.
+    /// A path back that is a cycle only if these waits never end.
     unproven: Option<(Vec<Edge>, CycleSearch)>,
-    /// How much may be looked at before it is interrupted.
+    /// Amount left in the portion.
     left: usize,
     was_interrupted: bool,
-    /// Only these owners are followed.
+    /// The only owners to follow, if limited.
     only: Option<HashSet<Owner>>,
 }
 
-/// Those whom a wait waits for.
+/// The blockers of a wait.
 struct Around {
     lock: LockIdx,
     name: LockId,
     found: std::vec::IntoIter<Blocker>,
-    /// There are others.
+    /// Whether more blockers exist.
     is_partial: bool,
 }
 
-/// What a search knows of a lock, and how far it has been there: what was found on the way of one waiter is not
-/// looked for again on the way of the next, so that a search passes each holder and each position once.
+/// The explored part of a lock. Findings for one waiter are not repeated for the next, so that a search
+/// visits each holder and each position once.
 struct Seen {
-    /// Without those who wait for nothing, if a way back is looked for and there are many.
+    /// The holders. If a path back is sought among many holders, only those that wait themselves.
     holders: Holders,
-    /// All holders were found, or all but this one, which waits itself.
+    /// The holders found so far: all, or all except one that waits itself.
     visited_holders: VisitedHolders,
-    /// All were found that a waiter at this position who waits for all waits for in the queue.
+    /// Queue position up to which all blockers of an exclusive or limited waiter were found.
     all_until: Position,
-    /// All were found that any other waiter at this position waits for in the queue.
+    /// Queue position up to which all blockers of any other waiter were found.
     shared_until: Position,
-    /// The same of those who do not wait for all of these, as they pass parts.
+    /// Queue positions for waiters that overtake members, and so have fewer blockers.
     apart_until: HashMap<Apart, Position>,
 }
 
-/// What makes two waits for a lock wait for the same ones among those ahead of both, although they pass some.
+/// Waits for a lock with an equal value have the same blockers among the waits ahead of both.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Apart {
     mode: Mode,
     for_all: bool,
     is_holder: bool,
-    /// The parts that they pass though these came first, sorted.
+    /// The members that they overtake, sorted.
     overtaken: SmallVec<[WaiterId; 4]>,
 }
 
@@ -152,23 +151,23 @@ enum VisitedHolders {
 }
 
 impl Search {
-    /// Looks for a way from this waiter back to its owner.
+    /// Starts a search for a path from this waiter back to its owner.
     pub(crate) fn cycle<W: Waits>(waits: &W, from: WaiterId, now: Now) -> Option<Search> {
         let origin = waits.waiting(from, now)?.owner.clone();
         Some(Search::new(origin, Some(from), waits.together(from)))
     }
 
-    /// The same, but only for such a way that is one as somebody stands behind a part: what else there is may end by itself.
+    /// Starts a search for such a path that overtaking resolves. Other paths may end by themselves.
     pub(crate) fn soft_cycle<W: Waits>(waits: &W, from: WaiterId, now: Now) -> Option<Search> {
         Some(Search { only_soft: true, ..Search::cycle(waits, from, now)? })
     }
 
-    /// Looks for those whom this owner waits for: all of them, if they are not too many to be named.
+    /// Starts a search for all blockers of this owner, up to a maximum.
     pub(crate) fn blockers(waits: &impl Waits, origin: &Owner) -> Search {
         Search::new(origin.clone(), None, waits.waits_of(origin))
     }
 
-    /// The same search anew, after waits were let pass or have left.
+    /// Restarts the search after waits have overtaken members or left.
     pub(crate) fn again(self, waits: &impl Waits, now: Now) -> Option<Search> {
         self.restart(waits, now)
     }
@@ -196,17 +195,17 @@ impl Search {
         }
     }
 
-    /// The wait to which a way back is looked for.
+    /// The wait to which a path back is sought.
     pub(crate) fn of_wait(&self) -> Option<WaiterId> {
         self.from
     }
 
-    /// So much may be looked at from now on before it is interrupted.
+    /// Sets the portion of the search.
     pub(crate) fn allow(&mut self, portion: usize) {
         self.left = portion;
     }
 
-    /// What is left of that.
+    /// The amount left in the portion.
     pub(crate) fn left(&self) -> usize {
         self.left
     }
@@ -217,7 +216,7 @@ impl Search {
         }
     }
 
-    /// These are the holders of a lock, as its key has them.
+    /// Passes the holders of a lock, as its key has them.
     pub(crate) fn learn(&mut self, waits: &impl Waits, lock: &LockId, holders: Holders) {
         let Some(lock) = waits.find(lock) else { return };
         let mut holders = match self.from {
@@ -232,8 +231,8 @@ impl Search {
         self.locks.insert(lock, seen);
     }
 
-    /// Of many holders those who wait themselves, and the origin: through others no way leads back. Of 10,000 readers hardly any
-    /// waits, so that those who wait are looked for among them if these are fewer.
+    /// Reduces many holders to those that wait themselves, and the origin: no path leads back through others.
+    /// Of 10,000 readers hardly any waits, so the smaller of both sets is scanned.
     fn who_matters(&mut self, waits: &impl Waits, holders: Holders) -> Holders {
         const FEW: usize = 8;
         if holders.len() <= FEW {
@@ -249,12 +248,12 @@ impl Search {
         if !found.iter().any(|hold| hold.owner == self.origin) {
             found.extend(hold_of(&self.origin));
         }
-        // It is looked at faster than what is followed.
+        // Scanning is faster than following.
         self.count(waiting.min(holders.len()) / 8);
         Holders::from_holds(found).unwrap_or(Holders::Free)
     }
 
-    /// Goes on until something is needed or found.
+    /// Continues until the search needs or has found something.
     pub(crate) fn step(&mut self, waits: &impl Waits, now: Now) -> Progress {
         if let Some((way, proof)) = &mut self.unproven {
             let holders = |lock: &LockIdx| self.locks.get(lock).map(|seen| &seen.holders);
@@ -291,7 +290,7 @@ impl Search {
         }
         if self.soft.is_empty() {
             if self.only.is_some() {
-                // What was found is not so any more.
+                // The path no longer exists.
                 let Some(search) = self.restart(waits, now) else { return Progress::Done };
                 *self = search;
                 return Progress::Later;
@@ -304,7 +303,7 @@ impl Search {
         Progress::Soft(soft)
     }
 
-    /// Finds those whom this wait waits for, which is the first to be followed. Returns the lock whose holders are needed for that.
+    /// Finds the blockers of the first wait to follow. Returns a lock whose holders are needed for that.
     fn look_around(&mut self, waits: &impl Waits, id: WaiterId, now: Now) -> Option<LockId> {
         let goes_on = self.around.take().is_some();
         let Some(wait) = waits.waiting(id, now) else {
@@ -333,7 +332,7 @@ impl Search {
         None
     }
 
-    /// Follows one whom a wait waits for. Returns what is found by that, if it ends the search or interrupts it.
+    /// Follows one blocker of a wait. Returns a result that ends or interrupts the search.
     fn pursue(
         &mut self,
         waits: &impl Waits,
@@ -361,7 +360,7 @@ impl Search {
             let member = edge.soft?;
             (!waits.has_ever_overtaken(edge.by, member)).then_some((edge.by, member))
         };
-        // One of them is enough.
+        // One swap per path suffices.
         if let Some(soft) = way.iter().find_map(can_swap) {
             if self.was_interrupted {
                 return Some(self.confirm(waits, &way, now));
@@ -371,7 +370,7 @@ impl Search {
         }
         let needs_some = |edge: &Edge| {
             let limit = waits.waiting(edge.by, now).and_then(|wait| wait.wants.limit);
-            // The only holder that is allowed is one for whom all wait.
+            // With a limit of 1, the only holder blocks all others.
             limit.is_some_and(|limit| limit.get() > 1)
         };
         if !way.iter().any(needs_some) {
@@ -384,18 +383,18 @@ impl Search {
             return Some(Progress::Cycle(way, Vec::new()));
         }
         if !self.soft.is_empty() {
-            // It is found again when these have passed.
+            // The search after the swap finds it again.
             return None;
         }
         if self.was_interrupted {
-            // That looks at everything itself.
+            // The cycle search reads everything itself.
             self.locks.clear();
         }
         self.unproven = Some((way, CycleSearch::of(waits, from, self.origin.clone())));
         Some(self.step(waits, now))
     }
 
-    /// Looks whether a way that was found in several portions is there: all of it at once, and nothing else.
+    /// Checks a path that was found in several portions: in one go, and nothing else.
     fn confirm(&mut self, waits: &impl Waits, way: &[Edge], now: Now) -> Progress {
         let Some(mut search) = self.restart(waits, now) else { return Progress::Done };
         search.only = Some(way.iter().map(|edge| edge.owner.clone()).collect());
@@ -403,7 +402,7 @@ impl Search {
         self.step(waits, now)
     }
 
-    /// The waits of one who is waited for at a lock that are to be followed now; `None` if that leads to nobody new.
+    /// The waits of a blocker at a lock that must be followed now; `None` if no new ones exist.
     fn follow(
         &mut self,
         waits: &impl Waits,
@@ -420,7 +419,7 @@ impl Search {
         }
         match self.seen.get_mut(owner) {
             None => {
-                // The origin's were followed from the start.
+                // The waits of the origin were followed from the start.
                 let all = waits.waits_of(owner).filter(|_| *owner != self.origin);
                 let (others, waits_behind): (SmallVec<_>, SmallVec<_>) =
                     all.partition(|id| is_another_threads(*id));
@@ -439,10 +438,10 @@ impl Search {
         }
     }
 
-    /// The same if only the wait ahead has to end.
+    /// The waits of a blocker to follow if only its wait ahead has to end.
     fn follow_only(&self, owner: &Owner, ahead: Option<WaiterId>) -> Option<SmallVec<[WaiterId; 2]>> {
         if *owner == self.origin {
-            // Its waits were followed from the start, or it is only one of them that counts.
+            // The waits of the origin were followed from the start, or only one of them counts.
             return match self.from {
                 None => Some(SmallVec::new()),
                 from => from.filter(|_| from == ahead).map(|from| smallvec![from]),
@@ -452,7 +451,7 @@ impl Search {
         ahead.filter(|_| !followed).map(|ahead| smallvec![ahead])
     }
 
-    /// All who were found, each once, nearest first.
+    /// All edges found, one per owner, nearest first.
     pub(crate) fn into_edges(self) -> Vec<Edge> {
         let mut found = HashSet::default();
         self.edges.into_iter().filter(|edge| found.insert(edge.owner.clone())).collect()
@@ -470,30 +469,31 @@ impl Search {
     }
 }
 
-/// Whom a search looks for around a wait.
+/// The blockers that a search seeks around a wait.
 struct Sought<'a> {
-    /// Only the way back to this owner is wanted, to this wait of his.
+    /// Only a path back to this wait of this owner is wanted.
     origin: Option<(&'a Owner, WaiterId)>,
-    /// Only these are wanted.
+    /// Only these owners are wanted.
     only: Option<&'a HashSet<Owner>>,
-    /// So many are looked at in the queue.
+    /// Maximum number of queue positions to scan.
     most: usize,
-    /// Some were found before.
+    /// Whether earlier blockers were found before.
     goes_on: bool,
 }
 
 struct Found {
     blockers: Vec<Blocker>,
     looked_at: usize,
-    /// There are others in the queue.
+    /// Whether the queue has more blockers.
     is_partial: bool,
 }
 
-/// The owners that a wait waits for directly, without those that were found already.
+/// The direct blockers of a wait, without those already found.
 ///
-/// If only the way back to one owner is wanted, the owners in the queue that wait for this lock only are left out. Each of
-/// them waits for the lock's holders and for those ahead, as this wait does itself, and so leads to nobody new. But a reader waits for
-/// no part of other readers, which one between them may wait for; and a part waits for those that came later and pass it.
+/// If only a path back is wanted, owners in the queue that wait for this lock only are left out. They wait
+/// for the lock's holders and for waits ahead, as this wait does, and so lead to no new owner. Exceptions: a
+/// reader does not wait for members of other readers, which a wait between them may wait for. And a member
+/// waits for later waits that overtook it.
 fn blockers(
     waits: &impl Waits,
     (id, wait): (WaiterId, &Waiting<'_>),
@@ -507,20 +507,21 @@ fn blockers(
     let holders =
         holders.into_iter().map(|owner| Blocker { owner, ahead: None, only: false, is_soft: false });
     let mut found = Found { blockers: holders.collect(), looked_at: 0, is_partial: false };
-    // A reader behind others is one of many. One with a limit waits for all who may come to hold the lock before it.
+    // A reader behind others is one of many. A reader with a limit waits for all that may hold the lock
+    // before it.
     let for_all = wants.blocks_all();
     let served_at = served_at_of(waits, wait, now);
     if wait.is_unordered() {
         return found;
     }
-    // Who passes parts that came first, waits for others than those behind them do.
+    // A wait that overtakes members has different blockers than the waits behind them.
     let overtaken_by = waits.overtaken_by(lock, id);
     let is_behind = |first: WaiterId, ahead: &Waiting<'_>| {
         wait.must_not_pass(ahead) && !overtaken_by.is_some_and(|overtaken| overtaken.contains(&first))
     };
     if let Some((origin, from)) = wanted.filter(|(origin, _)| *origin != owner && for_all && !sought.goes_on)
     {
-        // Of its waits here the one to which the way back is looked for, or any.
+        // Prefers the origin's wait to which the path back is sought.
         let is_ahead = |id: &WaiterId| {
             waits.waiting(*id, now).is_some_and(|wait| wait.position < served_at && is_behind(*id, &wait))
         };
@@ -572,17 +573,17 @@ fn blockers(
             break;
         }
         found.looked_at += 1;
-        // Readers go in side by side.
+        // Readers are granted together.
         let is_beside = !for_all && !ahead.wants.blocks_all();
         if is_beside || !is_behind(first, &ahead) {
             continue;
         }
-        // A reader goes in together with one that has a limit, when that can.
+        // A reader is granted together with one that has a limit.
         let only = !for_all && ahead.wants.limit.is_some();
         let is_soft = ahead.is_member;
         found.blockers.push(Blocker { owner: ahead.owner.clone(), ahead: Some(first), only, is_soft });
-        // It waits for all that are ahead of it, and for all holders. One whose owner was in line before waits for less, and from
-        // the origin nothing is followed.
+        // That wait is blocked by all waits ahead of it and by all holders. Exceptions: a wait whose owner
+        // stood ahead before, and waits of the origin.
         let is_followed = wanted.is_some_and(|(origin, _)| ahead.owner != origin);
         let overtakes_some = has_overtaking || (has_members && ahead.wants.mode == Mode::Shared);
         let leads_to_all = is_followed && !for_all && !overtakes_some && !ahead.is_beside_own(&seen.holders);
@@ -594,7 +595,7 @@ fn blockers(
 }
 
 impl Seen {
-    /// How far the queue was looked at by such waits.
+    /// Queue position up to which blockers of such waits were found.
     fn until(&mut self, apart: Option<&Apart>, for_all: bool) -> &mut Position {
         match (apart, for_all) {
             (Some(apart), _) => self.apart_until.entry(apart.clone()).or_insert(Position::FRONT),
@@ -603,8 +604,8 @@ impl Seen {
         }
     }
 
-    /// The holders that exclude a request and are looked for, but for those who were found already. If only the way back to one
-    /// owner is wanted: those who wait themselves, and that owner.
+    /// The holders that exclude a request, without those already found. If only a path back is wanted, only
+    /// holders that wait themselves, and the origin.
     fn visit_holders(
         &mut self,
         waits: &impl Waits,

@@ -33,9 +33,8 @@ fn reconcile_alone(ctx: Ctx<'_>, lock: &LockId) {
         return refuse(Decision::Moved);
     }
     let now = ctx.now();
-    let read = with_lock(ctx, lock, &name, now, |locks, known, open| {
-        ((), locks.reconcile(known, &mut open.holders, &mut open.records, now))
-    });
+    let read =
+        with_lock(ctx, lock, &name, now, |locks, known, open| ((), locks.reconcile(open.opened(known, now))));
     if read.is_err() {
         refuse(Decision::WrongType);
     }
@@ -86,7 +85,7 @@ fn try_bundle(ctx: Ctx<'_>, lead: WaiterId, parts: &[(LockId, WaiterId)]) -> Opt
     let now = ctx.now();
     for (name, (lock, part)) in names.iter().zip(parts) {
         let found = with_lock(ctx, lock, name, now, |locks, known, open| {
-            locks.try_member(known, &mut open.holders, &mut open.records, *part, now)
+            locks.try_member(open.opened(known, now), *part)
         });
         match found {
             Ok(Some(Verdict::Available)) => {}
@@ -115,7 +114,7 @@ fn grant_parts(ctx: Ctx<'_>, lead: WaiterId, parts: &[(LockId, WaiterId)], waits
     let now = ctx.now();
     let granted = |(lock, part): &(LockId, WaiterId)| {
         let granted = with_lock(ctx, lock, &Str::new(&lock.key), now, |locks, known, open| {
-            locks.grant_member(known, &mut open.holders, &mut open.records, (*part, waits), now)
+            locks.grant_member(open.opened(known, now), *part, waits)
         });
         granted.ok().flatten()
     };

@@ -4,7 +4,7 @@
 
 use std::ffi::{c_int, CStr};
 
-use crate::core::{ExpectedEnd, Hold, Holders, Now, Token};
+use crate::core::{ExpectedEnd, Hold, Holders, LockLookup, Now, OpenLock, Token};
 use crate::decimal::Digits;
 use crate::error::Error;
 use crate::keyspace::crowd::{self, Found};
@@ -69,6 +69,12 @@ enum Stored<'a> {
 const CLOSELY: usize = 1000;
 
 impl<'a> Lock<'a> {
+    /// Passes the opened lock to the core.
+    #[inline(always)]
+    pub(crate) fn opened<'b>(&'b mut self, lookup: LockLookup<'b>, now: Now) -> OpenLock<'b> {
+        OpenLock { lookup, holders: &mut self.holders, records: &mut self.records, now }
+    }
+
     /// Opens a lock, on a primary, for as long as `body` runs; a lease that is over has ended then. [`Error::WrongType`] if the
     /// key holds anything but a lock. It is read faster if nobody but `caller` holds it.
     // A lock is large: it is put together where it stays.

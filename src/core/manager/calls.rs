@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! What the calls of clients do with a lock in hand.
+//! The effect of each client call within a step.
 
 use super::step::Step;
 use crate::core::lease::Lease;
@@ -9,9 +9,10 @@ use crate::core::{
     Request, RequestId, WaitPolicy,
 };
 
-/// See [`LockManager::acquire`](super::LockManager::acquire).
+/// Implements [`LockManager::acquire`](super::LockManager::acquire).
 pub(super) fn acquire(step: &mut Step<'_>, request: &Request, policy: WaitPolicy) -> Outcome {
-    // Of a holder, and of a call of which something is remembered, it is not looked whether others wait in an order of theirs.
+    // For a holder or a repeated call, the command does not check for a queue of other clients beside the
+    // key.
     let mut looks = !step.wants_more(request);
     if let Some(id) = &request.id {
         if step.any_notified() {
@@ -40,7 +41,7 @@ pub(super) fn acquire(step: &mut Step<'_>, request: &Request, policy: WaitPolicy
     outcome
 }
 
-/// Grants a request that was not granted before, or queues it, or says why not.
+/// Grants or queues a request that was not granted before, or returns the reason why not.
 #[inline(always)]
 fn take_or_queue(step: &mut Step<'_>, request: &Request, policy: WaitPolicy) -> Outcome {
     let others_come_first = step.must_wait(request.wants) || step.yields(policy.ready_until(step.now));
@@ -64,7 +65,7 @@ fn take_or_queue(step: &mut Step<'_>, request: &Request, policy: WaitPolicy) -> 
         return Outcome::Busy;
     };
     if !on_primary {
-        // A replica that accepts writes: nothing here could hand the lock on.
+        // On a replica that accepts writes, a waiter would never be granted the lock.
         return Outcome::Refused(Refusal::Replica);
     }
     if at_most.is_some_and(|most| step.queue_len() >= most) && !step.is_queued(request) {
@@ -79,7 +80,7 @@ fn take_or_queue(step: &mut Step<'_>, request: &Request, policy: WaitPolicy) -> 
     Outcome::Queued(step.queue(request.clone(), deadline))
 }
 
-/// See [`LockManager::release`](super::LockManager::release).
+/// Implements [`LockManager::release`](super::LockManager::release).
 pub(super) fn release(step: &mut Step<'_>, release: &Release) -> Result<i64, NotReleased> {
     let Release { owner, scope, lease_ms, id } = release;
     if let Some(id) = id {
@@ -104,11 +105,11 @@ pub(super) fn release(step: &mut Step<'_>, release: &Release) -> Result<i64, Not
     Ok(left)
 }
 
-/// See [`LockManager::renew`](super::LockManager::renew).
+/// Implements [`LockManager::renew`](super::LockManager::renew).
 pub(super) fn renew(step: &mut Step<'_>, renewal: &Renewal) -> Result<i64, NotOwner> {
     let Renewal { owner, lease_ms, bind, client } = renewal;
     let lease = Lease::new(*lease_ms, step.now.wall.saturating_add(*lease_ms));
-    // First: what it confirms may set the lease, too, and the renewal comes after that.
+    // Confirmation comes first: it may set the lease too, and the renewal replaces that.
     if step.any_notified() {
         step.confirm_all_of(owner, *lease_ms);
     }
@@ -118,12 +119,12 @@ pub(super) fn renew(step: &mut Step<'_>, renewal: &Renewal) -> Result<i64, NotOw
     Ok(holds)
 }
 
-/// See [`LockManager::cancel`](super::LockManager::cancel).
+/// Implements [`LockManager::cancel`](super::LockManager::cancel).
 pub(super) fn cancel(step: &mut Step<'_>, id: &RequestId) -> Result<bool, Refusal> {
     if let Some(undone) = step.records.cancelled(id)? {
         return Ok(undone);
     }
-    // A release with the same id gave it back already.
+    // A release with the same id has already released the hold.
     let given_back = step.records.released(id)?.is_some();
     let granted = step.granted(id)?.filter(|_| !given_back);
     let undone = if step.cancel_wait(id).is_some() {

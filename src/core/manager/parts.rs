@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! The parts of the lock manager side by side. Only the files of this directory see more than one of them.
+//! The state of the lock manager. Only the files of this folder see more than one of its parts.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -23,8 +23,9 @@ use crate::core::{
     Now, Owner, Request, Statistics, WaiterId, WallMs,
 };
 
-/// How much of what is due at one lock a step does: how many grants it makes, revokes or voids, and how many holds it ends or
-/// renews. Thousands at once would stall the server, so the rest is left to the next step, which the timer makes soon.
+/// Maximum amount of due work that a step does at one lock: grants made, revoked or voided, and holds ended
+/// or renewed. Thousands at once would stall the server, so the rest is left to the next step, which the
+/// timer starts soon.
 #[derive(Clone, Copy)]
 pub(super) struct Portion(pub(super) usize);
 
@@ -34,117 +35,121 @@ impl Default for Portion {
     }
 }
 
-/// Why a connection loses the waits that it has to be told of by messages.
+/// The reason why a connection loses its waits with `NOTIFY`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ConnectionEnd {
-    /// It has closed: all, and the holds that depend on it end.
+    /// The connection has closed: it loses all waits, and its holds end.
     Closed,
-    /// It does not confirm what it is granted: those that are queued.
+    /// The connection does not confirm its grants: it loses its queued waits.
     Unresponsive,
 }
 
-/// What is remembered about one lock, besides what its key holds.
+/// State of one lock, apart from its key.
 #[derive(Default)]
 pub(super) struct LockState {
     pub(super) queue: WaitQueue,
     pub(super) fairness: Fairness,
     pub(super) unconfirmed: Unconfirmed,
     pub(super) held: Held,
-    /// Its hold, granted here, ended without a call: unless somebody takes it, that it is free must be announced.
+    /// Whether a hold granted here ended without a call. If no waiter takes the lock, it must be announced as
+    /// free.
     pub(super) unannounced: bool,
-    /// A foreign write may have given it to somebody who waits behind a part.
+    /// Whether a foreign write may have given the lock to an owner that waits behind a member of a bundle.
     pub(super) was_changed: bool,
-    /// The hold that is alone on the lock, plain and exclusive, as far as is known. The next call is likely to find it.
+    /// The sole, plain, exclusive hold of the lock, as far as known. The next call probably finds it.
     pub(super) plain_hold: Option<Hold>,
-    /// When the exclusive hold was granted that is there, as far as is known.
+    /// Time of the grant of the exclusive hold, if known.
     pub(super) held_since: Option<MonoUs>,
-    /// It was granted to somebody who is told by a message, and external clients may have seen that it will be held for longer
-    /// than until the end of the grace: see [`ExpectedEnd`](super::step::ExpectedEnd).
+    /// Whether the grant to a client with `NOTIFY` is unconfirmed, while external clients may know of a later
+    /// end than that of the grace: see [`ExpectedEnd`](super::step::ExpectedEnd).
     pub(super) unconfirmed_whole_lease: bool,
-    /// How many held the lock at the end of the last step, if more grants and bindings are remembered than one step looks through.
+    /// Number of holders at the end of the last step, if the lock has more grants and bindings than one step
+    /// examines.
     pub(super) held_by: u32,
-    /// Some of these may be of holds that have ended since they were looked through.
+    /// Whether some of these holds may have ended since they were examined.
     pub(super) may_have_ended: bool,
-    /// After how many more steps they are looked through again.
+    /// Number of further steps before they are examined again.
     pub(super) looks_in: u32,
-    /// When a newcomer has looked at the key last, and at what stands beside it.
+    /// Time at which a newcomer last opened the key and the keys beside it.
     pub(super) last_look: Option<MonoUs>,
-    /// For when it stands in [`Parts::leases`].
+    /// Time of the lock in [`Parts::leases`].
     pub(super) lease_planned: Option<WallMs>,
-    /// For when it stands in [`Parts::windows`].
+    /// Time of the lock in [`Parts::windows`].
     pub(super) window_planned: Option<MonoUs>,
-    /// Where it is likely to be found among those that were waited for longest.
+    /// Probable index of the lock in the list of the longest waits.
     pub(super) place_in_top: u32,
 }
 
 impl LockState {
-    /// True if somebody waits for the lock: natively or, as far as is known, as an external client.
+    /// Whether the lock has native waiters or, as far as known, external ones.
     pub(super) fn is_waited_for(&self) -> bool {
         !self.queue.is_empty() || self.fairness.has_subscribers()
     }
 
-    /// The hold that was remembered may be another one by now.
+    /// Forgets the remembered hold, which may be a different one now.
     pub(super) fn forget_hold(&mut self) {
         self.plain_hold = None;
         self.held_since = None;
     }
 
-    /// True if owners are to be told when their leases are over, whether anybody waits for the lock or not.
+    /// Whether owners must be notified of the end of their leases, even without waiters.
     pub(super) fn has_owners_to_notify(&self) -> bool {
         !self.held.is_empty() || self.unconfirmed.any_unanswered()
     }
 }
 
-/// Everything in memory, see the fields' types.
+/// All state in memory. The types of the fields describe it.
 #[derive(Default)]
 pub(super) struct Parts {
     pub(super) table: LockTable<LockState>,
     pub(super) waiters: Waiters,
     pub(super) bindings: Bindings,
-    /// When a wait is over.
+    /// Deadlines of waits, and of the graces of grants.
     pub(super) deadlines: Schedule<MonoUs, WaiterId>,
-    /// When the first lease ends of a lock that is held and that somebody waits for: natively or, as far as is known, as an
-    /// external client. Or of which the owners are to be told.
+    /// End of the first lease of each held lock with native or known external waiters, or with owners to
+    /// notify.
     pub(super) leases: Calendar<WallMs, LockIdx>,
-    /// The lock that was handed over last, if that was to the last in line. It stays in `leases` until the timer comes or another
-    /// lock is handed over so: often somebody queues up again at once, and to take it out and put it back costs more.
+    /// The lock handed over last, if its queue became empty. It stays in `leases` until the timer fires or
+    /// another lock takes its place. Often a waiter arrives at once, and removing and adding the entry would
+    /// cost more.
     pub(super) last_handed_over: Option<LockIdx>,
-    /// When a fairness window is over, or forgotten that there were subscribers.
+    /// End of fairness windows, and of the memory of subscribers.
     pub(super) windows: Calendar<MonoUs, LockIdx>,
-    /// Those of the locks with a lease on the schedule that can become free without an event.
+    /// Locks in `leases` that a foreign write can free without an event.
     pub(super) fragile: FragileLocks,
     pub(super) granted_keys: GrantedKeys,
-    /// No hold is remembered of a lock that nobody waits for.
+    /// Whether holds are forgotten for locks without waiters.
     pub(super) forgets_holds: bool,
-    /// How much a step does at once.
+    /// Maximum amount of due work per step.
     pub(super) portion: Portion,
-    /// Connections whose waits and holds are still to be ended.
+    /// Connections whose waits and holds must still be ended.
     pub(super) ending_connections: BTreeMap<ConnectionId, ConnectionEnd>,
-    /// Until then nothing is granted but to those who hold the lock: others may hold it whose holds were forgotten.
+    /// End of the quarantine. Until then, only owners that hold a lock are granted it, since other holds may
+    /// have been forgotten.
     pub(super) quarantined_until: Option<MonoUs>,
-    /// This server is not the primary.
+    /// Whether this server is not the primary.
     pub(super) demoted: bool,
     pub(super) windows_given: usize,
     pub(super) windows_used: usize,
     pub(super) decisions: VecDeque<(WaiterId, Decision)>,
-    /// Those that leave as messages.
+    /// Decisions that leave as messages.
     pub(super) messages: VecDeque<Message>,
-    /// Bundles that wait still though they were granted, and of which a hold has ended.
+    /// Granted bundles whose clients still wait although a hold has ended.
     pub(super) lost_bundles: Vec<WaiterId>,
-    /// Owners are told what happens to their holds.
+    /// Whether owners get notices about their holds.
     pub(super) notifies_owners: bool,
     pub(super) notices: VecDeque<Notice>,
-    /// How many leases ran out under their owners, as far as that is known.
+    /// Number of leases that expired under their owners, as far as known.
     pub(super) expired_leases: usize,
     pub(super) statistics: Statistics,
     /// Waits that may wait for their own owners.
     pub(super) searches: Searches,
 }
 
-/// So many waits of an owner for one lock are searched when the first of them ends.
+/// Maximum number of an owner's waits for one lock to search when the first of them ends.
 const MAX_SEARCHED_LEFT_BEHIND: usize = 4;
 
-/// So many waits of an owner are searched, or of the owners who hold a lock.
+/// Maximum number of waits to search per owner, and of owners per lock.
 pub(super) const MAX_SEARCHED_WAITS: usize = 16;
 
 impl Parts {
@@ -161,7 +166,7 @@ impl Parts {
         self.table.id(lock).cloned()
     }
 
-    /// True if nothing has to be remembered about this lock.
+    /// Whether the state of this lock can be forgotten.
     #[inline(always)]
     pub(super) fn is_idle(&self, lock: LockIdx) -> bool {
         self.table.get(lock).is_some_and(|state| {
@@ -176,7 +181,7 @@ impl Parts {
         })
     }
 
-    /// Forgets a lock about which nothing has to be remembered.
+    /// Forgets a lock whose state is empty.
     #[inline(always)]
     pub(super) fn drop_if_idle(&mut self, lock: LockIdx) {
         if self.is_idle(lock) {
@@ -184,7 +189,7 @@ impl Parts {
         }
     }
 
-    /// Adapts the schedule to what the lock's fairness wants.
+    /// Updates the schedule from the lock's fairness.
     #[inline(always)]
     pub(super) fn schedule_window(&mut self, lock: LockIdx) {
         if let Some(state) = self.table.get_mut(lock) {
@@ -192,15 +197,14 @@ impl Parts {
         }
     }
 
-    /// Sets when the first lease of a lock ends; `None` if nobody waits for that, but maybe its owner, who is to be told.
+    /// Schedules the end of the first lease of a lock. `None` removes it, unless an owner must be notified.
     #[inline(always)]
     pub(super) fn schedule_lease(&mut self, lock: LockIdx, end: Option<WallMs>) {
         let Some(state) = self.table.get_mut(lock) else { return };
         if end.is_none() && state.has_owners_to_notify() {
             return;
         }
-        // One that is on the schedule for earlier leads to a look that finds the new time: to move it at each hand-over costs
-        // more.
+        // An earlier entry stays: its check finds the new time. Moving it at each hand-over would cost more.
         if end.is_none_or(|end| state.lease_planned.is_none_or(|planned| end < planned)) {
             self.leases.set(lock, &mut state.lease_planned, end);
         }
@@ -209,7 +213,7 @@ impl Parts {
         }
     }
 
-    /// Owners are to be told what has happened to their holds.
+    /// Queues notices to owners about their holds.
     pub(super) fn push_notices(
         &mut self,
         lock: LockIdx,
@@ -222,7 +226,7 @@ impl Parts {
         }
     }
 
-    /// The owner holds the lock, and is told if it loses it.
+    /// Records that the owner holds the lock, so that it can be notified of a loss.
     #[cold]
     pub(super) fn insert_held(&mut self, lock: LockIdx, owner: &Owner, hold: HoldRecord) {
         if let Some(state) = self.table.get_mut(lock) {
@@ -230,19 +234,20 @@ impl Parts {
         }
     }
 
-    /// The owner's hold has ended. Returns whether it was known.
+    /// Removes the record of an owner's hold. Returns whether it existed.
     pub(super) fn take_held(&mut self, lock: LockIdx, owner: &Owner) -> bool {
         self.table.get_mut(lock).is_some_and(|state| state.held.remove(owner))
     }
 
-    /// What is known of a lock's holds is not so any more, or no matter of this server.
+    /// Forgets the records of a lock's holds.
     pub(super) fn forget_held(&mut self, lock: LockIdx) {
         if let Some(state) = self.table.get_mut(lock) {
             state.held = Held::default();
         }
     }
 
-    /// Nobody waits for a lock any more that was handed over: see [`Parts::last_handed_over`].
+    /// Keeps watching the lease of a lock that was handed over and has no waiters: see
+    /// [`Parts::last_handed_over`].
     pub(super) fn keep_watching(&mut self, lock: LockIdx) {
         if self.last_handed_over != Some(lock) {
             self.stop_watching_last();
@@ -251,7 +256,7 @@ impl Parts {
         self.fragile.remove(lock);
     }
 
-    /// The end of that lock's lease is not watched any more, if nobody waits for it.
+    /// Stops watching the lease of the lock handed over last, unless it has waiters.
     pub(super) fn stop_watching_last(&mut self) {
         if let Some(lock) = self.last_handed_over.take() {
             self.unwatch_lease(lock);
@@ -259,14 +264,14 @@ impl Parts {
         }
     }
 
-    /// Somebody does not wait any more for the end of the first lease. If nobody does, it is not looked at.
+    /// Stops watching the first lease of a lock without waiters.
     pub(super) fn unwatch_lease(&mut self, lock: LockIdx) {
         if !self.state(lock).is_some_and(LockState::is_waited_for) {
             self.schedule_lease(lock, None);
         }
     }
 
-    /// Nobody here grants anything any more, or nothing is known about the lock any more.
+    /// Forgets the fairness history of a lock that is no longer granted here.
     pub(super) fn forget_window(&mut self, lock: LockIdx) {
         if let Some(state) = self.table.get_mut(lock) {
             state.fairness = Fairness::default();
@@ -274,14 +279,14 @@ impl Parts {
         self.schedule_window(lock);
     }
 
-    /// An external client has taken the lock.
+    /// Notes that an external client has taken the lock.
     pub(super) fn taken_externally(&mut self, lock: LockIdx, now: Now) {
         let Some(state) = self.table.get_mut(lock) else { return };
         self.windows_used += usize::from(state.fairness.taken_externally(now));
         self.schedule_window(lock);
     }
 
-    /// Ends a wait that is queued, with a decision. Its lock stays, even if nothing has to be remembered of it.
+    /// Ends a queued wait with a decision. The lock stays in the table even if it is idle now.
     pub(super) fn end_queued(&mut self, id: WaiterId, decision: Decision) {
         let first_wait = self.waiters.first_wait_of(id);
         if let Some(wait) = self.take_out(id) {
@@ -290,12 +295,12 @@ impl Parts {
         }
     }
 
-    /// A wait was decided: its client, which is blocked by it, is answered. Or it is told by a message.
+    /// Emits a decision: as a reply to a blocked client, or as a message.
     #[inline(always)]
     pub(super) fn decide(&mut self, id: WaiterId, lock: LockIdx, request: &Request, decision: Decision) {
         match &request.notify {
             None => self.decisions.push_back((id, decision)),
-            // The call has come again, and that one is answered.
+            // The repeated call is answered instead.
             Some(_) if decision == Decision::Superseded => {}
             Some(notify) => self.send(id, lock, (request, notify), decision),
         }
@@ -317,8 +322,8 @@ impl Parts {
         self.messages.push_back(Message { id, inbox: notify.inbox.clone(), lock, request, event });
     }
 
-    /// The connection has not confirmed a grant of which it was told by a message, or nobody has heard that. False if the grant
-    /// is not there any more.
+    /// Handles a grant with `NOTIFY` that its connection has not confirmed, or whose message had no
+    /// subscriber. False if the grant no longer exists.
     pub(super) fn miss(&mut self, id: WaiterId) -> bool {
         let wait = self.waiters.get(id).filter(|wait| wait.state() == WaitState::Granted);
         let Some((lock, request)) = wait.map(|wait| (wait.lock(), wait.request().clone())) else {
@@ -335,7 +340,7 @@ impl Parts {
         true
     }
 
-    /// Ends some of the waits, and what else depends on connections that have closed; the rest with the next tick.
+    /// Ends a portion of the waits and holds of ending connections. The next tick continues.
     pub(super) fn end_connections(&mut self, now: Now) {
         for _ in 0..4 * self.portion.0 {
             let Some((connection, end)) =
@@ -349,13 +354,13 @@ impl Parts {
         }
     }
 
-    /// Ends a portion of what depends on a connection that closes: at once, as the next call must not count on it. Nearly always
-    /// that is all. True if something may be left.
+    /// Ends a portion of the state of a closed connection at once, so that the next call does not rely on it.
+    /// Nearly always that is all. Returns whether anything may be left.
     pub(super) fn end_portion_of(&mut self, connection: ConnectionId, now: Now) -> bool {
         (0..4 * self.portion.0).all(|_| self.end_next_of(connection, ConnectionEnd::Closed, now))
     }
 
-    /// Ends the owner's hold on this lock if it depends on a connection that has closed, of which not all was ended yet.
+    /// Ends the owner's hold on this lock if it depends on a closed connection that is still being ended.
     #[cold]
     pub(super) fn end_closed_hold(&mut self, lock: LockIdx, owner: &Owner, now: Now) {
         let closed = self.ending_connections.iter().filter(|(_, end)| **end == ConnectionEnd::Closed);
@@ -365,7 +370,7 @@ impl Parts {
         }
     }
 
-    /// False if there is nothing left to end of this connection.
+    /// Ends the next wait or hold of a connection. False if none is left.
     fn end_next_of(&mut self, connection: ConnectionId, end: ConnectionEnd, now: Now) -> bool {
         let next = match end {
             ConnectionEnd::Closed => self.waiters.notified.next_of(connection),
@@ -377,7 +382,7 @@ impl Parts {
             if !self.end_wait(id, decision) {
                 self.begin_to_revoke(id);
             }
-            // Whatever it was.
+            // Removes it in any state.
             self.waiters.notified.remove(connection, id);
             return true;
         }
@@ -392,10 +397,10 @@ impl Parts {
         true
     }
 
-    /// True if the connection of this wait has closed, or is to lose it for another reason.
+    /// Whether the connection of this wait has closed or loses its waits.
     #[inline(always)]
     pub(super) fn is_dropped(&self, wait: &Wait) -> bool {
-        // Nearly always there is none.
+        // Nearly always, no connection is ending.
         !self.ending_connections.is_empty() && self.has_dropped(wait)
     }
 
@@ -407,7 +412,7 @@ impl Parts {
             .is_some_and(|notify| self.ending_connections.contains_key(&notify.connection))
     }
 
-    /// A wait that is queued ends without a grant, as its connection loses it.
+    /// Ends a queued wait of an ending connection.
     #[cold]
     pub(super) fn drop_wait(&mut self, id: WaiterId) {
         let of = |wait: &Wait| wait.request().notify.as_ref().map(|notify| notify.connection);
@@ -422,19 +427,19 @@ impl Parts {
         }
     }
 
-    /// How many grants and bindings of a lock are remembered that end with their holds.
+    /// Number of grants and bindings of a lock that end with their holds.
     pub(super) fn remembered_of(&self, lock: LockIdx) -> usize {
         self.table.get(lock).map_or(0, |state| state.unconfirmed.len()) + self.bindings.len_of(lock)
     }
 
-    /// A grant of which its client was told by a message is confirmed, revoked or void.
+    /// Ends the grace of a grant that is confirmed, revoked or void.
     fn grace_ends(&mut self, id: WaiterId, request: &Request) {
         if request.notify.is_some() {
             self.deadlines.set(&id, None);
         }
     }
 
-    /// Ends a wait that is queued, with a decision or as it left by itself. Those behind it may not have to wait any more.
+    /// Ends a queued wait, with a decision or because its client left. Waiters behind it may become ready.
     /// False if it is not queued.
     pub(super) fn end_wait(&mut self, id: WaiterId, decision: Option<Decision>) -> bool {
         if self.waiters.queued(id).is_none() {
@@ -450,7 +455,7 @@ impl Parts {
         let Some(state) = self.table.get(lock) else { return defect!("a wait for an unknown lock", true) };
         let unblocks_next =
             state.queue.unblocks_next(wait.position(), wait.request().wants, wait.is_member());
-        // Of a bundle's lock it may still be to be announced that it is free.
+        // The announcement of a bundle's free lock may have been withheld.
         if (unblocks_next || wait.is_member()) && !self.demoted {
             self.table.set_ready(lock);
         }
@@ -459,7 +464,7 @@ impl Parts {
         true
     }
 
-    /// A wait has ended without a grant.
+    /// Counts a wait that ended without a grant.
     fn count_end(&mut self, wait: &Wait, decision: &Decision) {
         if *decision == Decision::TimedOut {
             self.statistics.count(Counted::TimedOut);
@@ -468,21 +473,22 @@ impl Parts {
         }
     }
 
-    /// A wait has ended, with a grant or as its time was over.
+    /// Records the duration of a wait that was granted or timed out.
     #[inline(always)]
     pub(super) fn count_wait(&mut self, lock: LockIdx, waited: MonoUs) {
         let Some((name, state)) = self.table.named_state(lock) else { return };
         self.statistics.waited(name, &mut state.place_in_top, waited);
     }
 
-    /// Takes a queued wait out of every index, and with it the other parts of its bundle.
+    /// Removes a queued wait from every index, with the other members of its bundle.
     fn take_out(&mut self, id: WaiterId) -> Option<Wait> {
         let is_member =
             !self.waiters.bundles.is_empty() && self.waiters.queued(id).is_some_and(Wait::is_member);
         if is_member {
             for other in self.waiters.together(id).into_iter().filter(|other| *other != id) {
                 let Some(wait) = self.take_out_alone(other) else { continue };
-                // Its lock is not in hand: who stood behind it may be served there now, and nothing may be left to remember.
+                // The other lock is not open: reconciling it serves waiters behind the member, or drops it if
+                // idle.
                 if !self.demoted {
                     self.table.set_ready(wait.lock());
                 }
@@ -494,7 +500,7 @@ impl Parts {
     fn take_out_alone(&mut self, id: WaiterId) -> Option<Wait> {
         let (wait, crossing) = self.waiters.remove(id)?;
         self.leave_queue(id, (wait.lock(), wait.position(), wait.deadline()), crossing);
-        // What else its owner waits for here was served with it, and may stand behind others now.
+        // The owner's other waits here were served with this one, and may be blocked now.
         let others = self.waiters.of_owner_at(wait.lock(), wait.request().owner.as_bytes());
         for other in others.take(MAX_SEARCHED_LEFT_BEHIND) {
             if self.waiters.queued(other).is_some_and(|other| other.position() > wait.position()) {
@@ -502,14 +508,13 @@ impl Parts {
             }
         }
         if let Some(state) = self.table.get_mut(wait.lock()).filter(|state| state.queue.is_empty()) {
-            // Nobody got it, and nobody wants it any more.
+            // The lock has no waiters left.
             state.plain_hold = None;
         }
         Some(wait)
     }
 
-    /// Adds a wait to the queue of its lock: a request, whose owner `holds` the lock or not, with its ticket and since when it
-    /// waits.
+    /// Adds a wait to the queue of its lock. `holds` tells whether the owner holds the lock.
     #[inline(always)]
     pub(super) fn insert_wait(
         &mut self,
@@ -526,7 +531,7 @@ impl Parts {
             }
             state.queue.insert(position, (id, first_wait.is_some()), request.wants);
         }
-        // Of a bundle there is one deadline.
+        // A bundle has one deadline.
         if deadline.is_some() && first_wait.is_none_or(|first_wait| first_wait == id) {
             self.deadlines.set(&id, deadline);
         }
@@ -536,8 +541,8 @@ impl Parts {
         self.mark_crossing(crossing);
     }
 
-    /// A wait is granted: it leaves its queue, and the grant is on its way to the client. Returns how long it has waited, and
-    /// whether its owner waits still.
+    /// Moves a wait from its queue to the grants in flight. Returns its duration, and whether its owner has
+    /// other queued waits.
     #[inline(always)]
     pub(super) fn grant_wait(&mut self, id: WaiterId, now: Now, begins: bool) -> (MonoUs, bool) {
         let Some(ended) = self.waiters.grant(id, now.mono, begins) else {
@@ -567,15 +572,15 @@ impl Parts {
         self.mark_crossing(crossing);
     }
 
-    /// A grant did not reach its client: it is revoked when the lock is reconciled; if it is of several locks, each when that
-    /// lock is.
+    /// Marks a grant for revocation: it did not reach its client. Each of its locks is ready, and its next
+    /// step revokes the grant.
     pub(super) fn begin_to_revoke(&mut self, id: WaiterId) {
         for id in self.waiters.together(id) {
             self.begin_to_revoke_alone(id);
         }
     }
 
-    /// The same of one part of a bundle.
+    /// Marks a single member of a bundle, or a single grant, for revocation.
     pub(super) fn begin_to_revoke_alone(&mut self, id: WaiterId) {
         if !self.waiters.begin_to_revoke(id) {
             return;
@@ -591,7 +596,7 @@ impl Parts {
         }
     }
 
-    /// Notes in the queues which waits are of owners who wait for other locks too.
+    /// Notes in the queues which waits belong to owners that also wait for other locks.
     #[inline(always)]
     pub(super) fn mark_crossing(&mut self, crossing: Crossing) {
         // Nearly every owner waits for one lock at a time.
@@ -608,13 +613,14 @@ impl Parts {
         }
     }
 
-    /// The owner holds the lock: its queued waits for it, of which it may have more, stand before all newcomers from now on.
+    /// Moves the queued waits of an owner that now holds the lock ahead of all newcomers.
     pub(super) fn move_waits_ahead(&mut self, lock: LockIdx, owner: &Owner) {
         let waits: SmallVec<[WaiterId; 4]> = self.waiters.of_owner_at(lock, owner.as_bytes()).collect();
         waits.into_iter().for_each(|id| self.move_wait(id, true));
     }
 
-    /// The owner holds more than when its waits began: those who wait for that may be the ones whom it waits for.
+    /// Schedules searches for an owner that holds more than before: waiters for its holds may be among its
+    /// blockers.
     #[cold]
     pub(super) fn search_waits_of(&mut self, owner: &Owner) {
         for id in self.waiters.of_owner(owner.as_bytes()).take(MAX_SEARCHED_WAITS) {
@@ -622,13 +628,13 @@ impl Parts {
         }
     }
 
-    /// True if who holds this lock may stand in the way of somebody who did not stand behind it: where all wait for this lock only,
-    /// whoever is granted it came first.
+    /// Whether a holder of this lock may block an owner that did not stand behind it. Without members of
+    /// bundles in the queue, the first to arrive is granted first.
     pub(super) fn has_members(&self, lock: LockIdx) -> bool {
         !self.waiters.bundles.is_empty() && self.state(lock).is_some_and(|state| state.queue.has_members())
     }
 
-    /// The owner of this queued wait holds the lock from now on, or does so no more.
+    /// Moves a queued wait after its owner got or lost its hold on the lock.
     pub(super) fn move_wait(&mut self, id: WaiterId, holds: bool) {
         let Some(wait) = self.waiters.queued(id) else { return };
         let (lock, before, wants, is_member) =
@@ -645,7 +651,8 @@ impl Parts {
         self.waiters.set_position(id, after);
     }
 
-    /// The holds of these owners ended: what was still to be delivered, given back, renewed or released of them is void.
+    /// Voids everything pending for owners whose holds have ended: deliveries, revocations, renewals and
+    /// releases.
     pub(super) fn void_ended(
         &mut self,
         lock: LockIdx,
@@ -659,8 +666,8 @@ impl Parts {
         }
     }
 
-    /// The holds of these owners ended: grants of them that are in flight are void. What depends on connections stays. `forgets`
-    /// unless what is stored of their requests has gone where the holds went.
+    /// Voids grants in flight of owners whose holds have ended, but keeps their bindings. `forgets` is false
+    /// if the records left with the holds.
     pub(super) fn void_grants(
         &mut self,
         lock: LockIdx,
@@ -674,13 +681,13 @@ impl Parts {
             if wait.request().notify.is_some() {
                 self.void_notified(id, lock, &wait, forgets);
             } else if wait.state() == WaitState::Revoking && forgets && !self.demoted {
-                // It was to be undone in any case.
+                // The grant would have been revoked anyway.
                 let state = self.table.get_mut(lock);
                 if let Some((state, request)) = state.zip(wait.request().id.clone()) {
                     state.unconfirmed.was_voided(request);
                 }
             }
-            // Who waits still for all of them, has lost one.
+            // A client that still waits for all locks of its bundle has lost one.
             let waits = |first_wait: &WaiterId| {
                 wait.request().awaits_replicas && !self.waiters.bundles.is_answered(*first_wait)
             };
@@ -688,21 +695,22 @@ impl Parts {
         }
     }
 
-    /// The hold of a grant has ended of which its client was told by a message, and that it has not confirmed.
+    /// Handles an unconfirmed grant with `NOTIFY` whose hold has ended.
     #[cold]
     fn void_notified(&mut self, id: WaiterId, lock: LockIdx, wait: &Wait, forgets: bool) {
         self.grace_ends(id, wait.request());
         if wait.state() == WaitState::Granted {
             self.decide(id, lock, wait.request(), Decision::Lost);
         }
-        // Who asks again then, is not to be told that it was granted.
+        // A repeated call must not get the voided reply.
         let state = self.table.get_mut(lock).filter(|_| forgets && !self.demoted);
         if let Some((state, request)) = state.zip(wait.request().id.clone()) {
             state.unconfirmed.was_voided(request);
         }
     }
 
-    /// Ends the waits of those whose holds have ended although they wait still. Nearly always there are none.
+    /// Ends waits whose clients have not been answered yet although their holds have ended. Nearly always,
+    /// none exist.
     #[inline(always)]
     pub(super) fn end_lost(&mut self, lock: LockIdx, decision: &Decision) {
         if !self.lost_bundles.is_empty() {
@@ -725,7 +733,7 @@ impl Parts {
         }
     }
 
-    /// A call that will not be revoked has set the lease of a hold, or its token.
+    /// Notes that a final call has set the lease or the token of a hold.
     pub(super) fn note_setting(
         &mut self,
         lock: LockIdx,
@@ -738,8 +746,8 @@ impl Parts {
         }
     }
 
-    /// A grant has reached its client, and nothing follows from that, as with nearly all. False if something may: nothing is
-    /// done then.
+    /// Confirms a delivered grant without consequences, as most are. False if the grant may have
+    /// consequences, and then nothing has changed.
     #[inline(always)]
     pub(super) fn confirm_plain(&mut self, id: WaiterId) -> bool {
         let is_plain = |wait: &&Wait| {
@@ -761,8 +769,8 @@ impl Parts {
         true
     }
 
-    /// A grant has reached its client. If that makes the lease shorter, the lock is ready to have it written. Returns the lease
-    /// that the hold has.
+    /// Confirms a delivered grant. If that shortens the lease, the lock becomes ready to write it. Returns
+    /// the wait and its lease.
     pub(super) fn confirm(&mut self, id: WaiterId, now: Now) -> Option<(Wait, Lease)> {
         self.waiters.get(id).filter(|wait| wait.state() == WaitState::Granted)?;
         let (wait, _) = self.waiters.remove(id)?;

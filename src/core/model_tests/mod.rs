@@ -21,7 +21,7 @@ use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
 use super::*;
-use real::{Beside, Real, Stored};
+use real::{open_lock, Real, Stored, StoredRecords};
 use side_by_side::SideBySide;
 
 /// All keys. Most tests use only the first ones.
@@ -611,18 +611,18 @@ fn a_handed_over_hold_is_remembered() {
         }
         let now = Now { wall: 0, mono: 0 };
         let mut holders = Holders::from_holds(vec![hold(b"a", 1, 0)]).unwrap();
-        let mut sibling_locks = Beside::default();
+        let mut records = StoredRecords::default();
         let policy = WaitPolicy::Wait { deadline: None, at_most: None, on_primary: true };
         for owner in [1, 2] {
             let known = locks.look_up(at(b"k"));
             let request = Call { owner, lease: 10, ..Call::default() }.request();
-            locks.acquire(known, &mut holders, &mut sibling_locks, &request, policy, now);
+            locks.acquire(open_lock(known, &mut holders, &mut records, now), &request, policy);
         }
         for (giver, remembers) in [(&b"a"[..], true), (OWNERS[1], !forgets)] {
             let known = locks.look_up(at(b"k"));
             let scope = ReleaseScope::One;
             let release = Release { owner: Owner::new(giver), scope, lease_ms: None, id: None };
-            assert_eq!(locks.release(known, &mut holders, &mut sibling_locks, &release, now).0, Ok(0));
+            assert_eq!(locks.release(open_lock(known, &mut holders, &mut records, now), &release).0, Ok(0));
             let remembered = locks.plain_hold(locks.look_up(at(b"k")));
             assert_eq!(remembered.is_some(), remembers, "after {}", giver.escape_ascii());
             locks.verify();
@@ -639,7 +639,7 @@ fn newcomers_rely_on_a_recent_look() {
     let granted_before = with_id(3, 1);
     let known_id = granted_before.id.as_ref().map(RequestId::id).expect("an id");
     let mut holders = Holders::Exclusive(Hold { expires_at: 1_000, ..hold(OWNERS[0], 1, 0) });
-    let mut sibling_locks = Beside::default();
+    let mut records = StoredRecords::default();
     let mut locks = LockManager::default();
     let known = |locks: &LockManager| locks.look_up(at(b"k"));
     let unseen = |locks: &mut LockManager, request: &Request, policy, ms| {
@@ -657,7 +657,7 @@ fn newcomers_rely_on_a_recent_look() {
     let mut looks = |locks: &mut LockManager, owner, ms| {
         let known = locks.look_up(at(b"k"));
         let (outcome, _) =
-            locks.acquire(known, &mut holders, &mut sibling_locks, &call(owner), waits, at_ms(ms));
+            locks.acquire(open_lock(known, &mut holders, &mut records, at_ms(ms)), &call(owner), waits);
         let Outcome::Queued(id) = outcome else { panic!("{outcome:?}") };
         locks.verify();
         id
@@ -694,11 +694,11 @@ fn newcomers_rely_on_a_recent_look() {
 #[test]
 fn a_hold_after_an_unheard_grant_may_end_sooner() {
     let now = Now { wall: 0, mono: 0 };
-    let (mut locks, mut holders, mut sibling_locks) =
-        (LockManager::default(), Holders::Free, Beside::default());
+    let (mut locks, mut holders, mut records) =
+        (LockManager::default(), Holders::Free, StoredRecords::default());
     let waits = WaitPolicy::Wait { deadline: None, at_most: None, on_primary: true };
     let mut acquire = |locks: &mut LockManager, holders: &mut Holders, call: Call, policy| {
-        locks.acquire(locks.look_up(at(b"k")), holders, &mut sibling_locks, &call.request(), policy, now)
+        locks.acquire(open_lock(locks.look_up(at(b"k")), holders, &mut records, now), &call.request(), policy)
     };
     let first = Call { owner: 0, lease: 100_000, ..Call::default() };
     acquire(&mut locks, &mut holders, first, WaitPolicy::NoWait);
@@ -708,7 +708,8 @@ fn a_hold_after_an_unheard_grant_may_end_sooner() {
     let release =
         Release { owner: Owner::new(OWNERS[0]), scope: ReleaseScope::One, lease_ms: None, id: None };
     let known = locks.look_up(at(b"k"));
-    let (_, output) = locks.release(known, &mut holders, &mut Beside::default(), &release, now);
+    let (_, output) =
+        locks.release(open_lock(known, &mut holders, &mut StoredRecords::default(), now), &release);
     assert_eq!(output.expected_end, ExpectedEnd::Until(200_000));
     assert!(locks.message_unheard(id));
     let next = Call { owner: 2, lease: 2_000, ..Call::default() };
@@ -723,16 +724,16 @@ fn a_hold_after_an_unheard_grant_may_end_sooner() {
 #[test]
 fn a_lease_is_watched_until_the_server_ends_it() {
     let at_ms = |ms: i64| Now { wall: ms, mono: ms.unsigned_abs() * 1000 };
-    let (mut locks, mut holders, mut sibling_locks) =
-        (LockManager::default(), Holders::Free, Beside::default());
+    let (mut locks, mut holders, mut records) =
+        (LockManager::default(), Holders::Free, StoredRecords::default());
     let request = Call { owner: 0, lease: 100_000, ..Call::default() }.request();
     let known = locks.look_up(at(b"k"));
-    locks.acquire(known, &mut holders, &mut sibling_locks, &request, WaitPolicy::NoWait, at_ms(0));
+    locks.acquire(open_lock(known, &mut holders, &mut records, at_ms(0)), &request, WaitPolicy::NoWait);
     // The first pass finds the subscribers. The second plans to forget them at the end of the lease.
     for _ in 0..2 {
         let renewal = Renewal { owner: Owner::new(OWNERS[0]), lease_ms: 1000, bind: None, client: None };
         let (held, output) =
-            locks.renew(locks.look_up(at(b"k")), &mut holders, &mut sibling_locks, &renewal, at_ms(0));
+            locks.renew(open_lock(locks.look_up(at(b"k")), &mut holders, &mut records, at_ms(0)), &renewal);
         assert_eq!(held, Ok(1));
         locks.lease_shortened(at(b"k"), output, 1000);
         locks.verify();
@@ -740,7 +741,7 @@ fn a_lease_is_watched_until_the_server_ends_it() {
     let late = at_ms(1002);
     let ready = locks.tick(late, true);
     assert!(ready.is_some(), "the lock is opened");
-    locks.reconcile(locks.look_up(at(b"k")), &mut holders, &mut sibling_locks, late);
+    locks.reconcile(open_lock(locks.look_up(at(b"k")), &mut holders, &mut records, late));
     assert_eq!(holders.len(), 1, "the hold still exists");
     assert_eq!(locks.next_wakeup(late, true), Some(1), "the lock is opened again");
 }
@@ -755,7 +756,7 @@ fn simultaneous_ends_reconcile_each_lock_once() {
         let policy = WaitPolicy::Wait { deadline: None, at_most: None, on_primary: true };
         let key = lock.to_be_bytes();
         let known = locks.look_up(at(&key));
-        locks.acquire(known, &mut held, &mut Beside::default(), &request, policy, now);
+        locks.acquire(open_lock(known, &mut held, &mut StoredRecords::default(), now), &request, policy);
     }
     let later = Now { wall: 11, mono: 11_000 };
     let mut rounds = 0;
@@ -764,7 +765,7 @@ fn simultaneous_ends_reconcile_each_lock_once() {
         if let Some(lock) = locks.tick(later, true) {
             assert!(seen.insert(lock.key.to_vec()), "reconciled twice");
             let known = locks.look_up(lock.as_ref());
-            locks.reconcile(known, &mut Holders::Free, &mut Beside::default(), later);
+            locks.reconcile(open_lock(known, &mut Holders::Free, &mut StoredRecords::default(), later));
         }
         rounds += 1;
     }
@@ -778,14 +779,15 @@ fn a_quarantine_grants_to_holders_only() {
     let mut locks = LockManager::default();
     let at_ms = |ms: u64| Now { wall: ms as i64, mono: ms * 1000 };
     let (mut free, mut held) = (Holders::Free, Holders::from_holds(vec![hold(OWNERS[0], 1, 0)]).unwrap());
-    let mut sibling_locks = Beside::default();
+    let mut records = StoredRecords::default();
     let waits = WaitPolicy::Wait { deadline: None, at_most: None, on_primary: true };
     let until = Some(100_000);
     let mut acquire = |locks: &mut LockManager, key, holders: &mut Holders, owner, policy, ms| {
         locks.quarantine(until, at_ms(ms));
         let request = Call { owner, lease: 1000, ..Call::default() }.request();
-        let outcome =
-            locks.acquire(locks.look_up(at(key)), holders, &mut sibling_locks, &request, policy, at_ms(ms)).0;
+        let outcome = locks
+            .acquire(open_lock(locks.look_up(at(key)), holders, &mut records, at_ms(ms)), &request, policy)
+            .0;
         locks.verify();
         outcome
     };

@@ -16,7 +16,7 @@ pub(in crate::core) enum Stored {
 
 /// The records beside a lock.
 #[derive(Default)]
-pub(in crate::core) struct Beside {
+pub(in crate::core) struct StoredRecords {
     counter: Option<Token>,
     granted: HashMap<RequestId, (Reply, WallMs)>,
     /// Requests whose recorded grants must still be confirmed.
@@ -30,7 +30,7 @@ pub(in crate::core) struct Beside {
     announce: bool,
 }
 
-impl Records for Beside {
+impl Records for StoredRecords {
     fn next_token(&mut self, above: Option<Token>) -> Result<Token, Refusal> {
         let after = self.counter.max(above).map_or(0, |last| last + 1);
         self.counter = Some(after.max(self.now * 1000));
@@ -106,11 +106,21 @@ pub(in crate::core) type Overtake = (WaiterId, WaiterId, &'static [u8]);
 /// Decisions with their waits.
 type Decided = Vec<(WaiterId, Decision)>;
 
+/// Builds the value that commands make of an opened key.
+pub(in crate::core) fn open_lock<'a>(
+    lookup: LockLookup<'a>,
+    holders: &'a mut Holders,
+    records: &'a mut StoredRecords,
+    now: Now,
+) -> OpenLock<'a> {
+    OpenLock { lookup, holders, records, now }
+}
+
 /// The core with a keyspace, a clock and a timer, like `crate::driver`.
 pub(in crate::core) struct Real {
     pub(in crate::core) locks: LockManager,
     pub(in crate::core) keys: BTreeMap<&'static [u8], Stored>,
-    sibling_locks: BTreeMap<&'static [u8], Beside>,
+    records: BTreeMap<&'static [u8], StoredRecords>,
     pub(in crate::core) now: i64,
     pub(in crate::core) paused: bool,
     /// Whether the timer fires by itself after each step.
@@ -159,11 +169,11 @@ impl Real {
 
     pub(in crate::core) fn new(timer: bool) -> Real {
         let keys = KEYS.map(|key| (key, Stored::Lock(Holders::Free))).into();
-        let sibling_locks = KEYS.map(|key| (key, Beside::default())).into();
+        let records = KEYS.map(|key| (key, StoredRecords::default())).into();
         Real {
             locks: LockManager::default(),
             keys,
-            sibling_locks,
+            records,
             now: 1_000,
             paused: false,
             timer,
@@ -221,16 +231,16 @@ impl Real {
     fn on<T>(
         &mut self,
         key: &'static [u8],
-        body: impl FnOnce(&mut LockManager, LockLookup<'_>, &mut Holders, &mut Beside, Now) -> (T, StepOutput),
+        body: impl FnOnce(&mut LockManager, OpenLock<'_>) -> (T, StepOutput),
     ) -> Result<T, Seen> {
         let mut holders = self.open(key).map_err(|()| Seen::WrongType)?;
         let now = self.time();
-        let sibling_locks = self.sibling_locks.get_mut(key).unwrap();
-        (sibling_locks.now, sibling_locks.listeners) = (self.now, self.listeners);
+        let records = self.records.get_mut(key).unwrap();
+        (records.now, records.listeners) = (self.now, self.listeners);
         let (was_free, end_before) = (holders.is_free(), holders.expires_at());
-        let known = self.locks.look_up(at(key));
-        let (result, output) = body(&mut self.locks, known, &mut holders, sibling_locks, now);
-        let announce = std::mem::take(&mut sibling_locks.announce);
+        let open = open_lock(self.locks.look_up(at(key)), &mut holders, records, now);
+        let (result, output) = body(&mut self.locks, open);
+        let announce = std::mem::take(&mut records.announce);
         let unannounced = output.unannounced && was_free && holders.is_free();
         if output.is_reserved {
             if (!was_free && holders.is_free()) || announce {
@@ -316,9 +326,7 @@ impl Real {
         self.keep_quarantine();
         if let Some(lock) = self.locks.tick(self.time(), !self.paused) {
             let key = KEYS.into_iter().find(|key| **key == *lock.key).unwrap();
-            let served = self.on(key, |locks, at, holders, sibling_locks, now| {
-                ((), locks.reconcile(at, holders, sibling_locks, now))
-            });
+            let served = self.on(key, |locks, open| ((), locks.reconcile(open)));
             if served.is_err() {
                 self.locks.refuse_all(at(key), &Decision::WrongType);
             }
@@ -362,30 +370,22 @@ impl Real {
             Op::Release { lock, owner, scope, lease, id } => {
                 let id = id.map(|id| request_id(owner, id));
                 let release = Release { owner: Owner::new(OWNERS[owner]), scope, lease_ms: lease, id };
-                let left = self.on(KEYS[lock], |locks, at, holders, sibling_locks, now| {
-                    locks.release(at, holders, sibling_locks, &release, now)
-                })?;
+                let left = self.on(KEYS[lock], |locks, open| locks.release(open, &release))?;
                 Ok(Some(left.map_or(Seen::NotOwner, Seen::Left)))
             }
             Op::Cancel { lock, owner, id } => {
                 let id = request_id(owner, id);
-                let undone = self.on(KEYS[lock], |locks, at, holders, sibling_locks, now| {
-                    locks.cancel(at, holders, sibling_locks, &id, now)
-                })?;
+                let undone = self.on(KEYS[lock], |locks, open| locks.cancel(open, &id))?;
                 Ok(Some(Seen::Cancelled(undone.unwrap())))
             }
             Op::Renew { lock, owner, lease, bind, max } => {
                 let (owner, bind) = (Owner::new(OWNERS[owner]), bind_of(bind, max));
                 let renewal = Renewal { owner, lease_ms: lease, bind, client: None };
-                let held = self.on(KEYS[lock], |locks, at, holders, sibling_locks, now| {
-                    locks.renew(at, holders, sibling_locks, &renewal, now)
-                })?;
+                let held = self.on(KEYS[lock], |locks, open| locks.renew(open, &renewal))?;
                 Ok(Some(held.map_or(Seen::NotOwner, Seen::Renewed)))
             }
             Op::Break { lock } => {
-                let lost = self.on(KEYS[lock], |locks, at, holders, sibling_locks, now| {
-                    locks.break_lock(at, holders, sibling_locks, now)
-                })?;
+                let lost = self.on(KEYS[lock], |locks, open| locks.break_lock(open))?;
                 Ok(Some(Seen::Broken(lost)))
             }
             _ => {
@@ -406,9 +406,9 @@ impl Real {
         };
         let known = self.locks.look_up(at(key));
         let planned = self.locks.next_wakeup(now, !self.paused);
-        let sibling_locks = self.sibling_locks.entry(key).or_default();
-        sibling_locks.now = now.wall;
-        let is_new = |id: &RequestId| matches!(sibling_locks.granted(id), Ok(None));
+        let records = self.records.entry(key).or_default();
+        records.now = now.wall;
+        let is_new = |id: &RequestId| matches!(records.granted(id), Ok(None));
         let unseen = self.locks.queue_fast(known, &request, policy, (false, is_new), now);
         let (outcome, holders) = match unseen {
             Some(FastQueued { id, may_be_in_cycle, plans }) => {
@@ -418,8 +418,10 @@ impl Real {
                 assert_eq!(may_be_in_cycle, self.locks.may_be_in_cycle(id, &holders));
                 (Outcome::Queued(id), holders)
             }
-            None => self.on(key, |locks, at, holders, sibling_locks, now| {
-                let (outcome, output) = locks.acquire(at, holders, sibling_locks, &request, policy, now);
+            None => self.on(key, |locks, open| {
+                let OpenLock { lookup, holders, records, now } = open;
+                let open = OpenLock { lookup, holders: &mut *holders, records, now };
+                let (outcome, output) = locks.acquire(open, &request, policy);
                 ((outcome, holders.clone()), output)
             })?,
         };
@@ -486,9 +488,7 @@ impl Real {
 
     fn reconcile(&mut self, lock: &LockId) {
         let key = KEYS.into_iter().find(|key| **key == *lock.key).unwrap();
-        let served = self.on(key, |locks, at, holders, sibling_locks, now| {
-            ((), locks.reconcile(at, holders, sibling_locks, now))
-        });
+        let served = self.on(key, |locks, open| ((), locks.reconcile(open)));
         if served.is_err() {
             self.locks.refuse_all(at(key), &Decision::WrongType);
         }
@@ -507,9 +507,7 @@ impl Real {
     fn try_bundle(&mut self, first_wait: WaiterId, parts: &[(LockId, WaiterId)]) -> Option<WaiterId> {
         let key_of = |lock: &LockId| KEYS.into_iter().find(|key| **key == *lock.key).unwrap();
         for (lock, part) in parts {
-            let found = self.on(key_of(lock), |locks, at, holders, sibling_locks, now| {
-                locks.try_member(at, holders, sibling_locks, *part, now)
-            });
+            let found = self.on(key_of(lock), |locks, open| locks.try_member(open, *part));
             match found {
                 Ok(Some(Verdict::Available)) => {}
                 Ok(Some(Verdict::Busy { .. })) => return Some(*part),
@@ -522,9 +520,7 @@ impl Real {
             }
         }
         let granted = |(lock, part): &(LockId, WaiterId)| {
-            let granted = self.on(key_of(lock), |locks, at, holders, sibling_locks, now| {
-                locks.grant_member(at, holders, sibling_locks, (*part, true), now)
-            });
+            let granted = self.on(key_of(lock), |locks, open| locks.grant_member(open, *part, true));
             granted.unwrap().expect("the lock was available")
         };
         let replies = parts.iter().map(granted).collect();
@@ -542,9 +538,7 @@ impl Real {
         };
         let mut busy = None;
         for lock in locks {
-            let checked = self.on(KEYS[*lock], |locks, at, holders, sibling_locks, now| {
-                locks.check(at, holders, sibling_locks, &request, policy, now)
-            });
+            let checked = self.on(KEYS[*lock], |locks, open| locks.check(open, &request, policy));
             match checked.map(|checked| checked.verdict) {
                 Ok(Verdict::Available) => {}
                 Ok(Verdict::Busy { .. }) => {
@@ -557,11 +551,7 @@ impl Real {
         let Some(busy) = busy else {
             let mut last = None;
             for lock in locks {
-                last = self
-                    .on(KEYS[*lock], |locks, at, holders, sibling_locks, now| {
-                        locks.take(at, holders, sibling_locks, &request, now)
-                    })
-                    .unwrap();
+                last = self.on(KEYS[*lock], |locks, open| locks.take(open, &request)).unwrap();
                 assert!(last.is_some(), "a lock was no longer available");
             }
             self.serve_bundles();
@@ -574,9 +564,7 @@ impl Real {
         let mut bundle = None;
         for lock in locks {
             let part = self
-                .on(KEYS[*lock], |locks, at, holders, sibling_locks, now| {
-                    locks.queue_member(at, holders, sibling_locks, (&request, deadline), &mut bundle, now)
-                })
+                .on(KEYS[*lock], |locks, open| locks.queue_member(open, &request, deadline, &mut bundle))
                 .unwrap();
             if *lock == busy {
                 self.locks.note_blocked(bundle.unwrap().first_wait, part);

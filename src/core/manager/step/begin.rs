@@ -1,27 +1,26 @@
 // SPDX-License-Identifier: MIT
 
-//! Begins a step: brings a lock up to date with events since its last step.
+//! Begins a step: brings the lock up to date with events since its last step.
 
 use super::finish::ExpectedEnd;
 use super::{counted, Step, READS_PER_PORTION};
 use crate::core::bindings::AffectedOwners;
 use crate::core::manager::parts::{Parts, MAX_SEARCHED_WAITS};
-use crate::core::table::{LockIdx, LockLookup};
-use crate::core::{Holders, Now, Owner, Records};
+use crate::core::manager::OpenLock;
+use crate::core::table::LockIdx;
+use crate::core::Owner;
 
 impl<'a> Step<'a> {
-    /// Takes a lock in hand, and ends and renews what is to be ended and renewed by now.
-    // Of most locks nothing is remembered: then there is nothing to call.
+    /// Starts a step, and ends and renews holds as due.
+    // Inlined because most locks have no state, and then no call is needed.
     #[inline(always)]
-    pub(in crate::core::manager) fn begin(
+    pub(in crate::core::manager) fn begin<'o: 'a>(
         parts: &'a mut Parts,
-        known: LockLookup<'a>,
+        open: OpenLock<'o>,
         affected: AffectedOwners<'a>,
-        holders: &'a mut Holders,
-        records: &'a mut dyn Records,
-        now: Now,
     ) -> Step<'a> {
-        let (name, lock) = (known.name(), parts.table.handle_of(known));
+        let OpenLock { lookup, holders, records, now } = open;
+        let (name, lock) = (lookup.name(), parts.table.handle_of(lookup));
         let portion = parts.portion.0.max(holders.read_len() / READS_PER_PORTION);
         let mut step = Step {
             parts,
@@ -62,8 +61,9 @@ impl<'a> Step<'a> {
         self.follow_connections(lock);
     }
 
-    /// Few grants and bindings are all looked through, whether their holds have ended. Many are only if somebody may have lost a hold
-    /// without a call, and then not at each step: so no more of them are looked at, on an average, than a step does of other things.
+    /// Decides which grants and bindings to examine for ended holds. A few are always examined. Many are
+    /// examined only if a hold may have ended without a call, and not at every step. So a step examines, on
+    /// average, no more of them than a portion.
     #[inline(always)]
     pub(super) fn decide_what_to_look_at(&mut self, lock: LockIdx) {
         let (remembered, portion) = (self.parts.remembered_of(lock), self.portion);
@@ -87,7 +87,8 @@ impl<'a> Step<'a> {
         looks
     }
 
-    /// Grants of which clients were told by messages have ended before they were confirmed: they were never made.
+    /// Deletes the records of grants with `NOTIFY` that ended before their confirmation: they count as never
+    /// made.
     #[inline(always)]
     pub(super) fn forget_voided(&mut self, lock: LockIdx) {
         let portion = self.portion;
@@ -100,7 +101,7 @@ impl<'a> Step<'a> {
         self.is_unfinished |= state.unconfirmed.any_voided();
     }
 
-    /// This owner's hold has ended without a call, or its lease is another one. If it holds nothing, nothing depends on that any more.
+    /// Handles a hold that has ended without a call, or whose lease has changed.
     pub(super) fn ended_or_set(&mut self, lock: LockIdx, owner: &Owner) {
         if self.parts.notifies_owners {
             self.settle_held(lock, AffectedOwners::Only(owner));
@@ -110,7 +111,8 @@ impl<'a> Step<'a> {
         }
     }
 
-    /// Who holds the lock by a foreign write may stand behind a part that waits for that.
+    /// Schedules searches for owners that got the lock by a foreign write: they may wait behind a member that
+    /// waits for them.
     #[inline]
     pub(in crate::core::manager) fn search_for_holders(&mut self) {
         let Some(lock) = self.lock.filter(|_| !self.parts.waiters.bundles.is_empty()) else { return };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Holds that depend on connections, within a step.
+//! Bindings of holds to connections, within a step.
 
 use super::Step;
 use crate::core::binding::{BindMode, NewBind, TakenOver};
@@ -35,7 +35,7 @@ impl Step<'_> {
         }
     }
 
-    /// Ends the hold of this owner, if its connection has closed.
+    /// Ends the hold of this owner if its connection has closed.
     pub(super) fn end_closed_of(&mut self, lock: LockIdx, owner: &Owner) {
         let (name, affected) = (self.id(), (AffectedOwners::Only(owner), 0));
         let ended =
@@ -43,13 +43,13 @@ impl Step<'_> {
         self.closed(lock, &ended);
     }
 
-    /// The holds of these owners have ended, as their connection has closed.
+    /// Handles the holds of these owners, which ended with a connection.
     pub(super) fn closed(&mut self, lock: LockIdx, ended: &[Owner]) {
         self.parts.statistics.add(Counted::ReleasedOnDisconnect, ended.len());
         ended.iter().for_each(|owner| self.ended_or_set(lock, owner));
     }
 
-    /// What an earlier hold of this owner depended on is no matter of the next one.
+    /// Ends what is left of an earlier hold, so that it does not affect the next one.
     pub(super) fn unbind_earlier(&mut self, lock: LockIdx, owner: &Owner) {
         if self.is_crowded {
             self.ended_or_set(lock, owner);
@@ -59,7 +59,8 @@ impl Step<'_> {
         if self.holders.of(owner.as_bytes()).is_some() {
             return;
         }
-        // Its lease may have ended without a step of its own. A grant of then that is revoked must not take the next hold.
+        // The lease may have ended without a step. Revoking a grant from that time must not release the next
+        // hold.
         if self.parts.state(lock).is_some_and(|state| !state.unconfirmed.is_empty()) {
             self.parts.void_ended(lock, AffectedOwners::Only(owner), |_| true);
             self.forget_voided(lock);
@@ -90,15 +91,15 @@ impl Step<'_> {
         self.parts.statistics.has_bound(self.parts.bindings.count());
     }
 
-    /// True if the hold that this request got for its owner has ended since, as far as that is remembered.
+    /// Whether the hold that this request got has ended, as far as remembered.
     pub(in crate::core::manager) fn has_ended(&self, owner: &Owner, id: &RequestId) -> bool {
         let bindings = &self.parts.bindings;
         bindings.has_ended(|| self.name.to_id(), id, self.now)
             || bindings.ended_with_connection(|| self.name.to_id(), owner, id, self.now)
     }
 
-    /// The hold that this request got with this reply may have ended with a connection: then it is as if the request had never been
-    /// made. Returns whether that is so. What was given back by its own id was made.
+    /// Deletes the record of a request whose hold ended with a connection: it counts as never made. Returns
+    /// whether it did. A hold that was released by its own id counts as made.
     pub(in crate::core::manager) fn forget_if_closed(
         &mut self,
         request: &Request,
@@ -114,7 +115,7 @@ impl Step<'_> {
         is_closed
     }
 
-    /// The hold that this request got was given back.
+    /// Unbinds the hold of this request, which was released.
     pub(in crate::core::manager) fn unbind_request(&mut self, owner: &Owner, id: &RequestId) {
         if let Some(lock) = self.lock {
             self.parts.bindings.unbind_request(lock, owner, id, self.now);

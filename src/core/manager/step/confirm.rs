@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Confirms grants: by their delivery, a repeated call or a renewal.
+//! Confirms grants: by a repeated call or a renewal.
 
 use super::finish::ExpectedEnd;
 use super::Step;
@@ -12,8 +12,8 @@ use crate::core::{Bind, ConnectionId, Counted, Decision, Hold, Owner, Reply, Req
 use smallvec::SmallVec;
 
 impl Step<'_> {
-    /// Answers a call that came again, maybe on another connection because the first was lost: the hold depends on the
-    /// connection that asks now, and is not revoked if the first answer did not arrive.
+    /// Answers a repeated call. Its hold then depends on the new connection, and is not revoked if the first
+    /// answer is lost.
     pub(in crate::core::manager) fn repeat(&mut self, request: &Request, reply: &Reply) {
         let owner = reply.owner.as_deref().unwrap_or(&request.owner);
         let Some(id) = &request.id else { return };
@@ -23,7 +23,7 @@ impl Step<'_> {
             return;
         }
         let first_wait = in_flight.map(|id| self.parts.waiters.first_wait_of(id));
-        // It has reached its client, but that is on another connection now.
+        // The grant counts as delivered, but on the new connection.
         if let Some((id, (wait, _))) = in_flight.and_then(|id| Some((id, self.parts.confirm(id, self.now)?)))
         {
             if wait.request().awaits_replicas {
@@ -38,8 +38,8 @@ impl Step<'_> {
         }
         self.note_held(owner, HoldRecord { end, since: None, client: request.client });
         if !self.lock.is_some_and(|lock| self.parts.bindings.has_bound(lock, owner, id)) {
-            // Another server granted it, and may still believe that the hold depends on the first connection.
-            // It will see that somebody else has changed the key, and doubt its binding.
+            // Another server made the grant, and may still bind the hold to the first connection. The changed
+            // lease makes it doubt its binding.
             end = end.saturating_add(1);
             let _ = self.holders.renew(owner.as_bytes(), end);
             if let Some(lock) = self.lock {
@@ -50,8 +50,8 @@ impl Step<'_> {
         self.bind(owner, bind, (BindMode::ReplaceOwn, false), (Some(id), lease));
     }
 
-    /// Confirms the grant that this request got after its wait, if its client was told of that by a message. Sets the whole
-    /// lease, and what depends on the connection begins. `None` if there is no such grant.
+    /// Confirms the grant with `NOTIFY` that this request got. Sets the whole lease and starts the bindings.
+    /// `None` if no such grant exists.
     #[cold]
     pub(in crate::core::manager) fn confirm(&mut self, request: &Request) -> Option<Reply> {
         let id = request.id.as_ref()?;
@@ -70,8 +70,8 @@ impl Step<'_> {
         Some(reply)
     }
 
-    /// The same of a grant that another server made, or this one before it was a replica: it has told so, and the record is left.
-    /// False if it has ended, as nobody confirmed it: it was never made.
+    /// Confirms a recorded grant with `NOTIFY` from another server, or from this one before it was a replica.
+    /// False if its hold has ended: then the grant counts as never made.
     #[cold]
     pub(in crate::core::manager) fn confirm_recorded(&mut self, request: &Request, reply: &Reply) -> bool {
         let Some(id) = &request.id else { return false };
@@ -83,8 +83,8 @@ impl Step<'_> {
         true
     }
 
-    /// The owner knows that it holds the lock. If it holds nothing else, it knows of the grants of which it was told by messages:
-    /// these are confirmed.
+    /// Confirms the owner's grants with `NOTIFY` if it has no other holds, because a renewal proves that it
+    /// knows of them.
     pub(in crate::core::manager) fn confirm_all_of(&mut self, owner: &Owner, lease_ms: i64) {
         let granted = self.notified_grants(owner);
         let holds = self.holders.of(owner.as_bytes()).map_or(0, Hold::total);
@@ -95,7 +95,7 @@ impl Step<'_> {
         }
     }
 
-    /// The grants of this owner that are to be confirmed by a call, in their order.
+    /// The owner's grants with `NOTIFY` in flight, in order.
     pub(super) fn notified_grants(&self, owner: &Owner) -> Vec<WaiterId> {
         let Some(state) = self.lock.and_then(|lock| self.parts.state(lock)) else { return Vec::new() };
         let is_notified =
@@ -103,8 +103,7 @@ impl Step<'_> {
         state.unconfirmed.in_flight_to(owner).filter(is_notified).collect()
     }
 
-    /// A grant is final of which its client was told by a message, and its hold has such a lease from now on. Returns what it
-    /// got.
+    /// Confirms a grant with `NOTIFY`, whose hold gets this lease. Returns its reply.
     pub(super) fn confirm_wait(&mut self, granted: WaiterId, lease_ms: i64) -> Option<(Reply, Wait)> {
         let (wait, _) = self.parts.confirm(granted, self.now)?;
         if lease_ms < wait.request().lease_ms {
@@ -114,7 +113,7 @@ impl Step<'_> {
             state.unconfirmed_whole_lease = false;
         }
         let request = wait.request();
-        // The lease may be settled now.
+        // The outcome of the lease may be known now.
         self.revoke_some(wait.lock(), Some(&request.owner), usize::MAX);
         let (Some(notify), Some(id)) = (&request.notify, &request.id) else {
             return defect!("a grant is confirmed of which no message tells", None);
@@ -123,16 +122,16 @@ impl Step<'_> {
         self.parts.statistics.count(Counted::Confirmed);
         let hold = self.holders.of(request.owner.as_bytes())?;
         let reply = match self.records.granted(id) {
-            // Meanwhile others of the owner's holds may have begun and ended.
+            // Other holds of the owner may have begun and ended meanwhile.
             Ok(Some(reply)) => Reply { holds: hold.total(), ..reply },
-            // Somebody has deleted the record.
+            // A foreign write deleted the record.
             _ => request.reply(hold.total(), hold.token.filter(|_| request.fence)),
         };
         self.records.remember_grant(id, &reply, self.now);
         Some((reply, wait))
     }
 
-    /// Gives the request's owner the lease that the request asks for, from now on. `None` if it holds nothing.
+    /// Gives the owner the lease of the request, from now on. `None` if it holds nothing.
     pub(super) fn set_whole_lease(&mut self, request: &Request) -> Option<Lease> {
         let owner = &request.owner;
         let before = self.holders.of(owner.as_bytes())?.expires_at;
@@ -156,7 +155,7 @@ impl Step<'_> {
         self.parts.bindings.note_lease(lock, owner, lease, self.now);
     }
 
-    /// The owner has renewed its lease.
+    /// Notes that the owner has renewed its lease.
     pub(in crate::core::manager) fn renewed(
         &mut self,
         owner: &Owner,
@@ -173,8 +172,8 @@ impl Step<'_> {
         }
     }
 
-    /// A renewal takes over, too, what was granted before it and is not known yet to have reached its client: who has read the
-    /// grant may renew it on another connection and close the one that waited, all before that is known.
+    /// Lets a renewal take over earlier grants in flight too. A client may read its grant, renew on another
+    /// connection and close the waiting one, all before the delivery is known.
     pub(super) fn take_over(&mut self, owner: &Owner, by: Bind) {
         let Some(state) = self.lock.and_then(|lock| self.parts.state(lock)) else { return };
         if !state.unconfirmed.any_in_flight() {

@@ -1,50 +1,52 @@
 // SPDX-License-Identifier: MIT
 
-//! Finishes a step, and tells the caller what remains to be done after the write.
+//! Finishes a step, and tells the caller what to do after the write.
 
 use super::{counted, Step};
 use crate::core::schedule::earlier;
 use crate::core::table::LockIdx;
 use crate::core::{Decision, Hold, Holders, WallMs};
 
-/// What the caller of a step has to know of the lock when it has written it.
+/// Result of a step, for the caller to act on after the write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StepOutput {
-    /// `None` if nothing is remembered about it.
+    /// `None` if the lock has no state.
     pub(in crate::core::manager) lock: Option<LockIdx>,
-    /// The end of its first lease is waited for.
+    /// Whether the end of the first lease is watched.
     pub(crate) watches_lease: bool,
-    /// Its hold ended without a call, and that it is free is still to be announced if nobody has it.
+    /// Whether a hold ended without a call, and the lock must be announced if it is free.
     pub(crate) unannounced: bool,
-    /// It is free, and somebody may get it in this very moment who waits for several: until that is tried, it is not announced.
+    /// Whether the lock is free and a bundle may take it in this command. It is not announced before that was
+    /// tried.
     pub(crate) is_reserved: bool,
-    /// Until when it will be held, as far as external clients have to know.
+    /// The end of the hold, as external clients need to know it.
     pub(crate) expected_end: ExpectedEnd,
 }
 
-/// Until when a lock will be held. External clients sleep until the end that they have seen, so they are told of the end of
-/// a lease that is shorter.
+/// The end of a lock's hold. External clients sleep until the end that they have seen, so an earlier end must
+/// be announced to them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum ExpectedEnd {
-    /// Until the end of the lease that is written.
+    /// The end of the lease as written.
     #[default]
     AsWritten,
-    /// Until this time. Who is told of its grant by a message has a short lease, whose end is watched, and the whole one when
-    /// it has confirmed the grant.
+    /// This time. A grant with `NOTIFY` has a short lease, whose end is watched, and the whole one once it is
+    /// confirmed.
     Until(WallMs),
-    /// Maybe not for as long as they have seen. That end is not stored any more, so nothing can be compared with it.
+    /// Possibly earlier than external clients know. The end that they saw is no longer stored, so no
+    /// comparison is possible.
     MaybeSooner,
 }
 
 impl StepOutput {
-    /// True if anything is remembered about the lock.
+    /// Whether the lock has state.
     pub(crate) fn is_known(self) -> bool {
         self.lock.is_some()
     }
 }
 
 impl Step<'_> {
-    /// Grants what can be granted by now.
+    /// Serves the queue and ends the step.
     pub(in crate::core::manager) fn finish(mut self) -> StepOutput {
         if let Some(lock) = self.lock {
             self.serve(lock);
@@ -53,8 +55,7 @@ impl Step<'_> {
         self.close()
     }
 
-    /// Ends a step whose call makes way for nobody: brings the schedules up to date, and forgets what needs not be
-    /// remembered.
+    /// Ends a step whose call unblocks no waiter: updates the schedules, and drops unneeded state.
     #[inline(always)]
     pub(in crate::core::manager) fn close(mut self) -> StepOutput {
         match self.lock {
@@ -90,13 +91,13 @@ impl Step<'_> {
         let expected_end = &mut self.expected_end;
         let unannounced = self.parts.state_mut(lock).is_some_and(|state| {
             if state.unconfirmed_whole_lease && !is_reserved && !state.unconfirmed.any_to_confirm() {
-                // That was not confirmed. If the lock is free, external clients are told so.
+                // The grant was not confirmed. If the lock is free, it is announced anyway.
                 state.unconfirmed_whole_lease = false;
                 if !is_free {
                     *expected_end = ExpectedEnd::MaybeSooner;
                 }
             }
-            // What an external client holds, and nobody wants, is not remembered.
+            // The hold of an external client is not remembered while no native client wants the lock.
             let is_wanted = !state.queue.is_empty() || state.unconfirmed.any_in_flight() || is_bound;
             let mark_kept = is_wanted || state.plain_hold.is_some();
             let plain = plain.filter(|_| if forgets { !state.queue.is_empty() } else { mark_kept });
@@ -118,7 +119,8 @@ impl Step<'_> {
         }
     }
 
-    /// Notes how many hold the lock, if more is remembered of them than a step looks through; and that there is more to do.
+    /// Notes the number of holders if the lock has more grants and bindings than a step examines, and whether
+    /// work is left.
     #[inline(always)]
     pub(super) fn note_crowd(&mut self, lock: LockIdx) {
         let is_crowded = self.parts.remembered_of(lock) > self.parts.portion.0;
@@ -137,7 +139,7 @@ impl Step<'_> {
         }
     }
 
-    /// Forgets what is not needed any more of external clients, now or after a while.
+    /// Drops unneeded fairness history, now or after a while.
     #[inline(always)]
     pub(super) fn settle_fairness(&mut self, lock: LockIdx) {
         let (is_free, now) = (self.holders.is_free(), self.now);
@@ -147,8 +149,7 @@ impl Step<'_> {
         self.parts.schedule_window(lock);
     }
 
-    /// Keeps an own deadline for the end of the first lease of every lock that somebody waits for. Returns whether there is
-    /// one.
+    /// Schedules the end of the first lease of a lock with waiters. Returns whether it has one.
     #[inline(always)]
     pub(super) fn watch_lease(&mut self, lock: LockIdx) -> bool {
         let is_free = self.holders.is_free();
@@ -163,7 +164,8 @@ impl Step<'_> {
             return false;
         }
         let ends_unheard = match self.holders {
-            // One reader fewer makes way for who wants the lock with fewer others; for all else there is an event.
+            // One reader fewer unblocks an upgrade or a request with a limit. All other changes raise an
+            // event.
             Holders::Shared(_) => state.queue.waits_for_fewer(),
             Holders::Free | Holders::Exclusive(_) => is_waited_for,
         };

@@ -13,40 +13,40 @@ use crate::core::{
     Counted, Decision, Hold, Mode, MonoUs, Refusal, Reply, Request, Token, WaiterId, WallMs, Wants,
 };
 
-/// A request that was granted.
+/// A granted request.
 pub(super) struct Grant {
     pub(super) reply: Reply,
     pub(super) effect: GrantEffect,
-    /// When the owner's lease ended, and its token, if it held the lock before.
+    /// End of the owner's lease and its token, if it already held the lock.
     pub(super) before: Option<(WallMs, Option<Token>)>,
-    /// When it ends now.
+    /// End of its lease now.
     pub(super) written: WallMs,
 }
 
-/// Why a request was not granted.
+/// The reason why a request was not granted.
 pub(super) enum NotGranted {
     Busy,
     Refused(Refusal),
 }
 
-/// Who gets the reply to a grant.
+/// The receiver of the reply to a grant.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum ReplyTarget {
-    /// Whoever calls: it cannot be revoked.
+    /// The caller: the grant cannot be revoked.
     Caller,
-    /// A client that waits, and may be gone.
+    /// A waiting client, which may be gone.
     Waiter,
 }
 
 impl Step<'_> {
-    /// True if whoever is ready to wait until then lets external clients go first.
+    /// Whether a call that can wait until this time lets external clients go first.
     pub(in crate::core::manager) fn yields(&self, ready_until: MonoUs) -> bool {
         self.holders.is_free()
             && self.state().is_some_and(|state| state.fairness.yields(ready_until, self.now))
     }
 
-    /// Who excludes this request, if anybody does: the holders, or those who may hold the lock although that was forgotten. Those
-    /// hold it side by side with who is known to, so they do not exclude more of the same.
+    /// Decides whether known or forgotten holders exclude this request. Forgotten holders are compatible with
+    /// the known one, so they do not exclude more of the same kind.
     #[inline(always)]
     pub(super) fn admits(&self, owner: &[u8], wants: Wants) -> Admission {
         let is_re_entry = |hold: &Hold| !wants.once && hold.allows_more(wants.mode);
@@ -58,19 +58,19 @@ impl Step<'_> {
         }
     }
 
-    /// True if nobody who is known to hold the lock excludes this request, but maybe somebody who is not.
+    /// Whether only a forgotten holder may exclude this request.
     pub(in crate::core::manager) fn is_quarantined(&self, request: &Request) -> bool {
         let owner = request.owner.as_bytes();
         self.holders.admits(owner, request.wants) != Admission::Busy
             && self.admits(owner, request.wants) == Admission::Busy
     }
 
-    /// True if the owner may have more of what it holds already: then nobody who waits is before it.
+    /// Whether the owner already holds the lock and may get more, so that no waiter blocks it.
     pub(in crate::core::manager) fn wants_more(&self, request: &Request) -> bool {
         !request.wants.once && self.holders.of(request.owner.as_bytes()).is_some()
     }
 
-    /// Grants a request that comes first, if the holders admit it.
+    /// Grants a request that is first, if the holders admit it.
     #[inline(always)]
     pub(super) fn grant(&mut self, request: &Request, to: ReplyTarget) -> Result<Grant, NotGranted> {
         let owner = request.owner.as_bytes();
@@ -81,12 +81,12 @@ impl Step<'_> {
         };
         let hold = self.holders.of(owner);
         if hold.is_some() && self.state().is_some_and(|state| state.unconfirmed_whole_lease) {
-            // It may hold the lock by a grant that it does not confirm, and then by the lease of this one alone.
+            // The owner may not confirm its earlier grant, and then hold the lock by this lease alone.
             self.expected_end = ExpectedEnd::MaybeSooner;
         }
         let before = hold.map(|hold| (hold.expires_at, hold.token));
         let before_end = hold.map(|hold| hold.expires_at);
-        // A first exclusive hold needs a token of its own: others got newer ones than the shared hold's.
+        // A first exclusive hold needs a new token: other readers may have newer ones than the shared hold.
         let re_entry = hold.filter(|hold| hold.allows_more(request.wants.mode));
         let upgrade = hold.is_some() && re_entry.is_none();
         let token = if request.fence {
@@ -115,7 +115,7 @@ impl Step<'_> {
         self.holders.add(&request.owner, request.wants.mode, written, token);
         let since = before.is_none().then_some(self.now.mono);
         self.note_held(&request.owner, HoldRecord { end: written, since, client: request.client });
-        // Also if the owner has taken it on another server before: here it is known to be a lock now.
+        // Needed even for an owner from another server: this one now knows the key as a lock.
         self.parts.granted_keys.insert(self.name);
         let now = self.now;
         if let Some(state) = self.state_mut() {
@@ -138,7 +138,7 @@ impl Step<'_> {
         Ok(Grant { reply, effect, before, written })
     }
 
-    /// Grants the caller's request. `None` if the holders do not admit it.
+    /// Grants the caller's request. `None` if the holders exclude it.
     pub(in crate::core::manager) fn grant_caller(
         &mut self,
         request: &Request,
@@ -159,7 +159,7 @@ impl Step<'_> {
             if self.parts.has_members(lock) {
                 self.parts.search_waits_of(&request.owner);
             }
-            // It may have wanted something else before, for which it waits.
+            // The request may have been queued before with different arguments.
             self.supersede(lock, request);
         }
         if let Some(bind) = request.bind {
@@ -168,14 +168,14 @@ impl Step<'_> {
         Ok(Some(reply))
     }
 
-    /// The caller was granted its request without a wait.
+    /// Counts a grant without a wait.
     #[inline(always)]
     pub(super) fn count_grant(&mut self, begins: bool) {
         let counted = if begins { Counted::GrantedAtOnce } else { Counted::Reentered };
         self.parts.statistics.count(counted);
     }
 
-    /// Grants the caller's request as one that waits: it can be revoked. `None` if the holders do not admit it.
+    /// Grants the caller's request in flight, so that it can be revoked. `None` if the holders exclude it.
     #[cold]
     pub(in crate::core::manager) fn grant_in_flight(
         &mut self,
@@ -194,7 +194,8 @@ impl Step<'_> {
         Ok(Some(id))
     }
 
-    /// Grants a part whose turn it is, see [`Step::may_grant`]. `waits` if it did.
+    /// Grants a member that is next in its queue, see [`Step::may_grant`]. `waits` tells whether its client
+    /// waited.
     #[cold]
     pub(in crate::core::manager) fn grant_member(&mut self, id: WaiterId, waits: bool) -> Option<Reply> {
         let wait = self.parts.waiters.queued(id)?;
@@ -211,7 +212,7 @@ impl Step<'_> {
         }
     }
 
-    /// Whether this request could be granted now, as far as the holders matter and what is stored beside them.
+    /// Whether the holders admit this request and its records can be written.
     #[cold]
     pub(in crate::core::manager) fn may_grant(&mut self, request: &Request) -> Verdict {
         let owner = request.owner.as_bytes();
@@ -230,7 +231,7 @@ impl Step<'_> {
         Verdict::Available
     }
 
-    /// Whether it is this part's turn. `None` if it does not wait any more.
+    /// Whether this member can be granted now. `None` if it no longer waits.
     #[cold]
     pub(in crate::core::manager) fn try_member(&mut self, id: WaiterId) -> Option<Verdict> {
         let wait = self.parts.waiters.queued(id)?;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-//! One step on a lock in hand: what ended without a call ([`Step::begin`]), one call, and what that made way for
-//! ([`Step::finish`]).
+//! One step on an opened lock: [`Step::begin`] applies changes that happened without a call, then one call
+//! runs, and [`Step::finish`] serves the queue.
 
 mod begin;
 mod bindings;
@@ -20,48 +20,48 @@ use crate::core::manager::parts::{LockState, Parts};
 use crate::core::table::LockIdx;
 use crate::core::{Counted, Holders, LockId, LockRef, Now, Records};
 
-/// A lock in hand: what is remembered about it, looked up once, and what its key holds.
+/// A step: the state of an opened lock, looked up once, and the content of its keys.
 #[must_use = "a step that is not finished hands nothing on"]
 pub(super) struct Step<'a> {
     parts: &'a mut Parts,
     name: LockRef<'a>,
-    /// Its handle, if anything is remembered about it. Most locks have none.
+    /// The lock's handle, if it has state. Most locks have none.
     lock: Option<LockIdx>,
-    /// Whose holds may have ended since the last step, or in this one.
+    /// The owners whose holds may have ended since the last step, or in this one.
     affected: AffectedOwners<'a>,
     pub(super) holders: &'a mut Holders,
     pub(super) records: &'a mut dyn Records,
     pub(super) now: Now,
-    /// The lock was granted to somebody who waited.
+    /// Whether the lock was granted to a waiter.
     handed_over: bool,
     expected_end: ExpectedEnd,
-    /// How much of what is due it does.
+    /// Maximum amount of due work.
     portion: usize,
-    /// More grants and bindings are remembered of it than a step looks through.
+    /// Whether the lock has more grants and bindings than a step examines.
     is_crowded: bool,
-    /// It is looked whose holds have ended, of all whose grants and bindings are remembered.
+    /// Whether this step examines all grants and bindings for ended holds.
     looks_at_all: bool,
-    /// Holds are left that are to end, or requests that are to be forgotten: the queue is served when none is.
+    /// Whether holds are left to end, or records to delete. The queue is not served until neither is left.
     is_unfinished: bool,
-    /// Something is left to do.
+    /// Whether any work is left.
     is_due_again: bool,
 }
 
-/// Where all readers of a lock have to be read for each step, so many steps do what is due for all of them.
+/// Ratio of readers read per step to due work done. Used where every step has to read all readers.
 const READS_PER_PORTION: usize = 64;
 
-/// What is counted of each lock takes little memory.
+/// Reduces a count to the size that is stored per lock.
 fn counted(number: usize) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
 }
 
 impl Step<'_> {
-    /// True if a call of an owner does this step, and so ends no holds but that owner's.
+    /// Whether an owner's call runs this step, so that only its own holds end.
     fn is_call(&self) -> bool {
         matches!(self.affected, AffectedOwners::Only(_))
     }
 
-    /// The lock's handle; from now on something is remembered about it.
+    /// The lock's handle. A lock without state gets an empty one.
     fn known(&mut self) -> LockIdx {
         *self.lock.get_or_insert_with(|| self.parts.table.insert(self.name))
     }
@@ -85,7 +85,7 @@ impl Step<'_> {
         }
     }
 
-    /// The caller has given back its last hold.
+    /// Records the duration of the caller's last hold.
     pub(super) fn count_hold(&mut self) {
         let Some(since) = self.state_mut().and_then(|state| state.held_since.take()) else { return };
         self.parts.statistics.held(self.now.mono.saturating_sub(since));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Records holds in order to notify their owners.
+//! Records of holds for notices to their owners.
 
 use super::Step;
 use crate::core::bindings::AffectedOwners;
@@ -9,7 +9,7 @@ use crate::core::table::LockIdx;
 use crate::core::{HoldEvent, Owner};
 
 impl Step<'_> {
-    /// Notes who has lost its hold since the last step.
+    /// Notifies owners that have lost their holds since the last step.
     #[cold]
     pub(super) fn notice_losses(&mut self, lock: LockIdx) {
         let Some(state) = self.parts.state_mut(lock) else { return };
@@ -17,7 +17,7 @@ impl Step<'_> {
         self.parts.push_notices(lock, lost);
     }
 
-    /// Everybody who holds the lock is to be told what happens to it.
+    /// Notifies every holder of an event.
     pub(in crate::core::manager) fn notify_holders(&mut self, event: HoldEvent) {
         if !self.parts.notifies_owners || self.holders.is_free() {
             return;
@@ -26,7 +26,7 @@ impl Step<'_> {
         self.parts.push_notices(lock, self.holders.iter().map(|hold| (hold.owner.clone(), event)));
     }
 
-    /// The owner holds the lock, and is told if it loses it.
+    /// Records the owner's hold, so that a loss can be noticed.
     #[inline(always)]
     pub(super) fn note_held(&mut self, owner: &Owner, hold: HoldRecord) {
         if self.parts.notifies_owners {
@@ -35,7 +35,7 @@ impl Step<'_> {
         }
     }
 
-    /// Those who hold nothing any more have given it back.
+    /// Removes the records of owners that have released their holds.
     #[cold]
     pub(super) fn settle_held(&mut self, lock: LockIdx, affected: AffectedOwners<'_>) {
         if let Some(state) = self.parts.state_mut(lock) {

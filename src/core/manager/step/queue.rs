@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! The caller's place in the queue.
+//! The caller and its place in the queue.
 
 use super::Step;
 use crate::core::bundles::NewBundle;
@@ -10,40 +10,41 @@ use crate::core::waiters::WaitState;
 use crate::core::{Decision, MonoUs, Notify, Request, RequestId, WaiterId, Wants};
 
 impl Step<'_> {
-    /// True if somebody stands in the queue who comes before one that wants this, and does not hold the lock.
+    /// Whether a waiter blocks a new request for this, by an owner without a hold.
     #[inline]
     pub(in crate::core::manager) fn must_wait(&self, wants: Wants) -> bool {
         self.state().is_some_and(|state| state.queue.blocks(wants))
     }
 
-    /// True if somebody stands in the queue.
+    /// Whether the lock has waiters.
     pub(in crate::core::manager) fn has_queue(&self) -> bool {
         self.state().is_some_and(|state| !state.queue.is_empty())
     }
 
-    /// How many stand in the queue.
+    /// Number of waiters.
     pub(in crate::core::manager) fn queue_len(&self) -> usize {
         self.state().map_or(0, |state| state.queue.len())
     }
 
-    /// True if this request stands in the queue, on another connection.
+    /// Whether this request is queued on another connection.
     pub(in crate::core::manager) fn is_queued(&self, request: &Request) -> bool {
         let of_request = |lock| self.parts.waiters.of_request(lock, request.id.as_ref()?);
         self.lock.and_then(of_request).is_some_and(|(_, wait)| wait.state() == WaitState::Queued)
     }
 
-    /// True if anybody waits to be told by a message, or was told and has not confirmed the grant.
+    /// Whether any wait or unconfirmed grant has `NOTIFY`.
     #[inline]
     pub(in crate::core::manager) fn any_notified(&self) -> bool {
         !self.parts.waiters.notified.is_empty()
     }
 
-    /// True if as many waits that are told by messages belong to this connection as may.
+    /// Whether this connection has the maximum number of waits with `NOTIFY`.
     pub(in crate::core::manager) fn has_too_many(&self, notify: &Notify) -> bool {
         has_too_many(self.parts, notify)
     }
 
-    /// Queues a request. If it waits already, on another connection, it keeps its position, and that one's wait ends.
+    /// Queues a request. If it is already queued on another connection, it keeps its position and the other
+    /// wait ends.
     pub(in crate::core::manager) fn queue(&mut self, request: Request, deadline: Option<MonoUs>) -> WaiterId {
         let lock = self.known();
         let id = self.parts.waiters.next_id();
@@ -54,7 +55,7 @@ impl Step<'_> {
         id
     }
 
-    /// Queues a part of a request for several locks: it stands in all queues by the same ticket.
+    /// Queues a member of a request for several locks. All members have the same ticket.
     #[cold]
     pub(in crate::core::manager) fn queue_member(
         &mut self,
@@ -73,20 +74,20 @@ impl Step<'_> {
         id
     }
 
-    /// Ends the wait of this request, if it waits already. Returns its ticket, and since when it waited.
+    /// Ends the queued wait of this request, if any. Returns its ticket and its start.
     pub(super) fn supersede(&mut self, lock: LockIdx, request: &Request) -> Option<(u64, MonoUs)> {
         let (before, wait) = self.parts.waiters.of_request(lock, request.id.as_ref()?)?;
         if wait.state() != WaitState::Queued {
             return None;
         }
         let position = (wait.position().ticket(), wait.since());
-        // It may want something else now, which can be granted.
+        // The repeated call may have different arguments that can be granted.
         self.parts.table.set_ready(lock);
         self.parts.end_queued(before, Decision::Superseded);
         Some(position)
     }
 
-    /// Ends the wait of this request, or revokes its grant if that is still on its way. `None` if there is neither.
+    /// Ends the wait of this request, or revokes its grant in flight. `None` if neither exists.
     pub(in crate::core::manager) fn cancel_wait(&mut self, request: &RequestId) -> Option<()> {
         let lock = self.lock?;
         let (id, wait) = self.parts.waiters.of_request(lock, request)?;
@@ -96,10 +97,10 @@ impl Step<'_> {
                 Some(())
             }
             WaitState::Granted if self.holders.of(wait.request().owner.as_bytes()).is_none() => {
-                // Its lease is over, which no step has found yet.
+                // The lease has expired, which no step has noticed yet.
                 None
             }
-            // Its client counts on the other locks.
+            // The client has been answered and keeps its other locks.
             WaitState::Granted
                 if wait
                     .first_wait()
@@ -111,7 +112,7 @@ impl Step<'_> {
                 Some(())
             }
             WaitState::Granted => {
-                // The client may be answered in the same turn of the event loop, but not with a grant.
+                // The client may be answered in this turn of the event loop, but not with a grant.
                 let (first_wait, waits) = (self.parts.waiters.first_wait_of(id), wait.request().clone());
                 self.parts.decide(first_wait, lock, &waits, Decision::Cancelled);
                 self.parts.begin_to_revoke(id);
@@ -122,7 +123,7 @@ impl Step<'_> {
         }
     }
 
-    /// A newcomer has looked at the key, and at what stands beside it.
+    /// Notes that a newcomer has opened the key and the keys beside it.
     pub(in crate::core::manager) fn note_look(&mut self) {
         let now = self.now.mono;
         if let Some(state) = self.state_mut() {

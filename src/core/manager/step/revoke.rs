@@ -13,7 +13,7 @@ use crate::core::{
 };
 
 impl Step<'_> {
-    /// Revokes grants that did not reach their clients: those of the caller, and of the others a portion.
+    /// Revokes marked grants: the caller's, and a portion of the others.
     #[inline(always)]
     pub(super) fn revoke(&mut self, lock: LockIdx) {
         if self.parts.state(lock).is_none_or(|state| state.unconfirmed.may_end() == 0) {
@@ -26,7 +26,8 @@ impl Step<'_> {
         self.is_unfinished |= self.parts.state(lock).is_some_and(|state| state.unconfirmed.may_end() > 0);
     }
 
-    /// Revokes so many of them, of this owner or of anybody, and sets as many leases of which it is known by now what was promised.
+    /// Revokes up to `at_most` marked grants, of one owner or of any. Then sets as many leases whose outcome
+    /// is known.
     #[cold]
     pub(super) fn revoke_some(&mut self, lock: LockIdx, of: Option<&Owner>, at_most: usize) {
         for _ in 0..at_most {
@@ -38,7 +39,7 @@ impl Step<'_> {
             };
             let Request { owner, id: request, .. } = wait.request();
             if self.holders.of(owner.as_bytes()).is_none() {
-                // Its lease is over, which no step had found yet: there is nothing to give back.
+                // The lease has expired, which no step had noticed: no hold is left to release.
                 if let Some(request) = request {
                     self.records.forget_grant(request);
                 }
@@ -70,7 +71,7 @@ impl Step<'_> {
         }
     }
 
-    /// What is remembered of this request as granted, now that it is known whether that was revoked.
+    /// The recorded reply of this request, after its pending revocation.
     pub(in crate::core::manager) fn granted(&mut self, id: &RequestId) -> Result<Option<Reply>, Refusal> {
         if let Some(lock) = self.lock.filter(|_| self.is_unfinished) {
             self.finish_request(lock, id)?;
@@ -96,11 +97,12 @@ impl Step<'_> {
         Ok(())
     }
 
-    /// Gives back a part of what the owner holds, for a call with this request id. Returns how many holds it has left, whose lease
-    /// ends then if that is given.
+    /// Releases holds of the owner, for a call with this request id. Returns the number of holds that are
+    /// left; their lease ends at `lease_end`, if given.
     ///
-    /// A count does not tell whose hold is given back: see `Unconfirmed::grant_to_release`. If it is that of a grant in flight whose client
-    /// is still to be told, that grant is lost. If the client may know of it already, the grant stays as it is but for its hold.
+    /// A count does not tell whose hold is released: see `Unconfirmed::grant_to_release`. If it belongs to a
+    /// grant in flight whose client is not answered yet, that grant is lost. If the client may know of the
+    /// grant already, the grant stays in flight without a hold.
     #[inline(always)]
     pub(in crate::core::manager) fn release_unconfirmed(
         &mut self,
@@ -119,7 +121,7 @@ impl Step<'_> {
         }
     }
 
-    /// The grant in flight whose hold is given back, if it is that of one.
+    /// The grant in flight whose hold is released, if any.
     #[inline(always)]
     pub(super) fn grant_to_release(
         &self,
@@ -129,7 +131,7 @@ impl Step<'_> {
     ) -> Option<ReleasedGrant> {
         let lock = self.lock?;
         let unconfirmed = &self.parts.state(lock)?.unconfirmed;
-        // With its last hold all of an owner's grants are void.
+        // The last release voids all grants of the owner.
         if !unconfirmed.any_in_flight() || scope == ReleaseScope::All {
             return None;
         }
@@ -140,8 +142,8 @@ impl Step<'_> {
         unconfirmed.grant_to_release(owner, (mode, holds), named)
     }
 
-    /// The hold of a grant is given back whose client may know of it. If nobody did, and the grant is revoked, then the call that has
-    /// given back an exclusive hold without saying so was for a shared one that is certain.
+    /// Releases the hold of a grant that its client may know of. If the client did not know and the grant is
+    /// revoked, a release without a mode was meant for a certain shared hold.
     #[cold]
     pub(super) fn keep_after_release(&mut self, owner: &Owner, scope: ReleaseScope, grant: ReleasedGrant) {
         let Some(hold) = self.holders.of(owner.as_bytes()) else { return };
@@ -152,8 +154,8 @@ impl Step<'_> {
         state.unconfirmed.hold_released(grant.id, owner, instead.then_some(Mode::Shared));
     }
 
-    /// The hold of a grant in flight is given back, and its client told so. Returns how many holds the owner has left, whose lease
-    /// ends then if that is given.
+    /// Revokes a grant in flight whose hold is released, and answers its client. Returns the number of holds
+    /// that are left; their lease ends at `lease_end`, if given.
     #[cold]
     pub(super) fn lose_grant(&mut self, owner: &Owner, grant: WaiterId, lease_end: Option<WallMs>) -> i64 {
         let wait = self.parts.waiters.get(grant).map(|wait| (wait.lock(), wait.request().clone()));
@@ -169,12 +171,13 @@ impl Step<'_> {
         self.holders.of(owner.as_bytes()).map_or(0, Hold::total)
     }
 
-    /// Ends every hold. Returns the number of owners who lost theirs.
+    /// Ends every hold. Returns the number of owners that lost theirs.
     pub(in crate::core::manager) fn end_all(&mut self) -> usize {
         self.looks_at_all = true;
         let lost = self.holders.clear();
         if let Some(lock) = self.lock {
-            // Portions of holds to end are over with the holds. Only records may be left, which the next step forgets.
+            // Pending portions of ending holds are complete. Only records may be left, which the next step
+            // deletes.
             self.parts.void_ended(lock, AffectedOwners::Any, |_| true);
             self.is_due_again |= std::mem::take(&mut self.is_unfinished);
         }

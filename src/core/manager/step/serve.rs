@@ -15,8 +15,8 @@ use crate::core::{Counted, Decision, Mode, Owner, Reply, Request, WaiterId};
 use smallvec::SmallVec;
 
 impl Step<'_> {
-    /// Grants what can be granted before the call: between a foreign `DEL` and the timer other commands run, and whoever
-    /// waits comes before them.
+    /// Serves the queue before the call. Other commands may run between a foreign `DEL` and the timer, and
+    /// waiters come before them.
     pub(in crate::core::manager) fn serve_first(&mut self) {
         if let Some(lock) = self.lock {
             self.serve(lock);
@@ -25,9 +25,9 @@ impl Step<'_> {
         }
     }
 
-    /// Serves the queue: of many who can be served, a portion.
+    /// Serves the queue, at most a portion of it.
     pub(super) fn serve(&mut self, lock: LockIdx) {
-        // Who holds nothing any more, has nothing to be delivered, given back or renewed.
+        // Owners without a hold have nothing left to deliver, release or renew.
         if self.looks_at_all || self.is_call() {
             let holders = &*self.holders;
             self.parts.void_ended(lock, self.affected, |owner| holders.of(owner.as_bytes()).is_none());
@@ -78,13 +78,13 @@ impl Step<'_> {
         }
     }
 
-    /// True if nobody who waits can be admitted beside who holds the lock now.
+    /// Whether no waiter can be admitted beside the current holder.
     pub(super) fn excludes_all(&self, lock: LockIdx) -> bool {
         let only_newcomers = |state: &LockState| !state.queue.has_holders() && !state.queue.has_members();
         self.holders.mode() == Some(Mode::Exclusive) && self.parts.state(lock).is_some_and(only_newcomers)
     }
 
-    /// The wait that can be decided next. If that could be a part, its bundle is due.
+    /// The next wait that can be decided. If that could be a member, its bundle becomes due.
     #[inline(always)]
     pub(super) fn next_in_line(&mut self, lock: LockIdx) -> Option<WaiterId> {
         let mut due = SmallVec::<[WaiterId; 4]>::new();
@@ -97,7 +97,7 @@ impl Step<'_> {
             let is_next = self.admits(owner.as_bytes(), *wants) != Admission::Busy;
             match wait.first_wait() {
                 None => is_next,
-                // Readers may be behind it that are for several locks, too.
+                // Readers that belong to other bundles may follow.
                 Some(first_wait) => {
                     if is_next && self.parts.waiters.bundles.may_be_due(first_wait, lock) {
                         due.push(first_wait);
@@ -112,8 +112,8 @@ impl Step<'_> {
         next
     }
 
-    /// Ends a wait with a grant that is to be delivered, and returns what with.
-    // A grant is large: it is passed on where it stays.
+    /// Ends a wait with a grant in flight. Returns the reply.
+    // A grant is large: it is passed in place.
     #[inline(always)]
     pub(super) fn hand_over(
         &mut self,
@@ -134,7 +134,7 @@ impl Step<'_> {
             self.parts.bindings.note_lease_end(lock, owner, written, self.now);
         }
         if waits_more {
-            // What else the owner waits for here is not in line behind others any more.
+            // The owner's other waits here are no longer blocked by waiters.
             self.parts.move_waits_ahead(lock, owner);
             if self.parts.has_members(lock) && !self.parts.waiters.get(id).is_some_and(Wait::is_member) {
                 self.parts.search_waits_of(owner);
@@ -143,7 +143,8 @@ impl Step<'_> {
         if let Some(state) = self.parts.state_mut(lock) {
             let whole_lease = notify.is_some() && wants.mode == Mode::Exclusive && before.is_none();
             if state.unconfirmed_whole_lease {
-                // External clients may have seen a later end than that of the grace before, which alone is stored.
+                // External clients may know of a later end than that of the previous grace, which alone is
+                // stored.
                 self.expected_end = ExpectedEnd::MaybeSooner;
             } else if whole_lease && self.expected_end != ExpectedEnd::MaybeSooner {
                 self.expected_end = ExpectedEnd::Until(self.now.wall.saturating_add(*lease_ms));
@@ -159,7 +160,7 @@ impl Step<'_> {
         reply
     }
 
-    /// Owners who do not hold the lock any more are in line as everybody else.
+    /// Moves waits of owners that no longer hold the lock behind the holders.
     pub(super) fn send_behind_holders(&mut self, lock: LockIdx) {
         let Some(state) = self.parts.state(lock).filter(|state| state.queue.has_holders()) else { return };
         let inside: Vec<WaiterId> = state.queue.holders().map(|(id, _)| id).collect();
@@ -167,13 +168,13 @@ impl Step<'_> {
             let holds = |owner: &Owner| self.holders.of(owner.as_bytes()).is_some();
             if !self.parts.waiters.get(id).is_some_and(|wait| holds(&wait.request().owner)) {
                 self.parts.move_wait(id, false);
-                // Those that it stands behind now may wait for its owner.
+                // The waits ahead of it now may wait for its owner.
                 self.parts.searches.insert(id);
             }
         }
     }
 
-    /// Whether a lock that is free is left to external clients for now.
+    /// Whether a free lock is left to external clients for now.
     pub(super) fn is_left_free(&mut self, lock: LockIdx) -> bool {
         let Some(state) = self.parts.table.get_mut(lock) else { return false };
         let LockState { queue, fairness, unannounced, .. } = state;
