@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
 """Fails if the source files of the module depend on each other in a circle, or if a file adds inherent methods to another
-file's type, by which a type's secrets would leave its file.
+file's type, by which a type's secrets would leave its file. A type of a folder's `mod.rs` may have its methods in the files of that
+folder, as its private fields are visible there in any case.
 
 A file depends on the files in which the things are defined that it names, through re-exports. Modules are found by their
 paths, so that what a `use` or a path in the code leads to is enough; tests do not count.
@@ -14,7 +15,7 @@ from pathlib import Path
 SRC = Path(__file__).resolve().parent.parent / "src"
 TESTS = {"model_tests", "scenarios"}
 ITEM = re.compile(
-    r"^(?:pub(?:\([a-z ]+\))? )?(?:unsafe )?(?:const )?(?:async )?(?:extern \"C\" )?"
+    r"^(?:pub(?:\([a-z: ]+\))? )?(?:unsafe )?(?:const )?(?:async )?(?:extern \"C\" )?"
     r"(?:fn|struct|enum|trait|type|const|static|macro_rules!|mod|union)\s+(\w+)",
     re.M,
 )
@@ -62,7 +63,7 @@ class File:
         self.text = strip(path.read_text())
         self.items = set(ITEM.findall(self.text))
         self.uses, self.exports = {}, {}
-        for exported, tree in re.findall(r"^\s*(pub(?:\([a-z ]+\))? )?use ([^;]+);", self.text, flags=re.M):
+        for exported, tree in re.findall(r"^\s*(pub(?:\([a-z: ]+\))? )?use ([^;]+);", self.text, flags=re.M):
             for full, name in expand(tree):
                 (self.exports if exported else self.uses)[name] = full
 
@@ -104,7 +105,7 @@ def dependencies(files):
     graph = {}
     for module, file in files.items():
         found = set()
-        body = re.sub(r"^\s*(?:pub(?:\([a-z ]+\))? )?use [^;]+;", "", file.text, flags=re.M)
+        body = re.sub(r"^\s*(?:pub(?:\([a-z: ]+\))? )?use [^;]+;", "", file.text, flags=re.M)
         paths = [full for full in file.uses.values()]
         paths += [tuple(path.split("::")) for path in re.findall(r"\b((?:\w+::)+\w+)", body)]
         for path in paths:
@@ -159,7 +160,9 @@ def main():
             wrong.append(f"  {files[module].path.relative_to(SRC)} needs {inside}")
     for file in files.values():
         for name in IMPL.findall(file.text):
-            if name.split("::")[-1] not in file.items:
+            name = name.split("::")[-1]
+            folders = (files.get(file.module[:depth]) for depth in range(1, len(file.module)))
+            if name not in file.items and not any(folder and name in folder.items for folder in folders):
                 wrong.append(f"{file.path.relative_to(SRC)} adds methods to {name}, which is another file's type")
     print("\n".join(wrong), end="\n" if wrong else "")
     return bool(wrong)
