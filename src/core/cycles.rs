@@ -12,8 +12,8 @@
 use foldhash::{HashMap, HashSet};
 use smallvec::SmallVec;
 
+use super::queue::wait_queue::Position;
 use super::table::LockIdx;
-use super::wait_queue::Position;
 use super::waits::{is_another_threads, served_at_of, Ahead, Waiting, Waits};
 use super::{Holders, LockId, Mode, Now, Owner, WaiterId};
 

@@ -13,12 +13,8 @@
 //! * [`readers`]: the shared holders of one lock, and queries about a crowd of them.
 //! * [`request`], [`lease`]: requests, outcomes, and the records stored beside a lock.
 //! * [`table`]: locks by name and by handle, and the locks that are ready to be reconciled.
-//! * [`wait_queue`]: the queue of one lock. The only place that decides its order.
-//! * [`waiters`], [`owner_waits`]: all waits and their states.
-//! * [`bundles`]: waits for several locks at once.
-//! * [`notified`]: waits with `NOTIFY`, by connection.
+//! * [`queue`]: waits, and the order in which they are served. The only folder that decides it.
 //! * [`unconfirmed`]: grants that may still be revoked, and the holds without them.
-//! * [`fairness`]: windows in which a lock stays free for external clients.
 //! * [`bindings`], [`binding`], [`ended`]: holds that depend on connections, and requests whose hold has
 //!   ended.
 //! * [`held`]: the end of holds, for notices to their owners.
@@ -30,10 +26,8 @@
 
 mod binding;
 mod bindings;
-mod bundles;
 mod cycles;
 mod ended;
-mod fairness;
 mod fragile;
 mod granted_keys;
 mod held;
@@ -41,9 +35,8 @@ mod hold;
 pub(crate) mod holders;
 mod lease;
 mod manager;
-mod notified;
 mod owner;
-mod owner_waits;
+pub(crate) mod queue;
 mod readers;
 pub(crate) mod request;
 mod schedule;
@@ -53,8 +46,6 @@ pub(crate) mod spare;
 mod statistics;
 mod table;
 mod unconfirmed;
-mod wait_queue;
-mod waiters;
 pub(crate) mod waits;
 pub(crate) mod waits_for;
 
@@ -65,7 +56,6 @@ mod scenarios;
 
 use std::rc::Rc;
 
-pub(crate) use bundles::{NewBundle, Verdict};
 pub(crate) use held::{HoldEvent, Notice};
 pub(crate) use hold::Hold;
 pub(crate) use holders::{Holders, NotOwner, ReleaseScope, Wants};
@@ -74,6 +64,7 @@ pub(crate) use manager::{
     StepOutput,
 };
 pub(crate) use owner::Owner;
+pub(crate) use queue::bundles::{NewBundle, Verdict};
 pub(crate) use readers::{ChangedHold, Crowd};
 pub(crate) use request::{
     Bind, Decision, InboxEvent, Message, NotReleased, Notify, Outcome, Records, Refusal, Release, Renewal,

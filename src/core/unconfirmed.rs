@@ -220,7 +220,7 @@ pub(super) struct Confirmed {
 type GrantKey = (Owner, u64);
 
 /// A grant marked for revocation, with the mode of the hold to release, if any.
-type Revoking = (WaiterId, Option<Mode>);
+type MarkedGrant = (WaiterId, Option<Mode>);
 
 /// The grants of one lock that may still be revoked. Each has a hold of its owner, unless that was released.
 /// An owner whose holds have ended has no entry here: revoking an ended grant could free a newer one.
@@ -228,7 +228,7 @@ type Revoking = (WaiterId, Option<Mode>);
 pub(super) struct Unconfirmed {
     in_flight: SmallMap<GrantKey, InFlight>,
     /// Grants marked for revocation: they did not reach their clients.
-    revoking: BTreeMap<GrantKey, Revoking>,
+    marked: BTreeMap<GrantKey, MarkedGrant>,
     /// Number of grants put in one of these maps.
     sequence: u64,
     /// Number of grants in flight whose clients still wait for an answer.
@@ -248,7 +248,7 @@ pub(super) struct Unconfirmed {
 impl Unconfirmed {
     pub(super) fn is_empty(&self) -> bool {
         self.in_flight.is_empty()
-            && self.revoking.is_empty()
+            && self.marked.is_empty()
             && self.pending.is_empty()
             && self.lost.is_empty()
             && self.voided.is_empty()
@@ -307,7 +307,7 @@ impl Unconfirmed {
 
     /// Maximum number of holds that end when the pending changes are settled.
     pub(super) fn may_end(&self) -> usize {
-        self.revoking.len() + self.unsettled.len()
+        self.marked.len() + self.unsettled.len()
     }
 
     /// The grants in flight to this owner, in order.
@@ -317,7 +317,7 @@ impl Unconfirmed {
 
     /// Number of grants in flight or marked for revocation.
     pub(super) fn len(&self) -> usize {
-        self.in_flight.len() + self.revoking.len()
+        self.in_flight.len() + self.marked.len()
     }
 
     /// Whether any grant is in flight.
@@ -395,29 +395,29 @@ impl Unconfirmed {
     }
 
     /// Marks a grant to this owner for revocation: it did not reach its client.
-    pub(super) fn begin_to_revoke(&mut self, id: WaiterId, owner: &Owner) {
+    pub(super) fn mark_for_revocation(&mut self, id: WaiterId, owner: &Owner) {
         if let Some(InFlight { hold_mode, .. }) = self.take(id, owner) {
             self.sequence += 1;
-            self.revoking.insert((owner.clone(), self.sequence), (id, hold_mode));
+            self.marked.insert((owner.clone(), self.sequence), (id, hold_mode));
         }
     }
 
     /// Takes the next grant marked for revocation, of this owner or of any. Returns it with the mode of the
     /// hold to release.
-    pub(super) fn next_to_revoke(&mut self, owner: Option<&Owner>) -> Option<Revoking> {
+    pub(super) fn take_marked(&mut self, owner: Option<&Owner>) -> Option<MarkedGrant> {
         match owner {
-            None => self.revoking.pop_first().map(|(_, revoking)| revoking),
+            None => self.marked.pop_first().map(|(_, marked)| marked),
             Some(owner) => {
-                let (key, _) = self.revoking.range((owner.clone(), 0)..).next()?;
+                let (key, _) = self.marked.range((owner.clone(), 0)..).next()?;
                 let key = Some(key).filter(|(of, _)| of == owner).cloned()?;
-                self.revoking.remove(&key)
+                self.marked.remove(&key)
             }
         }
     }
 
     /// The holds of the grants marked for revocation.
-    pub(super) fn revoking(&self) -> impl Iterator<Item = (&Owner, Mode)> {
-        self.revoking.iter().filter_map(|((owner, _), (_, hold_mode))| Some((owner, (*hold_mode)?)))
+    pub(super) fn marked(&self) -> impl Iterator<Item = (&Owner, Mode)> {
+        self.marked.iter().filter_map(|((owner, _), (_, hold_mode))| Some((owner, (*hold_mode)?)))
     }
 
     /// The grants in flight to this owner whose revocation releases a hold of this mode.
@@ -531,13 +531,13 @@ impl Unconfirmed {
                 self.pending.remove(owner);
                 self.unsettled.remove(owner);
                 keys.extend(of_owner(&self.in_flight, owner).map(|(key, _)| key.clone()));
-                let revoking = self.revoking.range((owner.clone(), 0)..).map(|(key, _)| key);
-                keys.extend(revoking.take_while(|(of, _)| of == owner).cloned());
+                let marked = self.marked.range((owner.clone(), 0)..).map(|(key, _)| key);
+                keys.extend(marked.take_while(|(of, _)| of == owner).cloned());
             }
             AffectedOwners::Any => {
                 self.pending.retain(|owner, _| !ended(owner));
                 self.unsettled.retain(|owner| !ended(owner));
-                let all = self.in_flight.keys().chain(self.revoking.keys());
+                let all = self.in_flight.keys().chain(self.marked.keys());
                 keys.extend(all.filter(|(owner, _)| ended(owner)).cloned());
                 keys.sort_unstable_by_key(|(_, order)| *order);
             }
@@ -546,8 +546,8 @@ impl Unconfirmed {
             let in_flight = self.take_at(&key);
             let waits = |grant: &&InFlight| grant.confirmed_by == ConfirmedBy::Acknowledgement;
             self.lost.extend(in_flight.as_ref().filter(waits).map(|grant| grant.id));
-            let revoking = || self.revoking.remove(&key).map(|(id, _)| id);
-            void.extend(in_flight.map(|grant| grant.id).or_else(revoking));
+            let marked = || self.marked.remove(&key).map(|(id, _)| id);
+            void.extend(in_flight.map(|grant| grant.id).or_else(marked));
         }
         void
     }
@@ -599,7 +599,7 @@ impl Unconfirmed {
     pub(super) fn ids(&self) -> (Vec<WaiterId>, Vec<WaiterId>) {
         (
             self.in_flight.iter().map(|(_, grant)| grant.id).collect(),
-            self.revoking.iter().map(|(_, (id, _))| *id).collect(),
+            self.marked.iter().map(|(_, (id, _))| *id).collect(),
         )
     }
 

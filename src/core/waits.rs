@@ -8,8 +8,8 @@ use foldhash::HashSet;
 use smallvec::SmallVec;
 
 use super::holders::excludes;
+use super::queue::wait_queue::Position;
 use super::table::LockIdx;
-use super::wait_queue::Position;
 use super::{Hold, Holders, LockId, Mode, Now, Owner, WaiterId, Wants};
 
 /// A view of all waits.

@@ -19,8 +19,8 @@ use foldhash::{HashMap, HashSet};
 use smallvec::{smallvec, SmallVec};
 
 use super::cycles::{self, CycleSearch};
+use super::queue::wait_queue::Position;
 use super::table::LockIdx;
-use super::wait_queue::Position;
 use super::waits::{is_another_threads, served_at_of, Ahead, Waiting, Waits};
 use super::{Hold, Holders, LockId, Mode, Now, Owner, WaiterId};
 

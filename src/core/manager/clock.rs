@@ -3,8 +3,8 @@
 //! Work that time brings about, and its schedule.
 
 use super::LockManager;
-use crate::core::fairness::AtDeadline;
 use crate::core::manager::parts::Parts;
+use crate::core::queue::fairness::AtDeadline;
 use crate::core::schedule::earlier;
 use crate::core::table::LockIdx;
 use crate::core::{Decision, LockId, MonoUs, Now};

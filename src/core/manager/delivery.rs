@@ -63,7 +63,7 @@ impl LockManager {
 
     /// Marks a grant for revocation: its client went away before the answer.
     pub(crate) fn undelivered(&mut self, id: WaiterId) {
-        self.parts.begin_to_revoke(id);
+        self.parts.mark_for_revocation(id);
     }
 
     /// Marks a grant for revocation: the message about it had no subscriber. False if the grant no longer

@@ -11,6 +11,7 @@ mod deadlocks;
 mod delivery;
 mod events;
 mod fast_queue;
+mod open_lock;
 mod outputs;
 mod overview;
 mod parts;
@@ -21,6 +22,7 @@ mod verify;
 mod waits;
 
 pub(crate) use fast_queue::FastQueued;
+pub(crate) use open_lock::OpenLock;
 pub(crate) use overview::{Contended, HoldInfo};
 pub(crate) use several::{BundleTry, CheckedLock};
 pub(crate) use step::{ExpectedEnd, StepOutput};
@@ -28,8 +30,8 @@ pub(crate) use step::{ExpectedEnd, StepOutput};
 use crate::core::bindings::AffectedOwners;
 use crate::core::table::LockLookup;
 use crate::core::{
-    Counted, Decision, HoldEvent, Holders, LockRef, NotOwner, NotReleased, Now, Outcome, Records, Refusal,
-    Release, Renewal, Request, RequestId, WaitPolicy, WaiterId,
+    Counted, Decision, HoldEvent, LockRef, NotOwner, NotReleased, Outcome, Refusal, Release, Renewal,
+    Request, RequestId, WaitPolicy, WaiterId,
 };
 use parts::Parts;
 use step::Step;
@@ -59,14 +61,6 @@ pub(crate) enum KeyChange {
     Gone(HoldEvent),
     /// The holds or their leases may have changed.
     Changed,
-}
-
-/// A lock that the caller has opened: its name with its handle, the content of its keys, and the time.
-pub(crate) struct OpenLock<'a> {
-    pub(crate) lookup: LockLookup<'a>,
-    pub(crate) holders: &'a mut Holders,
-    pub(crate) records: &'a mut dyn Records,
-    pub(crate) now: Now,
 }
 
 impl LockManager {

@@ -5,8 +5,8 @@
 use super::{KeyChange, LockManager};
 use crate::core::binding::Binding;
 use crate::core::manager::parts::{LockState, Parts};
+use crate::core::queue::waiters::{Wait, WaitState};
 use crate::core::table::LockLookup;
-use crate::core::waiters::{Wait, WaitState};
 use crate::core::{
     ConnectionId, Hold, LockId, LockRef, Mode, MonoUs, Now, Owner, RequestId, Statistics, WaiterId,
 };

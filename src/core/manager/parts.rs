@@ -7,17 +7,17 @@ use std::collections::{BTreeMap, VecDeque};
 use smallvec::SmallVec;
 
 use crate::core::bindings::{AffectedOwners, Bindings};
-use crate::core::fairness::Fairness;
 use crate::core::fragile::FragileLocks;
 use crate::core::granted_keys::GrantedKeys;
 use crate::core::held::{Held, HoldRecord};
 use crate::core::lease::{Lease, SetLease};
+use crate::core::queue::fairness::Fairness;
+use crate::core::queue::wait_queue::{Position, WaitQueue};
+use crate::core::queue::waiters::{Crossing, NewWait, Unqueued, Wait, WaitState, Waiters};
 use crate::core::schedule::{Calendar, Schedule};
 use crate::core::searches::Searches;
 use crate::core::table::{LockIdx, LockTable};
 use crate::core::unconfirmed::{SetToken, Unconfirmed};
-use crate::core::wait_queue::{Position, WaitQueue};
-use crate::core::waiters::{Crossing, NewWait, Unqueued, Wait, WaitState, Waiters};
 use crate::core::{
     ConnectionId, Counted, Decision, Hold, HoldEvent, InboxEvent, LockId, Message, MonoUs, Notice, Notify,
     Now, Owner, Request, Statistics, WaiterId, WallMs,
@@ -333,7 +333,7 @@ impl Parts {
         self.statistics.count(Counted::NotConfirmed);
         let drops_waits = self.waiters.notified.note_missed(notify.connection);
         self.decide(id, lock, &request, Decision::Lost);
-        self.begin_to_revoke(id);
+        self.mark_for_revocation(id);
         if drops_waits {
             self.ending_connections.entry(notify.connection).or_insert(ConnectionEnd::Unresponsive);
         }
@@ -380,7 +380,7 @@ impl Parts {
             let decision = (end == ConnectionEnd::Unresponsive).then_some(Decision::Lost);
             self.statistics.add(Counted::Dropped, usize::from(decision.is_some()));
             if !self.end_wait(id, decision) {
-                self.begin_to_revoke(id);
+                self.mark_for_revocation(id);
             }
             // Removes it in any state.
             self.waiters.notified.remove(connection, id);
@@ -574,15 +574,15 @@ impl Parts {
 
     /// Marks a grant for revocation: it did not reach its client. Each of its locks is ready, and its next
     /// step revokes the grant.
-    pub(super) fn begin_to_revoke(&mut self, id: WaiterId) {
+    pub(super) fn mark_for_revocation(&mut self, id: WaiterId) {
         for id in self.waiters.together(id) {
-            self.begin_to_revoke_alone(id);
+            self.mark_alone_for_revocation(id);
         }
     }
 
     /// Marks a single member of a bundle, or a single grant, for revocation.
-    pub(super) fn begin_to_revoke_alone(&mut self, id: WaiterId) {
-        if !self.waiters.begin_to_revoke(id) {
+    pub(super) fn mark_alone_for_revocation(&mut self, id: WaiterId) {
+        if !self.waiters.mark_for_revocation(id) {
             return;
         }
         let Some(wait) = self.waiters.get(id) else { return };
@@ -591,7 +591,7 @@ impl Parts {
             self.deadlines.set(&id, None);
         }
         if let Some(state) = self.table.get_mut(lock) {
-            state.unconfirmed.begin_to_revoke(id, &wait.request().owner);
+            state.unconfirmed.mark_for_revocation(id, &wait.request().owner);
             self.table.set_ready(lock);
         }
     }
@@ -680,7 +680,7 @@ impl Parts {
             let Some((wait, _)) = self.waiters.remove(id) else { continue };
             if wait.request().notify.is_some() {
                 self.void_notified(id, lock, &wait, forgets);
-            } else if wait.state() == WaitState::Revoking && forgets && !self.demoted {
+            } else if wait.state() == WaitState::Marked && forgets && !self.demoted {
                 // The grant would have been revoked anyway.
                 let state = self.table.get_mut(lock);
                 if let Some((state, request)) = state.zip(wait.request().id.clone()) {
@@ -728,7 +728,7 @@ impl Parts {
         for first_wait in std::mem::take(&mut self.lost_bundles) {
             self.decisions.push_back((first_wait, decision.clone()));
             if !self.demoted {
-                self.begin_to_revoke(first_wait);
+                self.mark_for_revocation(first_wait);
             }
         }
     }

@@ -9,10 +9,10 @@
 
 use super::{LockManager, OpenLock};
 use crate::core::bindings::AffectedOwners;
-use crate::core::bundles::NewBundle;
 use crate::core::manager::parts::Parts;
 use crate::core::manager::step::Step;
 use crate::core::manager::StepOutput;
+use crate::core::queue::bundles::NewBundle;
 use crate::core::table::{LockIdx, LockLookup};
 use crate::core::{
     Counted, Decision, HoldEvent, LockId, MonoUs, Reply, Request, Verdict, WaitPolicy, WaiterId,

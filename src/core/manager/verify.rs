@@ -7,8 +7,8 @@ use std::collections::BTreeSet;
 use super::clock;
 use super::parts::{LockState, Parts, Portion};
 use super::LockManager;
+use crate::core::queue::waiters::{Wait, WaitState};
 use crate::core::table::LockIdx;
-use crate::core::waiters::{Wait, WaitState};
 use crate::core::{Decision, Now, WaiterId};
 
 impl LockManager {
@@ -30,8 +30,8 @@ impl LockManager {
                 );
             }
             state.unconfirmed.verify();
-            let (in_flight, revoking) = state.unconfirmed.ids();
-            for (ids, of_state) in [(in_flight, WaitState::Granted), (revoking, WaitState::Revoking)] {
+            let (in_flight, marked) = state.unconfirmed.ids();
+            for (ids, of_state) in [(in_flight, WaitState::Granted), (marked, WaitState::Marked)] {
                 for id in ids {
                     let wait =
                         parts.waiters.get(id).unwrap_or_else(|| panic!("{id:?} is granted and unknown"));
@@ -170,9 +170,9 @@ fn verify_waits(parts: &Parts) {
         let state = parts.state(wait.lock()).unwrap_or_else(|| panic!("{id:?} waits for an unknown lock"));
         let stands = state.queue.find(wait.position()) == Some((id, wait.request().wants));
         assert_eq!(stands, wait.state() == WaitState::Queued, "{id:?} is {:?}", wait.state());
-        let (in_flight, revoking) = state.unconfirmed.ids();
+        let (in_flight, marked) = state.unconfirmed.ids();
         assert_eq!(in_flight.contains(&id), wait.state() == WaitState::Granted, "{id:?}");
-        assert_eq!(revoking.contains(&id), wait.state() == WaitState::Revoking, "{id:?}");
+        assert_eq!(marked.contains(&id), wait.state() == WaitState::Marked, "{id:?}");
         let is_timed =
             wait.state() == WaitState::Queued && wait.first_wait().is_none_or(|first_wait| first_wait == id);
         let deadline = wait.deadline().filter(|_| is_timed);
@@ -183,7 +183,7 @@ fn verify_waits(parts: &Parts) {
         assert_eq!(parts.deadlines.get(&id), deadline, "the deadline of {id:?} is not scheduled");
     }
     parts.deadlines.iter().for_each(|(_, id)| {
-        let waits = parts.waiters.get(*id).is_some_and(|wait| wait.state() != WaitState::Revoking);
+        let waits = parts.waiters.get(*id).is_some_and(|wait| wait.state() != WaitState::Marked);
         assert!(waits, "{id:?} has a deadline but does not wait");
     });
 }

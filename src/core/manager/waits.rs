@@ -8,9 +8,9 @@ use foldhash::HashSet;
 use smallvec::SmallVec;
 
 use super::LockManager;
+use crate::core::queue::wait_queue::Position;
+use crate::core::queue::waiters::Wait;
 use crate::core::table::LockIdx;
-use crate::core::wait_queue::Position;
-use crate::core::waiters::Wait;
 use crate::core::waits::{Ahead, Waiting, Waits};
 use crate::core::{Holders, LockId, Now, Owner, ReleaseScope, Request, WaiterId};
 
@@ -76,7 +76,7 @@ impl Waits for LockManager {
 
     fn anticipate(&self, lock: LockIdx, holders: &mut Holders) {
         let Some(state) = self.parts.state(lock) else { return };
-        for (owner, mode) in state.unconfirmed.revoking() {
+        for (owner, mode) in state.unconfirmed.marked() {
             let _ = holders.release(owner.as_bytes(), ReleaseScope::OneOf(mode), None);
         }
         for owner in self.parts.bindings.closed(lock) {

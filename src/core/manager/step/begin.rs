@@ -2,7 +2,7 @@
 
 //! Begins a step: brings the lock up to date with events since its last step.
 
-use super::finish::ExpectedEnd;
+use super::output::ExpectedEnd;
 use super::{counted, Step, READS_PER_PORTION};
 use crate::core::bindings::AffectedOwners;
 use crate::core::manager::parts::{Parts, MAX_SEARCHED_WAITS};
@@ -57,7 +57,7 @@ impl<'a> Step<'a> {
         if self.parts.notifies_owners {
             self.notice_losses(lock);
         }
-        self.revoke(lock);
+        self.revoke_due(lock);
         self.follow_connections(lock);
     }
 

@@ -2,12 +2,12 @@
 
 //! Confirms grants: by a repeated call or a renewal.
 
-use super::finish::ExpectedEnd;
+use super::output::ExpectedEnd;
 use super::Step;
 use crate::core::binding::{BindMode, NewBind, TakenOver};
 use crate::core::held::HoldRecord;
 use crate::core::lease::{Lease, SetLease};
-use crate::core::waiters::{Wait, WaitState};
+use crate::core::queue::waiters::{Wait, WaitState};
 use crate::core::{Bind, ConnectionId, Counted, Decision, Hold, Owner, Reply, Request, WaiterId};
 use smallvec::SmallVec;
 
@@ -29,7 +29,7 @@ impl Step<'_> {
             if wait.request().awaits_replicas {
                 self.parts.decisions.push_back((first_wait.unwrap_or(id), Decision::Superseded));
             }
-            self.revoke_some(wait.lock(), Some(&wait.request().owner), usize::MAX);
+            self.revoke_marked(wait.lock(), Some(&wait.request().owner), usize::MAX);
         }
         let hold = self.holders.of(owner.as_bytes()).map(|hold| hold.expires_at);
         let (Some(mut end), Some(bind)) = (hold, request.bind) else { return };
@@ -114,7 +114,7 @@ impl Step<'_> {
         }
         let request = wait.request();
         // The outcome of the lease may be known now.
-        self.revoke_some(wait.lock(), Some(&request.owner), usize::MAX);
+        self.revoke_marked(wait.lock(), Some(&request.owner), usize::MAX);
         let (Some(notify), Some(id)) = (&request.notify, &request.id) else {
             return defect!("a grant is confirmed of which no message tells", None);
         };
@@ -143,7 +143,7 @@ impl Step<'_> {
         if let Some(lock) = self.lock {
             self.parts.note_setting(lock, owner, Some((set, end)), None);
             self.parts.bindings.note_lease(lock, owner, lease, self.now);
-            self.revoke_some(lock, Some(owner), usize::MAX);
+            self.revoke_marked(lock, Some(owner), usize::MAX);
         }
         Some(lease)
     }

@@ -2,12 +2,12 @@
 
 //! Grants the lock to a request.
 
-use super::finish::ExpectedEnd;
+use super::output::ExpectedEnd;
 use super::Step;
 use crate::core::binding::BindMode;
-use crate::core::bundles::Verdict;
 use crate::core::held::HoldRecord;
 use crate::core::holders::Admission;
+use crate::core::queue::bundles::Verdict;
 use crate::core::unconfirmed::{GrantEffect, SetToken};
 use crate::core::{
     Counted, Decision, Hold, Mode, MonoUs, Refusal, Reply, Request, Token, WaiterId, WallMs, Wants,

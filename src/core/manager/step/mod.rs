@@ -9,11 +9,12 @@ mod confirm;
 mod finish;
 mod grant;
 mod notices;
+mod output;
 mod queue;
 mod revoke;
 mod serve;
 
-pub(crate) use finish::{ExpectedEnd, StepOutput};
+pub(crate) use output::{ExpectedEnd, StepOutput};
 
 use crate::core::bindings::AffectedOwners;
 use crate::core::manager::parts::{LockState, Parts};

@@ -3,10 +3,10 @@
 //! The caller and its place in the queue.
 
 use super::Step;
-use crate::core::bundles::NewBundle;
 use crate::core::manager::fast_queue::has_too_many;
+use crate::core::queue::bundles::NewBundle;
+use crate::core::queue::waiters::WaitState;
 use crate::core::table::LockIdx;
-use crate::core::waiters::WaitState;
 use crate::core::{Decision, MonoUs, Notify, Request, RequestId, WaiterId, Wants};
 
 impl Step<'_> {
@@ -107,19 +107,19 @@ impl Step<'_> {
                     .is_some_and(|first_wait| self.parts.waiters.bundles.is_answered(first_wait)) =>
             {
                 let owner = wait.request().owner.clone();
-                self.parts.begin_to_revoke_alone(id);
-                self.revoke_some(lock, Some(&owner), usize::MAX);
+                self.parts.mark_alone_for_revocation(id);
+                self.revoke_marked(lock, Some(&owner), usize::MAX);
                 Some(())
             }
             WaitState::Granted => {
                 // The client may be answered in this turn of the event loop, but not with a grant.
                 let (first_wait, waits) = (self.parts.waiters.first_wait_of(id), wait.request().clone());
                 self.parts.decide(first_wait, lock, &waits, Decision::Cancelled);
-                self.parts.begin_to_revoke(id);
-                self.revoke_some(lock, Some(&waits.owner), usize::MAX);
+                self.parts.mark_for_revocation(id);
+                self.revoke_marked(lock, Some(&waits.owner), usize::MAX);
                 Some(())
             }
-            WaitState::Revoking => None,
+            WaitState::Marked => None,
         }
     }
 

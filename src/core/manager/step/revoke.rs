@@ -4,9 +4,9 @@
 
 use super::Step;
 use crate::core::bindings::AffectedOwners;
+use crate::core::queue::waiters::WaitState;
 use crate::core::table::LockIdx;
 use crate::core::unconfirmed::ReleasedGrant;
-use crate::core::waiters::WaitState;
 use crate::core::{
     Decision, Hold, HoldEvent, Mode, NotOwner, Owner, Refusal, ReleaseScope, Reply, Request, RequestId,
     WaiterId, WallMs,
@@ -15,23 +15,23 @@ use crate::core::{
 impl Step<'_> {
     /// Revokes marked grants: the caller's, and a portion of the others.
     #[inline(always)]
-    pub(super) fn revoke(&mut self, lock: LockIdx) {
+    pub(super) fn revoke_due(&mut self, lock: LockIdx) {
         if self.parts.state(lock).is_none_or(|state| state.unconfirmed.may_end() == 0) {
             return;
         }
         if let AffectedOwners::Only(owner) = self.affected {
-            self.revoke_some(lock, Some(owner), usize::MAX);
+            self.revoke_marked(lock, Some(owner), usize::MAX);
         }
-        self.revoke_some(lock, None, self.portion);
+        self.revoke_marked(lock, None, self.portion);
         self.is_unfinished |= self.parts.state(lock).is_some_and(|state| state.unconfirmed.may_end() > 0);
     }
 
     /// Revokes up to `at_most` marked grants, of one owner or of any. Then sets as many leases whose outcome
     /// is known.
     #[cold]
-    pub(super) fn revoke_some(&mut self, lock: LockIdx, of: Option<&Owner>, at_most: usize) {
+    pub(super) fn revoke_marked(&mut self, lock: LockIdx, of: Option<&Owner>, at_most: usize) {
         for _ in 0..at_most {
-            let next = self.parts.state_mut(lock).and_then(|state| state.unconfirmed.next_to_revoke(of));
+            let next = self.parts.state_mut(lock).and_then(|state| state.unconfirmed.take_marked(of));
             let Some((id, hold_mode)) = next else { break };
             let Some((wait, _)) = self.parts.waiters.remove(id) else {
                 defect!("a grant is to be revoked that nobody got");
@@ -82,16 +82,16 @@ impl Step<'_> {
     #[cold]
     pub(super) fn finish_request(&mut self, lock: LockIdx, id: &RequestId) -> Result<(), Refusal> {
         let wait = self.parts.waiters.of_request(lock, id).map(|(_, wait)| wait);
-        let revoking = wait.filter(|wait| wait.state() == WaitState::Revoking);
-        if let Some(owner) = revoking.map(|wait| wait.request().owner.clone()) {
-            self.revoke_some(lock, Some(&owner), usize::MAX);
+        let marked = wait.filter(|wait| wait.state() == WaitState::Marked);
+        if let Some(owner) = marked.map(|wait| wait.request().owner.clone()) {
+            self.revoke_marked(lock, Some(&owner), usize::MAX);
         }
         if self.parts.state_mut(lock).is_some_and(|state| state.unconfirmed.take_voided_request(id)) {
             self.records.forget_grant(id);
         }
         if let Some(reply) = self.records.granted(id)? {
             let owner = reply.owner.map_or_else(|| Owner::new(id.owner_argument()), |owner| *owner);
-            self.revoke_some(lock, Some(&owner), usize::MAX);
+            self.revoke_marked(lock, Some(&owner), usize::MAX);
             self.end_closed_of(lock, &owner);
         }
         Ok(())
@@ -162,8 +162,8 @@ impl Step<'_> {
         if let Some((lock, request)) = wait {
             let first_wait = self.parts.waiters.first_wait_of(grant);
             self.parts.decide(first_wait, lock, &request, Decision::Lost);
-            self.parts.begin_to_revoke(grant);
-            self.revoke_some(lock, Some(owner), usize::MAX);
+            self.parts.mark_for_revocation(grant);
+            self.revoke_marked(lock, Some(owner), usize::MAX);
         }
         if let Some(end) = lease_end {
             let _ = self.holders.renew(owner.as_bytes(), end);

@@ -2,15 +2,15 @@
 
 //! Serves the queue: grants the lock to waiters.
 
-use super::finish::ExpectedEnd;
 use super::grant::{Grant, NotGranted, ReplyTarget};
+use super::output::ExpectedEnd;
 use super::Step;
-use crate::core::fairness::WhenFree;
 use crate::core::holders::Admission;
 use crate::core::manager::parts::LockState;
+use crate::core::queue::fairness::WhenFree;
+use crate::core::queue::waiters::Wait;
 use crate::core::table::LockIdx;
 use crate::core::unconfirmed::ConfirmedBy;
-use crate::core::waiters::Wait;
 use crate::core::{Counted, Decision, Mode, Owner, Reply, Request, WaiterId};
 use smallvec::SmallVec;
 
