@@ -15,7 +15,7 @@ from pathlib import Path
 SRC = Path(__file__).resolve().parent.parent / "src"
 TESTS = {"model_tests", "scenarios"}
 ITEM = re.compile(
-    r"^(?:pub(?:\([a-z: ]+\))? )?(?:unsafe )?(?:const )?(?:async )?(?:extern \"C\" )?"
+    r"^(?:pub(?:\([a-z ]+\))? )?(?:unsafe )?(?:const )?(?:async )?(?:extern \"C\" )?"
     r"(?:fn|struct|enum|trait|type|const|static|macro_rules!|mod|union)\s+(\w+)",
     re.M,
 )
@@ -25,6 +25,8 @@ IMPL = re.compile(r"^impl(?:<[^{]*?>)?\s+([\w:]+)(?:<[^{]*>)?\s*(?:where[^{]*)?\
 def strip(text):
     """Without comments, strings, and the tests at the end."""
     text = re.sub(r"^\s*//.*$", "", text, flags=re.M)
+    # The scope of a visibility is no dependency.
+    text = re.sub(r"\bpub\(in [^)]*\)", "pub", text)
     text = re.sub(r'\bc?"(?:\\.|[^"\\])*"', '""', text)
     return re.split(r"^#\[cfg\(test\)\]\nmod tests", text, flags=re.M)[0]
 
@@ -63,7 +65,7 @@ class File:
         self.text = strip(path.read_text())
         self.items = set(ITEM.findall(self.text))
         self.uses, self.exports = {}, {}
-        for exported, tree in re.findall(r"^\s*(pub(?:\([a-z: ]+\))? )?use ([^;]+);", self.text, flags=re.M):
+        for exported, tree in re.findall(r"^\s*(pub(?:\([a-z ]+\))? )?use ([^;]+);", self.text, flags=re.M):
             for full, name in expand(tree):
                 (self.exports if exported else self.uses)[name] = full
 
@@ -105,7 +107,7 @@ def dependencies(files):
     graph = {}
     for module, file in files.items():
         found = set()
-        body = re.sub(r"^\s*(?:pub(?:\([a-z: ]+\))? )?use [^;]+;", "", file.text, flags=re.M)
+        body = re.sub(r"^\s*(?:pub(?:\([a-z ]+\))? )?use [^;]+;", "", file.text, flags=re.M)
         paths = [full for full in file.uses.values()]
         paths += [tuple(path.split("::")) for path in re.findall(r"\b((?:\w+::)+\w+)", body)]
         for path in paths:
