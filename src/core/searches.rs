@@ -20,7 +20,7 @@ const PAUSE_US: MonoUs = 8_000;
 #[derive(Default)]
 pub(super) struct Searches {
     waits: VecDeque<WaiterId>,
-    /// The same waits, as a set.
+    /// A set of these waits, for look-ups.
     known: HashSet<WaiterId>,
     /// The interrupted search, with the value of `moves` at its start.
     suspended: Option<(Box<Search>, u64)>,

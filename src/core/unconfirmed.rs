@@ -627,7 +627,7 @@ impl Unconfirmed {
         );
         let is_over =
             |(owner, pending): (&Owner, &PendingGrants)| pending.is_over() && !self.unsettled.contains(owner);
-        assert!(!self.pending.iter().any(is_over), "an owner without pending grants has a stack");
+        assert!(!self.pending.iter().any(is_over), "an owner without pending grants has an entry");
     }
 }
 

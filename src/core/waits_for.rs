@@ -83,8 +83,8 @@ const MAX_NAMED_OWNERS: usize = 1_000;
 /// A breadth-first search from one owner along its blockers.
 ///
 /// A search may be interrupted and resumed. Its findings may be outdated by then, so a path back counts only
-/// if a search among its owners finds it again without interruption. Nothing is missed: every new edge of the
-/// graph starts a search of its own, so a cycle within reach of this search existed at its start. If waits
+/// if a search among its owners finds it again without interruption. Nothing is missed, because every new edge
+/// of the graph starts a search of its own. So a cycle within reach of this search existed at its start. If waits
 /// have moved within a queue meanwhile, the search restarts ([`Searches`](super::searches::Searches)).
 pub(crate) struct Search {
     origin: Owner,
@@ -232,7 +232,8 @@ impl Search {
     }
 
     /// Reduces many holders to those that wait themselves, and the origin: no path leads back through others.
-    /// Of 10,000 readers hardly any waits, so the smaller of both sets is scanned.
+    /// The smaller of
+    /// both sets is scanned, as hardly any of 10,000 readers waits.
     fn who_matters(&mut self, waits: &impl Waits, holders: Holders) -> Holders {
         const FEW: usize = 8;
         if holders.len() <= FEW {

@@ -351,8 +351,9 @@ pub(super) fn assert_drained(real: &mut Real, in_flight: impl IntoIterator<Item 
 /// Mostly acquires without a deadline and leases that do not end.
 fn crowded() -> impl Strategy<Value = Op> {
     let (lock, owner) = (0..LOCKS.len(), 0..OWNERS.len());
+    let wants = (lock.clone(), owner.clone(), any::<bool>(), prop::bool::weighted(0.2), limit());
     prop_oneof![
-        20 => (lock.clone(), owner.clone(), any::<bool>(), prop::bool::weighted(0.2), limit()).prop_map(|(lock, owner, shared, once, limit)| {
+        20 => wants.prop_map(|(lock, owner, shared, once, limit)| {
             let limit = if shared { limit } else { 0 };
             let call = Call { owner, shared, once, limit, lease: 100_000, ..Call::default() };
             Op::Acquire { lock, call, block: Some(0) }
@@ -692,7 +693,7 @@ fn newcomers_rely_on_a_recent_look() {
 /// External clients have seen a long lease. A grant with `NOTIFY` is revoked because its message had no
 /// subscriber, and in the same step a call without a wait takes the lock.
 #[test]
-fn a_hold_after_an_unheard_grant_may_end_sooner() {
+fn holds_after_unheard_grants_may_end_sooner() {
     let now = Now { wall: 0, mono: 0 };
     let (mut locks, mut holders, mut records) =
         (LockManager::default(), Holders::Free, StoredRecords::default());
@@ -722,7 +723,7 @@ fn a_hold_after_an_unheard_grant_may_end_sooner() {
 /// External clients wait for the end of a lease. The timer is late, and the server's clock is behind: it
 /// shows the hold once more.
 #[test]
-fn a_lease_is_watched_until_the_server_ends_it() {
+fn leases_are_watched_until_the_server_ends_them() {
     let at_ms = |ms: i64| Now { wall: ms, mono: ms.unsigned_abs() * 1000 };
     let (mut locks, mut holders, mut records) =
         (LockManager::default(), Holders::Free, StoredRecords::default());

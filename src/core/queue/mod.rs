@@ -11,8 +11,8 @@
 //! 5. A member of a bundle may have to wait for another lock, so waiters that do not conflict with it go past
 //!    it. An exclusive or limited member blocks every newcomer behind it. A shared member without a limit
 //!    blocks exclusive requests only.
-//! 6. To resolve a deadlock, a waiter may overtake a member that came first ([`WaitQueue::overtake`](wait_queue::WaitQueue::overtake)). The
-//!    member then stands behind that waiter.
+//! 6. To resolve a deadlock, a waiter may overtake a member that came first
+//!    ([`WaitQueue::overtake`](wait_queue::WaitQueue::overtake)). The member then stands behind that waiter.
 //!
 //! Example: `h` holds the lock. Behind it wait the reader `r1`, a bundle with the exclusive member `m`, the
 //! reader `r2` and the writer `w`. When `h` releases, `r1` is granted: it is first and admitted. `m` must

@@ -427,7 +427,7 @@ impl Waiters {
         let mut of_waits: Vec<_> = of_waits.collect();
         members.sort_unstable();
         of_waits.sort_unstable();
-        assert_eq!(members, of_waits, "the bundles have other parts");
+        assert_eq!(members, of_waits, "the members of the bundles differ");
         let mut notified: Vec<_> = self.notified.iter().collect();
         let of_waits = self.by_id.iter().filter(|(_, wait)| wait.state != WaitState::Marked);
         let of_waits = of_waits.filter_map(|(id, wait)| {

@@ -53,7 +53,7 @@ impl Stage {
     /// Runs one line. Fails if the observed event or reply differs.
     pub(super) fn play(&mut self, line: &Line) -> Result<(), String> {
         if !matches!(line, Line::Seen(_) | Line::Times(..)) {
-            self.assert_all_told()?;
+            self.assert_all_named()?;
         }
         match line {
             Line::At(at, line) => {
@@ -74,7 +74,7 @@ impl Stage {
     /// Ends the scenario. Fails if an event was not named, or if anything is remembered once all clients have
     /// left (9).
     pub(super) fn end(mut self) -> Result<(), String> {
-        self.assert_all_told()?;
+        self.assert_all_named()?;
         self.real.timer = true;
         for client in self.waits.keys() {
             self.real.locks.connection_closed(ConnectionId(client.connection()), self.real.time());
@@ -107,7 +107,7 @@ impl Stage {
                 self.fire();
             }
             Line::Seen(event) => return self.seen(event),
-            Line::Nothing => return self.assert_all_told(),
+            Line::Nothing => return self.assert_all_named(),
             Line::Queue(lock, expected) => equal(&self.queue(*lock), expected, &queue_of(*lock))?,
             Line::Holders(lock, expected) => equal(&self.holders(*lock), expected, &holders_of(*lock))?,
         }
@@ -177,7 +177,7 @@ impl Stage {
     /// Advances the clock, but not past an event.
     fn advance(&mut self, at: i64) -> Result<(), String> {
         while self.real.now < self.begin + at {
-            self.assert_all_told().map_err(|why| format!("at {} ms: {why}", self.real.now - self.begin))?;
+            self.assert_all_named().map_err(|why| format!("at {} ms: {why}", self.real.now - self.begin))?;
             self.real.advance(1);
             self.notice();
         }
@@ -249,9 +249,9 @@ impl Stage {
         }
     }
 
-    fn assert_all_told(&self) -> Result<(), String> {
+    fn assert_all_named(&self) -> Result<(), String> {
         match self.decisions.front().or(self.announcements.front()) {
-            Some(event) => Err(format!("Not told: {event}")),
+            Some(event) => Err(format!("Not named: {event}")),
             None => Ok(()),
         }
     }

@@ -62,8 +62,8 @@ impl<'a> Step<'a> {
     }
 
     /// Decides which grants and bindings to examine for ended holds. A few are always examined. Many are
-    /// examined only if a hold may have ended without a call, and not at every step. So a step examines, on
-    /// average, no more of them than a portion.
+    /// examined only if a hold may have ended without a call, and not at every step. On average, a step
+    /// examines at most a portion of them.
     #[inline(always)]
     pub(super) fn decide_what_to_look_at(&mut self, lock: LockIdx) {
         let (remembered, portion) = (self.parts.remembered_of(lock), self.portion);

@@ -116,7 +116,7 @@ impl Step<'_> {
         // The outcome of the lease may be known now.
         self.revoke_marked(wait.lock(), Some(&request.owner), usize::MAX);
         let (Some(notify), Some(id)) = (&request.notify, &request.id) else {
-            return defect!("a grant is confirmed of which no message tells", None);
+            return defect!("a grant without NOTIFY is confirmed by a call", None);
         };
         self.parts.waiters.notified.note_confirmed(notify.connection);
         self.parts.statistics.count(Counted::Confirmed);

@@ -208,7 +208,7 @@ impl Step<'_> {
                 }
                 Some(self.hand_over(lock, id, &request, grant, waits))
             }
-            Err(_) => defect!("a part cannot be granted whose turn it is", None),
+            Err(_) => defect!("a member that is next cannot be granted", None),
         }
     }
 

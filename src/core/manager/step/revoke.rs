@@ -34,7 +34,7 @@ impl Step<'_> {
             let next = self.parts.state_mut(lock).and_then(|state| state.unconfirmed.take_marked(of));
             let Some((id, hold_mode)) = next else { break };
             let Some((wait, _)) = self.parts.waiters.remove(id) else {
-                defect!("a grant is to be revoked that nobody got");
+                defect!("an unknown grant is marked for revocation");
                 continue;
             };
             let Request { owner, id: request, .. } = wait.request();

@@ -73,7 +73,7 @@ impl Step<'_> {
                     }
                 }
                 Err(NotGranted::Refused(refusal)) => self.parts.end_queued(id, Decision::Refused(refusal)),
-                Err(NotGranted::Busy) => return defect!("a wait is next that cannot be granted"),
+                Err(NotGranted::Busy) => return defect!("the next wait cannot be granted"),
             }
         }
     }
