@@ -46,7 +46,7 @@ impl LockManager {
         } else {
             if let Some(state) = parts.state_mut(idx) {
                 state.unconfirmed.leases_are_foreign();
-                state.may_have_ended = true;
+                state.note_possible_end();
             }
             if !parts.granted_keys.contains(lock) {
                 parts.taken_externally(idx, now);
@@ -54,9 +54,8 @@ impl LockManager {
         }
         let has_bundles = !parts.waiters.bundles.is_empty();
         if let Some(state) = parts.state_mut(idx) {
-            state.was_changed = has_bundles;
             state.unannounced |= was_granted;
-            state.forget_hold();
+            state.note_foreign_write(has_bundles);
             state.held.doubt(ended_by);
             // Otherwise the expired lease is counted with the notice to its owner.
             let counts = was_granted && ended_by == Some(HoldEvent::Expired) && state.held.is_empty();

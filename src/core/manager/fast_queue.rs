@@ -48,11 +48,11 @@ impl LockManager {
             && parts.waiters.bundles.is_empty()
             && !parts.table.is_ready(lock);
         let state = parts.state(lock).filter(|state| is_plain && !state.unconfirmed.is_to_settle())?;
-        let note_look = state.last_look.is_some_and(|seen| now.mono < seen.saturating_add(LOOK_VALID_US));
+        let is_recent = state.has_recent_look(now.mono, LOOK_VALID_US);
         let has_place = at_most.is_none_or(|most| state.queue.len() < most);
         let is_first = state.queue.is_empty();
         let hold = state.plain_hold.as_ref().filter(|hold| hold.expires_at > now.wall)?;
-        let must_look = !note_look || !has_place || (is_first && looks_first) || hold.owner == request.owner;
+        let must_look = !is_recent || !has_place || (is_first && looks_first) || hold.owner == request.owner;
         if must_look || request.notify.as_ref().is_some_and(|notify| has_too_many(parts, notify)) {
             return None;
         }

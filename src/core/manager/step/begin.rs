@@ -34,7 +34,7 @@ impl<'a> Step<'a> {
             handed_over: false,
             expected_end: ExpectedEnd::AsWritten,
             is_crowded: false,
-            looks_at_all: true,
+            examines_all: true,
             is_unfinished: false,
             is_due_again: false,
         };
@@ -47,7 +47,7 @@ impl<'a> Step<'a> {
     #[inline(always)]
     pub(super) fn catch_up(&mut self, lock: LockIdx) {
         self.parts.table.unset_ready(lock);
-        self.decide_what_to_look_at(lock);
+        self.choose_examination(lock);
         if !self.parts.ending_connections.is_empty() {
             if let AffectedOwners::Only(owner) = self.affected {
                 self.parts.end_closed_hold(lock, owner, self.now);
@@ -65,26 +65,23 @@ impl<'a> Step<'a> {
     /// examined only if a hold may have ended without a call, and not at every step. On average, a step
     /// examines at most a portion of them.
     #[inline(always)]
-    pub(super) fn decide_what_to_look_at(&mut self, lock: LockIdx) {
+    pub(super) fn choose_examination(&mut self, lock: LockIdx) {
         let (remembered, portion) = (self.parts.remembered_of(lock), self.portion);
         if remembered > portion {
-            (self.is_crowded, self.looks_at_all) = (true, self.is_time_to_look(lock, remembered / portion));
+            (self.is_crowded, self.examines_all) = (true, self.examines_now(lock, remembered / portion));
         }
     }
 
     #[cold]
-    pub(super) fn is_time_to_look(&mut self, lock: LockIdx, steps: usize) -> bool {
+    pub(super) fn examines_now(&mut self, lock: LockIdx, steps: usize) -> bool {
         let (holders, calls) = (counted(self.holders.len()), self.is_call());
         let Some(state) = self.parts.state_mut(lock) else { return false };
-        state.may_have_ended |= holders < state.held_by;
-        if calls || !state.may_have_ended {
+        if !state.needs_examination(holders) || calls {
             return false;
         }
-        let looks = state.looks_in == 0;
-        (state.may_have_ended, state.looks_in) =
-            if looks { (false, counted(steps)) } else { (true, state.looks_in - 1) };
-        self.is_due_again |= !looks;
-        looks
+        let examines = state.begin_examination(counted(steps));
+        self.is_due_again |= !examines;
+        examines
     }
 
     /// Deletes the records of grants with `NOTIFY` that ended before their confirmation: they count as never
@@ -102,7 +99,7 @@ impl<'a> Step<'a> {
     }
 
     /// Handles a hold that has ended without a call, or whose lease has changed.
-    pub(super) fn ended_or_set(&mut self, lock: LockIdx, owner: &Owner) {
+    pub(super) fn hold_changed(&mut self, lock: LockIdx, owner: &Owner) {
         if self.parts.notifies_owners {
             self.settle_held(lock, AffectedOwners::Only(owner));
         }
@@ -116,7 +113,7 @@ impl<'a> Step<'a> {
     #[inline]
     pub(in crate::core::manager) fn search_for_holders(&mut self) {
         let Some(lock) = self.lock.filter(|_| !self.parts.waiters.bundles.is_empty()) else { return };
-        let was_changed = self.parts.state_mut(lock).map(|state| std::mem::take(&mut state.was_changed));
+        let was_changed = self.parts.state_mut(lock).map(|state| state.take_foreign_write());
         if was_changed != Some(true) {
             return;
         }

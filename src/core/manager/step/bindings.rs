@@ -18,7 +18,7 @@ impl Step<'_> {
             return;
         }
         let name = self.id();
-        if self.looks_at_all || self.is_call() {
+        if self.examines_all || self.is_call() {
             let has_ended = |owner: &Owner| self.holders.of(owner.as_bytes()).is_none();
             self.parts.bindings.unbind_ended(lock, &name, self.affected, has_ended);
         }
@@ -46,13 +46,13 @@ impl Step<'_> {
     /// Handles the holds of these owners, which ended with a connection.
     pub(super) fn closed(&mut self, lock: LockIdx, ended: &[Owner]) {
         self.parts.statistics.add(Counted::ReleasedOnDisconnect, ended.len());
-        ended.iter().for_each(|owner| self.ended_or_set(lock, owner));
+        ended.iter().for_each(|owner| self.hold_changed(lock, owner));
     }
 
     /// Ends what is left of an earlier hold, so that it does not affect the next one.
     pub(super) fn unbind_earlier(&mut self, lock: LockIdx, owner: &Owner) {
         if self.is_crowded {
-            self.ended_or_set(lock, owner);
+            self.hold_changed(lock, owner);
             self.forget_voided(lock);
             return;
         }
@@ -82,7 +82,7 @@ impl Step<'_> {
         let lock = self.known();
         if begins && self.holders.alone().is_some() {
             if let Some(state) = self.parts.state_mut(lock) {
-                state.held_since = Some(self.now.mono);
+                state.hold_begins(self.now.mono);
             }
         }
         let taken_over = TakenOver::default();
@@ -120,7 +120,7 @@ impl Step<'_> {
         if let Some(lock) = self.lock {
             self.parts.bindings.unbind_request(lock, owner, id, self.now);
             if self.is_crowded {
-                self.ended_or_set(lock, owner);
+                self.hold_changed(lock, owner);
             }
         }
     }

@@ -35,7 +35,7 @@ impl Step<'_> {
 
     #[inline(always)]
     pub(super) fn close_known(&mut self, lock: LockIdx) -> StepOutput {
-        if self.parts.notifies_owners && (self.looks_at_all || self.is_call()) {
+        if self.parts.notifies_owners && (self.examines_all || self.is_call()) {
             self.settle_held(lock, self.affected);
         }
         self.note_crowd(lock);
@@ -68,7 +68,7 @@ impl Step<'_> {
                 state.plain_hold = plain.map(|hold| Hold { renewed: false, ..hold.clone() });
             }
             if alone.is_none() {
-                state.held_since = None;
+                state.take_held_since();
             }
             !is_reserved && std::mem::take(&mut state.unannounced)
         });
@@ -89,7 +89,7 @@ impl Step<'_> {
         let is_crowded = self.parts.remembered_of(lock) > self.parts.portion.0;
         let holders = if is_crowded { counted(self.holders.len()) } else { 0 };
         if let Some(state) = self.parts.state_mut(lock) {
-            state.held_by = holders;
+            state.note_holders(holders);
         }
         if (self.is_unfinished || self.is_due_again) && !self.parts.demoted {
             self.parts.table.set_ready(lock);

@@ -122,7 +122,7 @@ impl Step<'_> {
             state.fairness.granted(now);
             state.unannounced = false;
             if request.wants.mode == Mode::Exclusive && before.is_none() {
-                state.held_since = Some(now.mono);
+                state.hold_begins(now.mono);
             }
         }
         let reply = request.reply(holds, token);

@@ -41,7 +41,7 @@ pub(super) struct Step<'a> {
     /// Whether the lock has more grants and bindings than a step examines.
     is_crowded: bool,
     /// Whether this step examines all grants and bindings for ended holds.
-    looks_at_all: bool,
+    examines_all: bool,
     /// Whether holds are left to end, or records to delete. The queue is not served until neither is left.
     is_unfinished: bool,
     /// Whether any work is left.
@@ -88,7 +88,7 @@ impl Step<'_> {
 
     /// Records the duration of the caller's last hold.
     pub(super) fn count_hold(&mut self) {
-        let Some(since) = self.state_mut().and_then(|state| state.held_since.take()) else { return };
+        let Some(since) = self.state_mut().and_then(|state| state.take_held_since()) else { return };
         self.parts.statistics.held(self.now.mono.saturating_sub(since));
     }
 }

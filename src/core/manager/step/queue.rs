@@ -127,7 +127,7 @@ impl Step<'_> {
     pub(in crate::core::manager) fn note_look(&mut self) {
         let now = self.now.mono;
         if let Some(state) = self.state_mut() {
-            state.last_look = Some(now);
+            state.note_look(now);
         }
     }
 }

@@ -54,7 +54,7 @@ impl Step<'_> {
             if let Some(request) = request {
                 self.records.forget_grant(request);
             }
-            self.ended_or_set(lock, owner);
+            self.hold_changed(lock, owner);
         }
         for _ in 0..at_most {
             let Some(state) = self.parts.state_mut(lock) else { return };
@@ -67,7 +67,7 @@ impl Step<'_> {
             } else if self.parts.take_held(lock, &owner) {
                 self.parts.push_notices(lock, [(owner.clone(), HoldEvent::Expired)]);
             }
-            self.ended_or_set(lock, &owner);
+            self.hold_changed(lock, &owner);
         }
     }
 
@@ -173,7 +173,7 @@ impl Step<'_> {
 
     /// Ends every hold. Returns the number of owners that lost theirs.
     pub(in crate::core::manager) fn end_all(&mut self) -> usize {
-        self.looks_at_all = true;
+        self.examines_all = true;
         let lost = self.holders.clear();
         if let Some(lock) = self.lock {
             // Pending portions of ending holds are complete. Only records may be left, which the next step

@@ -28,7 +28,7 @@ impl Step<'_> {
     /// Serves the queue, at most a portion of it.
     pub(super) fn serve(&mut self, lock: LockIdx) {
         // Owners without a hold have nothing left to deliver, release or renew.
-        if self.looks_at_all || self.is_call() {
+        if self.examines_all || self.is_call() {
             let holders = &*self.holders;
             self.parts.void_ended(lock, self.affected, |owner| holders.of(owner.as_bytes()).is_none());
         }
