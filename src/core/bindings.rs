@@ -35,7 +35,7 @@ struct LockBindings {
     /// Owners whose holds must end because a connection closed.
     closed: SmallMap<Owner, ()>,
     /// Whether further holds are due for a joint renewal in the next step.
-    renews_on: bool,
+    has_more_renewals: bool,
     /// Whether some bindings may belong to holds that have ended.
     doubtful: bool,
 }
@@ -179,7 +179,7 @@ impl Bindings {
         (owner, id): (&Owner, &RequestId),
         now: Now,
     ) {
-        self.requests_until = self.requests_until.max(may_come_until(id.ttl_ms, now));
+        self.requests_until = self.requests_until.max(repeatable_until(id.ttl_ms, now));
         if !self.ended.is_empty() {
             self.ended.note_granted(lock(), owner, id);
         }
@@ -397,7 +397,7 @@ impl Bindings {
         let closed = self.end_closed((lock, name), (affected, portion), holders, records, now);
         let mut set = Vec::new();
         // Nearly always, no renewal is due.
-        if self.next_renewal().is_none_or(|at| at > now.mono) && !self.renews_on(lock) {
+        if self.next_renewal().is_none_or(|at| at > now.mono) && !self.has_more_renewals(lock) {
             return (closed, set);
         }
         for (owner, ms) in self.due_of(lock, portion, now) {
@@ -418,15 +418,15 @@ impl Bindings {
     }
 
     /// Whether the previous step left further holds of this lock for a joint renewal.
-    pub(super) fn renews_on(&self, lock: LockIdx) -> bool {
-        self.by_lock.get(&lock).is_some_and(|bound| bound.renews_on)
+    pub(super) fn has_more_renewals(&self, lock: LockIdx) -> bool {
+        self.by_lock.get(&lock).is_some_and(|bound| bound.has_more_renewals)
     }
 
     /// The owners whose leases to renew, with the lengths in milliseconds. If one is due, others due soon are
     /// included, at most a portion of those due first.
     fn due_of(&mut self, lock: LockIdx, portion: usize, now: Now) -> Vec<(Owner, i64)> {
         let Some(bound) = self.by_lock.get_mut(&lock) else { return Vec::new() };
-        let renews_on = std::mem::take(&mut bound.renews_on);
+        let has_more_renewals = std::mem::take(&mut bound.has_more_renewals);
         let is_due =
             |binding: &Binding| !binding.is_closed() && binding.due().is_some_and(|at| at <= now.mono);
         let due = |(owner, binding): (&Owner, &Binding)| Some((owner.clone(), binding.due_lease(now)?));
@@ -440,11 +440,11 @@ impl Bindings {
         let first = self.renewals.iter().take(RENEWAL_SCAN_LIMIT).filter(|(_, (of, _))| *of == lock);
         let first = first.filter_map(|(_, (_, owner))| Some((owner, bound.bindings.get(owner)?)));
         let mut first = first.skip_while(|(_, binding)| binding.is_closed()).peekable();
-        if !renews_on && !first.peek().is_some_and(|(_, binding)| is_due(binding)) {
+        if !has_more_renewals && !first.peek().is_some_and(|(_, binding)| is_due(binding)) {
             return Vec::new();
         }
         let first: Vec<_> = first.filter_map(due).take(portion).collect();
-        bound.renews_on = first.len() == portion;
+        bound.has_more_renewals = first.len() == portion;
         first
     }
 
@@ -474,7 +474,7 @@ impl Bindings {
             binding.requests(now).for_each(|request| records.forget_grant(request));
             // Requests that did not bind the hold, or that another server granted, are unknown here.
             let was_held_before = binding.held_since().is_none();
-            let until = if was_held_before { may_come_until(records.request_ttl_ms(), now) } else { 0 };
+            let until = if was_held_before { repeatable_until(records.request_ttl_ms(), now) } else { 0 };
             let until = until.max(self.requests_until);
             if until >= now.mono {
                 self.ended.close(name.clone(), owner.clone(), until);
@@ -570,7 +570,7 @@ impl Bindings {
 }
 
 /// Time until which a request granted now may be repeated.
-fn may_come_until(ttl_ms: i64, now: Now) -> MonoUs {
+fn repeatable_until(ttl_ms: i64, now: Now) -> MonoUs {
     now.mono.saturating_add(ttl_ms.unsigned_abs().saturating_mul(1000))
 }
 

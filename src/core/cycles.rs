@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 
 use super::queue::wait_queue::Position;
 use super::table::LockIdx;
-use super::waits::{is_another_threads, served_at_of, Ahead, Waiting, Waits};
+use super::waits::{belongs_to_another_thread, service_position, Ahead, Waiting, Waits};
 use super::{Holders, LockId, Mode, Now, Owner, WaiterId};
 
 /// With more dependencies than this, a wait counts as one that can end: proving the opposite would stop the
@@ -90,7 +90,7 @@ impl CycleSearch {
             };
             self.todo.pop();
             // Another thread of the owner may release the hold that excludes the wait.
-            if wait.is_beside_own(holders) {
+            if wait.is_excluded_by_own_hold(holders) {
                 continue;
             }
             let needs = self.needs_of(waits, id, &wait, holders, now);
@@ -136,7 +136,7 @@ impl CycleSearch {
                 each.extend(waits_behind);
             }
         }
-        let ahead = waits.ahead(wait.lock, Ahead::All, Position::FRONT..served_at_of(waits, wait, now));
+        let ahead = waits.ahead(wait.lock, Ahead::All, Position::FRONT..service_position(waits, wait, now));
         let ahead = ahead.chain(waits.overtakers(wait.lock, id));
         for other in ahead.filter(|other| *other != id && !wait.is_unordered()) {
             let Some(ahead) = waits.waiting(other, now) else { continue };
@@ -176,7 +176,7 @@ impl CycleSearch {
         now: Now,
     ) -> WaitsOf {
         let of = waits.waits_of(owner).filter(|id| *owner != self.origin || self.from.contains(id));
-        of.filter(|id| !is_another_threads(waits, *id, (lock, ahead), now)).collect()
+        of.filter(|id| !belongs_to_another_thread(waits, *id, (lock, ahead), now)).collect()
     }
 
     /// The waits that can never end.

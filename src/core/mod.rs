@@ -14,7 +14,7 @@
 //! * [`request`], [`lease`]: requests, outcomes, and the records stored beside a lock.
 //! * [`table`]: locks by name and by handle, and the locks that are ready to be reconciled.
 //! * [`queue`]: waits, and the order in which they are served. The only folder that decides it.
-//! * [`unconfirmed`]: grants that may still be revoked, and the holds without them.
+//! * [`unconfirmed`], [`pending_grants`]: grants that may still be revoked, and the holds without them.
 //! * [`bindings`], [`binding`], [`ended`]: holds that depend on connections, and requests whose hold has
 //!   ended.
 //! * [`held`]: the end of holds, for notices to their owners.
@@ -36,6 +36,7 @@ pub(crate) mod holders;
 mod lease;
 mod manager;
 mod owner;
+mod pending_grants;
 pub(crate) mod queue;
 mod readers;
 pub(crate) mod request;

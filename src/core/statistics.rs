@@ -157,10 +157,10 @@ pub(crate) struct Statistics {
     top: Top,
     /// Number of locks with waiters.
     contended: usize,
-    most_contended: usize,
-    most_waiters: usize,
-    most_watchdogs: usize,
-    most_ephemeral: usize,
+    peak_contended: usize,
+    peak_waiters: usize,
+    peak_watchdogs: usize,
+    peak_ephemeral: usize,
 }
 
 impl Statistics {
@@ -192,19 +192,19 @@ impl Statistics {
 
     /// Records the current number of waiters.
     pub(super) fn record_waiters(&mut self, waiters: usize) {
-        self.most_waiters = self.most_waiters.max(waiters);
+        self.peak_waiters = self.peak_waiters.max(waiters);
     }
 
     /// Records the current numbers of renewed leases and of holds that end with a connection.
     pub(super) fn has_bound(&mut self, (watchdogs, ephemeral): (usize, usize)) {
-        self.most_watchdogs = self.most_watchdogs.max(watchdogs);
-        self.most_ephemeral = self.most_ephemeral.max(ephemeral);
+        self.peak_watchdogs = self.peak_watchdogs.max(watchdogs);
+        self.peak_ephemeral = self.peak_ephemeral.max(ephemeral);
     }
 
     /// Counts a lock that has its first waiter.
     pub(super) fn contention_begins(&mut self) {
         self.contended += 1;
-        self.most_contended = self.most_contended.max(self.contended);
+        self.peak_contended = self.peak_contended.max(self.contended);
     }
 
     /// Uncounts a lock whose last waiter has left.
@@ -223,7 +223,7 @@ impl Statistics {
 
     /// Peaks: locks with waiters, waiters, renewed leases, and holds that end with a connection.
     pub(crate) fn most(&self) -> [usize; 4] {
-        [self.most_contended, self.most_waiters, self.most_watchdogs, self.most_ephemeral]
+        [self.peak_contended, self.peak_waiters, self.peak_watchdogs, self.peak_ephemeral]
     }
 
     /// Durations of waits, whether granted or timed out.

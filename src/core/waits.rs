@@ -76,7 +76,7 @@ pub(crate) struct Waiting<'a> {
 
 impl Waiting<'_> {
     /// Whether the owner's own hold excludes the request.
-    pub(super) fn is_beside_own(&self, holders: &Holders) -> bool {
+    pub(super) fn is_excluded_by_own_hold(&self, holders: &Holders) -> bool {
         self.wants.once && holders.of(self.owner.as_bytes()).is_some()
     }
 
@@ -103,7 +103,7 @@ impl Waiting<'_> {
 /// Whether a wait of an owner does not matter to waiters behind that owner at a lock. True if another thread
 /// of the owner wants the same lock with `once`. `ahead` is the owner's wait in that queue, or `None` for its
 /// hold.
-pub(super) fn is_another_threads(
+pub(super) fn belongs_to_another_thread(
     waits: &impl Waits,
     id: WaiterId,
     (lock, ahead): (LockIdx, Option<WaiterId>),
@@ -125,7 +125,7 @@ pub(super) fn is_another_threads(
 
 /// Position at which this wait is served: the position of its owner's first wait for the lock. That grant
 /// admits the owner's other waits, except those with `once`.
-pub(super) fn served_at_of(waits: &impl Waits, wait: &Waiting<'_>, now: Now) -> Position {
+pub(super) fn service_position(waits: &impl Waits, wait: &Waiting<'_>, now: Now) -> Position {
     if wait.wants.once {
         return wait.position;
     }

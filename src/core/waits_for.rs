@@ -21,7 +21,7 @@ use smallvec::{smallvec, SmallVec};
 use super::cycles::{self, CycleSearch};
 use super::queue::wait_queue::Position;
 use super::table::LockIdx;
-use super::waits::{is_another_threads, served_at_of, Ahead, Waiting, Waits};
+use super::waits::{belongs_to_another_thread, service_position, Ahead, Waiting, Waits};
 use super::{Hold, Holders, LockId, Mode, Now, Owner, WaiterId};
 
 /// An owner that blocks a wait.
@@ -220,7 +220,7 @@ impl Search {
     pub(crate) fn learn(&mut self, waits: &impl Waits, lock: &LockId, holders: Holders) {
         let Some(lock) = waits.find(lock) else { return };
         let mut holders = match self.from {
-            Some(_) => self.who_matters(waits, holders),
+            Some(_) => self.relevant_holders(waits, holders),
             None => holders,
         };
         waits.anticipate(lock, &mut holders);
@@ -234,7 +234,7 @@ impl Search {
     /// Reduces many holders to those that wait themselves, and the origin: no path leads back through others.
     /// The smaller of
     /// both sets is scanned, as hardly any of 10,000 readers waits.
-    fn who_matters(&mut self, waits: &impl Waits, holders: Holders) -> Holders {
+    fn relevant_holders(&mut self, waits: &impl Waits, holders: Holders) -> Holders {
         const FEW: usize = 8;
         if holders.len() <= FEW {
             return holders;
@@ -274,7 +274,7 @@ impl Search {
                 if let Some(blocker) = around.found.next() {
                     let (lock, name) = (around.lock, around.name.clone());
                     self.count(1);
-                    if let Some(step) = self.pursue(waits, (id, from), (lock, name), blocker, now) {
+                    if let Some(step) = self.follow_blocker(waits, (id, from), (lock, name), blocker, now) {
                         return step;
                     }
                     continue;
@@ -285,7 +285,7 @@ impl Search {
                     continue;
                 }
             }
-            if let Some(lock) = self.look_around(waits, id, now) {
+            if let Some(lock) = self.find_blockers(waits, id, now) {
                 return Progress::Read(lock);
             }
         }
@@ -305,8 +305,8 @@ impl Search {
     }
 
     /// Finds the blockers of the first wait to follow. Returns a lock whose holders are needed for that.
-    fn look_around(&mut self, waits: &impl Waits, id: WaiterId, now: Now) -> Option<LockId> {
-        let goes_on = self.around.take().is_some();
+    fn find_blockers(&mut self, waits: &impl Waits, id: WaiterId, now: Now) -> Option<LockId> {
+        let resumes = self.around.take().is_some();
         let Some(wait) = waits.waiting(id, now) else {
             self.todo.pop_front();
             return None;
@@ -316,7 +316,7 @@ impl Search {
             return defect!("a wait for an unknown lock", None);
         };
         let Some(seen) = self.locks.get_mut(&wait.lock) else { return Some(name.clone()) };
-        if self.from.is_some() && wait.is_beside_own(&seen.holders) {
+        if self.from.is_some() && wait.is_excluded_by_own_hold(&seen.holders) {
             self.todo.pop_front();
             return None;
         }
@@ -324,7 +324,7 @@ impl Search {
             origin: self.from.map(|from| (&self.origin, from)),
             only: self.only.as_ref(),
             most: if self.only.is_some() { usize::MAX } else { self.left },
-            goes_on,
+            resumes,
         };
         let Found { blockers, looked_at, is_partial } = blockers(waits, (id, &wait), seen, &sought, now);
         let (lock, name, found) = (wait.lock, name.clone(), blockers.into_iter());
@@ -334,7 +334,7 @@ impl Search {
     }
 
     /// Follows one blocker of a wait. Returns a result that ends or interrupts the search.
-    fn pursue(
+    fn follow_blocker(
         &mut self,
         waits: &impl Waits,
         (id, from): (WaiterId, Option<usize>),
@@ -414,16 +414,17 @@ impl Search {
         if *only {
             return self.follow_only(owner, *ahead);
         }
-        let is_another_threads = |id: WaiterId| is_another_threads(waits, id, (lock, *ahead), now);
+        let belongs_to_another_thread =
+            |id: WaiterId| belongs_to_another_thread(waits, id, (lock, *ahead), now);
         if let Some(from) = self.from.filter(|_| *owner == self.origin) {
-            return (!is_another_threads(from)).then(|| smallvec![from]);
+            return (!belongs_to_another_thread(from)).then(|| smallvec![from]);
         }
         match self.seen.get_mut(owner) {
             None => {
                 // The waits of the origin were followed from the start.
                 let all = waits.waits_of(owner).filter(|_| *owner != self.origin);
                 let (others, waits_behind): (SmallVec<_>, SmallVec<_>) =
-                    all.partition(|id| is_another_threads(*id));
+                    all.partition(|id| belongs_to_another_thread(*id));
                 let followed = if others.is_empty() { Followed::All } else { Followed::ButAt(lock) };
                 self.seen.insert(owner.clone(), followed);
                 Some(waits_behind)
@@ -478,8 +479,8 @@ struct Sought<'a> {
     only: Option<&'a HashSet<Owner>>,
     /// Maximum number of queue positions to scan.
     most: usize,
-    /// Whether earlier blockers were found before.
-    goes_on: bool,
+    /// Whether some blockers were already found.
+    resumes: bool,
 }
 
 struct Found {
@@ -511,7 +512,7 @@ fn blockers(
     // A reader behind others is one of many. A reader with a limit waits for all that may hold the lock
     // before it.
     let for_all = wants.blocks_all();
-    let served_at = served_at_of(waits, wait, now);
+    let served_at = service_position(waits, wait, now);
     if wait.is_unordered() {
         return found;
     }
@@ -520,7 +521,7 @@ fn blockers(
     let is_behind = |first: WaiterId, ahead: &Waiting<'_>| {
         wait.must_not_pass(ahead) && !overtaken_by.is_some_and(|overtaken| overtaken.contains(&first))
     };
-    if let Some((origin, from)) = wanted.filter(|(origin, _)| *origin != owner && for_all && !sought.goes_on)
+    if let Some((origin, from)) = wanted.filter(|(origin, _)| *origin != owner && for_all && !sought.resumes)
     {
         // Prefers the origin's wait to which the path back is sought.
         let is_ahead = |id: &WaiterId| {
@@ -534,7 +535,7 @@ fn blockers(
         }));
     }
     let has_overtaking = waits.has_overtaking(lock);
-    if has_overtaking && wait.is_member && !sought.goes_on {
+    if has_overtaking && wait.is_member && !sought.resumes {
         found.blockers.extend(waits.overtakers(lock, id).filter_map(|first| {
             let Waiting { owner, is_member, .. } = waits.waiting(first, now)?;
             Some(Blocker { owner: owner.clone(), ahead: Some(first), only: false, is_soft: is_member })
@@ -587,8 +588,9 @@ fn blockers(
         // stood ahead before, and waits of the origin.
         let is_followed = wanted.is_some_and(|(origin, _)| ahead.owner != origin);
         let overtakes_some = has_overtaking || (has_members && ahead.wants.mode == Mode::Shared);
-        let leads_to_all = is_followed && !for_all && !overtakes_some && !ahead.is_beside_own(&seen.holders);
-        if leads_to_all && sought.only.is_none() && served_at_of(waits, &ahead, now) == ahead.position {
+        let leads_to_all =
+            is_followed && !for_all && !overtakes_some && !ahead.is_excluded_by_own_hold(&seen.holders);
+        if leads_to_all && sought.only.is_none() && service_position(waits, &ahead, now) == ahead.position {
             break;
         }
     }

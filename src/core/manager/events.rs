@@ -93,7 +93,7 @@ impl LockManager {
         let mut is_remembered = false;
         for lock in self.parts.table.handles(None) {
             let Some(state) = self.parts.state(lock) else { continue };
-            let until_free = state.fairness.is_until_free();
+            let until_free = state.fairness.is_kept_until_free();
             is_remembered |= until_free;
             if until_free || !state.queue.is_empty() {
                 self.parts.table.set_ready(lock);

@@ -25,7 +25,7 @@ struct Contention {
     native: usize,
     external: usize,
     /// Whether the external client held the lock last.
-    just_external: bool,
+    external_was_last: bool,
     /// Total time in which the lock was free, and the longest single time, in milliseconds.
     free: i64,
     longest_free: i64,
@@ -42,7 +42,7 @@ impl Contention {
             seen: 0,
             native: 0,
             external: 0,
-            just_external: false,
+            external_was_last: false,
             free: 0,
             longest_free: 0,
         };
@@ -60,7 +60,7 @@ impl Contention {
 
     fn granted(&mut self, owner: usize) {
         self.native += 1;
-        self.just_external = false;
+        self.external_was_last = false;
         assert_eq!(self.holder.replace(owner), None);
     }
 
@@ -96,7 +96,7 @@ impl Contention {
                 if self.real.take(KEY, 1_000_000) {
                     self.real.fire();
                     self.external += 1;
-                    let before = std::mem::replace(&mut self.just_external, true);
+                    let before = std::mem::replace(&mut self.external_was_last, true);
                     assert!(!before, "two grants in a row to the external client despite native waiters");
                     self.advance(self.work);
                     // Its own release publishes too, but a native client is faster.

@@ -366,7 +366,7 @@ impl Model {
             self.expire(lock);
             self.end_closed(lock);
             self.renew_watched(lock);
-            while let Some(id) = self.whose_turn(lock) {
+            while let Some(id) = self.next_waiter(lock) {
                 let at = self.locks[lock].queue.iter().position(|waiter| waiter.id == id).unwrap();
                 let ModelWaiter { id, call, .. } = self.locks[lock].queue.remove(at);
                 self.hand_over(lock, id, call);
@@ -586,7 +586,7 @@ impl Model {
         });
     }
 
-    fn whose_turn(&self, at: usize) -> Option<WaiterId> {
+    fn next_waiter(&self, at: usize) -> Option<WaiterId> {
         let lock = &self.locks[at];
         let line = lock.line();
         let can = |waiter: &&&ModelWaiter| self.admits(at, &waiter.call);
@@ -730,7 +730,7 @@ impl Model {
         reply
     }
 
-    /// Notes that the lease was set. The renewed lease is that of the last final call.
+    /// Notes that the lease was set. The renewed lease is that of the last irrevocable call.
     fn note_lease(&mut self, lock: usize, call: &Call) {
         let now_us = self.now_us();
         let lease = self.lease_of(lock, call);

@@ -115,7 +115,7 @@ impl Fairness {
     }
 
     /// Whether the history is kept until the lock is free.
-    pub(in crate::core) fn is_until_free(&self) -> bool {
+    pub(in crate::core) fn is_kept_until_free(&self) -> bool {
         !self.is_blank() && self.deadline.is_none()
     }
 

@@ -217,7 +217,7 @@ impl WaitQueue {
 
     /// Whether the first wait may be served as soon as the lock has fewer holders: an upgrade, or a request
     /// with a limit.
-    pub(in crate::core) fn waits_for_fewer(&self) -> bool {
+    pub(in crate::core) fn needs_fewer_holders(&self) -> bool {
         self.places.front().is_some_and(|first| first.position.is_holder() || first.wants.limit.is_some())
     }
 

@@ -91,7 +91,7 @@ impl Wait {
     }
 
     /// Whether this wait counts as its call. True for single waits and for the first wait of a bundle.
-    fn stands_for_call(&self, id: WaiterId) -> bool {
+    fn counts_as_call(&self, id: WaiterId) -> bool {
         self.first_wait.is_none_or(|first_wait| first_wait == id)
     }
 
@@ -244,10 +244,9 @@ impl Waiters {
         if let Some(notify) = &wait.request.notify {
             self.notified.granted(notify.connection, id);
         }
-        let (lock, owner, stands_for_call) =
-            (wait.lock, wait.request.owner.clone(), wait.stands_for_call(id));
+        let (lock, owner, counts_as_call) = (wait.lock, wait.request.owner.clone(), wait.counts_as_call(id));
         let place = (lock, wait.position, wait.deadline);
-        let (crossing, waits_more) = self.unqueue(id, stands_for_call, lock, owner);
+        let (crossing, waits_more) = self.unqueue(id, counts_as_call, lock, owner);
         Some(Unqueued { place, crossing, waits_more, waited })
     }
 
@@ -306,7 +305,7 @@ impl Waiters {
         }
         let crossing = match wait.state {
             WaitState::Queued => {
-                self.unqueue(id, wait.stands_for_call(id), wait.lock, wait.request.owner.clone()).0
+                self.unqueue(id, wait.counts_as_call(id), wait.lock, wait.request.owner.clone()).0
             }
             WaitState::Granted | WaitState::Marked => Crossing::default(),
         };
@@ -327,11 +326,11 @@ impl Waiters {
     fn unqueue(
         &mut self,
         id: WaiterId,
-        stands_for_call: bool,
+        counts_as_call: bool,
         lock: LockIdx,
         owner: Owner,
     ) -> (Crossing, bool) {
-        *self.counter(stands_for_call) -= 1;
+        *self.counter(counts_as_call) -= 1;
         let mut crossing = Crossing::default();
         let Entry::Occupied(mut entry) = self.by_owner.entry(owner) else { return (crossing, false) };
         let waits = entry.get_mut();

@@ -5,9 +5,9 @@
 use super::Parts;
 use crate::core::bindings::AffectedOwners;
 use crate::core::lease::{Lease, SetLease};
+use crate::core::pending_grants::SetToken;
 use crate::core::queue::waiters::{Wait, WaitState};
 use crate::core::table::LockIdx;
-use crate::core::unconfirmed::SetToken;
 use crate::core::{Decision, Now, Owner, Request, WaiterId, WallMs};
 
 impl Parts {
@@ -129,7 +129,7 @@ impl Parts {
         }
     }
 
-    /// Notes that a final call has set the lease or the token of a hold.
+    /// Notes that an irrevocable call has set the lease or the token of a hold.
     pub(in crate::core::manager) fn note_setting(
         &mut self,
         lock: LockIdx,

@@ -27,7 +27,7 @@ impl Step<'_> {
             self.parts.bindings.follow((lock, &name), affected, self.holders, self.records, self.now);
         self.closed(lock, &ended);
         self.is_unfinished |= self.parts.bindings.closed_len(lock) > 0;
-        self.is_due_again |= self.parts.bindings.renews_on(lock);
+        self.is_due_again |= self.parts.bindings.has_more_renewals(lock);
         self.parts.statistics.add(Counted::RenewedByWatchdog, renewed.len());
         for (owner, lease, end) in renewed {
             self.note_held(&owner, HoldRecord { end, ..HoldRecord::default() });

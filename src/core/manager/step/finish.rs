@@ -129,7 +129,7 @@ impl Step<'_> {
         let ends_unheard = match self.holders {
             // One reader fewer unblocks an upgrade or a request with a limit. All other changes raise an
             // event.
-            Holders::Shared(_) => state.queue.waits_for_fewer(),
+            Holders::Shared(_) => state.queue.needs_fewer_holders(),
             Holders::Free | Holders::Exclusive(_) => is_waited_for,
         };
         let of_holders = self.holders.first_end();

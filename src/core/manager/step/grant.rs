@@ -7,8 +7,8 @@ use super::Step;
 use crate::core::binding::BindMode;
 use crate::core::held::HoldRecord;
 use crate::core::holders::Admission;
+use crate::core::pending_grants::{GrantEffect, SetToken};
 use crate::core::queue::bundles::Verdict;
-use crate::core::unconfirmed::{GrantEffect, SetToken};
 use crate::core::{
     Counted, Decision, Hold, Mode, MonoUs, Refusal, Reply, Request, Token, WaiterId, WallMs, Wants,
 };

@@ -33,7 +33,7 @@ impl Step<'_> {
             self.parts.void_ended(lock, self.affected, |owner| holders.of(owner.as_bytes()).is_none());
         }
         self.forget_voided(lock);
-        self.send_behind_holders(lock);
+        self.move_former_holders_back(lock);
         if self.parts.waiters.bundles.is_stopped(lock) || self.is_unfinished {
             return;
         }
@@ -41,7 +41,7 @@ impl Step<'_> {
             return;
         }
         let mut served = 0;
-        while let Some(id) = self.next_in_line(lock) {
+        while let Some(id) = self.next_to_serve(lock) {
             if served == self.portion {
                 self.is_due_again = true;
                 return;
@@ -86,7 +86,7 @@ impl Step<'_> {
 
     /// The next wait that can be decided. If that could be a member, its bundle becomes due.
     #[inline(always)]
-    pub(super) fn next_in_line(&mut self, lock: LockIdx) -> Option<WaiterId> {
+    pub(super) fn next_to_serve(&mut self, lock: LockIdx) -> Option<WaiterId> {
         let mut due = SmallVec::<[WaiterId; 4]>::new();
         let next = self.parts.state(lock)?.queue.next(|id| {
             let Some(wait) = self.parts.waiters.get(id) else { return false };
@@ -161,7 +161,7 @@ impl Step<'_> {
     }
 
     /// Moves waits of owners that no longer hold the lock behind the holders.
-    pub(super) fn send_behind_holders(&mut self, lock: LockIdx) {
+    pub(super) fn move_former_holders_back(&mut self, lock: LockIdx) {
         let Some(state) = self.parts.state(lock).filter(|state| state.queue.has_holders()) else { return };
         let inside: Vec<WaiterId> = state.queue.holders().map(|(id, _)| id).collect();
         for id in inside {
