@@ -6,7 +6,7 @@ import io.lettuce.core.RedisClient;
 import io.lettuce.core.api.sync.RedisCommands;
 
 /**
- * Counts: reads a number, and writes it plus one. Under a lock, so that none is lost, whoever else counts in whatever language.
+ * Counts under a lock: reads a number and writes it plus one. No increment gets lost, even beside the other languages.
  *
  * <p>After {@code sh tests/client-java.sh build}, with {@code java=target/client-java/redis-lock-driver}:
  *
@@ -18,7 +18,7 @@ final class Counter {
         RedisCommands<String, String> redis = client.connect().sync();
         try (Locks locks = new Locks(new LettuceConnector(args[0]))) {
             for (int times = Integer.parseInt(args[1]); times > 0; times--) {
-                // A lock that is lost meanwhile ends the program: `with` throws LockException.Lost.
+                // The loss of the lock ends the program: `with` throws LockException.Lost.
                 locks.lock("example:lock").with(hold -> {
                     String value = redis.get("example:counter");
                     return redis.set("example:counter", Integer.toString(value == null ? 1 : Integer.parseInt(value) + 1));

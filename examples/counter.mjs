@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// Counts: reads a number, and writes it plus one. Under a lock, so that none is lost, whoever else counts in whatever language.
+// Counts under a lock: reads a number and writes it plus one. No increment gets lost, even beside the other languages.
 //
 //     node counter.mjs redis://127.0.0.1:6379 100
 //
-// From a folder where `npm install ioredis PATH/clients/node` was done.
+// Run it in a folder after `npm install ioredis PATH/clients/node`.
 
 import { Redis } from 'ioredis';
 import { Locks } from '@redis-lock/client';
@@ -12,7 +12,7 @@ const [url, times] = process.argv.slice(2);
 const client = new Redis(url);
 const locks = new Locks(client);
 for (let round = 0; round < Number(times); round++) {
-  // A lock that is lost meanwhile ends the program: the promise is rejected with a LostError.
+  // The loss of the lock ends the program: the promise is rejected with a LostError.
   await locks.request('example:lock', async () => {
     const value = Number(await client.get('example:counter'));
     await client.set('example:counter', value + 1);

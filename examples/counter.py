@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Counts: reads a number, and writes it plus one. Under a lock, so that none is lost, whoever else counts in whatever language.
+"""Counts under a lock: reads a number and writes it plus one. No increment gets lost, even beside the other languages.
 
 python3 examples/counter.py redis://127.0.0.1:6379 100
 """
@@ -16,7 +16,7 @@ if len(sys.argv) != 3:
 client = redis.Redis.from_url(sys.argv[1])
 locks = Locks(client)
 for _ in range(int(sys.argv[2])):
-    # A lock that is lost meanwhile ends the program: the scope raises Lost.
+    # The loss of the lock ends the program: the scope raises Lost.
     with locks.lock("example:lock"):
         value = int(client.get("example:counter") or 0)
         client.set("example:counter", value + 1)

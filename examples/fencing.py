@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""A write that only the holder of the lock can make. Start two, and answer the first one after the second: it is refused.
+"""Makes a write that only the holder of the lock can make. Start two, and answer the first after the second: it fails.
 
 python3 examples/fencing.py redis://127.0.0.1:6379 alice
 """
@@ -15,7 +15,7 @@ if len(sys.argv) != 3:
     sys.exit(2)
 client = redis.Redis.from_url(sys.argv[1], decode_responses=True)
 locks = Locks(client)
-# The lease ends three seconds after the grant, whatever becomes of this process.
+# Nothing renews the lease: it ends three seconds after the grant.
 hold = locks.lock("example:lock", lease=3, fence=True).acquire()
 balance = int(client.get("example:balance") or 0)
 input(f"{sys.argv[2]} has token {hold.token}, and reads {balance}. Enter deposits 10: ")
@@ -24,7 +24,7 @@ try:
     hold.release()
     print("deposited")
 except Lost:
-    # Somebody else had the lock meanwhile. Nothing is written.
+    # Another owner was granted the lock in the meantime. Nothing is written.
     sys.exit("refused: the lock was lost")
 finally:
     locks.close()

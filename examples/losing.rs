@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-//! Works page by page for as long as the lock is held. Break it, or delete its key: the work stops at the next renewal, which comes
-//! within a third of the lease.
+//! Works page by page until the lock is lost. Break the lock, or delete its key: the work stops at the next renewal, within a
+//! third of the lease.
 //!
 //! ```text
 //! cargo run --example losing -- redis://127.0.0.1:6379
@@ -15,7 +15,7 @@ use redis_lock_client::{Error, Locks};
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let url = std::env::args().nth(1).ok_or("usage: losing URL")?;
     let locks = Locks::new(&redis::Client::open(url)?)?;
-    // The server renews the lease, but not for ever: a process that hangs must not hold the lock until somebody sees it.
+    // The server renews the lease for ten minutes at most: otherwise a process that hangs would hold the lock for ever.
     let lock = locks
         .lock("example:lock")
         .lease(Duration::from_secs(3))
@@ -27,7 +27,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         pages += 1;
     }
     println!("lost after {pages} pages and {:?}", start.elapsed());
-    // It says so, too: whoever does not look meanwhile learns of it here.
+    // The release reports the loss, too, for programs that do not check during the work.
     match hold.release() {
         Err(Error::Lost(_)) => Ok(()),
         other => Err(format!("{other:?}").into()),

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Fifty threads call an API that allows ten calls at a time.
+"""Calls an API that allows ten calls at a time, from fifty threads.
 
 python3 examples/permits.py redis://127.0.0.1:6379
 """
@@ -20,7 +20,7 @@ locks = Locks(client)
 
 def call(_: int) -> int:
     with locks.lock("example:api", limit=10):
-        at_once = client.incr("example:api:calls")  # this stands for the API
+        at_once = client.incr("example:api:calls")  # represents the API
         client.decr("example:api:calls")
     return at_once
 

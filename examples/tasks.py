@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""A thousand tasks of asyncio count under ten locks. All wait over two connections.
+"""Counts under ten locks in a thousand tasks of asyncio. All wait over two connections.
 
 python3 examples/tasks.py redis://127.0.0.1:6379 1000
 """
@@ -13,7 +13,7 @@ from redis_lock_client import aio
 
 
 async def main(url: str, tasks: int) -> None:
-    # Only who holds a lock uses it, and ten hold one.
+    # Only holders use this client, and there are ten at most.
     client = redis.asyncio.Redis.from_url(url)
     locks = aio.Locks(client)
 

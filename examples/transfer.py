@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Fifty threads move money between ten accounts. Each locks both accounts at once, in whatever order: no deadlock.
+"""Moves money between ten accounts in fifty threads. Each locks both accounts at once, in any order: no deadlock.
 
 python3 examples/transfer.py redis://127.0.0.1:6379
 """
@@ -17,7 +17,7 @@ if len(sys.argv) != 2:
     sys.exit(2)
 client = redis.Redis.from_url(sys.argv[1], decode_responses=True)
 locks = Locks(client)
-# One hash tag, so that this works in a cluster as well.
+# The accounts have one hash tag, so that this works in a cluster as well.
 accounts = [f"{{example:bank}}:{number}" for number in range(10)]
 client.mset(dict.fromkeys(accounts, 1000))
 

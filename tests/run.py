@@ -86,8 +86,8 @@ SMOKE = (
     "notify", "pauses", "replicas", "several", "waiting",
 )  # fmt: skip
 
-# The programs of docs/clients that belong to every change. The packages have the same languages, and tests of their own.
-RAW_CLIENTS = ("python", "rust")
+# The variant of the programs of docs/clients that belongs to every change. The packages have tests of their own.
+RAW_CLIENTS = ("python",)
 
 # Tests that belong to the weekly run although their server does not: an old client, and the second library of a package.
 WEEKLY = ("redisson_3_17_7", "long_node_redis", "long_java_jedis")

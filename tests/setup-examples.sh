@@ -1,111 +1,53 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# Builds the examples of the clients for other languages into target/examples-clients/, with what they depend on:
+# Installs the newest redis-py in target/examples-clients/python/venv, for tests of the programs of docs/clients/python. The
+# Python of this machine may have an older one, with which the tests run, too.
 #
-#   go/worker                         the program
-#   node/worker.mjs                   beside its node_modules
-#   python/venv/                      a Python with the newest redis-py, beside the one that this machine has
-#   java-lettuce/, java-jedis/        classes in target/classes, what they need in target/dependency
-#
-# Rust needs nothing of this. What is downloaded comes from wherever this machine's pip, go, npm and mvn get theirs.
-# Nothing is done for an example that is built and has not changed since.
-#
-# An example whose tools are missing is skipped with a loud word. With REQUIRE_ALL_SERVERS=1 that is a failure.
+# Does nothing if the virtual environment is up to date. Without Python it prints SKIPPED and succeeds; with
+# REQUIRE_ALL_SERVERS=1 it fails.
 
 set -eu
 cd "$(dirname -- "$0")/.."
+source=$PWD/docs/clients/python
 built=$PWD/target/examples-clients
-skipped=0
 
 skip() {
-    echo "SKIPPED: the example $1: $2; tests of it will not run" >&2
-    skipped=1
-}
-
-# All that decides what a build gives.
-fingerprint() {
-    (cd "docs/clients/$1" && find . \( -name target -o -name node_modules \) -prune -o -type f -print |
-        LC_ALL=C sort | while read -r file; do
-        cksum "$file"
-    done)
-    cksum <tests/setup-examples.sh
-    echo "$2"
-}
-
-# Builds one example in a copy of its folder, and puts it in its place when that went well.
-get() {
-    name=$1
-    build=$2
-    shift 2
-    for tool in "$@"; do
-        if ! command -v "$tool" >/dev/null; then
-            skip "$name" "no $tool"
-            rm -rf "${built:?}/$name"
-            return
-        fi
-    done
-    case $1 in
-    go) version=$(GOTOOLCHAIN=local go version) ;;
-    node) version=$(node --version) ;;
-    python3) version=$(python3 --version) ;;
-    *) version=$(javac -version 2>&1) ;;
-    esac
-    now=$(fingerprint "$name" "$version")
-    [ "$now" != "$(cat "$built/$name/.built" 2>/dev/null)" ] || return 0
-    mkdir "$tmp/$name"
-    cp -R "docs/clients/$name/." "$tmp/$name"
-    rm -rf "$tmp/$name/target" "$tmp/$name/node_modules"
-    if ! (cd "$tmp/$name" && "$build") >"$tmp/log" 2>&1; then
-        tail -n 20 "$tmp/log" >&2
-        skip "$name" "it does not build"
-        rm -rf "${built:?}/$name"
-        return
+    echo "SKIPPED: the programs of docs/clients/python: $1; tests with the newest redis-py will not run" >&2
+    rm -rf "${built:?}/python"
+    if [ "${REQUIRE_ALL_SERVERS:-}" = 1 ]; then
+        echo "FAILED: REQUIRE_ALL_SERVERS is set, and the newest redis-py is missing" >&2
+        exit 1
     fi
-    echo "$now" >"$tmp/$name/.built"
-    rm -rf "${built:?}/$name"
-    mv "$tmp/$name" "$built/$name"
-    echo "example $name: built with $version"
+    exit 0
 }
 
-# Debian 12 has a Go that knows nothing of GOTOOLCHAIN; a newer one must not fetch another in its place. What git
-# thinks of this folder is no matter.
-build_go() {
-    GOTOOLCHAIN=local GOFLAGS="${GOFLAGS:-} -mod=readonly -buildvcs=false" go build -o worker .
+# The environment can be moved after the build: its interpreter finds the packages beside it. A syntax error in a program
+# fails here, not in a test.
+build() {
+    python3 -m venv "$tmp/python/venv" &&
+        "$tmp/python/venv/bin/python3" -m pip install --quiet --disable-pip-version-check \
+            --requirement "$source/requirements.txt" &&
+        cp "$source"/*.py "$tmp/python" &&
+        "$tmp/python/venv/bin/python3" -m py_compile "$tmp"/python/*.py
 }
 
-build_node() {
-    npm ci --no-audit --no-fund --ignore-scripts
-    # A syntax error is found here, not by a test.
-    node --check worker.mjs
-    node --check inbox.mjs
-}
-
-# The interpreter finds what is beside it, so the folder may be moved.
-build_python() {
-    python3 -m venv venv
-    venv/bin/python3 -m pip install --quiet --disable-pip-version-check --requirement requirements.txt
-    venv/bin/python3 -m py_compile worker.py worker_async.py
-}
-
-build_java() {
-    mvn --batch-mode --quiet compile dependency:copy-dependencies -DincludeScope=runtime
-}
+command -v python3 >/dev/null || skip "no python3"
+now="$(cd "$source" && cksum ./*) $(cksum <tests/setup-examples.sh) $(python3 --version)"
 
 mkdir -p "$built"
-# Two that run at once must not do the same work in the same place.
+# Two runs at the same time must not build in the same place.
 exec 9>"$built/.lock"
 flock 9 2>/dev/null || true
+[ "$now" != "$(cat "$built/python/.built" 2>/dev/null)" ] || exit 0
 tmp=$(mktemp -d "$built/.new.XXXXXX")
 trap 'rm -rf "$tmp"' EXIT
 trap 'exit 1' HUP INT TERM
 
-get go build_go go
-get node build_node node npm
-get python build_python python3
-get java-lettuce build_java javac mvn
-get java-jedis build_java javac mvn
-
-if [ "$skipped" = 1 ] && [ "${REQUIRE_ALL_SERVERS:-}" = 1 ]; then
-    echo "FAILED: REQUIRE_ALL_SERVERS is set, and not all examples are there" >&2
-    exit 1
+if ! build >"$tmp/log" 2>&1; then
+    tail -n 20 "$tmp/log" >&2
+    skip "the installation failed"
 fi
+echo "$now" >"$tmp/python/.built"
+rm -rf "${built:?}/python"
+mv "$tmp/python" "$built/python"
+echo "redis-py: installed $("$built/python/venv/bin/python3" -c 'import redis; print(redis.__version__)')"

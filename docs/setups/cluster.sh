@@ -1,11 +1,14 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# A cluster with locks: three primaries with a replica each, on one machine.
-# sh docs/setups/cluster.sh start | status | stop | clean; what can be chosen is in common.sh.
+# Runs a cluster for locks on one machine: three primaries with a replica each.
+#
+#   sh docs/setups/cluster.sh start | status | stop | clean
+#
+# See common.sh for the options.
 
 PORT=${PORT:-7200}
 ports="$PORT $((PORT + 1)) $((PORT + 2)) $((PORT + 3)) $((PORT + 4)) $((PORT + 5))"
-# Each node listens for clients on its port, and for the other nodes 10000 above it.
+# Each node listens for clients on its port, and for the other nodes on its port plus 10000.
 offsets="0 10000"
 . "$(dirname -- "$0")/common.sh"
 
@@ -15,7 +18,7 @@ if [ "$1" = status ]; then
 fi
 for port in $ports; do
     {
-        lock_server "$port"
+        server_config "$port"
         echo "cluster-enabled yes"
         echo "cluster-node-timeout 3000"
     } | launch "$port" ""
@@ -26,9 +29,9 @@ if [ "$("$CLI" -p "$PORT" CLUSTER INFO | tr -d '\r' | sed -n 's/^cluster_known_n
     "$CLI" --cluster create $nodes --cluster-replicas 1 --cluster-yes >/dev/null
 fi
 for port in $ports; do
-    until_says cluster_state:ok "$port" CLUSTER INFO
+    wait_for_reply cluster_state:ok "$port" CLUSTER INFO
 done
 # shellcheck disable=SC2086
-until_replicated 1 $ports
+wait_for_replicas 1 $ports
 echo "a cluster on $ports"
 echo "try: lockrun -u redis://127.0.0.1:$PORT --cluster order:42 echo locked"

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
-# What the set-ups share. It is read by them, and not run.
+# Common part of the set-ups, which source this file. These variables are options:
 #
-#   SERVER=redis-server       the program: valkey-server is one, too
-#   CLI=redis-cli
-#   MODULE=…/redis-lock.so    the module; installed or built here, unless given
-#   DIR=data/<name>           where the files are
-#   PORT=…                    the first port
+# - SERVER=redis-server: the server program, for example valkey-server
+# - CLI=redis-cli: the client program
+# - MODULE=…/redis-lock.so: the module; by default the installed one, otherwise the one built here
+# - DIR=data/<name>: the folder of all files
+# - PORT=…: the first port
 
 set -eu
 root=$(cd "$(dirname -- "$0")/../.." && pwd)
@@ -16,11 +16,11 @@ if [ -z "${MODULE:-}" ]; then
     MODULE=/usr/lib/redis/modules/redis-lock.so
     [ -e "$MODULE" ] || MODULE=$root/target/release/libredis_lock.so
 fi
-# Servers report the path of their configuration as they were given it.
+# Servers report the path of their configuration as it was passed to them, so is_ours needs an absolute path.
 case $DIR in /*) ;; *) DIR=$PWD/$DIR ;; esac
 
-# The settings of every server that keeps locks. What is not said here is as the server has it.
-lock_server() {
+# Prints the configuration of a server for locks. All other settings keep the server's defaults.
+server_config() {
     cat <<END
 port $1
 dir $DIR/$1
@@ -28,29 +28,29 @@ pidfile $DIR/$1/pid
 logfile $DIR/$1/log
 daemonize yes
 bind 127.0.0.1
-# A lock that is evicted is a lock that two have.
+# Two owners could hold an evicted lock.
 maxmemory-policy noeviction
-# A server that starts again knows its locks.
+# A restarted server still knows its locks.
 appendonly yes
 # A primary that is cut off from its replicas stops granting.
 min-replicas-to-write 1
 min-replicas-max-lag 5
-# A client whose machine is gone is noticed within two minutes.
+# The server detects a client whose machine is gone within two minutes.
 tcp-keepalive 60
-# In this file itself, as CONFIG REWRITE writes it here.
+# Not in an included file: CONFIG REWRITE writes this line into the main file, and a second load would fail.
 loadmodule $MODULE
 END
 }
 
-# True if the server on this port is one that this script has started: its process is that of the pid file, and its
-# configuration the one below $DIR.
+# Succeeds if this script has started the server on the given port. Then its process id is that of the pid file, and its
+# configuration file is below $DIR.
 is_ours() {
     pid=$(cat "$DIR/$1/pid" 2>/dev/null) && kill -0 "$pid" 2>/dev/null || return 1
     info=$("$CLI" -p "$1" INFO server 2>/dev/null | tr -d '\r')
     echo "$info" | grep -Fqx "process_id:$pid" && echo "$info" | grep -Fqx "config_file:$DIR/$1/server.conf"
 }
 
-# Starts a server with the configuration on the standard input, or with the one that it has from an earlier start.
+# Starts a server with the configuration of an earlier start, or otherwise with the one on standard input.
 launch() {
     if is_ours "$1"; then
         return
@@ -69,7 +69,7 @@ launch() {
     exit 1
 }
 
-# Ends the script if another program listens on a port that one of the servers needs.
+# Exits if another program listens on a port that a server needs.
 refuse_used_ports() {
     for port in $ports; do
         ! is_ours "$port" || continue
@@ -82,8 +82,8 @@ refuse_used_ports() {
     done
 }
 
-# Waits until a server answers that, somewhere in its answer.
-until_says() {
+# Waits until the reply of the server on a port contains the given text.
+wait_for_reply() {
     wanted=$1
     at=$2
     shift 2
@@ -91,23 +91,23 @@ until_says() {
         case $("$CLI" -p "$at" "$@" 2>/dev/null) in *"$wanted"*) return 0 ;; esac
         sleep 0.1
     done
-    echo "$at does not answer $wanted to $*; see $DIR/$at/log" >&2
+    echo "port $at: no $wanted in the reply to $*; see $DIR/$at/log" >&2
     exit 1
 }
 
-# Waits until replication runs: a primary grants nothing before it has heard of so many replicas.
-until_replicated() {
+# Waits until each primary has the given number of replicas in sync: before that it grants no locks.
+wait_for_replicas() {
     replicas=$1
     shift
     for port; do
         case $("$CLI" -p "$port" ROLE) in
-        master*) until_says "min_slaves_good_slaves:$replicas" "$port" INFO replication ;;
-        *) until_says master_link_status:up "$port" INFO replication ;;
+        master*) wait_for_reply "min_slaves_good_slaves:$replicas" "$port" INFO replication ;;
+        *) wait_for_reply master_link_status:up "$port" INFO replication ;;
         esac
     done
 }
 
-# Ends the servers that were started here, and no other ones, whatever answers on their ports.
+# Stops the servers that this script has started, and no other server on the same ports.
 stop() {
     for port in $ports; do
         if is_ours "$port"; then
@@ -130,7 +130,7 @@ clean)
     for port in $ports; do
         [ -e "$DIR/$port/server.conf" ] || continue
         if [ -e "$DIR/$port/pid" ] && kill -0 "$(cat "$DIR/$port/pid")" 2>/dev/null; then
-            echo "$DIR/$port is kept: the process in its pid file runs; end it, or remove that file" >&2
+            echo "$DIR/$port stays: the process in its pid file is running; end it, or remove that file" >&2
             exit 1
         fi
         rm -rf "${DIR:?}/$port"

@@ -1,7 +1,10 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# A primary with locks, two replicas, and three Sentinels that make one of them the primary when it is gone, on one machine.
-# sh docs/setups/sentinel.sh start | status | stop | clean; what can be chosen is in common.sh.
+# Runs a primary for locks, two replicas and three Sentinels on one machine. If the primary fails, they promote a replica.
+#
+#   sh docs/setups/sentinel.sh start | status | stop | clean
+#
+# See common.sh for the options.
 
 PORT=${PORT:-7100}
 servers="$PORT $((PORT + 1)) $((PORT + 2))"
@@ -16,7 +19,7 @@ if [ "$1" = status ]; then
 fi
 for port in $servers; do
     {
-        lock_server "$port"
+        server_config "$port"
         [ "$port" = "$PORT" ] || echo "replicaof 127.0.0.1 $PORT"
     } | launch "$port" ""
 done
@@ -29,18 +32,18 @@ logfile $DIR/$port/log
 daemonize yes
 bind 127.0.0.1
 sentinel monitor locks 127.0.0.1 $PORT 2
-# A primary that is silent for so long is gone. Leases should be longer.
+# A primary counts as failed after this time without a reply. Leases should be longer.
 sentinel down-after-milliseconds locks 3000
 sentinel failover-timeout locks 10000
 END
 done
 for port in $sentinels; do
-    until_says "num-slaves
+    wait_for_reply "num-slaves
 2" "$port" SENTINEL MASTER locks
-    until_says "num-other-sentinels
+    wait_for_reply "num-other-sentinels
 2" "$port" SENTINEL MASTER locks
 done
 # shellcheck disable=SC2086
-until_replicated 2 $servers
+wait_for_replicas 2 $servers
 echo "primary: 127.0.0.1 $PORT; Sentinels on $sentinels know it as locks"
 echo "try: lockrun -u redis://127.0.0.1:${sentinels%% *} --sentinel locks order:42 echo locked"

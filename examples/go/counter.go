@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-// Counts: reads a number, and writes it plus one. Under a lock, so that none is lost, whoever else counts in whatever language.
+// Counts under a lock: reads a number and writes it plus one. No increment gets lost, even beside the other languages.
 //
 //	cd examples/go && go run . redis://127.0.0.1:6379 100
 package main
@@ -24,7 +24,7 @@ func main() {
 	locks := lock.New(client)
 	defer locks.Close()
 	for ; times > 0; times-- {
-		// A lock that is lost meanwhile ends the context, and the program: Do returns ErrLost.
+		// The loss of the lock ends the context, and the program: Do returns ErrLost.
 		must(locks.Do(context.Background(), "example:lock", func(ctx context.Context) error {
 			value, err := client.Get(ctx, "example:counter").Int()
 			if err != nil && err != redis.Nil {

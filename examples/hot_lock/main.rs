@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: MIT
 
-//! How long will clients wait for a lock that many of them want? Calculated from how many come, for how long they hold it,
-//! and how far away the server is. Needs no server.
+//! Calculates the waits for a contended lock from the rate of requests, the time of a hold and the round trip. Needs no server.
 //!
 //! ```text
 //! cargo run --release --example hot_lock -- --per-second 150 --hold 5 --round-trip 0.5
 //! ```
 //!
-//! Times are in milliseconds. The holds are taken as exponentially distributed, with this mean; with `--equal`, all are as long.
+//! Times are in milliseconds. Holds are exponentially distributed with the given mean; with `--equal`, all take the mean.
 
 mod queue;
 
@@ -15,7 +14,7 @@ use std::process::ExitCode;
 
 use queue::{waits, Load, Spread};
 
-/// Enough that the longest waits repeat from seed to seed as far as they are printed.
+/// With this number of requests, different seeds print the same longest waits.
 const REQUESTS: usize = 2_000_000;
 
 const USAGE: &str = "usage: hot_lock --per-second <requests> --hold <ms> [--round-trip <ms>] [--equal]";
@@ -38,7 +37,7 @@ fn main() -> ExitCode {
         return ExitCode::FAILURE;
     }
     let mut waits = waits(&load.requests(REQUESTS, 1), load.round_trip);
-    // How many wait is how many come in the time for which one waits (Little's law); the ways take no place in the queue.
+    // Little's law: the queue's length is the rate times the wait. Network time takes no place in the queue.
     let mean = waits.iter().sum::<f64>() / waits.len() as f64;
     println!("on average {:.1} wait for it", (mean - load.round_trip) * load.per_second);
     waits.sort_unstable_by(f64::total_cmp);

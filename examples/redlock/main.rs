@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 
 //! One lock over several independent servers: the algorithm Redlock. Workers write to a store under the lock, and the store
-//! compares tokens. Any minority of the servers may be down. `docs/redlock.md` says what that is good for.
+//! compares tokens. Any minority of the servers may be down. `docs/redlock.md` says when to use this.
 //!
 //! ```text
 //! cargo run --example redlock -- redis://127.0.0.1:7001 redis://127.0.0.1:7002 redis://127.0.0.1:7003
@@ -20,7 +20,7 @@ use redlock::Redlock;
 
 const LOCK: &str = "example:redlock";
 const LEASE: Duration = Duration::from_secs(10);
-/// How long a server may take to answer.
+/// Time limit for a reply of a server.
 const LIMIT: Duration = Duration::from_millis(50);
 
 const USAGE: &str = "usage: redlock [--workers <n>] [--writes <n>] [--patience <s>] <url> [<url> ...]";
@@ -37,7 +37,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// What the lock protects: a row with a counter, somewhere else than on the lock's servers.
+/// The protected resource: a row with a counter, which is not on the lock's servers.
 #[derive(Default)]
 struct Store {
     count: u64,
@@ -45,7 +45,7 @@ struct Store {
 }
 
 impl Store {
-    /// `UPDATE … SET count = $count, token = $token WHERE token <= $token`
+    /// Does the same as `UPDATE … SET count = $count, token = $token WHERE token <= $token`
     fn write(&mut self, count: u64, token: i64) -> bool {
         let is_newest = token >= self.token;
         if is_newest {
@@ -82,7 +82,7 @@ fn run(arguments: &Arguments) -> Outcome<()> {
     Ok(())
 }
 
-/// Adds one to the count under the lock. Returns how long it took to get the lock, to renew it, and to give it back.
+/// Adds one to the count under the lock. Returns the times of the acquire, the renewal and the release.
 fn write(redlock: &mut Redlock, store: &Mutex<Store>, patience: Duration) -> Outcome<[Duration; 3]> {
     let begun = Instant::now();
     let mut hold = redlock.acquire(LOCK, LEASE, patience)?;
@@ -90,7 +90,7 @@ fn write(redlock: &mut Redlock, store: &Mutex<Store>, patience: Duration) -> Out
     let lock = || store.lock().unwrap_or_else(PoisonError::into_inner);
     let count = lock().count;
     thread::sleep(Duration::from_millis(1));
-    // Work that may take longer than the lease does that now and then. If it fails, the hold is valid as long as it was.
+    // Work that may take longer than the lease renews it regularly. A failed renewal leaves the validity as it was.
     let begun = Instant::now();
     redlock.renew(&mut hold);
     let renewed = begun.elapsed();
@@ -105,7 +105,7 @@ fn write(redlock: &mut Redlock, store: &Mutex<Store>, patience: Duration) -> Out
 struct Arguments {
     workers: u64,
     writes: u64,
-    /// How long a worker tries to get the lock, in seconds.
+    /// Limit of an acquire, in seconds.
     patience: u64,
     urls: Vec<String>,
 }

@@ -3,13 +3,13 @@
 //! A lock that a majority of independent servers grants: the algorithm Redlock, with fencing tokens that grow.
 //!
 //! A hold is valid while a majority of the servers have it. Two majorities have a server in common, so two holds cannot be valid
-//! at once, as long as no server forgets what it granted and all clocks run at about the same speed.
+//! at once. This requires that no server forgets its grants, and that all clocks run at about the same speed.
 //!
-//! Each server counts tokens of its own. The token of a hold is the greatest one of a majority: the majority with the smallest
-//! tokens, if more than a majority granted it. That alone does not make it greater than the token before, which may have come
-//! from a server that does not take part this time. So a hold counts only when a majority of the servers know a token as great:
-//! those that gave one themselves, and those that were told. At least one of them is in the next majority, and gives a greater
-//! one. No clock is needed for that.
+//! Each server counts its tokens separately. The token of a hold is the greatest of a majority. If more servers granted the lock,
+//! that is the majority with the smallest tokens. This alone does not make it greater than the token before, which may be from
+//! a server outside the majority. So a hold counts only when a majority of the servers know a token at least that great. They
+//! gave one themselves, or the client sends it to them. At least one of them is in the next majority, and gives a greater token.
+//! This needs no clock.
 
 use std::fmt;
 use std::thread;
@@ -22,30 +22,31 @@ use uuid::Uuid;
 
 use super::server::{Claim, Server, Vote};
 
-/// The servers, as one client sees them.
+/// The servers of one client.
 pub(crate) struct Redlock {
     servers: Vec<Server>,
     limit: Duration,
     random: StdRng,
 }
 
-/// A lock that was granted.
+/// A granted lock.
 pub(crate) struct Hold {
     claim: Claim,
     lease: Duration,
-    /// Greater than the token of every hold that was granted before this one was asked for.
+    /// Greater than the token of every hold granted before this acquire was called.
     pub(crate) token: i64,
-    /// Whoever works longer must renew it before.
+    /// End of the validity, unless the hold is renewed before.
     pub(crate) valid_until: Instant,
 }
 
-/// Why there is no hold.
+/// The error of an acquire without a majority.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct NoMajority {
-    /// How many servers granted it.
+    /// Number of servers that granted the lock.
     pub(crate) granted: usize,
-    /// How many did not answer.
+    /// Number of servers without a reply.
     pub(crate) silent: usize,
+    /// Number of servers.
     pub(crate) of: usize,
 }
 
@@ -58,14 +59,14 @@ impl fmt::Display for NoMajority {
 impl std::error::Error for NoMajority {}
 
 impl Redlock {
-    /// `limit` is how long a call to one server may take: much less than a lease, much more than a round trip.
+    /// `limit` is the time limit of a call to one server: much less than a lease, much more than a round trip.
     pub(crate) fn new<'a>(urls: impl IntoIterator<Item = &'a str>, limit: Duration) -> RedisResult<Redlock> {
         let servers = urls.into_iter().map(|url| Server::new(url, limit)).collect::<RedisResult<_>>()?;
         let random = StdRng::seed_from_u64(Uuid::new_v4().as_u64_pair().0);
         Ok(Redlock { servers, limit, random })
     }
 
-    /// Tries to take the lock until it is granted or `patience` is over.
+    /// Acquires the lock. Fails after `patience`.
     pub(crate) fn acquire(
         &mut self,
         key: &str,
@@ -78,7 +79,7 @@ impl Redlock {
                 Ok(hold) => return Ok(hold),
                 Err(refusal) => refusal,
             };
-            // Clients that split the servers among themselves would do so again and again if they came back in step.
+            // Clients that split the servers among themselves would do so again if they retried in step.
             let pause = self.random.random_range(Duration::ZERO..=self.limit);
             if Instant::now() + pause >= deadline {
                 return Err(refusal);
@@ -87,20 +88,20 @@ impl Redlock {
         }
     }
 
-    /// Tries to take the lock once.
+    /// Tries once to acquire the lock.
     pub(crate) fn try_acquire(&mut self, key: &str, lease: Duration) -> Result<Hold, NoMajority> {
         let [owner, request] = [(); 2].map(|()| Uuid::new_v4().to_string());
         let claim = Claim { key: key.to_owned(), owner, request };
-        let asked = Instant::now();
+        let sent = Instant::now();
         let votes = self.on_each(|server, _| server.acquire(&claim, millis(lease)));
         let tokens: Vec<Option<i64>> = votes.iter().map(Vote::token).collect();
         if let Some(token) = self.token_of_majority(&tokens) {
-            let valid_until = end_of_validity(asked, lease);
+            let valid_until = end_of_validity(sent, lease);
             if self.make_known(&claim, token, &tokens) && Instant::now() < valid_until {
                 return Ok(Hold { claim, lease, token, valid_until });
             }
         }
-        // Also those that did not answer: they may have granted it, or may still do so.
+        // This includes silent servers: they may have granted the lock, or may do so later.
         self.on_each(|server, _| server.cancel(&claim));
         Err(NoMajority {
             granted: tokens.iter().flatten().count(),
@@ -109,15 +110,15 @@ impl Redlock {
         })
     }
 
-    /// Lets the lease run anew. If that fails, the hold is valid as long as it was.
+    /// Starts the lease again. A failure leaves the validity as it was.
     pub(crate) fn renew(&mut self, hold: &mut Hold) -> bool {
-        let asked = Instant::now();
-        // When it is over, others may have had the lock meanwhile.
-        if asked >= hold.valid_until {
+        let sent = Instant::now();
+        // After the end of the validity, another owner may have been granted the lock.
+        if sent >= hold.valid_until {
             return false;
         }
         let renewed = self.on_each(|server, _| server.renew(&hold.claim, millis(hold.lease)));
-        let valid_until = end_of_validity(asked, hold.lease);
+        let valid_until = end_of_validity(sent, hold.lease);
         let is_renewed = self.is_majority(renewed) && Instant::now() < hold.valid_until.min(valid_until);
         if is_renewed {
             hold.valid_until = valid_until;
@@ -125,27 +126,27 @@ impl Redlock {
         is_renewed
     }
 
-    /// Gives the lock back, at all servers.
+    /// Releases the lock at all servers.
     pub(crate) fn release(&mut self, hold: Hold) {
         self.on_each(|server, _| server.undo(&hold.claim));
     }
 
-    /// The greatest token of the majority with the smallest ones: a server whose clock is far ahead does not matter if it is
-    /// not needed. `None` if no majority has granted it.
+    /// Returns the greatest token of the majority with the smallest tokens, or `None` without a majority. So a server with a
+    /// clock far ahead has no effect if it is not needed.
     fn token_of_majority(&self, tokens: &[Option<i64>]) -> Option<i64> {
         let mut given: Vec<i64> = tokens.iter().flatten().copied().collect();
         given.sort_unstable();
         given.get(self.servers.len() / 2).copied()
     }
 
-    /// Returns whether a majority knows a token that is at least as great. If all servers have granted it, that is so already.
+    /// Sends the token to servers with a smaller one. Returns whether a majority knows a token at least that great.
     fn make_known(&mut self, claim: &Claim, token: i64, tokens: &[Option<i64>]) -> bool {
         let knows = |own: &Option<i64>| own.is_some_and(|own| own >= token);
         self.is_majority(tokens.iter().map(knows)) || {
-            let told = self.on_each(|server, at| {
+            let known = self.on_each(|server, at| {
                 knows(&tokens[at]) || tokens[at].is_some() && server.make_known(claim, token)
             });
-            self.is_majority(told)
+            self.is_majority(known)
         }
     }
 
@@ -153,7 +154,7 @@ impl Redlock {
         votes.into_iter().filter(|vote| *vote).count() > self.servers.len() / 2
     }
 
-    /// Calls all servers at the same time, so that one that does not answer delays nothing but the end.
+    /// Calls all servers at the same time, so that a silent server does not delay the calls to the others.
     fn on_each<T: Send>(&mut self, call: impl Fn(&mut Server, usize) -> T + Sync) -> Vec<T> {
         let call = &call;
         thread::scope(|scope| {
@@ -167,10 +168,11 @@ impl Redlock {
     }
 }
 
-/// A server counts its lease from when the call arrived, so not before `asked`, and its clock may run faster than ours.
-fn end_of_validity(asked: Instant, lease: Duration) -> Instant {
+/// Returns the end of the validity. A server counts the lease from the arrival of the call, after `sent`. Its clock may run
+/// faster than the local one.
+fn end_of_validity(sent: Instant, lease: Duration) -> Instant {
     let drift = lease / 100 + Duration::from_millis(2);
-    asked + lease.saturating_sub(drift)
+    sent + lease.saturating_sub(drift)
 }
 
 fn millis(duration: Duration) -> u64 {

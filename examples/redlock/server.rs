@@ -1,28 +1,28 @@
 // SPDX-License-Identifier: MIT
 
-//! One of the servers: every call to it is answered within a time limit, or counts as not answered.
+//! One of the servers. A call without a reply within a time limit counts as unanswered.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
 use redis::{Client, Cmd, Connection, FromRedisValue, IntoConnectionInfo, RedisResult};
 
-/// What is asked for at every server alike.
+/// One acquire, which is the same for every server.
 pub(crate) struct Claim {
     pub(crate) key: String,
-    /// Nobody else has the same.
+    /// Unique to this acquire.
     pub(crate) owner: String,
-    /// By which the acquire is undone, whatever has become of it.
+    /// The `ID` with which `LOCK.CANCEL` undoes the acquire.
     pub(crate) request: String,
 }
 
-/// What a server said to an acquire.
+/// The reply of a server to an acquire.
 pub(crate) enum Vote {
     /// Granted, with this token.
     Granted(i64),
-    /// Somebody else holds it, or the server grants nothing now.
+    /// The lock has another holder, or the server grants nothing now.
     Refused,
-    /// No answer in time: it may have granted it.
+    /// No reply in time: the server may have granted the lock.
     Silent,
 }
 
@@ -38,14 +38,14 @@ impl Vote {
 pub(crate) struct Server {
     client: Client,
     connection: Option<Connection>,
-    /// How long a call may take.
+    /// Time limit of a call.
     limit: Duration,
 }
 
 impl Server {
     pub(crate) fn new(url: &str, limit: Duration) -> RedisResult<Server> {
         let info = url.into_connection_info()?;
-        // Without that the first thing sent would wait for an answer: a server that stands still would not even get a cancel.
+        // Otherwise the first command would wait for a reply, and a stopped server would not even get a cancel.
         let settings = info.redis_settings().clone().set_skip_set_lib_name();
         Ok(Server { client: Client::open(info.set_redis_settings(settings))?, connection: None, limit })
     }
@@ -70,23 +70,23 @@ impl Server {
         }
     }
 
-    /// Tells it a token of another server, so that its next one is greater. Returns whether that is certain.
+    /// Sends the token of another server, so that the next token is greater. Returns whether that is certain.
     pub(crate) fn make_known(&mut self, claim: &Claim, token: i64) -> bool {
         let mut calls = redis::pipe();
-        // A token that is ahead raises the counter. (The command that it guards does not matter.)
+        // A greater token raises the counter. (The guarded command does not matter.)
         calls.cmd("LOCK.GUARD").arg(&claim.key).arg("TOKEN").arg(token).arg("PING");
-        // If that came after the hold, somebody else may have a smaller token already.
+        // If the token arrived after the end of the hold, another owner may already have a smaller token.
         calls.cmd("LOCK.CHECK").arg(&claim.key).arg("OWNER").arg(&claim.owner);
         self.ask(|connection| calls.query::<(String, i64)>(connection)).is_ok()
     }
 
-    /// Returns whether the lease runs anew.
+    /// Starts the lease again. Returns whether that succeeded.
     pub(crate) fn renew(&mut self, claim: &Claim, lease_ms: u64) -> bool {
         let mut call = redis::cmd("LOCK.RENEW");
         self.call::<i64>(call.arg(&claim.key).arg(&claim.owner).arg("PX").arg(lease_ms)).is_ok()
     }
 
-    /// Gives back what there is. An acquire that comes later gets nothing.
+    /// Releases the hold, or cancels an acquire that has not arrived yet.
     pub(crate) fn undo(&mut self, claim: &Claim) {
         let mut release = redis::cmd("LOCK.RELEASE");
         if self.call::<i64>(release.arg(&claim.key).arg(&claim.owner)).is_err() {
@@ -94,10 +94,10 @@ impl Server {
         }
     }
 
-    /// Undoes an acquire, and one that comes later gets nothing.
+    /// Undoes an acquire, even if it arrives later.
     pub(crate) fn cancel(&mut self, claim: &Claim) {
         let mut cancel = redis::cmd("LOCK.CANCEL");
-        // A server that does not hear of it keeps what it granted until the lease ends.
+        // If the cancel does not arrive, the server keeps the hold until the lease ends.
         let _ = self.call::<i64>(cancel.arg(&claim.key).arg(&claim.owner).arg("ID").arg(&claim.request));
     }
 
@@ -116,7 +116,7 @@ impl Server {
             }
         };
         let answer = ask(&mut connection);
-        // What comes after the time limit must not be taken for the answer to the next call.
+        // A late reply must not be read as the reply to the next call.
         if answer.as_ref().err().is_none_or(is_answer) {
             self.connection = Some(connection);
         }
@@ -124,7 +124,7 @@ impl Server {
     }
 }
 
-/// The server has answered with an error: `NOTOWNER`, `QUARANTINE` and so on.
+/// Returns whether the error is a reply of the server: `NOTOWNER`, `QUARANTINE` and so on.
 fn is_answer(error: &redis::RedisError) -> bool {
     error.code().is_some()
 }

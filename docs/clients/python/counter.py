@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Several workers share one counter: first without a lock, where they overwrite each other, then with one.
+"""Counts with several workers: first without a lock, so that increments get lost, then with a lock.
 
     redis-server --loadmodule target/release/libredis_lock.so
     python3 docs/clients/python/counter.py --url redis://127.0.0.1:6379 --workers 10 --increments 100
@@ -23,8 +23,7 @@ from redis.retry import Retry
 COUNTER = "example:counter"
 LOCK = "example:lock"
 
-# For how long the lock is ours. Longer than the work ever takes, and the time for which everybody waits if we
-# die while we hold it.
+# The lease must be longer than the work. If the holder dies, its waiters wait until the lease ends.
 LEASE_MS = 10_000
 
 
@@ -35,26 +34,26 @@ class LockLost(Exception):
 @contextmanager
 def lock(client, owner):
     """Holds the lock for the block of a `with` statement."""
-    # BLOCK 0 waits without limit, so the reply is always a grant: our hold count. With BLOCK 500 it could also
-    # be None, after 500 ms without the lock: do not work then.
+    # BLOCK 0 waits without limit, so the reply is always a grant, with the hold count. With BLOCK 500 the reply can also be
+    # None, after 500 ms: then the caller must not work.
     client.execute_command("LOCK.ACQUIRE", LOCK, owner, "PX", LEASE_MS, "BLOCK", 0)
     try:
         yield
     finally:
-        # Whether the work went well or not. (If the process dies, the lease frees the lock.)
+        # Releases after an error of the work, too. If the process dies, the end of the lease frees the lock.
         try:
             client.execute_command("LOCK.RELEASE", LOCK, owner)
         except redis.ResponseError as error:
             if not str(error).startswith("NOTOWNER"):
                 raise
-            # The lease was too short, or somebody broke the lock: others may have worked at the same time.
+            # The lease ended, or somebody broke the lock: another worker may have worked at the same time.
             raise LockLost(f"the result of the work must not be trusted: {error}") from error
 
 
 def increment(client):
-    """Reads, and writes what it has read plus one: wrong if anybody else writes in between.
+    """Reads the counter and writes it plus one. A write by another worker in between gets lost.
 
-    A real counter would use INCR; this stands for work that no single command can do.
+    A real counter would use INCR. This represents work that no single command can do.
     """
     value = int(client.get(COUNTER))
     time.sleep(0)
@@ -71,13 +70,13 @@ def increment_with_lock(client, owner):
 
 
 def connect(url):
-    """A client for one worker, not to be shared: a call that waits for the lock occupies its connection."""
+    """Returns a client for one worker. A call that waits for the lock occupies its connection, so workers share none."""
     client = redis.Redis.from_url(
         url,
-        # A socket timeout has to be longer than BLOCK; for BLOCK 0 there must be none.
+        # A socket time-out must be longer than BLOCK. With BLOCK 0 there must be none.
         socket_timeout=None,
-        # Newer versions of redis-py repeat a call whose connection broke. An owner that acquires twice holds
-        # twice, so here that call fails, and the application decides.
+        # Newer versions of redis-py repeat a call if its connection breaks. An acquire that runs twice counts twice, so
+        # here the call fails, and the application decides.
         retry=Retry(NoBackoff(), 0),
     )
     client.ping()
@@ -85,19 +84,19 @@ def connect(url):
 
 
 def count(clients, increments, work):
-    """Lets every client's worker do `work` so many times, all at once; returns what the counter says then."""
+    """Runs `work` in one worker for each client, `increments` times each. Returns the counter at the end."""
     clients[0].set(COUNTER, 0)
     start = threading.Barrier(len(clients))
 
     def worker(client):
-        # Whoever uses the same string is the same owner: so it is random, and one for each worker.
+        # Two workers with the same string would be one owner, so each has a random string.
         owner = str(uuid.uuid4())
         start.wait()
         for _ in range(increments):
             work(client, owner)
 
     with ThreadPoolExecutor(max_workers=len(clients)) as pool:
-        # list() raises what a worker has raised.
+        # list() raises the error of a worker.
         list(pool.map(worker, clients))
     return int(clients[0].getdel(COUNTER))
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""A thousand tasks wait for locks over one connection, which none of them blocks: NOTIFY.
+"""Lets a thousand tasks wait for locks over one connection, without blocking it: NOTIFY.
 
     redis-server --loadmodule target/release/libredis_lock.so
     python3 docs/clients/python/inbox.py --port 6379 --tasks 1000 --locks 10
 
-Each task adds one to a counter under the lock of that counter. Needs Python 3.9 or later, and nothing else: a server that
-speaks RESP3 sends messages on the connection that runs commands beside.
+Each task adds one to a counter under the lock of that counter. The program needs Python 3.9 or later, and no package. In
+RESP3 the server sends messages and replies on the same connection.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager
 
 LEASE_MS = 30_000
 
-# A message may be lost. Who waits asks again every few seconds, and keeps its place.
+# A message may get lost. So a waiter repeats its call every few seconds, which keeps its place in the queue.
 ASK_AGAIN_SECONDS = 5
 
 
@@ -26,7 +26,7 @@ class ServerError(Exception):
 
 
 class Connection:
-    """One connection for all tasks: replies come in the order of the calls, messages whenever there are some."""
+    """One connection for all tasks. Replies come in the order of the calls, messages at any time."""
 
     def __init__(self, reader, writer, on_message):
         self._reader, self._writer, self._on_message = reader, writer, on_message
@@ -40,14 +40,14 @@ class Connection:
         return connection
 
     def send(self, *words):
-        """Sends a call, and returns the future of its reply; `None` as the reply's place if there is none."""
+        """Sends a call and returns the future of its reply."""
         reply = asyncio.get_running_loop().create_future()
         self._replies.put_nowait(reply)
         self._write(words)
         return reply
 
     def subscribe(self, channel):
-        """Is answered by a message."""
+        """Subscribes to a channel. The server confirms that by a message, not by a reply."""
         self._write(("SUBSCRIBE", channel))
 
     async def call(self, *words):
@@ -67,7 +67,7 @@ class Connection:
                     continue
                 reply = self._replies.get_nowait()
                 if reply.done():
-                    continue  # Its task was cancelled.
+                    continue  # The task was cancelled.
                 if kind == b"-":
                     reply.set_exception(ServerError(value))
                 else:
@@ -91,7 +91,7 @@ class Connection:
         if kind in b"*>%":
             count = int(rest) * (2 if kind == b"%" else 1)
             return kind, [(await self._read())[1] for _ in range(count)]
-        return kind, None  # `_` is nil, and no other kind is used here.
+        return kind, None  # `_` is nil. The program receives no other kind.
 
     async def close(self):
         self._writer.close()
@@ -99,22 +99,22 @@ class Connection:
 
 
 class Locks:
-    """Locks whose waits block no connection."""
+    """Locks that block no connection while a task waits."""
 
     def __init__(self):
         self._name = f"inbox-{uuid.uuid4()}"
-        # What wakes those up who wait, by their requests.
+        # The event that wakes a waiter, by the request of its call.
         self._waits = {}
 
     async def connect(self, host, port):
         self.connection = await Connection.open(host, port, self._on_message)
         subscribed = self._waits["subscribe"] = asyncio.Event()
-        # Before the first wait: a message that nobody hears is taken for a refusal.
+        # The subscription must exist before the first wait: the server takes back a grant if nobody gets its message.
         self.connection.subscribe(f"lock:inbox:{self._name}")
         await subscribed.wait()
 
     def _on_message(self, message):
-        # ["message", channel, "granted <request> <key>"], or "lost …": both mean to ask again.
+        # ["message", channel, "granted <request> <key>"], or "lost …". After either, the waiter repeats its call.
         word = "subscribe" if message[0] == "subscribe" else message[2].split(" ")[1]
         if word in self._waits:
             self._waits[word].set()
@@ -130,17 +130,17 @@ class Locks:
 
     async def _acquire(self, key, owner, request):
         call = ("LOCK.ACQUIRE", key, owner, "PX", LEASE_MS, "NOTIFY", self._name, "ID", request)
-        told = self._waits[request] = asyncio.Event()
+        notified = self._waits[request] = asyncio.Event()
         try:
-            # 0: it is queued, or still queued. When a message says that it is granted, the same call confirms that.
+            # The reply 0 means queued. After a message about the grant, the same call confirms the grant.
             while await self.connection.call(*call) == 0:
                 try:
-                    await asyncio.wait_for(told.wait(), ASK_AGAIN_SECONDS)
+                    await asyncio.wait_for(notified.wait(), ASK_AGAIN_SECONDS)
                 except asyncio.TimeoutError:
                     pass
-                told.clear()
+                notified.clear()
         except asyncio.CancelledError:
-            # Whatever has become of it, it holds nothing and waits no more.
+            # Undoes the call in every case: if it waits, if it was granted, and if it has not arrived yet.
             self.connection.send("LOCK.CANCEL", key, owner, "ID", request)
             raise
         finally:
@@ -164,12 +164,12 @@ async def main():
         name = f"example:inbox:{number % options.locks}"
         async with locks.hold(f"{name}:lock"):
             working.add(asyncio.current_task())
-            # Wrong if anybody else does the same meanwhile: both the read and the write go to the server and back.
+            # Without the lock, increments would get lost between the read and the write.
             value = await call("GET", name)
             await call("SET", name, int(value or 0) + 1)
 
     tasks = [asyncio.create_task(add_one(number)) for number in range(options.tasks)]
-    # Some change their minds while they wait.
+    # Cancels some tasks while they wait.
     await asyncio.sleep(0.05)
     for task in set(tasks[:: max(1, options.tasks // 20)]) - working:
         task.cancel()

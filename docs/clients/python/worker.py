@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Works under a lock, with redis-py: waits for it, renews it in the background, gives it back. Start two:
+"""Works under a lock with redis-py: acquires it, renews it in the background, and releases it. Start two:
 
     redis-server --loadmodule target/release/libredis_lock.so
     python3 docs/clients/python/worker.py redis://127.0.0.1:6379 example:lock 5
 
-After the address, the lock's name and how many rounds, it takes three times in milliseconds: the lease, what a
-round takes, and how long to wait for the lock at most. Then, how many threads do that; and a time in milliseconds
-within which each wait is cancelled, at a random moment.
+The arguments are the address, the lock's name and the number of rounds. Three optional times in milliseconds follow: the
+lease, the work of a round, and the limit of a wait. The next argument is the number of threads. The last is a time in
+milliseconds: each wait is cancelled at a random moment within it.
 
-Needs redis-py (pip install redis), 4.3 or later. For asyncio see worker_async.py.
+Needs redis-py (pip install redis), 4.3 or later. The program worker_async.py does the same with asyncio.
 """
 
 import random
@@ -29,23 +29,23 @@ INSIDE = "example:inside"
 
 
 class NotGranted(Exception):
-    """It was not our turn in time."""
+    """The lock was not granted in time."""
 
 
 class Cancelled(Exception):
-    """Another thread has cancelled the wait."""
+    """Another thread cancelled the wait."""
 
 
 class LockLost(Exception):
-    """The lock was lost during the work, whose result must not be trusted."""
+    """The lock was lost during the work. The result must not be trusted."""
 
 
 class Clients:
-    """The connections of a process. Its threads share them."""
+    """The connections of a process, shared by its threads."""
 
     def __init__(self, url, wait_ms):
         def connect(seconds, connections):
-            # redis-py 8 would give up after 5 seconds, repeat the call ten times, and refuse a 101st connection.
+            # By default, redis-py 8 gives up after 5 seconds, repeats the call ten times, and refuses a 101st connection.
             return redis.Redis.from_url(
                 url,
                 socket_timeout=seconds,
@@ -54,11 +54,11 @@ class Clients:
                 decode_responses=True,
             )
 
-        # For what is answered at once. No limit that could be reached: a renewal must not wait for a connection,
-        # nor fail because there is none.
+        # For calls that the server answers at once. The limit is out of reach: a renewal must not wait for a connection,
+        # nor fail for lack of one.
         self.shared = connect(5, 2**31)
-        # A call that waits has a client with a connection of its own, so that nothing queues behind it and it can
-        # be closed alone. Its time-out must be longer than BLOCK; BLOCK 0 waits without limit.
+        # A call that waits has a client with a single connection. So no other call queues behind it, and closing it
+        # affects no other call. Its time-out must be longer than BLOCK. BLOCK 0 waits without limit.
         self._connect_waiting = lambda: connect(wait_ms / 1000 + 5 if wait_ms else None, 1)
         self._idle = []
 
@@ -68,42 +68,42 @@ class Clients:
         except IndexError:
             return self._connect_waiting()
 
-    def give_back(self, waiting):
+    def return_idle(self, waiting):
         self._idle.append(waiting)
 
 
 class Acquire:
-    """One call of LOCK.ACQUIRE, which another thread may cancel."""
+    """One call of LOCK.ACQUIRE. Another thread may cancel it."""
 
     def __init__(self, clients, key, owner, lease_ms, wait_ms):
         self._clients, self._key, self._owner = clients, key, owner
         self._lease_ms, self._wait_ms = lease_ms, wait_ms
-        # New for each call: it tells the calls of an owner apart, for LOCK.CANCEL and if one is repeated.
+        # New for each call: LOCK.CANCEL names the call by it, and a repeated call counts once.
         self._request = str(uuid.uuid4())
         self._waiting = clients.take_waiting()
-        # Taken by whoever comes first: the reply, or who cancels.
+        # The reply and the cancellation compete for this: only the first takes effect.
         self._decided = threading.Lock()
         self._undone = threading.Event()
 
     def __call__(self):
-        """Waits for the lock. Returns the reply, and when the call was sent that the server has confirmed."""
+        """Waits for the lock. Returns the reply, and the time at which the last confirmed call was sent."""
         try:
             sent = time.monotonic()
             reply = self._waiting.execute_command(
                 "LOCK.ACQUIRE", self._key, self._owner, "PX", self._lease_ms, "BLOCK", self._wait_ms,
                 "FENCE", "ID", self._request,
             )  # fmt: skip
-            # The lease runs from the grant. Of that we know only that it was after the call was sent: long ago, if
-            # we had to wait. So it is set anew by a call that takes no time.
+            # The lease runs from the grant, at an unknown time during the call. After a long wait, it may be nearly over. So
+            # a renewal, which does not wait, starts the lease again.
             if reply is not None and time.monotonic() - sent > self._lease_ms / 3000:
                 sent = time.monotonic()
                 self._waiting.execute_command("LOCK.RENEW", self._key, self._owner, "PX", self._lease_ms)
         except BaseException as error:
-            # A time-out, a broken connection, Ctrl-C: whether the lock was granted is not known. Or UNBLOCKED.
+            # After a time-out, a broken connection or Ctrl-C, the lock may have been granted. UNBLOCKED ends here, too.
             was_first = self.cancel()
-            # The reply may still come, and must not be taken for that to the next call. Also, if the server could not
-            # be told, it takes a call whose connection is closed out of the queue. This is done here, as redis-py does
-            # not let one thread close what another one reads.
+            # The reply may still come, and the next call must not read it. If the cancellation did not reach the server,
+            # the end of the connection removes the call from the queue. Only the thread that reads from a connection may
+            # close it in redis-py.
             self._waiting.connection_pool.disconnect()
             if not was_first:
                 self._undone.wait()
@@ -113,20 +113,20 @@ class Acquire:
             raise
         if not self._decided.acquire(blocking=False):
             self._waiting.connection_pool.disconnect()
-            # Else the process could end before the server is told.
+            # Otherwise the process could end before LOCK.CANCEL reaches the server.
             self._undone.wait()
             raise Cancelled
-        self._clients.give_back(self._waiting)
+        self._clients.return_idle(self._waiting)
         if reply is None:
             raise NotGranted
         return reply, sent
 
     def cancel(self):
-        """Undoes the call, whatever has become of it. False if it is over: then there is nothing to cancel."""
+        """Undoes the call in every state of it. Returns False if the call has ended, which leaves nothing to cancel."""
         if not self._decided.acquire(blocking=False):
             return False
-        # On another connection, as that one is occupied. If the call waits, it gets the error UNBLOCKED. Closing its
-        # connection would not do: if the lock was granted, and the reply is on its way, nobody gives it back.
+        # The call occupies its connection, so LOCK.CANCEL uses another. A call that waits gets the error UNBLOCKED. Closing
+        # the connection is not enough: if the reply to a grant is on its way, the lock would stay held.
         try:
             with suppress(redis.RedisError):
                 self._clients.shared.execute_command("LOCK.CANCEL", self._key, self._owner, "ID", self._request)
@@ -136,26 +136,26 @@ class Acquire:
 
 
 class Hold:
-    """What the work gets: the fencing token, and word of whether the lock is lost."""
+    """The fencing token of a hold, and whether the hold is lost."""
 
     def __init__(self, token, valid_until):
-        # Store it with all that is written, and let the store refuse a smaller one.
+        # Each write stores the token, and the store refuses a smaller one.
         self.token = token
-        # The server counts the lease from a later moment than this. So nobody else has the lock before it is over,
-        # even if the server cannot be reached to ask.
+        # The server counts the lease from a later moment. So no other owner is granted the lock before this time, even if
+        # the server is out of reach.
         self.valid_until = valid_until
         self.not_owner = None
-        self._told = threading.Event()
+        self._notified = threading.Event()
 
-    def tell(self, error):
+    def lose(self, error):
         self.not_owner = error
-        self._told.set()
+        self._notified.set()
 
     def is_lost(self):
-        return self._told.is_set() or time.monotonic() >= self.valid_until
+        return self._notified.is_set() or time.monotonic() >= self.valid_until
 
     def check(self):
-        """Call it between the steps of the work."""
+        """Raises LockLost if the hold is lost. Work calls this between its steps."""
         if self.is_lost():
             raise LockLost(self.not_owner or "the lease could not be renewed in time")
 
@@ -163,19 +163,19 @@ class Hold:
         until = time.monotonic() + seconds
         self.check()
         while (left := until - time.monotonic()) > 0:
-            # A renewal may move the end meanwhile.
-            self._told.wait(min(left, max(0, self.valid_until - time.monotonic())))
+            # A renewal during the sleep moves the end.
+            self._notified.wait(min(left, max(0, self.valid_until - time.monotonic())))
             self.check()
 
 
 @contextmanager
 def lock(clients, acquire, key, owner, lease_ms):
-    """Holds the lock for the block of a `with` statement, which gets a Hold."""
+    """Holds the lock for the block of a `with` statement, and passes a Hold to it."""
     reply, sent = acquire()
     hold = Hold(token_of(reply), sent + lease_ms / 1000)
     done = threading.Event()
 
-    # The server can do this instead: acquire with WATCHDOG, and do not give the connection back.
+    # With WATCHDOG the server renews instead. The connection of the acquire must then stay open.
     def renew():
         while not done.wait(lease_ms / 3000):
             sent = time.monotonic()
@@ -183,9 +183,9 @@ def lock(clients, acquire, key, owner, lease_ms):
                 clients.shared.execute_command("LOCK.RENEW", key, owner, "PX", lease_ms)
                 hold.valid_until = sent + lease_ms / 1000
             except redis.RedisError as error:
-                # Anything else, such as a broken connection, may be over the next time.
+                # After any other error, such as a broken connection, the next renewal may succeed.
                 if is_not_owner(error):
-                    hold.tell(error)
+                    hold.lose(error)
                     return
 
     renewing = threading.Thread(target=renew, daemon=True)
@@ -199,7 +199,7 @@ def lock(clients, acquire, key, owner, lease_ms):
         try:
             clients.shared.execute_command("LOCK.RELEASE", key, owner, "ID", str(uuid.uuid4()))
         except redis.RedisError as error:
-            # NOTOWNER: the lease ran out, or somebody broke the lock. Others may have worked at the same time.
+            # NOTOWNER: the lease ended, or somebody broke the lock. Another owner may have worked at the same time.
             if is_not_owner(error) or was_lost:
                 raise LockLost(error) from error
             raise
@@ -210,19 +210,19 @@ def is_not_owner(error):
 
 
 def token_of(reply):
-    """With FENCE the reply is a map: a dict, or with the older protocol (RESP2) a flat list."""
+    """Returns the token in a reply to FENCE: a dict in RESP3, a flat list in RESP2."""
     if not isinstance(reply, dict):
         reply = dict(zip(reply[::2], reply[1::2]))
     return reply["token"]
 
 
 def work(client, hold, work_ms):
-    """Reads, and writes what it has read plus one: wrong if anybody else works in between."""
+    """Reads a number and writes it plus one. An increment by another worker in between would get lost."""
     if client.incr(INSIDE) != 1:
         print("OVERLAP: somebody else is at work, too", file=sys.stderr)
     try:
         value = int(client.get(RESOURCE) or 0)
-        # The pause stands for the work.
+        # The pause represents the work.
         hold.sleep(work_ms / 1000)
         client.mset({RESOURCE: value + 1, TOKEN: hold.token})
     finally:
@@ -230,14 +230,14 @@ def work(client, hold, work_ms):
 
 
 def run(clients, key, rounds, lease_ms, work_ms, wait_ms, cancel_ms):
-    """What each thread does. False if it has lost the lock."""
-    # Whoever uses the same string is the same owner: so it is random, and one for each thread that locks.
+    """Works for the given number of rounds. Returns False if the lock was lost."""
+    # Two threads with the same string would be one owner, so each has a random string.
     owner = str(uuid.uuid4())
     finished = 0
     while finished < rounds:
         acquire = Acquire(clients, key, owner, lease_ms, wait_ms)
         if cancel_ms:
-            # Stands for a request that is given up, or a program that shuts down.
+            # Represents a request that is abandoned, or a program that shuts down.
             threading.Timer(random.uniform(0, cancel_ms) / 1000, acquire.cancel).start()
         try:
             with lock(clients, acquire, key, owner, lease_ms) as hold:
@@ -263,7 +263,7 @@ def main(url, key, rounds, lease_ms=3000, work_ms=5000, wait_ms=30000, tasks=1, 
         if run(clients, key, rounds, lease_ms, work_ms, wait_ms, cancel_ms):
             went_well.append(True)
 
-    # The main thread is one of them: it is the one that gets Ctrl-C.
+    # The main thread works, too, as it is the thread that gets Ctrl-C.
     others = [threading.Thread(target=task, daemon=True) for _ in range(tasks - 1)]
     for other in others:
         other.start()

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Works under a lock, with asyncio and redis-py: waits for it, renews it in the background, gives it back. Start two:
+"""Works under a lock with asyncio and redis-py: acquires it, renews it in the background, and releases it. Start two:
 
     redis-server --loadmodule target/release/libredis_lock.so
     python3 docs/clients/python/worker_async.py redis://127.0.0.1:6379 example:lock 5
 
-After the address, the lock's name and how many rounds, it takes three times in milliseconds: the lease, what a
-round takes, and how long to wait for the lock at most. Then, how many tasks do that; and a time in milliseconds
-within which each wait is cancelled, at a random moment.
+The arguments are the address, the lock's name and the number of rounds. Three optional times in milliseconds follow: the
+lease, the work of a round, and the limit of a wait. The next argument is the number of tasks. The last is a time in
+milliseconds: each wait is cancelled at a random moment within it.
 
-Needs Python 3.11, and redis-py (pip install redis), 4.3 or later. Take 4.5.5 or later if your tasks are cancelled
-while they use a shared client: an older one gives the connection to the next call, with the reply still to come.
+Needs Python 3.11, and redis-py (pip install redis), 4.3 or later. Use 4.5.5 or later if tasks are cancelled while they use
+a shared client. With an older version, the next call on that connection reads the reply to the cancelled call.
 """
 
 import asyncio
@@ -29,19 +29,19 @@ INSIDE = "example:inside"
 
 
 class NotGranted(Exception):
-    """It was not our turn in time."""
+    """The lock was not granted in time."""
 
 
 class LockLost(Exception):
-    """The lock was lost during the work, whose result must not be trusted."""
+    """The lock was lost during the work. The result must not be trusted."""
 
 
 class Clients:
-    """The connections of a process. Its tasks share them."""
+    """The connections of a process, shared by its tasks."""
 
     def __init__(self, url, wait_ms):
         def connect(seconds, connections):
-            # redis-py 8 would give up after 5 seconds, repeat the call ten times, and refuse a 101st connection.
+            # By default, redis-py 8 gives up after 5 seconds, repeats the call ten times, and refuses a 101st connection.
             return redis.Redis.from_url(
                 url,
                 socket_timeout=seconds,
@@ -50,18 +50,18 @@ class Clients:
                 decode_responses=True,
             )
 
-        # For what is answered at once. No limit that could be reached: a renewal must not wait for a connection,
-        # nor fail because there is none.
+        # For calls that the server answers at once. The limit is out of reach: a renewal must not wait for a connection,
+        # nor fail for lack of one.
         self.shared = connect(5, 2**31)
-        # A call that waits has a client with a connection of its own, so that nothing queues behind it and it can
-        # be closed alone. Its time-out must be longer than BLOCK; BLOCK 0 waits without limit.
+        # A call that waits has a client with a single connection. So no other call queues behind it, and closing it
+        # affects no other call. Its time-out must be longer than BLOCK. BLOCK 0 waits without limit.
         self._connect_waiting = lambda: connect(wait_ms / 1000 + 5 if wait_ms else None, 1)
         self._idle = []
 
     def take_waiting(self):
         return self._idle.pop() if self._idle else self._connect_waiting()
 
-    def give_back(self, waiting):
+    def return_idle(self, waiting):
         self._idle.append(waiting)
 
     async def close(self):
@@ -70,7 +70,7 @@ class Clients:
 
 
 async def to_the_end(coroutine):
-    """Awaits what must not be cut short. If this task is cancelled meanwhile, it is so afterwards."""
+    """Awaits a coroutine to its end. A cancellation of this task takes effect after that."""
     task = asyncio.ensure_future(coroutine)
     cancelled = None
     while not task.done():
@@ -86,9 +86,9 @@ async def to_the_end(coroutine):
 
 
 async def acquire(clients, key, owner, lease_ms, wait_ms):
-    """Waits for the lock. Returns the reply, and when the call was sent that the server has confirmed."""
+    """Waits for the lock. Returns the reply, and the time at which the last confirmed call was sent."""
     now = asyncio.get_running_loop().time
-    # New for each call: it tells the calls of an owner apart, for LOCK.CANCEL and if one is repeated.
+    # New for each call: LOCK.CANCEL names the call by it, and a repeated call counts once.
     request = str(uuid.uuid4())
     waiting = clients.take_waiting()
     try:
@@ -96,47 +96,47 @@ async def acquire(clients, key, owner, lease_ms, wait_ms):
         reply = await waiting.execute_command(
             "LOCK.ACQUIRE", key, owner, "PX", lease_ms, "BLOCK", wait_ms, "FENCE", "ID", request
         )
-        # The lease runs from the grant. Of that we know only that it was after the call was sent: long ago, if we
-        # had to wait. So it is set anew by a call that takes no time.
+        # The lease runs from the grant, at an unknown time during the call. After a long wait, it may be nearly over. So a
+        # renewal, which does not wait, starts the lease again.
         if reply is not None and now() - sent > lease_ms / 3000:
             sent = now()
             await waiting.execute_command("LOCK.RENEW", key, owner, "PX", lease_ms)
     except BaseException as error:
-        # This task was cancelled, or the connection broke, or a time-out is over: whether the lock was granted is
-        # not known. That it was, and the reply is here but not yet returned to us, is one of the cases.
+        # After a cancellation, a broken connection or a time-out, the lock may have been granted. The reply may even have
+        # arrived already.
         await to_the_end(cancel(clients, waiting, key, owner, request))
         if is_not_owner(error):
             raise LockLost(error) from error
         raise
-    clients.give_back(waiting)
+    clients.return_idle(waiting)
     if reply is None:
         raise NotGranted
     return reply, sent
 
 
 async def cancel(clients, waiting, key, owner, request):
-    """Undoes a call of LOCK.ACQUIRE, whatever has become of it."""
-    # On another connection, as this one is occupied. Closing it would not do: if the lock was granted, and the reply
-    # is on its way, nobody gives it back.
+    """Undoes a call of LOCK.ACQUIRE in every state of it."""
+    # The call occupies its connection, so LOCK.CANCEL uses another. Closing the connection is not enough: if the reply to
+    # a grant is on its way, the lock would stay held.
     with suppress(redis.RedisError):
         await clients.shared.execute_command("LOCK.CANCEL", key, owner, "ID", request)
-    # The reply to the call may still come, and must not be taken for that to the next one. Also, if the server could
-    # not be told, it takes a call whose connection is closed out of the queue.
+    # The reply may still come, and the next call must not read it. If the cancellation did not reach the server, the end
+    # of the connection removes the call from the queue.
     with suppress(redis.RedisError, OSError):
         await waiting.connection_pool.disconnect()
 
 
 @asynccontextmanager
 async def lock(clients, key, owner, lease_ms, wait_ms):
-    """Holds the lock for the block of an `async with` statement, which gets the fencing token.
+    """Holds the lock for the block of an `async with` statement, and passes the fencing token to it.
 
-    The block is cancelled when the lock is lost, as by asyncio.timeout().
+    The loss of the lock cancels the block, as asyncio.timeout() does.
     """
     now = asyncio.get_running_loop().time
     reply, sent = await acquire(clients, key, owner, lease_ms, wait_ms)
     done, not_owner = asyncio.Event(), None
 
-    # The server can do this instead: acquire with WATCHDOG, and do not give the connection back.
+    # With WATCHDOG the server renews instead. The connection of the acquire must then stay open.
     async def renew(validity):
         nonlocal not_owner
         while not done.is_set():
@@ -148,7 +148,7 @@ async def lock(clients, key, owner, lease_ms, wait_ms):
                 await clients.shared.execute_command("LOCK.RENEW", key, owner, "PX", lease_ms)
                 until = sent + lease_ms / 1000
             except redis.RedisError as error:
-                # Anything else, such as a broken connection, may be over the next time.
+                # After any other error, such as a broken connection, the next renewal may succeed.
                 if not is_not_owner(error):
                     continue
                 not_owner, until = error, now()
@@ -158,8 +158,8 @@ async def lock(clients, key, owner, lease_ms, wait_ms):
     try:
         renewing = None
         try:
-            # The server counts the lease from a later moment than `sent`. So nobody else has the lock before this is
-            # over, even if the server cannot be reached to ask.
+            # The server counts the lease from a later moment than `sent`. So no other owner is granted the lock before this
+            # time, even if the server is out of reach.
             async with asyncio.timeout_at(sent + lease_ms / 1000) as validity:
                 renewing = asyncio.create_task(renew(validity))
                 try:
@@ -169,7 +169,7 @@ async def lock(clients, key, owner, lease_ms, wait_ms):
         finally:
             await to_the_end(release(clients, key, owner, renewing))
     except Exception as error:
-        # NOTOWNER: the lease ran out, or somebody broke the lock. Others may have worked at the same time.
+        # NOTOWNER: the lease ended, or somebody broke the lock. Another owner may have worked at the same time.
         if validity.expired() or is_not_owner(error):
             raise LockLost(not_owner or error) from error
         raise
@@ -185,21 +185,21 @@ def is_not_owner(error):
 
 
 def token_of(reply):
-    """With FENCE the reply is a map: a dict, or with the older protocol (RESP2) a flat list."""
+    """Returns the token in a reply to FENCE: a dict in RESP3, a flat list in RESP2."""
     if not isinstance(reply, dict):
         reply = dict(zip(reply[::2], reply[1::2]))
     return reply["token"]
 
 
 async def work(client, token, work_ms):
-    """Reads, and writes what it has read plus one: wrong if anybody else works in between."""
+    """Reads a number and writes it plus one. An increment by another worker in between would get lost."""
     if await client.incr(INSIDE) != 1:
         print("OVERLAP: somebody else is at work, too", file=sys.stderr)
     try:
         value = int(await client.get(RESOURCE) or 0)
-        # The pause stands for the work. It is cancelled if the lock is lost.
+        # The pause represents the work. The loss of the lock cancels it.
         await asyncio.sleep(work_ms / 1000)
-        # Let a store that can do so refuse a token that is smaller than the one it has.
+        # A store that can do so refuses a smaller token.
         await client.mset({RESOURCE: value + 1, TOKEN: token})
     finally:
         await client.decr(INSIDE)
@@ -208,7 +208,7 @@ async def work(client, token, work_ms):
 async def one_round(clients, key, owner, lease_ms, work_ms, wait_ms, cancel_ms):
     cancelling = None
     if cancel_ms:
-        # Stands for a request that is given up, or a program that shuts down.
+        # Represents a request that is abandoned, or a program that shuts down.
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         cancelling = loop.call_later(random.uniform(0, cancel_ms) / 1000, task.cancel)
     async with lock(clients, key, owner, lease_ms, wait_ms) as token:
@@ -218,8 +218,8 @@ async def one_round(clients, key, owner, lease_ms, work_ms, wait_ms, cancel_ms):
 
 
 async def run(clients, key, rounds, lease_ms, work_ms, wait_ms, cancel_ms):
-    """What each task does. False if it has lost the lock."""
-    # Whoever uses the same string is the same owner: so it is random, and one for each task that locks.
+    """Works for the given number of rounds. Returns False if the lock was lost."""
+    # Two tasks with the same string would be one owner, so each has a random string.
     owner = str(uuid.uuid4())
     finished = 0
     while finished < rounds:
@@ -231,7 +231,7 @@ async def run(clients, key, rounds, lease_ms, work_ms, wait_ms, cancel_ms):
             print(f"not granted within {wait_ms} ms, trying again", flush=True)
         except asyncio.CancelledError:
             if asyncio.current_task().cancelling():
-                # Not the round alone: the whole program, as by Ctrl-C.
+                # The cancellation ends the program, not only the round: Ctrl-C.
                 raise
             finished += 1
             print("cancelled", flush=True)

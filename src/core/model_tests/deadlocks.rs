@@ -238,6 +238,19 @@ fn doing() -> impl Strategy<Value = Do> {
     ]
 }
 
+/// Few owners and two locks: an owner whose wait is granted moves its other waits for that lock ahead of
+/// newcomers.
+fn overtaking() -> impl Strategy<Value = Do> {
+    let (lock, owner) = (0..2usize, 0..3usize);
+    prop_oneof![
+        12 => (owner.clone(), lock.clone(), any::<bool>(), prop::bool::weighted(0.9)).prop_map(
+            |(owner, lock, shared, blocks)| Do::Acquire { owner, locks: vec![lock], shared, blocks }
+        ),
+        5 => (owner, lock, any::<bool>()).prop_map(|(owner, lock, all)| Do::Release { owner, lock, all }),
+        1 => (0..8usize).prop_map(|which| Do::Leave { which }),
+    ]
+}
+
 fn config(cases: u32) -> ProptestConfig {
     let random = std::env::var_os("RANDOM_HISTORIES").is_some();
     let rng_seed = if random { RngSeed::Random } else { RngSeed::Fixed(43) };
@@ -255,6 +268,11 @@ proptest! {
 
     #[test]
     fn no_wait_lasts_forever(history in prop::collection::vec(doing(), 1..30)) {
+        judge(&history, None)?;
+    }
+
+    #[test]
+    fn no_overtaken_wait_lasts_forever(history in prop::collection::vec(overtaking(), 1..30)) {
         judge(&history, None)?;
     }
 

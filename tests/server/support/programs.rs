@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! The programs of `examples/`, as a reader would run them: each in a process of its own.
+//! Runs the programs of `examples/` and `docs/clients/` as a reader would: each in a separate process.
 
 use std::io::Read;
 use std::os::unix::process::CommandExt;
@@ -10,13 +10,13 @@ use std::sync::OnceLock;
 use std::thread::{self, sleep, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// The slowest run takes a few seconds on an idle machine.
+/// Limit for one run. The slowest takes a few seconds on an idle machine.
 const RUN_PATIENCE: Duration = Duration::from_secs(120);
 
-/// An example that runs; killed if its test fails.
+/// A running example. Dropping it kills the process.
 pub struct Run {
     child: Child,
-    /// What it prints, read all the time: a pipe that is full would stop it.
+    /// Reads the output all the time: a full pipe would stop the process.
     stdout: Option<JoinHandle<Vec<u8>>>,
     stderr: Option<JoinHandle<Vec<u8>>>,
 }
@@ -24,7 +24,7 @@ pub struct Run {
 impl Run {
     pub fn spawn(mut program: Command) -> Run {
         program.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // A test that runs in the background or by nohup ignores them, and so would its children.
+        // A test that runs in the background or under nohup ignores these signals. Its children would inherit that.
         unsafe {
             program.pre_exec(|| {
                 libc::signal(libc::SIGINT, libc::SIG_DFL);
@@ -39,12 +39,12 @@ impl Run {
         Run { child, stdout, stderr }
     }
 
-    /// Waits for its end.
+    /// Waits until the process ends, for at most [`RUN_PATIENCE`].
     pub fn finish(self) -> Output {
         self.finish_within(RUN_PATIENCE)
     }
 
-    /// Waits for its end, and fails if that takes longer.
+    /// Waits until the process ends. Panics if that takes longer than `patience`.
     pub fn finish_within(mut self, patience: Duration) -> Output {
         let deadline = Instant::now() + patience;
         while !self.has_ended() {
@@ -57,7 +57,7 @@ impl Run {
         self.output()
     }
 
-    /// Waits for a condition that the program brings about, and fails if it ends before, or takes longer than a run may.
+    /// Waits for a condition. Panics if the process ends first, or after [`RUN_PATIENCE`].
     pub fn until(&mut self, what: &str, mut condition: impl FnMut() -> bool) {
         let deadline = Instant::now() + RUN_PATIENCE;
         while !condition() {
@@ -73,7 +73,7 @@ impl Run {
         self.child.try_wait().unwrap().is_some()
     }
 
-    /// What Ctrl-C does.
+    /// Sends SIGINT, as Ctrl-C does.
     pub fn interrupt(&self) {
         self.signal(libc::SIGINT);
     }
@@ -83,7 +83,7 @@ impl Run {
         assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
     }
 
-    /// Ends it as `kill -9` would.
+    /// Sends SIGKILL and returns the output up to then.
     pub fn kill(mut self) -> Output {
         let _ = self.child.kill();
         self.output()
@@ -112,7 +112,7 @@ impl Drop for Run {
     }
 }
 
-/// What an example has printed.
+/// The output of an example.
 pub struct Printed {
     pub stdout: String,
     pub stderr: String,
@@ -131,12 +131,12 @@ impl std::fmt::Display for Printed {
     }
 }
 
-/// An example in Rust.
+/// The command for an example in Rust, by its name in `Cargo.toml`.
 pub fn rust(example: &str) -> Command {
     Command::new(built(example))
 }
 
-/// `lockrun` or `locktop`.
+/// The command for `lockrun` or `locktop`.
 pub fn tool(name: &str) -> Command {
     static TOOLS: OnceLock<PathBuf> = OnceLock::new();
     Command::new(
@@ -144,7 +144,7 @@ pub fn tool(name: &str) -> Command {
     )
 }
 
-/// An example's file.
+/// The path of a file in the folder of built examples.
 pub fn built(file: &str) -> PathBuf {
     static EXAMPLES: OnceLock<PathBuf> = OnceLock::new();
     EXAMPLES
@@ -152,8 +152,8 @@ pub fn built(file: &str) -> PathBuf {
         .join(file)
 }
 
-/// The folder that an environment variable names, or else the one that this test is in, in which cargo has built what it is told to.
-/// `cargo test` builds the examples, but `cargo test --test server` does not; it is no work if they are there already.
+/// Builds with cargo and returns the profile's folder. If the environment variable is set, returns its value and builds
+/// nothing. The build is needed as `cargo test --test server` builds no examples; it takes no time if they exist.
 fn built_there(variable: &str, what: &[&str]) -> PathBuf {
     if let Some(path) = std::env::var_os(variable) {
         return PathBuf::from(path);
@@ -175,8 +175,8 @@ fn built_there(variable: &str, what: &[&str]) -> PathBuf {
     profile_dir.to_owned()
 }
 
-/// An example in Python; nothing, with a word about it, if there is no Python that has redis-py. With
-/// `REQUIRE_ALL_SERVERS` set, that is a failure.
+/// The command for a Python program. Without a Python that has redis-py, prints SKIPPED and returns `None`; with
+/// `REQUIRE_ALL_SERVERS` set, panics.
 pub fn python(path: &str) -> Option<Command> {
     static PYTHON: OnceLock<Option<&'static str>> = OnceLock::new();
     let has_redis = |python: &&str| {
@@ -195,8 +195,8 @@ pub fn python(path: &str) -> Option<Command> {
     Some(command)
 }
 
-/// An example's file that `tests/setup-examples.sh` makes, by its path in `target/examples-clients`; nothing, with a
-/// word about it, if it has not. With `REQUIRE_ALL_SERVERS` set, that is a failure.
+/// A file that `tests/setup-examples.sh` creates, by its path in `target/examples-clients`. If it does not exist, prints
+/// SKIPPED and returns `None`; with `REQUIRE_ALL_SERVERS` set, panics.
 pub fn set_up(name: &str) -> Option<PathBuf> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/examples-clients").join(name);
     if path.exists() {

@@ -211,10 +211,14 @@ impl Parts {
         }
     }
 
-    /// Moves the queued waits of an owner that now holds the lock ahead of all newcomers.
+    /// Moves the queued waits of a new holder for this lock ahead of all newcomers. The newcomers that they
+    /// overtake wait for the holder from now on, so its waits are searched for cycles.
     pub(in crate::core::manager) fn move_waits_ahead(&mut self, lock: LockIdx, owner: &Owner) {
         let waits: SmallVec<[WaiterId; 4]> = self.waiters.of_owner_at(lock, owner.as_bytes()).collect();
-        waits.into_iter().for_each(|id| self.move_wait(id, true));
+        let overtakes = waits.into_iter().fold(false, |overtakes, id| self.move_wait(id, true) | overtakes);
+        if overtakes {
+            self.search_waits_of(owner);
+        }
     }
 
     /// Schedules searches for an owner that holds more than before: waiters for its holds may be among its
@@ -232,13 +236,14 @@ impl Parts {
         !self.waiters.bundles.is_empty() && self.state(lock).is_some_and(|state| state.queue.has_members())
     }
 
-    /// Moves a queued wait after its owner got or lost its hold on the lock.
-    pub(in crate::core::manager) fn move_wait(&mut self, id: WaiterId, holds: bool) {
-        let Some(wait) = self.waiters.queued(id) else { return };
+    /// Moves a queued wait after its owner got or lost its hold on the lock. Returns whether its position has
+    /// changed.
+    pub(in crate::core::manager) fn move_wait(&mut self, id: WaiterId, holds: bool) -> bool {
+        let Some(wait) = self.waiters.queued(id) else { return false };
         let (lock, before, wants, is_member) =
             (wait.lock(), wait.position(), wait.request().wants, wait.is_member());
         let after = Position::new(wants, holds, before.ticket());
-        let Some(state) = self.table.get_mut(lock).filter(|_| before != after) else { return };
+        let Some(state) = self.table.get_mut(lock).filter(|_| before != after) else { return false };
         let crosses = state.queue.is_crossing(before);
         state.queue.remove(before);
         state.queue.insert(after, (id, is_member), wants);
@@ -247,5 +252,6 @@ impl Parts {
             state.queue.set_crossing(after, true);
         }
         self.waiters.set_position(id, after);
+        true
     }
 }
