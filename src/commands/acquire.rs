@@ -9,7 +9,7 @@ use super::options::{
 };
 use super::Target;
 use crate::config;
-use crate::core::{Now, Outcome, Patience, Request, Unseen, WaiterId, Wants};
+use crate::core::{FastQueued, Now, Outcome, Request, WaitPolicy, WaiterId, Wants};
 use crate::driver::{self, AwaitedHold, HoldRef, ReplicaRequirement, WaitStart};
 use crate::error::Error;
 use crate::server::registration::arguments::Arguments;
@@ -69,13 +69,13 @@ impl Command for Acquire {
         let call = check(ctx, parse(args)?)?;
         let now = ctx.now();
         let patience = match call.wait {
-            WaitMode::NoWait => Patience::Leaves,
+            WaitMode::NoWait => WaitPolicy::NoWait,
             WaitMode::Block(timeout) => super::blocking_patience(ctx, Some(timeout), now),
             WaitMode::Notify(_) => super::notify_patience(ctx),
         };
         let remembered = super::look_up(ctx, &call.key);
         let unseen = driver::queue_unseen(ctx, &call.key, &remembered, &call.request, patience, now);
-        if let Some(Unseen { id, may_be_in_cycle, plans }) = unseen {
+        if let Some(FastQueued { id, may_be_in_cycle, plans }) = unseen {
             let now = refuse_deadlock(ctx, id, may_be_in_cycle, now)?;
             return wait(ctx, &call, id, (now, plans));
         }
@@ -142,7 +142,7 @@ fn acquire_or_queue<'a>(
     ctx: Ctx<'a>,
     call: &'a Call<'a>,
     remembered: driver::Remembered<'a>,
-    patience: Patience,
+    patience: WaitPolicy,
     now: Now,
 ) -> Result<(Outcome, bool), Error> {
     let target = Target::of_owner(&call.key, &call.owner);
@@ -152,8 +152,7 @@ fn acquire_or_queue<'a>(
         }
         let (outcome, in_hand) = driver::with(ctx, |driver| {
             driver.update_quarantine(now);
-            let (holders, records) = (&mut lock.holders, &mut lock.records);
-            driver.locks.acquire(known, holders, records, &call.request, patience, now)
+            driver.locks.acquire(lock.opened(known, now), &call.request, patience)
         });
         let may_be_in_cycle = match outcome {
             Outcome::Queued(id) => driver::may_be_in_cycle(ctx, id, &lock.holders),
@@ -191,7 +190,7 @@ fn check<'a>(ctx: Ctx<'_>, words: Words<'a>) -> Result<Call<'a>, Error> {
         id: options.id.get().map(|id| checks::request(ctx, command, &key, &owner, id)).transpose()?,
         bind: checks::bind(ctx, command, options.watchdog.binding(&options.ephemeral, command)?)?,
         client: super::client_for_events(ctx),
-        confirmed_later: awaits_replicas,
+        awaits_replicas: awaits_replicas,
         notify: match wait {
             WaitMode::NoWait | WaitMode::Block(_) => None,
             WaitMode::Notify(notify) => {

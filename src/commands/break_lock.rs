@@ -39,9 +39,7 @@ impl Command for Break {
             if lock.is_fair(now) {
                 return Err(Error::FairLock);
             }
-            Ok(driver::with(ctx, |driver| {
-                driver.locks.break_lock(known, &mut lock.holders, &mut lock.records, now)
-            }))
+            Ok(driver::with(ctx, |driver| driver.locks.break_lock(lock.opened(known, now))))
         })?;
         driver::dispatch(ctx, now);
         if lost > 0 {

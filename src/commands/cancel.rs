@@ -44,9 +44,8 @@ impl Command for Cancel {
         let now = ctx.now();
         let done = super::update_one_of_several(ctx, Target::of_owner(&key, &owner), now, |lock, known| {
             Ok(driver::with(ctx, |driver| {
-                let beside = driver.locks.beside(known, &id);
-                let (undone, in_hand) =
-                    driver.locks.cancel(known, &mut lock.holders, &mut lock.records, &id, now);
+                let beside = driver.locks.sibling_locks(known, &id);
+                let (undone, in_hand) = driver.locks.cancel(lock.opened(known, now), &id);
                 ((undone, beside), in_hand)
             }))
         });

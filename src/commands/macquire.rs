@@ -11,7 +11,7 @@ use super::options::{
 use super::Target;
 use crate::config;
 use crate::core::{
-    Checked, Mode, MonoUs, NewBundle, Now, Patience, Refusal, Reply, Request, Verdict, WaiterId, Wants,
+    CheckedLock, Mode, MonoUs, NewBundle, Now, Refusal, Reply, Request, Verdict, WaitPolicy, WaiterId, Wants,
 };
 use crate::driver::{self, AwaitedHold, HoldRef, ReplicaRequirement, WaitStart};
 use crate::error::Error;
@@ -104,23 +104,22 @@ impl Command for Macquire {
 }
 
 /// Checks whether all locks are available. Changes nothing except expired holds and due grants.
-fn check_locks(ctx: Ctx<'_>, call: &Call<'_>, patience: Patience, now: Now) -> Result<Availability, Error> {
+fn check_locks(ctx: Ctx<'_>, call: &Call<'_>, patience: WaitPolicy, now: Now) -> Result<Availability, Error> {
     let (mut replies, mut busy, mut known_busy, mut any_full) = (Vec::new(), None, false, false);
     for (at, key) in call.keys.iter().enumerate() {
-        let Checked { verdict, is_full } =
+        let CheckedLock { verdict, is_full } =
             super::update_one_of_several(ctx, Target::of_owner(key, &call.owner), now, |lock, known| {
                 if super::is_foreign_fair_lock(lock, &call.request, now) {
                     return Err(Error::FairLock);
                 }
                 Ok(driver::with(ctx, |driver| {
                     driver.update_quarantine(now);
-                    let (holders, records) = (&mut lock.holders, &mut lock.records);
-                    driver.locks.check(known, holders, records, &call.request, patience, now)
+                    driver.locks.check(lock.opened(known, now), &call.request, patience)
                 }))
             })?;
         any_full |= is_full;
         match verdict {
-            Verdict::May => {}
+            Verdict::Available => {}
             Verdict::Repeats(reply) => replies.push(reply),
             Verdict::Busy { quarantined } => {
                 busy.get_or_insert(at);
@@ -142,22 +141,19 @@ fn acquire(
     ctx: Ctx<'_>,
     call: &Call<'_>,
     found: Availability,
-    patience: Patience,
+    patience: WaitPolicy,
     now: Now,
 ) -> Result<Option<WaiterId>, Error> {
     match found {
-        Availability::Available if call.request.confirmed_later => {
+        Availability::Available if call.request.awaits_replicas => {
             let (bundle, parts) = queue(ctx, call, None, now)?;
-            driver::grant_bundle(ctx, bundle.lead, &parts);
-            Ok(Some(bundle.lead))
+            driver::grant_bundle(ctx, bundle.first_wait, &parts);
+            Ok(Some(bundle.first_wait))
         }
         Availability::Available => {
             let take = |key| {
                 super::update_one_of_several(ctx, Target::of_owner(key, &call.owner), now, |lock, known| {
-                    Ok(driver::with(ctx, |driver| {
-                        let (holders, records) = (&mut lock.holders, &mut lock.records);
-                        driver.locks.take(known, holders, records, &call.request, now)
-                    }))
+                    Ok(driver::with(ctx, |driver| driver.locks.take(lock.opened(known, now), &call.request)))
                 })
             };
             let replies = call.keys.iter().map(take).collect::<Result<Option<Vec<Reply>>, Error>>()?;
@@ -173,11 +169,11 @@ fn acquire(
         Availability::Repeats(replies) => {
             for (key, reply) in call.keys.iter().zip(&replies) {
                 super::update_one_of_several(ctx, Target::of_owner(key, &call.owner), now, |lock, known| {
-                    let (holders, records) = (&mut lock.holders, &mut lock.records);
-                    let repeat = (&call.request, reply);
                     Ok((
                         (),
-                        driver::with(ctx, |driver| driver.locks.repeat(known, holders, records, repeat, now)),
+                        driver::with(ctx, |driver| {
+                            driver.locks.repeat(lock.opened(known, now), &call.request, reply)
+                        }),
                     ))
                 })?;
             }
@@ -194,24 +190,24 @@ fn acquire(
             Ok(None)
         }
         Availability::Busy { at, quarantined, is_full } => match patience {
-            Patience::Leaves if quarantined => {
+            WaitPolicy::NoWait if quarantined => {
                 let left = driver::with(ctx, |driver| driver.quarantine_left(now));
                 Err(Error::Quarantine { ms: left.map_or(0, |us| us.div_ceil(1000)) })
             }
-            Patience::Leaves => {
-                driver::with(ctx, |driver| driver.locks.was_busy());
+            WaitPolicy::NoWait => {
+                driver::with(ctx, |driver| driver.locks.count_busy());
                 ctx.reply_null();
                 Ok(None)
             }
             // A writable replica does not hand locks on, so a wait there would not end.
-            Patience::Waits { on_primary: false, .. } => Err(Error::Refused(Refusal::Replica)),
-            Patience::Waits { .. } if is_full => Err(Error::Refused(Refusal::TooManyWaiters)),
-            Patience::Waits { deadline, .. } => {
+            WaitPolicy::Wait { on_primary: false, .. } => Err(Error::Refused(Refusal::Replica)),
+            WaitPolicy::Wait { .. } if is_full => Err(Error::Refused(Refusal::TooManyWaiters)),
+            WaitPolicy::Wait { deadline, .. } => {
                 let (bundle, parts) = queue(ctx, call, deadline, now)?;
                 if let Some(at) = parts.get(at) {
-                    driver::with(ctx, |driver| driver.locks.begin_blocked(bundle.lead, *at));
+                    driver::with(ctx, |driver| driver.locks.note_blocked(bundle.first_wait, *at));
                 }
-                Ok(Some(bundle.lead))
+                Ok(Some(bundle.first_wait))
             }
         },
     }
@@ -228,10 +224,8 @@ fn queue(
     for key in &call.keys {
         let part =
             super::update_one_of_several(ctx, Target::of_owner(key, &call.owner), now, |lock, known| {
-                let (holders, records) = (&mut lock.holders, &mut lock.records);
-                let wait = (&call.request, deadline);
                 Ok(driver::with(ctx, |driver| {
-                    driver.locks.queue_part(known, holders, records, wait, &mut bundle, now)
+                    driver.locks.queue_member(lock.opened(known, now), &call.request, deadline, &mut bundle)
                 }))
             })?;
         parts.push(part);
@@ -266,7 +260,7 @@ fn read<'a>(ctx: Ctx<'_>, args: Args<'a>) -> Result<Call<'a>, Error> {
         id,
         bind: checks::bind(ctx, command, options.watchdog.binding(&options.ephemeral, command)?)?,
         client: super::client_for_events(ctx),
-        confirmed_later: options.replicas.is_given(),
+        awaits_replicas: options.replicas.is_given(),
         notify: None,
     };
     let acknowledgement = checks::replicas(ctx, command, options.replicas.acknowledgement(command)?)?;

@@ -50,7 +50,9 @@ use options::BlockTimeout;
 use uuid::Uuid;
 
 use crate::config;
-use crate::core::{ConnectionId, InHand, Known, LockRef, MonoUs, Now, Owner, Patience, Records, Request};
+use crate::core::{
+    ConnectionId, LockLookup, LockRef, MonoUs, Now, Owner, Records, Request, StepOutput, WaitPolicy,
+};
 use crate::driver;
 use crate::error::Error;
 use crate::keyspace::Lock;
@@ -94,7 +96,7 @@ fn update<'a, T>(
     ctx: Ctx<'a>,
     target: Target<'a>,
     now: Now,
-    call: impl FnOnce(&mut Lock<'a>, Known<'a>) -> Result<(T, InHand), Error>,
+    call: impl FnOnce(&mut Lock<'a>, LockLookup<'a>) -> Result<(T, StepOutput), Error>,
 ) -> Result<T, Error> {
     update_looked_up(ctx, target, look_up(ctx, target.key), now, call)
 }
@@ -106,7 +108,7 @@ fn update_looked_up<'a, T>(
     target: Target<'a>,
     remembered: driver::Remembered<'a>,
     now: Now,
-    call: impl FnOnce(&mut Lock<'a>, Known<'a>) -> Result<(T, InHand), Error>,
+    call: impl FnOnce(&mut Lock<'a>, LockLookup<'a>) -> Result<(T, StepOutput), Error>,
 ) -> Result<T, Error> {
     let done = open_and_update(ctx, target, remembered, now, call);
     driver::serve_bundles(ctx);
@@ -120,7 +122,7 @@ fn update_one_of_several<'a, T>(
     ctx: Ctx<'a>,
     target: Target<'a>,
     now: Now,
-    call: impl FnOnce(&mut Lock<'a>, Known<'a>) -> Result<(T, InHand), Error>,
+    call: impl FnOnce(&mut Lock<'a>, LockLookup<'a>) -> Result<(T, StepOutput), Error>,
 ) -> Result<T, Error> {
     open_and_update(ctx, target, look_up(ctx, target.key), now, call)
 }
@@ -138,7 +140,7 @@ fn open_and_update<'a, T>(
     Target { key, owner }: Target<'a>,
     remembered: driver::Remembered<'a>,
     now: Now,
-    call: impl FnOnce(&mut Lock<'a>, Known<'a>) -> Result<(T, InHand), Error>,
+    call: impl FnOnce(&mut Lock<'a>, LockLookup<'a>) -> Result<(T, StepOutput), Error>,
 ) -> Result<T, Error> {
     let at = remembered.lock.name();
     let done = Lock::open(ctx, key, owner, &remembered, now, |lock| {
@@ -167,20 +169,20 @@ fn is_foreign_fair_lock(lock: &mut Lock<'_>, request: &Request, now: Now) -> boo
 
 /// How an acquire with this `BLOCK` waits. In `MULTI`, scripts and functions it does not.
 #[inline(always)]
-fn blocking_patience(ctx: Ctx<'_>, timeout: Option<BlockTimeout>, now: Now) -> Patience {
+fn blocking_patience(ctx: Ctx<'_>, timeout: Option<BlockTimeout>, now: Now) -> WaitPolicy {
     match timeout.map(|timeout| (timeout, ctx.flags())) {
-        Some((BlockTimeout(ms), flags)) if !flags.denies_blocking() => Patience::Waits {
+        Some((BlockTimeout(ms), flags)) if !flags.denies_blocking() => WaitPolicy::Wait {
             deadline: ms.map(|ms| now.mono.saturating_add(ms.saturating_mul(1000))),
             at_most: config::max_waiters(),
             on_primary: flags.is_primary(),
         },
-        _ => Patience::Leaves,
+        _ => WaitPolicy::NoWait,
     }
 }
 
 /// How an acquire with `NOTIFY` waits. It blocks no client, so it can wait in `MULTI`, too.
-fn notify_patience(ctx: Ctx<'_>) -> Patience {
-    Patience::Waits { deadline: None, at_most: config::max_waiters(), on_primary: ctx.flags().is_primary() }
+fn notify_patience(ctx: Ctx<'_>) -> WaitPolicy {
+    WaitPolicy::Wait { deadline: None, at_most: config::max_waiters(), on_primary: ctx.flags().is_primary() }
 }
 
 /// The calling connection, if `lock.events` is on. The module remembers it as that of the hold.

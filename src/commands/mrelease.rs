@@ -76,9 +76,7 @@ fn released_before(
     let (mut before, mut missing) = (Vec::new(), None);
     for key in keys {
         super::update_one_of_several(ctx, Target::of_owner(key, owner), now, |lock, known| {
-            let in_hand = driver::with(ctx, |driver| {
-                driver.locks.reconcile(known, &mut lock.holders, &mut lock.records, now)
-            });
+            let in_hand = driver::with(ctx, |driver| driver.locks.reconcile(lock.opened(known, now)));
             let released = call.id.as_ref().map(|id| lock.records.released(id)).transpose();
             match released.map(Option::flatten) {
                 Ok(Some(left)) => before.push(left),
@@ -104,9 +102,7 @@ fn released_before(
 
 fn release(ctx: Ctx<'_>, key: &Str<'_>, owner: &Str<'_>, call: &Release, now: Now) -> Result<i64, Error> {
     let left = super::update_one_of_several(ctx, Target::of_owner(key, owner), now, |lock, known| {
-        Ok(driver::with(ctx, |driver| {
-            driver.locks.release(known, &mut lock.holders, &mut lock.records, call, now)
-        }))
+        Ok(driver::with(ctx, |driver| driver.locks.release(lock.opened(known, now), call)))
     })?;
     left.map_err(|why| match why {
         NotReleased::NotOwner => Error::NotOwner,

@@ -70,9 +70,7 @@ fn check_holds(ctx: Ctx<'_>, keys: &[Str<'_>], owner: &Str<'_>, now: Now) -> Res
     let mut missing = None;
     for key in keys {
         super::update_one_of_several(ctx, Target::of_owner(key, owner), now, |lock, known| {
-            let in_hand = driver::with(ctx, |driver| {
-                driver.locks.reconcile(known, &mut lock.holders, &mut lock.records, now)
-            });
+            let in_hand = driver::with(ctx, |driver| driver.locks.reconcile(lock.opened(known, now)));
             if lock.holders.of(owner.as_bytes()).is_none() {
                 missing.get_or_insert(if lock.is_fair(now) { Error::FairLock } else { Error::NotOwner });
             }
@@ -84,9 +82,7 @@ fn check_holds(ctx: Ctx<'_>, keys: &[Str<'_>], owner: &Str<'_>, now: Now) -> Res
 
 fn renew(ctx: Ctx<'_>, key: &Str<'_>, owner: &Str<'_>, call: &Renewal, now: Now) -> Result<i64, Error> {
     let held = super::update_one_of_several(ctx, Target::of_owner(key, owner), now, |lock, known| {
-        Ok(driver::with(ctx, |driver| {
-            driver.locks.renew(known, &mut lock.holders, &mut lock.records, call, now)
-        }))
+        Ok(driver::with(ctx, |driver| driver.locks.renew(lock.opened(known, now), call)))
     })?;
     held.map_err(|_| Error::NotOwner)
 }

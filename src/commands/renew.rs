@@ -55,9 +55,8 @@ impl Command for Renew {
         };
         let now = ctx.now();
         let (held, fair) = super::update(ctx, Target::of_owner(&key, &owner), now, |lock, known| {
-            let (held, in_hand) = driver::with(ctx, |driver| {
-                driver.locks.renew(known, &mut lock.holders, &mut lock.records, &call, now)
-            });
+            let (held, in_hand) =
+                driver::with(ctx, |driver| driver.locks.renew(lock.opened(known, now), &call));
             let fair = held.is_err() && lock.is_fair(now);
             Ok(((held, fair), in_hand))
         })?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Requests whose hold has ended and that may come again.
+//! Requests whose hold has ended and that may still be repeated.
 
 use std::collections::BTreeMap;
 
@@ -9,29 +9,31 @@ use foldhash::{HashMap, HashSet};
 use super::spare::free_spare;
 use super::{LockId, MonoUs, Owner, RequestId};
 
-/// How often what cannot come again is forgotten, in microseconds.
+/// Interval between two sweeps, in microseconds.
 const SWEEP_US: MonoUs = 1_000_000;
 
-/// How many are forgotten at a time.
+/// Maximum number of entries that one sweep forgets.
 const FORGET_BATCH: usize = 2_000;
 
-/// Requests whose hold has ended, and until when they may come again: what they bound before is not to be bound
-/// to a later hold of the same owner. And owners whose holds have ended with a connection: it is as if the requests that got those
-/// had never been made.
+/// Requests whose hold has ended, each with the time until which it may be repeated, and owners whose holds
+/// ended with a connection.
+///
+/// A repeated request must not bind its old connection to a later hold of the same owner. A request whose
+/// hold ended with a connection counts as never made.
 #[derive(Default)]
-pub(super) struct Ended {
+pub(super) struct EndedRequests {
     until: HashMap<(LockId, RequestId), MonoUs>,
     closed: HashMap<(LockId, Owner), Closed>,
-    /// All of them by the time at which they are forgotten. One that has come again meanwhile is not there any more, or
-    /// has a later time there.
+    /// All entries by the time at which they are forgotten. An entry that was repeated meanwhile is gone, or
+    /// has a later time.
     forgotten_at: BTreeMap<MonoUs, Vec<Past>>,
 }
 
-/// The holds of an owner have ended with a connection.
+/// An owner's holds on a lock ended with a connection.
 struct Closed {
-    /// Until when requests may come again that have got one of them.
+    /// Time until which requests that got one of these holds may be repeated.
     until: MonoUs,
-    /// Requests that have got a later one.
+    /// Requests that got a later hold.
     since: HashSet<RequestId>,
 }
 
@@ -40,7 +42,7 @@ enum Past {
     Owner((LockId, Owner)),
 }
 
-impl Ended {
+impl EndedRequests {
     pub(super) fn insert(&mut self, lock: LockId, id: RequestId, until: MonoUs) {
         let request = (lock, id);
         self.until.insert(request.clone(), until);
@@ -51,21 +53,21 @@ impl Ended {
         self.until.get(request).is_some_and(|until| *until >= now)
     }
 
-    /// All that the owner held has ended with a connection.
+    /// Notes that all holds of the owner ended with a connection.
     pub(super) fn close(&mut self, lock: LockId, owner: Owner, until: MonoUs) {
         let hold = (lock, owner);
         self.closed.insert(hold.clone(), Closed { until, since: HashSet::default() });
         self.forgotten_at.entry(rounded(until)).or_default().push(Past::Owner(hold));
     }
 
-    /// True if this request got one of these holds, or an earlier one.
+    /// Whether this request got one of the owner's ended holds, or an earlier one.
     pub(super) fn was_closed(&self, lock: LockId, owner: &Owner, id: &RequestId, now: MonoUs) -> bool {
         let closed = self.closed.get(&(lock, owner.clone()));
         closed.is_some_and(|closed| closed.until >= now && !closed.since.contains(id))
     }
 
-    /// A request has got a hold.
-    pub(super) fn has_begun(&mut self, lock: LockId, owner: &Owner, id: &RequestId) {
+    /// Notes that a request got a hold.
+    pub(super) fn note_granted(&mut self, lock: LockId, owner: &Owner, id: &RequestId) {
         self.until.remove(&(lock.clone(), id.clone()));
         if let Some(closed) = self.closed.get_mut(&(lock, owner.clone())) {
             closed.since.insert(id.clone());
@@ -76,17 +78,17 @@ impl Ended {
         self.forgotten_at.is_empty()
     }
 
-    /// How many there are, with those that have come again and are still to be forgotten.
+    /// Number of entries, including entries that were repeated and are not swept yet.
     pub(super) fn len(&self) -> usize {
         self.forgotten_at.values().map(Vec::len).sum()
     }
 
-    /// When [`sweep`](Ended::sweep) will forget some.
+    /// Time of the next [`sweep`](Ended::sweep).
     pub(super) fn due(&self) -> Option<MonoUs> {
         self.forgotten_at.first_key_value().map(|(at, _)| *at)
     }
 
-    /// Forgets what cannot come again; of very many, some, and the others the next time.
+    /// Forgets requests that can no longer be repeated, at most [`FORGET_BATCH`] per call.
     pub(super) fn sweep(&mut self, now: MonoUs) {
         let Some(mut bucket) = self.forgotten_at.first_entry().filter(|bucket| *bucket.key() <= now) else {
             return;
@@ -111,23 +113,23 @@ impl Ended {
     }
 }
 
-/// A time after this one at which many things are forgotten at once.
+/// The end of the sweep interval that contains `until`: many entries are forgotten together.
 pub(super) fn rounded(until: MonoUs) -> MonoUs {
     (until / SWEEP_US + 1).saturating_mul(SWEEP_US)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Ended, LockId, RequestId, SWEEP_US};
+    use super::{EndedRequests, LockId, RequestId, SWEEP_US};
 
     fn request(number: u32) -> (LockId, RequestId) {
         (LockId { db: 0, key: b"k".as_slice().into() }, RequestId::new(b"a", &number.to_be_bytes(), 1))
     }
 
-    /// One that is remembered for long keeps no other.
+    /// A long-lived entry does not keep others alive.
     #[test]
-    fn a_long_one_keeps_no_other() {
-        let mut ended = Ended::default();
+    fn a_long_lived_entry_keeps_no_other() {
+        let mut ended = EndedRequests::default();
         let (lock, id) = request(0);
         ended.insert(lock, id, u64::MAX);
         for number in 1..10_000 {
@@ -143,11 +145,11 @@ mod tests {
         assert!(ended.contains(&request(0), SWEEP_US) && !ended.contains(&request(1), SWEEP_US));
     }
 
-    /// None is forgotten too early, and all are soon after their time.
+    /// No entry is forgotten too early, and each is forgotten soon after its time.
     #[test]
-    fn each_is_known_until_its_time_and_forgotten_soon_after() {
+    fn entries_are_forgotten_soon_after_their_time() {
         let ttl = 20 * SWEEP_US;
-        let mut ended = Ended::default();
+        let mut ended = EndedRequests::default();
         let end = 100_000;
         for number in 0..end {
             let now = u64::from(number) * 1_000;
@@ -156,7 +158,7 @@ mod tests {
             ended.insert(lock, id, now + ttl);
             let oldest = number.saturating_sub(20_000);
             assert!(ended.contains(&request(oldest), now) && !ended.contains(&request(number + 1), now));
-            assert!(ended.len() < 23_000, "{} are remembered", ended.len());
+            assert!(ended.len() < 23_000, "{} entries are remembered", ended.len());
         }
         let mut now = u64::from(end) * 1_000;
         assert!(!ended.contains(&request(end - 1), now + ttl));

@@ -1,20 +1,19 @@
 // SPDX-License-Identifier: MIT
 
-//! Locks that can become free without an event: of which a foreign write may delete the owner's field, while another field
-//! keeps the key.
+//! Fragile locks: a foreign write can free them without an event, because another field keeps the key.
 
 use super::schedule::Schedule;
 use super::table::LockIdx;
 
-/// How many of them become ready in one go.
+/// Number of locks that become ready in one batch.
 const BATCH: usize = 64;
 
-/// Those of them that somebody waits for, each with the number of the round in which it is reconciled next.
+/// Fragile locks with waiters, each with the number of the round that reconciles it next.
 #[derive(Default)]
 pub(super) struct FragileLocks {
     rounds: Schedule<u64, LockIdx>,
     round: u64,
-    /// A round has begun, and is not over.
+    /// Whether a round has begun and is not over.
     in_round: bool,
 }
 
@@ -37,12 +36,12 @@ impl FragileLocks {
         self.rounds.is_empty()
     }
 
-    /// True if some are still to be reconciled in this round.
+    /// Whether this round still has locks to reconcile.
     pub(super) fn is_in_round(&self) -> bool {
         self.in_round
     }
 
-    /// The next ones to reconcile, of this round or else of the next.
+    /// The next locks to reconcile, from this round or else from the next.
     pub(super) fn next(&mut self) -> Vec<LockIdx> {
         let mut batch = Vec::new();
         while let Some(lock) = self.rounds.pop_due(self.round) {

@@ -2,10 +2,10 @@
 
 //! A hint about which keys are locks that were granted here.
 //!
-//! That a lock is free must be announced to external clients also when its lease ran out or a foreign write deleted
-//! it, and nobody here waits for it. The server then only says that a key of some name is gone, not what it was. This
-//! table knows, nearly always, and in the same memory for any number of locks. It decides nothing: an entry too
-//! many is a message that nobody needed, one too few is a message that is missing, as it is after a restart.
+//! A lock also becomes free when its lease expires or a foreign write deletes it. External clients must be
+//! notified of that even if no native client waits for it. The server reports only that a key is gone, not
+//! what it was. This table nearly always knows, in constant memory. It decides nothing. A false entry
+//! publishes one unneeded message. A missing entry, as after a restart, loses one message.
 
 use std::hash::BuildHasher;
 
@@ -13,21 +13,21 @@ use foldhash::fast::FixedState;
 
 use super::LockRef;
 
-/// How many entries there are: 256 KiB, from the first grant on. Of 10,000 locks that are held at once, about
-/// 4 in 100 share a place with another.
+/// Number of entries: 256 KiB, from the first grant on. With 10,000 locks held at once, about 4 in 100 share
+/// a place with another.
 const PLACES: usize = 1 << 17;
 
-/// A table of tags of those keys, each at the place that its hash says; the later of two at one place wins.
+/// A table of key tags, each at the place given by the key's hash. The later of two keys at one place wins.
 #[derive(Default)]
 pub(super) struct GrantedKeys {
-    /// Empty, or of [`PLACES`] entries; 0 is no tag.
+    /// Empty, or [`PLACES`] entries; 0 means no tag.
     tags: Vec<u16>,
-    /// How many entries are not 0.
+    /// Number of entries that are not 0.
     count: usize,
 }
 
 impl GrantedKeys {
-    /// A lock was granted.
+    /// Notes that a lock was granted.
     #[inline(always)]
     pub(super) fn insert(&mut self, lock: LockRef<'_>) {
         if self.tags.is_empty() {
@@ -39,7 +39,7 @@ impl GrantedKeys {
         }
     }
 
-    /// The key is gone. True if it was a lock.
+    /// Notes that a key is gone. Returns whether it was a lock.
     pub(super) fn remove(&mut self, lock: LockRef<'_>) -> bool {
         if self.count == 0 {
             return false;
@@ -53,13 +53,13 @@ impl GrantedKeys {
         found
     }
 
-    /// True if the key is likely to be a lock that was granted here.
+    /// Whether the key is probably a lock that was granted here.
     pub(super) fn contains(&self, lock: LockRef<'_>) -> bool {
         let (place, tag) = place_and_tag(lock);
         self.tags.get(place) == Some(&tag)
     }
 
-    /// Of how many keys it is remembered.
+    /// Number of remembered keys.
     pub(super) fn len(&self) -> usize {
         self.count
     }

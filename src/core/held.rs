@@ -1,80 +1,81 @@
 // SPDX-License-Identifier: MIT
 
-//! The holds of one lock that were granted here, by which it is noticed how they end: so that their owners can be told.
+//! The holds of one lock that were granted here, used to notice their end and to notify their owners.
 //!
-//! Who holds a lock is read from its key, and a key does not tell who has lost it. So each owner is noted with its grant, with the
-//! end of its lease. What it gives back itself is taken off the list ([`Held::settle`]). Whoever is on it at the next look and
-//! holds nothing has lost its hold ([`Held::take_lost`]).
+//! The key shows the current holders, but not the owners that lost the lock. So each grant notes its owner
+//! with the end of the lease. An owner that releases its hold is removed ([`Held::settle`]). An owner that is
+//! still noted at the next step and holds nothing has lost its hold ([`Held::take_lost`]).
 
-use super::few::Few;
-use super::sessions::MayHaveEnded;
+use super::bindings::AffectedOwners;
+use super::small_map::SmallMap;
 use super::{ConnectionId, Holders, LockId, MonoUs, Owner, WallMs};
 
-/// What happens to a hold, other than by its owner.
+/// An event of a hold that its owner did not cause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Happened {
-    /// Its lease ran out.
+pub(crate) enum HoldEvent {
+    /// The lease expired.
     Expired,
-    /// It was ended by `LOCK.BREAK`.
+    /// `LOCK.BREAK` ended the hold.
     Broken,
-    /// The server has thrown it away, as its memory is full.
+    /// The server evicted the key because its memory is full.
     Evicted,
-    /// A stranger has removed it.
+    /// A foreign write deleted the hold.
     Deleted,
-    /// Somebody waits for the lock, where nobody did.
+    /// The lock has its first waiter.
     Contended,
 }
 
-impl Happened {
-    /// As owners are told it.
+impl HoldEvent {
+    /// The event's name, as owners see it.
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Happened::Expired => "expired",
-            Happened::Broken => "broken",
-            Happened::Evicted => "evicted",
-            Happened::Deleted => "deleted",
-            Happened::Contended => "contended",
+            HoldEvent::Expired => "expired",
+            HoldEvent::Broken => "broken",
+            HoldEvent::Evicted => "evicted",
+            HoldEvent::Deleted => "deleted",
+            HoldEvent::Contended => "contended",
         }
     }
 }
 
-/// Something that an owner is to be told.
+/// An event to report to an owner.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Notice {
     pub(crate) lock: LockId,
     pub(crate) owner: Owner,
-    pub(crate) happened: Happened,
+    pub(crate) event: HoldEvent,
 }
 
-/// What is known of one hold.
+/// The record of one hold.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Hold {
-    /// When its lease ended when that was seen last.
+pub(super) struct HoldRecord {
+    /// End of the lease when it was last read.
     pub(super) end: WallMs,
-    /// When it was granted; `None` if that was not here, or before it was noted.
+    /// Time of the grant; `None` if the grant happened elsewhere or before it was recorded.
     pub(super) since: Option<MonoUs>,
-    /// The connection of the owner's last call, as far as it is known.
+    /// The connection of the owner's last call, if it is known.
     pub(super) client: Option<ConnectionId>,
 }
 
-/// So many are compared with the key at each step, in case that fields were removed without a word.
+/// Up to this number of holds, each step compares all of them with the key, in case fields were removed
+/// without an event.
 const FEW: usize = 4;
 
-/// Those holds. Mostly there are none, as nobody is told: then it is next to nothing.
+/// The recorded holds. Empty and nearly free while owners are not notified.
 #[derive(Default)]
-pub(super) struct Held(Option<Box<Known>>);
+pub(super) struct Held(Option<Box<NonEmpty>>);
 
-/// Some holds.
+/// A non-empty set of recorded holds.
 #[derive(Default)]
-struct Known {
-    /// There is at least one.
-    holds: Few<Owner, Hold>,
-    /// None of them ends before that by its lease.
+struct NonEmpty {
+    /// At least one hold.
+    holds: SmallMap<Owner, HoldRecord>,
+    /// No lease ends before this time.
     first_end: WallMs,
-    /// A foreign write may have ended some, or set their leases.
+    /// Whether a foreign write may have ended some holds, or set their leases.
     doubtful: bool,
-    /// What ended all of them, if it was told.
-    ended_by: Option<Happened>,
+    /// The event that ended all of them, if the server reported it.
+    ended_by: Option<HoldEvent>,
 }
 
 impl Held {
@@ -82,107 +83,112 @@ impl Held {
         self.0.is_none()
     }
 
-    /// This owner was granted the lock, or has renewed its lease. What is not known of it now is so as before.
-    /// [`Held::settle`] follows.
-    pub(super) fn insert(&mut self, owner: &Owner, hold: Hold) {
-        let known = self.0.get_or_insert_with(|| Box::new(Known { first_end: hold.end, ..Known::default() }));
-        known.first_end = known.first_end.min(hold.end);
-        match known.holds.get_mut(owner) {
+    /// Notes that this owner was granted the lock or has renewed its lease. Fields that are `None` keep their
+    /// previous value. [`Held::settle`] follows.
+    pub(super) fn insert(&mut self, owner: &Owner, hold: HoldRecord) {
+        let records =
+            self.0.get_or_insert_with(|| Box::new(NonEmpty { first_end: hold.end, ..NonEmpty::default() }));
+        records.first_end = records.first_end.min(hold.end);
+        match records.holds.get_mut(owner) {
             Some(before) => {
-                let Hold { since, client, .. } = *before;
-                *before = Hold { end: hold.end, since: hold.since.or(since), client: hold.client.or(client) };
+                let HoldRecord { since, client, .. } = *before;
+                *before =
+                    HoldRecord { end: hold.end, since: hold.since.or(since), client: hold.client.or(client) };
             }
-            None => known.holds.insert(owner.clone(), hold),
+            None => records.holds.insert(owner.clone(), hold),
         }
     }
 
-    /// What is known of this owner's hold, if that is certain.
-    pub(super) fn get(&self, owner: &Owner) -> Option<&Hold> {
-        self.0.as_ref().filter(|known| !known.doubtful)?.holds.get(owner)
+    /// The record of this owner's hold, if it is certain.
+    pub(super) fn get(&self, owner: &Owner) -> Option<&HoldRecord> {
+        self.0.as_ref().filter(|records| !records.doubtful)?.holds.get(owner)
     }
 
-    /// This owner's hold has ended. Returns whether it was known.
+    /// Removes this owner's hold, which has ended. Returns whether it was recorded.
     pub(super) fn remove(&mut self, owner: &Owner) -> bool {
-        let removed = self.0.as_mut().is_some_and(|known| known.holds.remove(owner).is_some());
+        let removed = self.0.as_mut().is_some_and(|records| records.holds.remove(owner).is_some());
         self.drop_if_empty();
         removed
     }
 
     fn drop_if_empty(&mut self) {
-        self.0.take_if(|known| known.holds.is_empty());
+        self.0.take_if(|records| records.holds.is_empty());
     }
 
-    /// A foreign write has changed the key, and maybe ended all holds on it.
-    pub(super) fn doubt(&mut self, ended_by: Option<Happened>) {
-        if let Some(known) = &mut self.0 {
-            known.doubtful = true;
-            known.ended_by = known.ended_by.or(ended_by);
+    /// Notes that a foreign write changed the key, and may have ended all holds.
+    pub(super) fn doubt(&mut self, ended_by: Option<HoldEvent>) {
+        if let Some(records) = &mut self.0 {
+            records.doubtful = true;
+            records.ended_by = records.ended_by.or(ended_by);
         }
     }
 
-    /// When the first of their leases ends, or will have ended.
+    /// Time before which no recorded lease ends.
     pub(super) fn first_end(&self) -> Option<WallMs> {
-        self.0.as_ref().map(|known| known.first_end)
+        self.0.as_ref().map(|records| records.first_end)
     }
 
-    /// Takes out those who hold the lock no more, of whom nobody has given it back. To be called with what the key holds, before
-    /// anything is changed.
-    pub(super) fn take_lost(&mut self, holders: &Holders, now: WallMs) -> Vec<(Owner, Happened)> {
-        // A crowd is walked through only if there may be a reason for that.
-        let may_be_lost = |known: &&mut Box<Known>| {
-            let len = known.holds.len();
-            known.doubtful || now > known.first_end || len <= FEW || len > holders.len()
+    /// Removes and returns the owners that hold the lock no longer and did not release it. Call it with the
+    /// key's holders before changing them.
+    pub(super) fn take_lost(&mut self, holders: &Holders, now: WallMs) -> Vec<(Owner, HoldEvent)> {
+        // A large set is compared only if a hold may be missing.
+        let may_be_lost = |records: &&mut Box<NonEmpty>| {
+            let len = records.holds.len();
+            records.doubtful || now > records.first_end || len <= FEW || len > holders.len()
         };
-        let Some(known) = self.0.as_mut().filter(may_be_lost) else { return Vec::new() };
-        let ended_by = known.ended_by.take();
-        let doubtful = std::mem::take(&mut known.doubtful);
+        let Some(records) = self.0.as_mut().filter(may_be_lost) else { return Vec::new() };
+        let ended_by = records.ended_by.take();
+        let doubtful = std::mem::take(&mut records.doubtful);
         let mut lost = Vec::new();
-        known.compare(holders, doubtful, |owner, end| {
-            let happened = if end < now { Happened::Expired } else { ended_by.unwrap_or(Happened::Deleted) };
-            lost.push((owner.clone(), happened));
+        records.compare(holders, doubtful, |owner, end| {
+            let event = if end < now { HoldEvent::Expired } else { ended_by.unwrap_or(HoldEvent::Deleted) };
+            lost.push((owner.clone(), event));
         });
         self.drop_if_empty();
         lost
     }
 
-    /// Takes out all, as something else has taken the place of the lock.
-    pub(super) fn take_all(&mut self) -> Vec<(Owner, Happened)> {
-        let known = self.0.take().unwrap_or_default();
-        let happened = known.ended_by.unwrap_or(Happened::Deleted);
-        known.holds.iter().map(|(owner, _)| (owner.clone(), happened)).collect()
+    /// Removes and returns all owners: a different value replaced the lock.
+    pub(super) fn take_all(&mut self) -> Vec<(Owner, HoldEvent)> {
+        let records = self.0.take().unwrap_or_default();
+        let event = records.ended_by.unwrap_or(HoldEvent::Deleted);
+        records.holds.iter().map(|(owner, _)| (owner.clone(), event)).collect()
     }
 
-    /// Takes out all, if it was told what they were lost by.
-    pub(super) fn take_ended(&mut self) -> Vec<(Owner, Happened)> {
-        let was_told = self.0.as_ref().is_some_and(|known| known.ended_by.is_some());
-        if was_told {
+    /// Removes and returns all owners if the server reported the event that ended their holds.
+    pub(super) fn take_ended(&mut self) -> Vec<(Owner, HoldEvent)> {
+        let is_known = self.0.as_ref().is_some_and(|records| records.ended_by.is_some());
+        if is_known {
             self.take_all()
         } else {
             Vec::new()
         }
     }
 
-    /// A step has changed the holders: those who hold the lock no more have given it back. Their leases end as they do now.
-    pub(super) fn settle(&mut self, who: MayHaveEnded<'_>, holders: &Holders) {
-        let Some(known) = &mut self.0 else { return };
-        match who {
-            MayHaveEnded::Of(owner) => match (holders.of(owner.as_bytes()), known.holds.get_mut(owner)) {
+    /// Notes that a step changed the holders: owners without a hold have released it. The leases of the
+    /// others are recorded.
+    pub(super) fn settle(&mut self, affected: AffectedOwners<'_>, holders: &Holders) {
+        let Some(records) = &mut self.0 else { return };
+        match affected {
+            AffectedOwners::Only(owner) => match (holders.of(owner.as_bytes()), records.holds.get_mut(owner))
+            {
                 (Some(hold), Some(before)) => {
                     before.end = hold.expires_at;
-                    known.first_end = known.first_end.min(hold.expires_at);
+                    records.first_end = records.first_end.min(hold.expires_at);
                 }
-                (None, Some(_)) => known.holds.discard(owner),
+                (None, Some(_)) => records.holds.discard(owner),
                 (_, None) => {}
             },
-            MayHaveEnded::Any => known.compare(holders, false, |_, _| ()),
+            AffectedOwners::Any => records.compare(holders, false, |_, _| ()),
         }
         self.drop_if_empty();
     }
 }
 
-impl Known {
-    /// Takes out those who hold the lock no more, with when their leases ended when that was seen last. The leases of the others
-    /// end as they do now. In doubt, a hold whose lease ends at another time than was noted may be another one of its owner.
+impl NonEmpty {
+    /// Removes the owners without a hold and passes each to `gone`, with the recorded end of its lease.
+    /// Records the leases of the others. If `doubtful`, a hold whose lease differs from the record may be a
+    /// later hold of the same owner.
     fn compare(&mut self, holders: &Holders, doubtful: bool, mut gone: impl FnMut(&Owner, WallMs)) {
         let mut first_end = WallMs::MAX;
         self.holds.retain(|owner, before| {

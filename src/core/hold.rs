@@ -1,34 +1,34 @@
 // SPDX-License-Identifier: MIT
 
-//! What one owner holds of a lock.
+//! One owner's hold on a lock.
 
 use super::{Mode, Owner, Token, WallMs};
 
-/// What one owner holds of a lock.
+/// One owner's hold on a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Hold {
-    /// Whose it is.
+    /// The owner of the hold.
     pub(crate) owner: Owner,
-    /// How often the owner acquired it exclusively without releasing.
+    /// Number of exclusive acquires without a release.
     pub(crate) exclusive: i64,
-    /// How often the owner acquired it shared without releasing. One of both is not 0.
+    /// Number of shared acquires without a release. At least one of both counts is not 0.
     pub(crate) shared: i64,
-    /// When the lease runs out; an owner has one, whatever it holds.
+    /// End of the lease. An owner has one lease for all its holds.
     pub(crate) expires_at: WallMs,
-    /// The fencing token, if it asked for one.
+    /// The fencing token, if the owner requested one.
     pub(crate) token: Option<Token>,
-    /// The lease was set by the step at hand. That is a change to be written even if it ends in the same
-    /// millisecond as before, so that what is seen of a renewal does not depend on the clock.
+    /// Whether the current step set the lease. Such a lease is written even if its end is the same as before.
+    /// So the effect of a renewal does not depend on the clock.
     pub(crate) renewed: bool,
 }
 
 impl Hold {
-    /// How often the owner acquired without releasing; at least 1.
+    /// Number of acquires without a release; at least 1.
     pub(crate) fn total(&self) -> i64 {
         self.exclusive.saturating_add(self.shared)
     }
 
-    /// How often the owner holds it in this mode.
+    /// Number of holds in this mode.
     pub(crate) fn count(&self, mode: Mode) -> i64 {
         match mode {
             Mode::Exclusive => self.exclusive,
@@ -48,8 +48,8 @@ impl Hold {
         self.renewed = true;
     }
 
-    /// True if its owner may have one more hold of this mode whoever else holds the lock beside it: a second one, or a shared one of
-    /// an owner that is alone.
+    /// Whether the owner may get another hold of this mode, regardless of other holders: a re-entry, or a
+    /// shared hold of a sole owner.
     #[inline(always)]
     pub(super) fn allows_more(&self, mode: Mode) -> bool {
         mode == Mode::Shared || self.exclusive > 0

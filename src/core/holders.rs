@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! What one lock's holds are, and what an acquire, a release and a renewal do to them.
+//! The holds of one lock, and the effect of an acquire, a release and a renewal on them.
 
 use std::num::NonZeroU32;
 use std::rc::Rc;
@@ -9,70 +9,70 @@ use super::hold::Hold;
 use super::readers::{Crowd, Readers};
 use super::{Mode, Owner, Token, WallMs};
 
-/// Everything that is stored about who holds a lock: a value that is read from the keyspace, changed by the
-/// core and written back as the difference. Only a crowd of readers may be kept in memory between two commands.
+/// All holds of a lock: a value that is read from the keyspace, changed by the core and written back as a
+/// difference. Only a crowd of readers may stay in memory between two commands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Holders {
-    /// Nobody holds it.
+    /// Nobody holds the lock.
     Free,
-    /// One owner holds it exclusively, and maybe shared besides. There is no other.
+    /// One owner holds the lock exclusively, and possibly shared as well. It is the only owner.
     Exclusive(Hold),
-    /// These owners hold it, all of them shared only. There is at least one.
+    /// At least one owner holds the lock, all of them shared only.
     Shared(Readers),
 }
 
-/// What an acquire wants of a lock.
+/// The kind of hold that an acquire requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Wants {
     pub(crate) mode: Mode,
-    /// Not re-entrant: what its owner holds already is in its way as if somebody else held it.
+    /// Not re-entrant: the owner's own hold excludes the request like any other hold.
     pub(crate) once: bool,
-    /// How many owners may hold the lock shared, the one who asks among them. It is this request's own: others may be granted
-    /// more.
+    /// Maximum number of shared holders, including the caller. It limits this request only: other requests
+    /// may be granted more.
     pub(crate) limit: Option<NonZeroU32>,
 }
 
 impl Wants {
-    /// True if whoever comes later waits behind this wait, whatever it wants: all but readers of any number.
-    pub(crate) fn bars_readers(self) -> bool {
+    /// Whether every later request waits behind this one. True except for shared requests without a limit.
+    pub(crate) fn blocks_all(self) -> bool {
         self.mode == Mode::Exclusive || self.limit.is_some()
     }
 
-    /// True if so many owners hold the lock shared that this one is one too many.
+    /// Whether the lock has as many shared holders as the request's limit allows.
     fn is_above_limit(self, holders: usize, holds: bool) -> bool {
         (self.once || !holds)
             && self.limit.is_some_and(|limit| holders >= usize::try_from(limit.get()).unwrap_or(usize::MAX))
     }
 }
 
-/// The answer to one request, as long as nothing else is considered but the holders.
+/// The answer to one request if only the holders matter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Admission {
-    /// It may have the lock, and this is how often it holds it then.
+    /// The request can be granted, with this resulting number of holds.
     Grant(i64),
-    /// Somebody else's hold excludes it.
+    /// Another hold excludes the request.
     Busy,
     /// The owner's hold count is at the largest number that a hash field can count to.
     Overflow,
 }
 
-/// The owner does not hold what it wants to give back or renew.
+/// The owner does not hold what it wants to release or renew.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NotOwner;
 
-/// What an owner gives back of what it holds.
+/// The holds that an owner releases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReleaseScope {
-    /// One hold: an exclusive one if there is one.
+    /// One hold, exclusive if the owner has an exclusive one.
     One,
     /// One hold of this mode.
     OneOf(Mode),
-    /// Everything.
+    /// All holds of the owner.
     All,
 }
 
 impl ReleaseScope {
-    /// Of which mode a hold is given back by who holds this.
+    /// The mode of the hold that is released from this one.
     #[inline(always)]
     pub(super) fn mode_of(self, hold: &Hold) -> Mode {
         match self {
@@ -84,7 +84,7 @@ impl ReleaseScope {
 }
 
 impl Holders {
-    /// These holds; `None` if they cannot stand side by side.
+    /// Builds the value from these holds; `None` if they exclude each other.
     pub(crate) fn from_holds(holds: Vec<Hold>) -> Option<Holders> {
         if holds.iter().any(|hold| hold.exclusive > 0) {
             let [only] = <[Hold; 1]>::try_from(holds).ok()?;
@@ -96,7 +96,7 @@ impl Holders {
         Some(Holders::Shared(Readers::few(holds)))
     }
 
-    /// The holds that stand for all fields of a hash, as a crowd; free if every lease is over.
+    /// Builds the value from a crowd that stands for all fields of a hash. Free if every lease has expired.
     pub(crate) fn from_crowd(crowd: Rc<Crowd>) -> Holders {
         match crowd.len() {
             0 => Holders::Free,
@@ -104,15 +104,15 @@ impl Holders {
         }
     }
 
-    /// The crowd that holds it, if it was read as one, to be kept.
-    pub(crate) fn kept_crowd(&mut self) -> Option<&mut Rc<Crowd>> {
+    /// The crowd to keep in memory, if the holders were read as one.
+    pub(crate) fn crowd_to_keep(&mut self) -> Option<&mut Rc<Crowd>> {
         match self {
             Holders::Shared(Readers::Many(crowd)) => Some(crowd),
             _ => None,
         }
     }
 
-    /// The crowd that holds it, if it was read as one.
+    /// The crowd, if the holders were read as one.
     pub(crate) fn crowd(&self) -> Option<&Rc<Crowd>> {
         match self {
             Holders::Shared(Readers::Many(crowd)) => Some(crowd),
@@ -120,7 +120,7 @@ impl Holders {
         }
     }
 
-    /// The crowd that holds it, if it was read as one, to note what is written of it.
+    /// The crowd to mark as written, if the holders were read as one.
     pub(crate) fn crowd_mut(&mut self) -> Option<&mut Crowd> {
         match self {
             Holders::Shared(Readers::Many(crowd)) => Some(Rc::make_mut(crowd)),
@@ -132,7 +132,7 @@ impl Holders {
         matches!(self, Holders::Free)
     }
 
-    /// Exclusive if anybody holds it so; `None` if nobody holds it.
+    /// Exclusive if any hold is exclusive; `None` if the lock is free.
     pub(crate) fn mode(&self) -> Option<Mode> {
         match self {
             Holders::Free => None,
@@ -141,7 +141,7 @@ impl Holders {
         }
     }
 
-    /// What every owner holds; a few of them in the order of their names.
+    /// Iterates over all holds. Outside a crowd, they come in the order of their owners' names.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Hold> {
         let (one, many) = match self {
             Holders::Free => (None, None),
@@ -151,13 +151,13 @@ impl Holders {
         one.into_iter().chain(many.into_iter().flatten())
     }
 
-    /// What is not as it was before, or was set anew.
+    /// The holds that differ from `before`, or whose lease was set again.
     pub(crate) fn changed_since(&self, before: &Holders) -> Vec<&Hold> {
         let same = |hold: &Hold| before.of(hold.owner.as_bytes()) == Some(hold);
         self.iter().filter(|hold| hold.renewed || !same(hold)).collect()
     }
 
-    /// The exclusive hold of an owner that has no shared ones, and its token.
+    /// The hold of an exclusive owner without shared holds, and its token.
     pub(crate) fn alone(&self) -> Option<(&Hold, Option<Token>)> {
         match self {
             Holders::Exclusive(hold) => Some((hold, hold.token)).filter(|(hold, _)| hold.shared == 0),
@@ -165,7 +165,7 @@ impl Holders {
         }
     }
 
-    /// True if its key stays when the field of its only owner's exclusive holds is deleted, or that of one of its readers.
+    /// Whether the key stays if the field of its sole exclusive owner, or of one of its readers, is deleted.
     pub(crate) fn outlives_its_field(&self) -> bool {
         match self {
             Holders::Free => false,
@@ -174,7 +174,7 @@ impl Holders {
         }
     }
 
-    /// How many owners hold it.
+    /// Number of owners that hold the lock.
     pub(crate) fn len(&self) -> usize {
         match self {
             Holders::Free => 0,
@@ -183,7 +183,7 @@ impl Holders {
         }
     }
 
-    /// How many of them the step at hand had to read.
+    /// Number of holds that the current step had to read.
     pub(crate) fn read_len(&self) -> usize {
         match self {
             Holders::Free => 0,
@@ -192,7 +192,7 @@ impl Holders {
         }
     }
 
-    /// What this owner holds.
+    /// The hold of this owner.
     #[inline(always)]
     pub(crate) fn of(&self, owner: &[u8]) -> Option<&Hold> {
         match self {
@@ -202,7 +202,7 @@ impl Holders {
         }
     }
 
-    /// Does something to what this owner holds.
+    /// Applies `what` to the hold of this owner.
     fn change<T>(&mut self, owner: &[u8], what: impl FnOnce(&mut Hold) -> T) -> Result<T, NotOwner> {
         match self {
             Holders::Free => None,
@@ -212,7 +212,7 @@ impl Holders {
         .ok_or(NotOwner)
     }
 
-    /// When the last lease of the lock runs out; `None` if it is free.
+    /// End of the last lease; `None` if the lock is free.
     #[inline(always)]
     pub(crate) fn expires_at(&self) -> Option<WallMs> {
         match self {
@@ -222,7 +222,7 @@ impl Holders {
         }
     }
 
-    /// True if the step at hand has set the lease that runs out last.
+    /// Whether the current step set the lease that ends last.
     pub(crate) fn renewed_last(&self) -> bool {
         match self {
             Holders::Free => false,
@@ -234,7 +234,7 @@ impl Holders {
         }
     }
 
-    /// When the first lease of the lock runs out.
+    /// End of the first lease; `None` if the lock is free.
     #[inline(always)]
     pub(crate) fn first_end(&self) -> Option<WallMs> {
         match self {
@@ -244,7 +244,7 @@ impl Holders {
         }
     }
 
-    /// The newest fencing token of those who hold the lock.
+    /// The newest fencing token of the holders.
     pub(crate) fn token(&self) -> Option<Token> {
         match self {
             Holders::Free => None,
@@ -253,14 +253,13 @@ impl Holders {
         }
     }
 
-    /// Who excludes whom: the one function that decides whether a request goes together with the holds
-    /// that there are.
+    /// Decides whether a request is compatible with the current holds. No other function decides that.
     pub(crate) fn admits(&self, owner: &[u8], wants: Wants) -> Admission {
         let hold = match self {
             Holders::Free => return Admission::Grant(1),
             Holders::Exclusive(hold) if excludes(hold, owner, wants) => return Admission::Busy,
             Holders::Exclusive(hold) => Some(hold),
-            // Two say as much as all: they are all of the same kind.
+            // Two holds decide for all: readers are all of one kind.
             Holders::Shared(holds) if holds.two().any(|hold| excludes(hold, owner, wants)) => {
                 return Admission::Busy;
             }
@@ -275,8 +274,8 @@ impl Holders {
         hold.map_or(0, Hold::total).checked_add(1).map_or(Admission::Overflow, Admission::Grant)
     }
 
-    /// Grants one more hold, which [`Holders::admits`] admits, to `owner` with a lease that ends at `expires_at`. A token that
-    /// is given is the owner's from now on.
+    /// Adds a hold that [`Holders::admits`] has admitted, with a lease that ends at `expires_at`. A given
+    /// token becomes the owner's token.
     #[inline(always)]
     pub(super) fn add(&mut self, owner: &Owner, mode: Mode, expires_at: WallMs, token: Option<Token>) {
         if self.of(owner.as_bytes()).is_none() {
@@ -294,7 +293,7 @@ impl Holders {
             };
         }
         let _ = self.change(owner.as_bytes(), |hold| {
-            // The shared hold's token says nothing about the exclusive one: others got newer ones meanwhile.
+            // A shared hold's token is outdated for an exclusive one: other readers got newer ones meanwhile.
             if token.is_some() || (mode == Mode::Exclusive && hold.exclusive == 0) {
                 hold.token = token;
             }
@@ -304,8 +303,8 @@ impl Holders {
         self.sort();
     }
 
-    /// Gives back a part of what `owner` holds; the lease of what is left is set anew if `expires_at` is
-    /// given. Returns the holds that are left.
+    /// Releases holds of `owner`. If `expires_at` is given, the lease of its remaining holds ends then.
+    /// Returns the number of remaining holds.
     #[inline(always)]
     pub(crate) fn release(
         &mut self,
@@ -333,7 +332,7 @@ impl Holders {
         Ok(left)
     }
 
-    /// Sets the lease of `owner` anew, shorter or longer. Returns its hold count.
+    /// Sets the end of the lease of `owner`, earlier or later. Returns its hold count.
     pub(crate) fn renew(&mut self, owner: &[u8], expires_at: WallMs) -> Result<i64, NotOwner> {
         self.change(owner, |hold| {
             hold.renew(expires_at);
@@ -346,15 +345,15 @@ impl Holders {
         let _ = self.change(owner, |hold| hold.token = token);
     }
 
-    /// Ends every hold. Returns how many owners lost theirs.
+    /// Ends every hold. Returns the number of owners that lost one.
     pub(crate) fn clear(&mut self) -> usize {
         let lost = self.len();
         *self = Holders::Free;
         lost
     }
 
-    /// Ends the shared holds whose lease is over. (The lease of an exclusive one is the key's, which the
-    /// server ends.)
+    /// Ends shared holds whose lease has expired. The lease of an exclusive hold is the key's TTL, which the
+    /// server enforces.
     pub(crate) fn end_leases(&mut self, now: WallMs) {
         if let Holders::Shared(holds) = self {
             holds.end_leases(now);
@@ -371,7 +370,7 @@ impl Holders {
         }
     }
 
-    /// Moves between the two forms, after the counts of a sole owner have changed.
+    /// Switches between exclusive and shared form after the counts of a sole owner changed.
     fn sort(&mut self) {
         if let Holders::Exclusive(hold) = self {
             if hold.exclusive > 0 {
@@ -390,7 +389,7 @@ impl Holders {
     }
 }
 
-/// True if this hold alone keeps `owner` from what it wants.
+/// Whether this hold alone excludes the request of `owner`.
 pub(super) fn excludes(hold: &Hold, owner: &[u8], wants: Wants) -> bool {
     let collides = wants.mode == Mode::Exclusive || hold.exclusive > 0;
     collides && (wants.once || hold.owner.as_bytes() != owner)

@@ -1,38 +1,38 @@
 // SPDX-License-Identifier: MIT
 
-//! How long a hold lasts, and how a call sets that.
+//! The duration of a hold, and the ways in which a call sets it.
 
 use super::WallMs;
 
 /// A lease that an owner was given.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Lease {
-    /// How many milliseconds it was long when it was set.
+    /// Length in milliseconds when the lease was set.
     pub(super) ms: i64,
-    /// A longer one stays.
+    /// Whether a longer lease stays in force.
     pub(super) keeps_longer: bool,
-    /// When it ends.
+    /// End of the lease.
     pub(super) end: WallMs,
 }
 
 impl Lease {
-    /// This one, whatever there was before.
+    /// A lease that replaces any earlier one.
     pub(super) fn new(ms: i64, end: WallMs) -> Lease {
         Lease { ms, keeps_longer: false, end }
     }
 }
 
-/// How a call sets a lease.
+/// The effect of a call on a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SetLease {
-    /// To this end, shorter or longer.
+    /// Ends the lease at this time, earlier or later than before.
     To(WallMs),
-    /// Longer, if it ends before that. So do calls that give no lease.
+    /// Extends the lease to this time unless it ends later. Calls without a lease do so.
     AtLeast(WallMs),
 }
 
 impl SetLease {
-    /// When a lease ends after this, that ended at `before`; `None` if there was none.
+    /// Returns the end of a lease that ended at `before`; `None` if the owner had none.
     pub(super) fn after(self, before: Option<WallMs>) -> WallMs {
         match self {
             SetLease::To(end) => end,
@@ -40,13 +40,14 @@ impl SetLease {
         }
     }
 
-    /// The end of a lease that a grant sets which may be revoked: it shortens nothing.
+    /// Returns the end of the lease while the grant may still be revoked: such a grant never shortens a
+    /// lease.
     pub(super) fn while_revocable(self, before: Option<WallMs>) -> WallMs {
         let (SetLease::To(end) | SetLease::AtLeast(end)) = self;
         SetLease::AtLeast(end).after(before)
     }
 
-    /// Sets a lease that ends then or later.
+    /// Extends the end to `end` unless it is later.
     pub(super) fn at_least(&mut self, end: WallMs) {
         *self = match *self {
             SetLease::To(at) => SetLease::To(at.max(end)),

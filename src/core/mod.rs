@@ -1,58 +1,52 @@
 // SPDX-License-Identifier: MIT
 
-//! The lock service as pure logic: who excludes whom, who waits, who is next.
+//! The lock service as pure logic: exclusion, queues and grants.
 //!
-//! Nothing here knows Redis, reads a clock or does I/O. The caller passes what the keyspace holds
-//! ([`Holders`], [`Records`]) and the time ([`Now`]); the core changes the holders in place and hands out what
-//! it decided for waiters ([`Decision`]). The same history of calls always gives the same decisions.
+//! This module does not know Redis, reads no clock and does no I/O. The caller passes the content of the
+//! keyspace ([`Holders`], [`Records`]) and the time ([`Now`]). The core changes the holders in place and
+//! returns its decisions for waiters ([`Decision`]). Equal histories of calls always give equal decisions.
 //!
-//! * [`manager`]: the inputs and outputs, and the only directory that sees several of the parts below: a lock in hand, the
-//!   clock, what operators see.
-//! * [`owner`]: who holds a lock, or wants it.
-//! * [`hold`], [`holders`]: what an acquire, a release, a renewal does to one lock; the only place that says who excludes whom.
-//! * [`readers`]: those who hold one lock shared, and what is asked about a crowd of them.
-//! * [`request`], [`lease`]: what is asked for, what is answered, and what is stored beside a lock.
-//! * [`table`]: locks by name and by handle, and which of them are ready to be reconciled.
-//! * [`wait_queue`]: the queue of one lock; the only place that decides its order.
-//! * [`waiters`], [`owner_waits`]: all waits, and how far each has come.
-//! * [`bundles`]: which of them are for several locks at once.
-//! * [`notified`]: which of them are told by a message, and on whose behalf.
-//! * [`unconfirmed`]: what the holds are without the grants that may still be revoked.
-//! * [`fairness`]: when a lock is left free for external clients.
-//! * [`sessions`], [`binding`], [`ended`]: holds that depend on connections, and requests that have had one.
-//! * [`held`]: how holds that were granted here end, to tell their owners.
-//! * [`schedule`]: what is to happen when.
-//! * [`spare`]: the memory of crowds that have gone.
-//! * [`fragile`], [`granted_keys`]: what ends without an event, and which keys are likely to be locks.
-//! * [`waits_for`], [`searches`]: who waits for whom, and who would wait for himself.
+//! * [`manager`]: the inputs and outputs. The only folder whose files see several of the modules below.
+//! * [`owner`]: the identity that holds a lock or waits for it.
+//! * [`hold`], [`holders`]: the effect of an acquire, a release and a renewal on one lock. The only place
+//!   that decides exclusion.
+//! * [`readers`]: the shared holders of one lock, and queries about a crowd of them.
+//! * [`request`], [`lease`]: requests, outcomes, and the records stored beside a lock.
+//! * [`table`]: locks by name and by handle, and the locks that are ready to be reconciled.
+//! * [`queue`]: waits, and the order in which they are served. The only folder that decides it.
+//! * [`unconfirmed`], [`pending_grants`]: grants that may still be revoked, and the holds without them.
+//! * [`bindings`], [`binding`], [`ended`]: holds that depend on connections, and requests whose hold has
+//!   ended.
+//! * [`held`]: the end of holds, for notices to their owners.
+//! * [`schedule`]: deadlines, which can be moved and removed by key.
+//! * [`spare`]: freeing unused memory.
+//! * [`fragile`], [`granted_keys`]: locks that become free without an event, and keys that are probably
+//!   locks.
+//! * [`waits_for`], [`searches`]: the waits-for graph, and searches for deadlocks in it.
 
 mod binding;
-mod bundles;
+mod bindings;
+mod cycles;
 mod ended;
-mod fairness;
-mod few;
 mod fragile;
 mod granted_keys;
 mod held;
 mod hold;
 pub(crate) mod holders;
-mod knot;
 mod lease;
 mod manager;
-mod notified;
 mod owner;
-mod owner_waits;
+mod pending_grants;
+pub(crate) mod queue;
 mod readers;
 pub(crate) mod request;
 mod schedule;
 mod searches;
-mod sessions;
+mod small_map;
 pub(crate) mod spare;
 mod statistics;
 mod table;
 mod unconfirmed;
-mod wait_queue;
-mod waiters;
 pub(crate) mod waits;
 pub(crate) mod waits_for;
 
@@ -63,40 +57,41 @@ mod scenarios;
 
 use std::rc::Rc;
 
-pub(crate) use bundles::{NewBundle, Verdict};
-pub(crate) use held::{Happened, Notice};
+pub(crate) use held::{HoldEvent, Notice};
 pub(crate) use hold::Hold;
 pub(crate) use holders::{Holders, NotOwner, ReleaseScope, Wants};
 pub(crate) use manager::{
-    Checked, Contended, Foreseen, HoldInfo, InHand, KeyChange, LockManager, Try, Unseen,
+    BundleTry, CheckedLock, Contended, ExpectedEnd, FastQueued, HoldInfo, KeyChange, LockManager, OpenLock,
+    StepOutput,
 };
 pub(crate) use owner::Owner;
-pub(crate) use readers::{Crowd, Touched};
+pub(crate) use queue::bundles::{NewBundle, Verdict};
+pub(crate) use readers::{ChangedHold, Crowd};
 pub(crate) use request::{
-    Bind, Decision, Message, News, NotReleased, Notify, Outcome, Patience, Records, Refusal, Release,
-    Renewal, Reply, Request, RequestId,
+    Bind, Decision, InboxEvent, Message, NotReleased, Notify, Outcome, Records, Refusal, Release, Renewal,
+    Reply, Request, RequestId, WaitPolicy,
 };
 pub(crate) use schedule::Schedule;
 pub(crate) use statistics::{Counted, Statistics, Times};
-pub(crate) use table::Known;
+pub(crate) use table::LockLookup;
 pub(crate) use waits::Waits;
 pub(crate) use waits_for::Search;
 
 /// Wall-clock milliseconds since the epoch: the unit and the clock of a key's TTL.
 pub(crate) type WallMs = i64;
 
-/// Microseconds of a clock that never steps: what a client's time to wait is counted in.
+/// Microseconds of a clock that never steps: the unit of a client's time to wait.
 pub(crate) type MonoUs = u64;
 
 /// A fencing token: greater than every earlier one of its lock, and below 2^53.
 pub(crate) type Token = i64;
 
-/// Names one wait, from the call that has to wait until its client has been answered. Never used twice, and
-/// in the order of arrival.
+/// Number of a wait, from the call that has to wait until its client is answered. Never reused, and
+/// increasing in order of arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct WaiterId(pub(crate) u64);
 
-/// A connection of a client, by the id that the server gives it and never gives again.
+/// A client's connection, by its id in the server, which is never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct ConnectionId(pub(crate) u64);
 
@@ -110,7 +105,7 @@ pub(crate) enum Mode {
 }
 
 impl Mode {
-    /// As clients see it.
+    /// The mode's name, as clients see it.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Mode::Exclusive => "exclusive",
@@ -119,10 +114,10 @@ impl Mode {
     }
 }
 
-/// The time of one input, on both clocks that matter.
+/// The time of one input, on two clocks.
 ///
-/// Leases live in the keyspace and follow the wall clock, as every TTL does. Times to wait are promises to
-/// a client and must not change when an operator sets the clock.
+/// Leases live in the keyspace and follow the wall clock, like every TTL. Times to wait are promises to a
+/// client, and must not change when an operator sets the clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Now {
     /// For leases.
@@ -146,14 +141,14 @@ pub(crate) struct LockRef<'a> {
 }
 
 impl LockId {
-    /// This lock, with its key borrowed.
+    /// Borrows the key.
     pub(crate) fn as_ref(&self) -> LockRef<'_> {
         LockRef { db: self.db, key: &self.key }
     }
 }
 
 impl LockRef<'_> {
-    /// This lock, with a key of its own.
+    /// Copies the key.
     pub(crate) fn to_id(self) -> LockId {
         LockId { db: self.db, key: Rc::from(self.key) }
     }

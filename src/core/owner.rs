@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Who holds a lock, or wants it.
+//! The owner of a hold or of a wait.
 
 use std::borrow::Borrow;
 use std::cmp::Ordering;
@@ -8,16 +8,17 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::rc::Rc;
 
-/// The longest name that needs no memory of its own: a UUID with the number of a thread, as Redisson's are, is shorter.
-const SHORT: usize = 54;
+/// Length of the longest name that is stored inline. A UUID with a thread number, as Redisson uses, is
+/// shorter.
+const MAX_INLINE: usize = 54;
 
-/// Who may hold a lock: an opaque byte string chosen by the client. Cheap to clone.
+/// The identity that holds a lock: an opaque byte string chosen by the client. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Owner(Name);
 
 #[derive(Clone)]
 enum Name {
-    Short { len: u8, bytes: [u8; SHORT] },
+    Short { len: u8, bytes: [u8; MAX_INLINE] },
     Long(Rc<[u8]>),
 }
 
@@ -25,8 +26,8 @@ impl Owner {
     #[inline]
     pub(crate) fn new(name: &[u8]) -> Owner {
         match u8::try_from(name.len()) {
-            Ok(len) if name.len() <= SHORT => {
-                let mut bytes = [0; SHORT];
+            Ok(len) if name.len() <= MAX_INLINE => {
+                let mut bytes = [0; MAX_INLINE];
                 bytes[..name.len()].copy_from_slice(name);
                 Owner(Name::Short { len, bytes })
             }
@@ -43,7 +44,7 @@ impl Owner {
     }
 }
 
-/// Owners are looked up by their bytes, which they compare and hash as.
+/// Owners compare, hash and look up as their bytes.
 impl Borrow<[u8]> for Owner {
     fn borrow(&self) -> &[u8] {
         self.as_bytes()
@@ -86,11 +87,11 @@ impl fmt::Debug for Owner {
 mod tests {
     use std::collections::HashMap;
 
-    use super::{Owner, SHORT};
+    use super::{Owner, MAX_INLINE};
 
     #[test]
-    fn an_owner_is_its_bytes_however_long() {
-        let names: Vec<Vec<u8>> = [0, 1, SHORT - 1, SHORT, SHORT + 1, 255, 256, 1024]
+    fn owners_compare_as_their_bytes() {
+        let names: Vec<Vec<u8>> = [0, 1, MAX_INLINE - 1, MAX_INLINE, MAX_INLINE + 1, 255, 256, 1024]
             .into_iter()
             .map(|len| (0..len).map(|at| u8::try_from(at % 251).unwrap()).collect())
             .collect();
@@ -105,7 +106,7 @@ mod tests {
         let mut owners: Vec<Owner> = names.iter().rev().map(|name| Owner::new(name)).collect();
         owners.sort();
         assert!(owners.iter().map(Owner::as_bytes).eq(names.iter().map(|name| &name[..])));
-        // What stands behind a short name does not count.
+        // Bytes after the end of a short name do not count.
         assert_ne!(Owner::new(b"a"), Owner::new(b"a\0"));
         assert_eq!(size_of::<Owner>(), 56);
     }

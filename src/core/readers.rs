@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
 
-//! Those who hold one lock shared: few of them as they were read, or a crowd that is kept between calls.
+//! The shared holders of one lock: either a few, as they were read, or a crowd that stays in memory between
+//! calls.
 //!
-//! A crowd answers in O(log n) what a walk over all its holds would: whose lease ends first and last, what the newest token is,
-//! who holds. It also notes what a step changes, so that this alone has to be written.
+//! A list is walked to find an owner's hold, the newest token, or the first and the last end of a lease. A
+//! crowd answers these in O(log n). It also records the changes of a step, so that only these are written.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -14,54 +15,56 @@ use smallvec::SmallVec;
 use super::spare::is_too_large;
 use super::{Hold, Owner, Token, WallMs};
 
-/// Holds that are shared only, by owner. Two are equal if they have the same holds, in whichever form.
+/// Shared holds by owner. Two values are equal if they have the same holds, in either form.
 #[derive(Clone, Debug)]
 pub(crate) enum Readers {
-    /// As they were read for the step at hand, in the order of their owners.
+    /// The holds as read for the current step, ordered by owner.
     Few(SmallVec<[Hold; 1]>),
-    /// With an order of lease ends, and a list of what the step at hand changes. Cheap to clone until one is changed.
+    /// Holds with an index of lease ends and a list of the current step's changes. Cheap to clone until one
+    /// copy changes.
     Many(Rc<Crowd>),
 }
 
-/// The readers of one lock, each with a field of its own in the lock's hash.
+/// The readers of one lock, each with its own field in the lock's hash.
 #[derive(Clone, Debug)]
 pub(crate) struct Crowd {
-    /// All that have a field, also those whose lease is over. Each keeps its place; some are empty.
+    /// The holds of all fields, including those whose lease has expired. Each hold stays at its index; some
+    /// entries are empty.
     places: Vec<Option<Hold>>,
-    /// Which of `places` are empty.
+    /// Indices of the empty entries of `places`.
     empty: Vec<usize>,
-    /// Where each owner's hold is in `places`.
+    /// Index in `places` of each owner's hold.
     by_owner: HashMap<Owner, usize>,
-    /// When each of them ends.
+    /// Lease ends with the index of the hold.
     ends: BTreeSet<(WallMs, usize)>,
-    /// Those of them that have a token.
+    /// Fencing tokens with the index of the hold.
     tokens: BTreeSet<(Token, usize)>,
-    /// Who holds the lock is judged as of this time.
+    /// Time as of which leases count as expired.
     now: WallMs,
-    /// How many of them have ended before `now`.
-    over: usize,
-    /// What the step at hand has touched, in its order: an owner may be in it more than once.
-    touched: Vec<Touched>,
-    /// It was kept since it was read, so that the step at hand did not have to read it.
+    /// Number of leases that ended before `now`.
+    expired: usize,
+    /// Owners changed by the current step, in order of the changes. An owner may appear more than once.
+    touched: Vec<ChangedHold>,
+    /// Whether the crowd was kept from an earlier step, so that the current step did not read it.
     kept: bool,
 }
 
-/// An owner whose hold a step has changed, and the hold before that change.
+/// An owner whose hold a step has changed, with the hold before that change.
 #[derive(Clone, Debug)]
-pub(crate) struct Touched {
+pub(crate) struct ChangedHold {
     pub(crate) owner: Owner,
     pub(crate) before: Option<Hold>,
 }
 
 impl Readers {
-    /// These holds, as they were read.
+    /// Builds the value from holds as they were read.
     pub(super) fn few(holds: impl IntoIterator<Item = Hold>) -> Readers {
         let mut holds: SmallVec<[Hold; 1]> = holds.into_iter().collect();
         holds.sort_unstable_by(|a, b| a.owner.cmp(&b.owner));
         Readers::Few(holds)
     }
 
-    /// How many hold the lock.
+    /// Number of holders.
     pub(super) fn len(&self) -> usize {
         match self {
             Readers::Few(holds) => holds.len(),
@@ -69,7 +72,7 @@ impl Readers {
         }
     }
 
-    /// Few are in the order of their owners.
+    /// Iterates over the holds. A few come in the order of their owners.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Hold> {
         let (few, many) = match self {
             Readers::Few(holds) => (Some(holds.iter()), None),
@@ -78,7 +81,7 @@ impl Readers {
         few.into_iter().flatten().chain(many.into_iter().flatten())
     }
 
-    /// Two of them, or as many as there are.
+    /// Iterates over at most two holds.
     pub(super) fn two(&self) -> impl Iterator<Item = &Hold> {
         let (few, many) = match self {
             Readers::Few(holds) => (Some(holds.iter().take(2)), None),
@@ -98,7 +101,7 @@ impl Readers {
         self.get(owner.as_bytes()).is_some()
     }
 
-    /// Does something to the hold of this owner, if there is one.
+    /// Applies `what` to the hold of this owner, if it has one.
     pub(super) fn change<T>(&mut self, owner: &[u8], what: impl FnOnce(&mut Hold) -> T) -> Option<T> {
         match self {
             Readers::Few(holds) => position(holds, owner).ok().map(|at| what(&mut holds[at])),
@@ -126,7 +129,7 @@ impl Readers {
         }
     }
 
-    /// When the last lease ends.
+    /// End of the last lease.
     pub(super) fn last_end(&self) -> Option<WallMs> {
         match self {
             Readers::Few(holds) => holds.iter().map(|hold| hold.expires_at).max(),
@@ -134,7 +137,7 @@ impl Readers {
         }
     }
 
-    /// When the first lease ends.
+    /// End of the first lease.
     pub(super) fn first_end(&self) -> Option<WallMs> {
         match self {
             Readers::Few(holds) => holds.iter().map(|hold| hold.expires_at).min(),
@@ -142,7 +145,7 @@ impl Readers {
         }
     }
 
-    /// How many of them the step at hand had to read.
+    /// Number of holds that the current step had to read.
     pub(super) fn read_len(&self) -> usize {
         match self {
             Readers::Many(crowd) if crowd.kept => 0,
@@ -150,7 +153,7 @@ impl Readers {
         }
     }
 
-    /// The newest token of those who hold the lock.
+    /// The newest token of the holders.
     pub(super) fn token(&self) -> Option<Token> {
         match self {
             Readers::Few(holds) => holds.iter().filter_map(|hold| hold.token).max(),
@@ -158,12 +161,12 @@ impl Readers {
         }
     }
 
-    /// Ends the holds whose lease is over.
+    /// Ends the holds whose lease has expired.
     pub(super) fn end_leases(&mut self, now: WallMs) {
         match self {
             Readers::Few(holds) => holds.retain(|hold| hold.expires_at >= now),
             Readers::Many(crowd) if crowd.now == now => {}
-            Readers::Many(crowd) => Rc::make_mut(crowd).judge_as_of(now),
+            Readers::Many(crowd) => Rc::make_mut(crowd).set_now(now),
         }
     }
 
@@ -176,7 +179,7 @@ impl Readers {
     }
 }
 
-/// Where this owner's hold is among a few, or would be.
+/// Index of this owner's hold in a short list, or the index at which to insert it.
 fn position(holds: &[Hold], owner: &[u8]) -> Result<usize, usize> {
     holds.binary_search_by(|hold| hold.owner.as_bytes().cmp(owner))
 }
@@ -190,95 +193,95 @@ impl PartialEq for Readers {
 impl Eq for Readers {}
 
 impl Crowd {
-    /// Those who have a field, and who holds the lock by that now. What is to be written anew counts as touched.
+    /// Builds a crowd from the holds of all fields. Holds whose lease was just set count as changed.
     pub(crate) fn new(holds: Vec<Hold>, now: WallMs) -> Crowd {
-        let touched = |hold: &Hold| Touched { owner: hold.owner.clone(), before: Some(hold.clone()) };
+        let touched = |hold: &Hold| ChangedHold { owner: hold.owner.clone(), before: Some(hold.clone()) };
         let touched = holds.iter().filter(|hold| hold.renewed).map(touched).collect();
         let ends: BTreeSet<_> = holds.iter().enumerate().map(|(at, hold)| (hold.expires_at, at)).collect();
         let token = |(at, hold): (usize, &Hold)| hold.token.map(|token| (token, at));
         let tokens = holds.iter().enumerate().filter_map(token).collect();
         let by_owner = holds.iter().enumerate().map(|(at, hold)| (hold.owner.clone(), at)).collect();
-        let over = ends.range(..(now, 0)).count();
+        let expired = ends.range(..(now, 0)).count();
         let places = holds.into_iter().map(Some).collect();
-        Crowd { places, empty: Vec::new(), by_owner, ends, tokens, now, over, touched, kept: false }
+        Crowd { places, empty: Vec::new(), by_owner, ends, tokens, now, expired, touched, kept: false }
     }
 
-    /// How many fields there are, also of those whose lease is over.
+    /// Number of fields, including those whose lease has expired.
     pub(crate) fn fields(&self) -> usize {
         self.by_owner.len()
     }
 
-    /// How many hold the lock.
+    /// Number of holders.
     pub(crate) fn len(&self) -> usize {
-        self.fields() - self.over
+        self.fields() - self.expired
     }
 
-    /// The next step may find it kept.
-    pub(crate) fn is_kept(&mut self) {
+    /// Marks the crowd as kept for the next step.
+    pub(crate) fn mark_kept(&mut self) {
         self.kept = true;
     }
 
-    /// What the field of this owner says, whether the lease is over or not.
+    /// The content of this owner's field, even if its lease has expired.
     pub(crate) fn field(&self, owner: &[u8]) -> Option<&Hold> {
         self.at(*self.by_owner.get(owner)?)
     }
 
-    /// Whose lease ends last, but for one owner.
-    pub(crate) fn last_but(&self, owner: Option<&[u8]>) -> Option<&Hold> {
+    /// The hold whose lease ends last, leaving out one owner.
+    pub(crate) fn last_except(&self, owner: Option<&[u8]>) -> Option<&Hold> {
         let holds = self.ends.iter().rev().filter_map(|(_, at)| self.at(*at));
         let mut others = holds.filter(|hold| owner != Some(hold.owner.as_bytes()));
         others.next().filter(|hold| !self.is_over(hold))
     }
 
-    /// When the last lease ends.
+    /// End of the last lease.
     pub(crate) fn last_end(&self) -> Option<WallMs> {
         self.ends.last().map(|(end, _)| *end).filter(|end| *end >= self.now)
     }
 
-    /// Some of those whose lease is over, longest first.
+    /// Some of the holds whose lease has expired, the oldest first.
     pub(crate) fn ended(&self, at_most: usize) -> impl Iterator<Item = &Hold> {
-        self.ends.iter().take(self.over.min(at_most)).filter_map(|(_, at)| self.at(*at))
+        self.ends.iter().take(self.expired.min(at_most)).filter_map(|(_, at)| self.at(*at))
     }
 
-    /// The field of somebody whose lease is over is not there any more.
+    /// Drops the field of an expired hold.
     pub(crate) fn forget(&mut self, owner: &[u8]) {
         self.take(owner);
     }
 
-    /// True if a step has touched anything that is not written yet.
-    pub(crate) fn is_touched(&self) -> bool {
+    /// Whether a change is not written yet.
+    pub(crate) fn has_unwritten_changes(&self) -> bool {
         !self.touched.is_empty()
     }
 
-    /// What the step at hand has touched, once for each owner, in their order, with what was stored before. It counts as
-    /// written then.
-    pub(crate) fn take_touched(&mut self) -> Vec<Touched> {
+    /// Takes the changes of the current step, one per owner and ordered by owner, each with the previously
+    /// stored hold. They count as written from now on.
+    pub(crate) fn take_changes(&mut self) -> Vec<ChangedHold> {
         let mut touched = std::mem::take(&mut self.touched);
         touched.sort_by(|a, b| a.owner.cmp(&b.owner));
-        // Sorting keeps the order of what is equal: the first of an owner has what was before all.
+        // The sort is stable: an owner's first entry has the hold from before all changes.
         touched.dedup_by(|later, first| later.owner == first.owner);
         touched
     }
 
-    /// What was renewed is written.
-    pub(crate) fn is_written(&mut self, owner: &[u8]) {
+    /// Notes that a renewed hold was written.
+    pub(crate) fn mark_written(&mut self, owner: &[u8]) {
         let at = self.by_owner.get(owner).copied();
         if let Some(hold) = at.and_then(|at| self.places.get_mut(at)?.as_mut()) {
             hold.renewed = false;
         }
     }
 
-    /// From now on `now` says whose lease is over.
-    pub(crate) fn judge_as_of(&mut self, now: WallMs) {
+    /// Sets the time as of which leases count as expired.
+    pub(crate) fn set_now(&mut self, now: WallMs) {
         if now > self.now {
-            self.over += self.ends.range((self.now, 0)..(now, 0)).count();
+            self.expired += self.ends.range((self.now, 0)..(now, 0)).count();
         } else {
-            self.over -= self.ends.range((now, 0)..(self.now, 0)).count();
+            self.expired -= self.ends.range((now, 0)..(self.now, 0)).count();
         }
         self.now = now;
     }
 
-    /// Frees the memory of those who have gone. To be called when all is written.
+    /// Frees unused memory after many readers have left. Call it once everything is written.
     pub(crate) fn free_spare(&mut self) {
         if is_too_large(self.places.len(), self.fields()) {
             let holds = std::mem::take(&mut self.places).into_iter().flatten().collect();
@@ -302,7 +305,7 @@ impl Crowd {
         self.places.iter().flatten().filter(|hold| !self.is_over(hold))
     }
 
-    /// Those who hold the lock, by when their lease ends.
+    /// The holds that have not expired, ordered by lease end.
     fn by_end(&self) -> impl Iterator<Item = &Hold> {
         self.ends.range((self.now, 0)..).filter_map(|(_, at)| self.at(*at))
     }
@@ -312,7 +315,7 @@ impl Crowd {
     }
 
     fn token(&self) -> Option<Token> {
-        // Nearly always the first.
+        // Nearly always the first entry.
         let held = |(_, at): &&(Token, usize)| self.at(*at).is_some_and(|hold| !self.is_over(hold));
         self.tokens.iter().rev().find(held).map(|(token, _)| *token)
     }
@@ -326,17 +329,17 @@ impl Crowd {
         if end != before.expires_at {
             self.ends.remove(&(before.expires_at, at));
             self.ends.insert((end, at));
-            self.over += usize::from(end < now);
+            self.expired += usize::from(end < now);
         }
         if token != before.token {
             before.token.map(|token| self.tokens.remove(&(token, at)));
             token.map(|token| self.tokens.insert((token, at)));
         }
-        self.touched.push(Touched { owner: before.owner.clone(), before: Some(before) });
+        self.touched.push(ChangedHold { owner: before.owner.clone(), before: Some(before) });
         Some(result)
     }
 
-    /// In place of one whose lease is over, if there is one.
+    /// Inserts a hold in place of the owner's expired one, if it has one.
     fn insert(&mut self, hold: Hold) {
         let owner = hold.owner.clone();
         let before = self.take(owner.as_bytes());
@@ -344,17 +347,17 @@ impl Crowd {
             self.places.push(None);
             self.places.len() - 1
         });
-        self.over += usize::from(self.is_over(&hold));
+        self.expired += usize::from(self.is_over(&hold));
         self.ends.insert((hold.expires_at, at));
         hold.token.map(|token| self.tokens.insert((token, at)));
         self.by_owner.insert(owner.clone(), at);
         self.places[at] = Some(hold);
-        self.touched.push(Touched { owner, before });
+        self.touched.push(ChangedHold { owner, before });
     }
 
     fn remove(&mut self, owner: &[u8]) {
         if let Some(before) = self.take(owner) {
-            self.touched.push(Touched { owner: before.owner.clone(), before: Some(before) });
+            self.touched.push(ChangedHold { owner: before.owner.clone(), before: Some(before) });
         }
     }
 
@@ -362,7 +365,7 @@ impl Crowd {
         let at = self.by_owner.remove(owner)?;
         let hold = self.places.get_mut(at)?.take()?;
         self.empty.push(at);
-        self.over -= usize::from(self.is_over(&hold));
+        self.expired -= usize::from(self.is_over(&hold));
         self.ends.remove(&(hold.expires_at, at));
         hold.token.map(|token| self.tokens.remove(&(token, at)));
         Some(hold)
@@ -380,16 +383,16 @@ mod tests {
     use crate::core::holders::Admission;
     use crate::core::{Holders, Mode, ReleaseScope, Wants};
 
-    /// What happens to the readers of one lock.
+    /// An operation on the readers of one lock.
     #[derive(Clone, Debug)]
     enum Op {
         Acquire(u8, bool, i64, Option<i64>),
         Release(u8, u8, Option<i64>),
         Renew(u8, i64),
         SetToken(u8, Option<i64>),
-        /// The step is over and written; time goes on by this.
+        /// Ends the step, writes it, and advances the time by this.
         Next(i64),
-        /// Some of those whose leases are over lose their fields.
+        /// Deletes fields of expired holds, at most this number.
         Forget(usize),
     }
 
@@ -421,7 +424,7 @@ mod tests {
         ][usize::from(number)]
     }
 
-    /// Fails unless what can be asked has the same answers.
+    /// Fails unless both forms give the same answers.
     fn assert_same(plain: &Holders, kept: &Holders) {
         assert_eq!(plain, kept);
         assert_eq!(plain.len(), kept.len());
@@ -449,42 +452,42 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 4096, failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// The plain map is what is read anew for each step. What the crowd says that it touched is all that changes the
-        /// fields of the step before into those of this one.
+        /// The plain form is rebuilt for each step. The changes reported by the crowd are exactly the
+        /// differences between the fields of two steps.
         #[test]
-        fn a_crowd_is_a_map_that_remembers(ops in proptest::collection::vec(op(), 1..60)) {
+        fn a_crowd_records_all_changes(ops in proptest::collection::vec(op(), 1..60)) {
             let mut now = 1_000;
             let mut plain = Holders::Free;
             let mut kept = Holders::Free;
-            // What is stored, as far as a crowd stands for it.
+            // The stored fields, while a crowd represents them.
             let mut fields: BTreeMap<Owner, Hold> = BTreeMap::new();
             for op in ops {
                 match op {
-                    Op::Acquire(who, exclusive, lease, token) => {
+                    Op::Acquire(name, exclusive, lease, token) => {
                         let mode = if exclusive { Mode::Exclusive } else { Mode::Shared };
-                        let (who, end) = (owner(who), now + lease);
+                        let (name, end) = (owner(name), now + lease);
                         let wants = Wants { mode, once: false, limit: None };
-                        let admission = plain.admits(who.as_bytes(), wants);
-                        prop_assert_eq!(admission, kept.admits(who.as_bytes(), wants));
+                        let admission = plain.admits(name.as_bytes(), wants);
+                        prop_assert_eq!(admission, kept.admits(name.as_bytes(), wants));
                         if matches!(admission, Admission::Grant(_)) {
-                            plain.add(&who, mode, end, token);
-                            kept.add(&who, mode, end, token);
+                            plain.add(&name, mode, end, token);
+                            kept.add(&name, mode, end, token);
                         }
                     }
-                    Op::Release(who, what, lease) => {
-                        let (who, end) = (owner(who), lease.map(|lease| now + lease));
-                        let (who, what) = (who.as_bytes(), scope(what));
-                        prop_assert_eq!(plain.release(who, what, end), kept.release(who, what, end));
+                    Op::Release(name, what, lease) => {
+                        let (name, end) = (owner(name), lease.map(|lease| now + lease));
+                        let (name, what) = (name.as_bytes(), scope(what));
+                        prop_assert_eq!(plain.release(name, what, end), kept.release(name, what, end));
                     }
-                    Op::Renew(who, lease) => {
-                        let who = owner(who);
-                        let who = who.as_bytes();
-                        prop_assert_eq!(plain.renew(who, now + lease), kept.renew(who, now + lease));
+                    Op::Renew(name, lease) => {
+                        let name = owner(name);
+                        let name = name.as_bytes();
+                        prop_assert_eq!(plain.renew(name, now + lease), kept.renew(name, now + lease));
                     }
-                    Op::SetToken(who, token) => {
-                        let who = owner(who);
-                        plain.set_token(who.as_bytes(), token);
-                        kept.set_token(who.as_bytes(), token);
+                    Op::SetToken(name, token) => {
+                        let name = owner(name);
+                        plain.set_token(name.as_bytes(), token);
+                        kept.set_token(name.as_bytes(), token);
                     }
                     Op::Forget(at_most) => {
                         if let Holders::Shared(Readers::Many(crowd)) = &mut kept {
@@ -497,19 +500,19 @@ mod tests {
                     }
                     Op::Next(ms) => {
                         now += ms;
-                        // Written, and read again.
+                        // The holds as written and read back.
                         let written = |hold: &Hold| Hold { renewed: false, ..hold.clone() };
                         let holds: Vec<Hold> = plain.iter().map(written).collect();
                         if let Holders::Shared(Readers::Many(crowd)) = &mut kept {
                             let crowd = Rc::make_mut(crowd);
-                            for touched in crowd.take_touched() {
+                            for touched in crowd.take_changes() {
                                 prop_assert_eq!(&touched.before, &fields.remove(&touched.owner));
-                                crowd.is_written(touched.owner.as_bytes());
+                                crowd.mark_written(touched.owner.as_bytes());
                                 if let Some(hold) = crowd.field(touched.owner.as_bytes()) {
                                     fields.insert(touched.owner, hold.clone());
                                 }
                             }
-                            prop_assert!(!crowd.is_touched());
+                            prop_assert!(!crowd.has_unwritten_changes());
                             prop_assert_eq!(crowd.fields(), fields.len());
                             prop_assert!(fields.values().all(|hold| crowd.field(hold.owner.as_bytes()) == Some(hold)));
                         } else if plain.mode() == Some(Mode::Shared) {
@@ -518,7 +521,7 @@ mod tests {
                         } else {
                             kept = Holders::from_holds(holds.clone()).unwrap();
                         }
-                        // What is over comes back if the clock is set back, as long as it has its field.
+                        // An expired hold with a field returns if the clock is set back.
                         let holds = if kept.crowd().is_some() { fields.values().cloned().collect() } else { holds };
                         plain = Holders::from_holds(holds).unwrap();
                         plain.end_leases(now);
@@ -531,7 +534,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crowd_knows_its_ends() {
+    fn a_crowd_answers_like_a_list() {
         let hold = |name: u8, expires_at| Hold {
             owner: owner(name),
             exclusive: 0,
@@ -545,11 +548,11 @@ mod tests {
         assert_eq!((crowd.fields(), crowd.len(), crowd.last_end()), (4, 3, Some(30)));
         let ended = |crowd: &Crowd| crowd.ended(9).map(|hold| hold.owner.clone()).collect::<Vec<_>>();
         assert_eq!(ended(&crowd), [owner(0)]);
-        assert_eq!(crowd.last_but(Some(b"d")).unwrap().owner, owner(2));
-        assert_eq!(crowd.last_but(None).unwrap().owner, owner(3));
-        crowd.judge_as_of(31);
-        assert_eq!((crowd.len(), crowd.last_end(), crowd.last_but(None)), (0, None, None));
-        crowd.judge_as_of(21);
+        assert_eq!(crowd.last_except(Some(b"d")).unwrap().owner, owner(2));
+        assert_eq!(crowd.last_except(None).unwrap().owner, owner(3));
+        crowd.set_now(31);
+        assert_eq!((crowd.len(), crowd.last_end(), crowd.last_except(None)), (0, None, None));
+        crowd.set_now(21);
         assert_eq!((crowd.len(), ended(&crowd)), (2, vec![owner(0), owner(1)]));
     }
 }

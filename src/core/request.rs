@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! What is asked for, what becomes of it, and what is stored beside a lock.
+//! Requests and their outcomes, and the records stored beside a lock.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -12,65 +12,66 @@ use smallvec::SmallVec;
 use super::lease::{Lease, SetLease};
 use super::{ConnectionId, LockId, Mode, MonoUs, Now, Owner, ReleaseScope, Token, WaiterId, WallMs, Wants};
 
-/// What an acquire asks for.
+/// An acquire.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Request {
     pub(crate) owner: Owner,
     pub(crate) wants: Wants,
-    /// Milliseconds that the lease runs from the grant.
+    /// Length of the lease from the grant, in milliseconds.
     pub(crate) lease_ms: i64,
-    /// The call gives no lease: what the owner has already is not shortened.
+    /// Whether the call gives no lease, so that the owner's current lease is not shortened.
     pub(crate) keeps_longer: bool,
-    /// A fencing token is wanted.
+    /// Whether the caller wants a fencing token.
     pub(crate) fence: bool,
-    /// The reply says who the owner is.
+    /// Whether the reply names the owner.
     pub(crate) names_owner: bool,
-    /// What makes a second call the same as the first.
+    /// The identity of the call, if it can be repeated.
     pub(crate) id: Option<RequestId>,
-    /// What is to happen when the connection closes.
+    /// The dependency of the hold on the connection.
     pub(crate) bind: Option<Bind>,
-    /// The connection that it comes from, for those who ask who holds the lock. Not known of all.
+    /// The caller's connection, for queries about holders. Unknown for some calls.
     pub(crate) client: Option<ConnectionId>,
-    /// More than its delivery is needed to confirm the grant: it is in flight even if it was granted at once.
-    pub(crate) confirmed_later: bool,
-    /// If it has to wait, no client is blocked: a message tells of the grant.
+    /// Whether the grant needs more than its delivery to be confirmed. Such a grant is in flight even if it
+    /// was made without a wait.
+    pub(crate) awaits_replicas: bool,
+    /// Set if the wait blocks no client and a message announces the grant.
     pub(crate) notify: Option<Rc<Notify>>,
 }
 
-/// How somebody is told that it is its turn whom the server does not block.
+/// Settings of a wait whose client is notified by a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Notify {
-    /// Where the message goes.
+    /// Destination of the message.
     pub(crate) inbox: Rc<[u8]>,
-    /// Whose wait it is: it ends with it.
+    /// Connection whose end also ends the wait.
     pub(crate) connection: ConnectionId,
-    /// For how many milliseconds the grant waits to be confirmed. No longer than the lease.
+    /// Time for the confirmation of the grant, in milliseconds. At most the lease.
     pub(crate) grace_ms: i64,
-    /// How many such waits a connection may have, if there is a limit.
+    /// Maximum number of such waits per connection, if it is limited.
     pub(crate) at_most: Option<usize>,
 }
 
-/// A message to somebody who waits, or was granted a lock and has not confirmed that.
+/// A message to the client of a wait, or of a grant that is not confirmed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Message {
     pub(crate) id: WaiterId,
     pub(crate) inbox: Rc<[u8]>,
     pub(crate) lock: LockId,
     pub(crate) request: RequestId,
-    pub(crate) news: News,
+    pub(crate) event: InboxEvent,
 }
 
-/// What a message says.
+/// The content of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum News {
-    /// It has the lock until its grace is over, and then if it confirms that.
+pub(crate) enum InboxEvent {
+    /// The lock is granted until the end of the grace, and for the whole lease if the client confirms.
     Granted,
-    /// It waits no more, and holds nothing by that request.
+    /// The wait is over, and its request holds nothing.
     Lost,
 }
 
 impl Request {
-    /// What a grant now does to the lease.
+    /// Returns the effect of a grant at this time on the lease.
     pub(super) fn set_lease(&self, now: Now) -> SetLease {
         let end = now.wall.saturating_add(self.lease_ms);
         if self.keeps_longer {
@@ -80,14 +81,15 @@ impl Request {
         }
     }
 
-    /// The lease that ends then, and is renewed as long as it was found if the call gives none.
+    /// Returns the lease that ends then. A call without a lease renews it with the length that is left, at
+    /// least the default.
     pub(super) fn lease(&self, end: WallMs, now: Now) -> Lease {
         let left = end.saturating_sub(now.wall);
         let ms = if self.keeps_longer { self.lease_ms.max(left) } else { self.lease_ms };
         Lease { ms, keeps_longer: self.keeps_longer, end }
     }
 
-    /// What a grant now does to the lease, if it is one after a wait.
+    /// Returns the effect on the lease of a grant after a wait.
     pub(super) fn set_lease_after_wait(&self, now: Now) -> SetLease {
         match &self.notify {
             Some(notify) => SetLease::AtLeast(now.wall.saturating_add(notify.grace_ms)),
@@ -105,43 +107,43 @@ impl Request {
     }
 }
 
-/// Names a call: one that has the same was made before. Cheap to clone.
+/// Identity of a call: a second call with the same id repeats the first. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct RequestId {
-    /// The owner as the call has it, and behind that the id.
+    /// The owner argument of the call, followed by the id.
     name: Rc<[u8]>,
-    /// How long the owner's name is.
-    asked: usize,
-    /// How many milliseconds its reply is remembered; not a part of the name.
+    /// Length of the owner argument.
+    owner_len: usize,
+    /// Time for which the reply is remembered, in milliseconds. Not part of the identity.
     pub(crate) ttl_ms: i64,
 }
 
 impl RequestId {
-    pub(crate) fn new(asked: &[u8], id: &[u8], ttl_ms: i64) -> RequestId {
-        let mut name: SmallVec<[u8; 128]> = SmallVec::from_slice(asked);
+    pub(crate) fn new(owner_argument: &[u8], id: &[u8], ttl_ms: i64) -> RequestId {
+        let mut name: SmallVec<[u8; 128]> = SmallVec::from_slice(owner_argument);
         name.extend_from_slice(id);
-        RequestId { name: Rc::from(&name[..]), asked: asked.len(), ttl_ms }
+        RequestId { name: Rc::from(&name[..]), owner_len: owner_argument.len(), ttl_ms }
     }
 
-    /// The owner as the call has it, which need not be the one that it gets.
-    pub(crate) fn asked(&self) -> &[u8] {
-        &self.name[..self.asked]
+    /// The owner argument of the call. The effective owner may differ.
+    pub(crate) fn owner_argument(&self) -> &[u8] {
+        &self.name[..self.owner_len]
     }
 
     pub(crate) fn id(&self) -> &[u8] {
-        &self.name[self.asked..]
+        &self.name[self.owner_len..]
     }
 }
 
 impl fmt::Debug for RequestId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "RequestId({} of {})", self.id().escape_ascii(), self.asked().escape_ascii())
+        write!(f, "RequestId({} of {})", self.id().escape_ascii(), self.owner_argument().escape_ascii())
     }
 }
 
 impl PartialEq for RequestId {
     fn eq(&self, other: &RequestId) -> bool {
-        self.asked == other.asked && self.name == other.name
+        self.owner_len == other.owner_len && self.name == other.name
     }
 }
 
@@ -149,44 +151,45 @@ impl Eq for RequestId {}
 
 impl Hash for RequestId {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        (self.asked, &self.name).hash(state);
+        (self.owner_len, &self.name).hash(state);
     }
 }
 
-/// How a hold depends on a connection.
+/// The way in which a hold depends on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bind {
     pub(crate) connection: ConnectionId,
-    /// As long as it is open, the lease is renewed.
+    /// Whether the lease is renewed while the connection is open.
     pub(crate) watchdog: bool,
-    /// For how many milliseconds from the grant, or from the renewal that asks for it, if there is a limit.
+    /// Maximum time of the renewals in milliseconds, counted from the grant, or from the renewal that
+    /// requests it.
     pub(crate) max_ms: Option<NonZeroU64>,
-    /// When it closes, the hold ends.
+    /// Whether the hold ends when the connection closes.
     pub(crate) ephemeral: bool,
 }
 
-/// What is to become of a request that cannot be granted at once.
+/// Whether a request that cannot be granted at once may wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Patience {
-    /// It is not queued.
-    Leaves,
-    /// It is queued.
-    Waits {
-        /// Until when; `None`: without limit.
+pub(crate) enum WaitPolicy {
+    /// The request is not queued.
+    NoWait,
+    /// The request is queued.
+    Wait {
+        /// Deadline of the wait; `None` if it has none.
         deadline: Option<MonoUs>,
-        /// How many may wait for one lock, if there is a limit.
+        /// Maximum number of waiters per lock, if it is limited.
         at_most: Option<usize>,
-        /// This server is the primary. On another one nobody can wait.
+        /// Whether this server is the primary. No request can wait on a replica.
         on_primary: bool,
     },
 }
 
-impl Patience {
-    /// Until when the caller is ready to wait.
+impl WaitPolicy {
+    /// Time until which the caller is willing to wait.
     pub(super) fn ready_until(self, now: Now) -> MonoUs {
         match self {
-            Patience::Leaves => now.mono,
-            Patience::Waits { deadline, .. } => deadline.unwrap_or(MonoUs::MAX),
+            WaitPolicy::NoWait => now.mono,
+            WaitPolicy::Wait { deadline, .. } => deadline.unwrap_or(MonoUs::MAX),
         }
     }
 }
@@ -194,140 +197,142 @@ impl Patience {
 /// The reply to a grant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Reply {
-    /// In which mode it was granted. The reply does not say so.
+    /// Granted mode. It is not part of the client's reply.
     pub(crate) mode: Mode,
-    /// How often the owner holds the lock.
+    /// Number of holds that the owner has.
     pub(crate) holds: i64,
-    /// Its fencing token, if that was asked for.
+    /// The fencing token, if the caller requested one.
     pub(crate) token: Option<Token>,
-    /// Who the owner is, if the reply says so.
-    // Behind a pointer, as most replies do not say so, and are passed on from hand to hand.
+    /// The owner, if the reply names it.
+    // Boxed because most replies do not name the owner, and replies are moved often.
     pub(crate) owner: Option<Box<Owner>>,
 }
 
-/// What became of an acquire.
+/// The outcome of an acquire.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Granted(Reply),
-    /// It is granted, and the grant in flight until it is confirmed, see [`Request::confirmed_later`].
+    /// The request is granted, and the grant is in flight until it is confirmed: see
+    /// [`Request::awaits_replicas`].
     InFlight(WaiterId),
-    /// It would have to wait.
+    /// The request would have to wait.
     Busy,
-    /// It would have to wait, though nobody is known to hold the lock: see
+    /// The request would have to wait although no holder is known: see
     /// [`LockManager::quarantine`](super::LockManager::quarantine).
     Quarantined,
-    /// It waits.
+    /// The request is queued.
     Queued(WaiterId),
     Refused(Refusal),
 }
 
-/// How a wait ended. Each waiter gets exactly one, unless it left by itself
+/// The end of a wait. Each waiter gets exactly one decision, unless it left by itself
 /// ([`LockManager::leave`](super::LockManager::leave)).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Decision {
-    /// It has the lock.
+    /// The lock is granted.
     Granted(Reply),
-    /// It has all the locks that it waited for, in the order in which it named them.
+    /// All locks are granted. The replies are in the order of the call's keys.
     GrantedAll(Rc<[Reply]>),
-    /// Its time to wait is over.
+    /// The deadline has passed.
     TimedOut,
-    /// The key holds something that is no lock.
+    /// The key does not hold a lock.
     WrongType,
-    /// The lock's slot is served by another node of the cluster now.
+    /// Another node of the cluster now serves the lock's slot.
     Moved,
-    /// The request came again, and that call waits at its position.
+    /// The request was repeated, and that call took over the position.
     Superseded,
     /// The request was cancelled.
     Cancelled,
-    /// This server is not the primary any more.
+    /// This server is no longer the primary.
     Demoted,
-    /// It was granted the lock, and the hold has ended before the grant was confirmed. Or its connection confirms nothing.
+    /// The hold ended before its grant was confirmed, or the connection does not confirm its grants.
     Lost,
     Refused(Refusal),
 }
 
-/// What a release asks for.
+/// A release.
 #[derive(Clone, Debug)]
 pub(crate) struct Release {
     pub(crate) owner: Owner,
     pub(crate) scope: ReleaseScope,
-    /// How long the lease of what is left shall be, in milliseconds.
+    /// New lease of the remaining holds, in milliseconds.
     pub(crate) lease_ms: Option<i64>,
     pub(crate) id: Option<RequestId>,
 }
 
-/// Why a release was refused.
+/// The reason why a release was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotReleased {
     NotOwner,
     Refused(Refusal),
 }
 
-/// What a renewal asks for.
+/// A renewal.
 #[derive(Clone, Debug)]
 pub(crate) struct Renewal {
     pub(crate) owner: Owner,
     pub(crate) lease_ms: i64,
     pub(crate) bind: Option<Bind>,
-    /// As with [`Request::client`].
+    /// The caller's connection, for queries about holders. Unknown for some calls.
     pub(crate) client: Option<ConnectionId>,
 }
 
-/// Why a request that nobody's hold excludes is refused all the same.
+/// The reason for refusing a request that no hold excludes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// The hold count cannot grow any more.
+    /// The hold count is at its maximum.
     Overflow,
-    /// As many wait as may.
+    /// The lock has the maximum number of waiters.
     TooManyWaiters,
-    /// As many waits that are told by messages belong to this connection as may.
+    /// The connection has the maximum number of waits with `NOTIFY`.
     TooManyNotified,
     /// This server is a replica.
     Replica,
-    /// The key of the fencing counter holds something else.
+    /// The key of the fencing counter does not hold a counter.
     NoCounter,
-    /// The fencing counter cannot grow any more.
+    /// The fencing counter is at its maximum.
     CounterFull,
-    /// The fencing counter is at another node already, or will be, as the lock's slot moves key by key.
+    /// The fencing counter is at another node, or will be: the lock's slot is moving key by key.
     CounterMoved,
-    /// The key in which the reply is remembered holds something else.
+    /// The key of the request's record does not hold a record.
     NoRecord,
     /// The request was cancelled before.
     Cancelled,
-    /// The server's memory is full, and nothing may be remembered that is not known yet.
+    /// The server's memory is full, and this call would need more.
     NoMemory,
-    /// That key belongs to a request of another owner whose name and id, put together, look the same.
+    /// The key of the record belongs to another owner's request: both names and ids concatenate to the same
+    /// string.
     OthersRecord,
 }
 
-/// What is stored beside the holders of one lock. Changes are written together with them.
+/// The records stored beside the holders of one lock. Changes are written together with the holders.
 pub(crate) trait Records {
-    /// A token that is greater than all that were taken before, and than `above`.
+    /// Takes a token greater than all earlier tokens and than `above`.
     fn next_token(&mut self, above: Option<Token>) -> Result<Token, Refusal>;
-    /// Whether there is one. Changes nothing.
+    /// Checks that a next token exists, without a change.
     fn has_next_token(&mut self, above: Option<Token>) -> Result<(), Refusal>;
     /// The reply to this acquire, if it was made before; [`Refusal::Cancelled`] if it was cancelled.
     fn granted(&mut self, id: &RequestId) -> Result<Option<Reply>, Refusal>;
     /// The reply to this release, if it was made before.
     fn released(&mut self, id: &RequestId) -> Result<Option<i64>, Refusal>;
-    /// If this acquire was cancelled before, whether there was anything to undo.
+    /// Whether the cancel of this acquire undid anything; `None` if the acquire was not cancelled.
     fn cancelled(&mut self, id: &RequestId) -> Result<Option<bool>, Refusal>;
-    /// How many milliseconds the reply to a call that comes now is remembered.
+    /// Time for which the reply to a call is remembered, in milliseconds.
     fn request_ttl_ms(&self) -> i64;
-    /// The acquire is cancelled, whether it was made before or will be.
+    /// Records that the acquire is cancelled, even if it has not arrived yet.
     fn remember_cancel(&mut self, id: &RequestId, undone: bool, now: Now);
-    /// False if the server's memory is full.
+    /// Whether the server has memory for a new record.
     fn may_grow(&mut self) -> bool;
     fn remember_grant(&mut self, id: &RequestId, reply: &Reply, now: Now);
-    /// The same of a grant that is still to be confirmed, for as long as it waits for that.
+    /// Records a grant that must still be confirmed, until the end of its grace.
     fn remember_unconfirmed(&mut self, id: &RequestId, reply: &Reply, grace_ms: i64, now: Now);
-    /// True if what is remembered of a grant is that it is still to be confirmed.
+    /// Whether the recorded grant must still be confirmed.
     fn is_unconfirmed(&mut self, id: &RequestId) -> bool;
     fn remember_release(&mut self, id: &RequestId, left: i64, now: Now);
-    /// The grant was revoked: the next call with this id is a new one.
+    /// Deletes the record of a revoked grant: the next call with this id is a new one.
     fn forget_grant(&mut self, id: &RequestId);
-    /// True if the lock's channel has subscribers, so that external clients may wait for it.
+    /// Whether the lock's channel has subscribers, so that external clients may wait for the lock.
     fn has_listeners(&mut self) -> bool;
-    /// It is to be announced that the lock is free, when what has changed is written.
+    /// Announces that the lock is free, once the changes are written.
     fn announce(&mut self);
 }

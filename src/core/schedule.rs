@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! What is to happen when: one time for each thing, moved and unset by the thing's name.
+//! Schedules: at most one time per key, which can be moved and removed by the key.
 
 use std::collections::BTreeSet;
 use std::hash::Hash;
@@ -9,11 +9,11 @@ use foldhash::HashMap;
 
 use super::spare::free_spare;
 
-/// Times of things. A thing has one time at most.
+/// Times by key. A key has at most one time.
 pub(crate) struct Schedule<T, K> {
-    /// When each of them is due.
+    /// Time of each key.
     at: HashMap<K, T>,
-    /// All that is in `at`, in the order of the times.
+    /// All entries of `at`, ordered by time.
     due: BTreeSet<(T, K)>,
 }
 
@@ -24,7 +24,7 @@ impl<T, K> Default for Schedule<T, K> {
 }
 
 impl<T: Copy + Ord, K: Clone + Ord + Hash> Schedule<T, K> {
-    /// Sets when this is due, whenever it was due before; `None` takes it off the schedule.
+    /// Sets the time of a key, replacing its previous time. `None` removes it.
     pub(crate) fn set(&mut self, key: &K, at: Option<T>) {
         let before = match at {
             Some(at) => self.at.insert(key.clone(), at),
@@ -46,17 +46,17 @@ impl<T: Copy + Ord, K: Clone + Ord + Hash> Schedule<T, K> {
         }
     }
 
-    /// When this is due.
+    /// The time of a key.
     pub(super) fn get(&self, key: &K) -> Option<T> {
         self.at.get(key).copied()
     }
 
-    /// When the next thing is due.
+    /// The earliest time.
     pub(crate) fn first(&self) -> Option<T> {
         self.due.first().map(|(at, _)| *at)
     }
 
-    /// Takes the next thing off the schedule, if it is due by then.
+    /// Removes and returns the earliest key, if it is due by then.
     pub(super) fn pop_due(&mut self, by: T) -> Option<K> {
         if self.first()? > by {
             return None;
@@ -67,7 +67,7 @@ impl<T: Copy + Ord, K: Clone + Ord + Hash> Schedule<T, K> {
         Some(key)
     }
 
-    /// Everything, in the order of the times.
+    /// Iterates over all entries, ordered by time.
     #[cfg(test)]
     pub(super) fn iter(&self) -> impl Iterator<Item = (T, &K)> {
         self.due.iter().map(|(at, key)| (*at, key))
@@ -82,7 +82,7 @@ impl<T: Copy + Ord, K: Clone + Ord + Hash> Schedule<T, K> {
     }
 }
 
-/// Times of things that each keep their own, so that nothing is looked up.
+/// A schedule whose keys store their own times, which saves a look-up.
 pub(super) struct Calendar<T, K>(BTreeSet<(T, K)>);
 
 impl<T, K> Default for Calendar<T, K> {
@@ -92,7 +92,7 @@ impl<T, K> Default for Calendar<T, K> {
 }
 
 impl<T: Copy + Ord, K: Copy + Ord> Calendar<T, K> {
-    /// Sets when this is due, which was due at `planned` before; `None` takes it off the calendar.
+    /// Sets the time of a key whose previous time is `planned`, and updates `planned`. `None` removes it.
     pub(super) fn set(&mut self, key: K, planned: &mut Option<T>, at: Option<T>) {
         if *planned == at {
             return;
@@ -105,12 +105,13 @@ impl<T: Copy + Ord, K: Copy + Ord> Calendar<T, K> {
         }
     }
 
-    /// When the next thing is due.
+    /// The earliest time.
     pub(super) fn first(&self) -> Option<T> {
         self.0.first().map(|(at, _)| *at)
     }
 
-    /// Takes the next thing off the calendar, if it is due by then. What it keeps as its time is to be unset.
+    /// Removes and returns the earliest key, if it is due by then. The caller resets the time that the key
+    /// stores.
     pub(super) fn pop_due(&mut self, by: T) -> Option<K> {
         if self.first()? > by {
             return None;
@@ -118,7 +119,7 @@ impl<T: Copy + Ord, K: Copy + Ord> Calendar<T, K> {
         self.0.pop_first().map(|(_, key)| key)
     }
 
-    /// Everything, in the order of the times.
+    /// Iterates over all entries, ordered by time.
     #[cfg(test)]
     pub(super) fn iter(&self) -> impl Iterator<Item = (T, K)> + '_ {
         self.0.iter().copied()
@@ -133,7 +134,7 @@ impl<T: Copy + Ord, K: Copy + Ord> Calendar<T, K> {
     }
 }
 
-/// The earlier of two times, of those that are there.
+/// The earlier of two optional times.
 pub(super) fn earlier<T: Ord>(a: Option<T>, b: Option<T>) -> Option<T> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a.min(b)),
@@ -146,7 +147,7 @@ mod tests {
     use super::{Calendar, Schedule};
 
     #[test]
-    fn a_thing_that_keeps_its_time_has_one() {
+    fn a_calendar_key_has_one_time() {
         let (mut calendar, mut a, mut b) = (Calendar::default(), None, None);
         calendar.set('a', &mut a, Some(5));
         calendar.set('b', &mut b, Some(3));
@@ -160,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thing_has_one_time_and_is_taken_when_it_comes() {
+    fn a_key_is_taken_when_its_time_comes() {
         let mut schedule = Schedule::default();
         schedule.set(&'a', Some(5));
         schedule.set(&'b', Some(3));

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
 
-//! Waits that are still to be searched for whether they wait for their own owners: those that came to wait for somebody after they
-//! began, and those whose search was too long for the call that they began with.
+//! Waits to be searched for cycles: waits that got new blockers after they began, and waits whose first
+//! search was too long for their call.
 //!
-//! The timer searches one at a time, in portions. After each portion the server serves its clients for a few milliseconds.
+//! The timer searches one at a time, in portions. After each portion the server serves its clients for a few
+//! milliseconds.
 
 use std::collections::VecDeque;
 
@@ -15,46 +16,46 @@ use super::{MonoUs, WaiterId};
 /// Time between two portions, in microseconds.
 const PAUSE_US: MonoUs = 8_000;
 
-/// Those waits.
+/// The waits to be searched.
 #[derive(Default)]
 pub(super) struct Searches {
     waits: VecDeque<WaiterId>,
-    /// The same, to find out whether one is in.
+    /// A set of these waits, for look-ups.
     known: HashSet<WaiterId>,
-    /// The search that was interrupted, and how often waits had moved when it began.
-    put_off: Option<(Box<Search>, u64)>,
-    /// How often a wait has moved in its queue.
+    /// The interrupted search, with the value of `moves` at its start.
+    suspended: Option<(Box<Search>, u64)>,
+    /// Number of moves of waits within their queues.
     moves: u64,
     /// Start of the next portion.
     next_portion: MonoUs,
 }
 
-/// What is to be searched next.
+/// The next search.
 pub(super) enum Next {
     Begin(WaiterId),
     GoOn(Box<Search>),
 }
 
 impl Searches {
-    /// This wait may have come to wait for its own owner.
+    /// Adds a wait that may wait for its own owner now.
     pub(super) fn insert(&mut self, id: WaiterId) {
         if self.known.insert(id) {
             self.waits.push_back(id);
         }
     }
 
-    /// A wait stands at another place in its queue. An interrupted search may have passed the new one.
-    pub(super) fn has_moved(&mut self) {
+    /// Notes that a wait has moved in its queue. An interrupted search may have passed its new position.
+    pub(super) fn note_move(&mut self) {
         self.moves += 1;
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.put_off.is_none() && self.waits.is_empty()
+        self.suspended.is_none() && self.waits.is_empty()
     }
 
     /// Number of waits to search.
     pub(super) fn len(&self) -> usize {
-        self.waits.len() + usize::from(self.put_off.is_some())
+        self.waits.len() + usize::from(self.suspended.is_some())
     }
 
     /// Start of the next portion; `None` if no search is left.
@@ -68,7 +69,7 @@ impl Searches {
     }
 
     pub(super) fn take_next(&mut self) -> Option<Next> {
-        if let Some((search, moves)) = self.put_off.take() {
+        if let Some((search, moves)) = self.suspended.take() {
             return match search.of_wait() {
                 Some(id) if moves != self.moves => Some(Next::Begin(id)),
                 _ => Some(Next::GoOn(search)),
@@ -77,14 +78,14 @@ impl Searches {
         let id = self.waits.pop_front()?;
         self.known.remove(&id);
         if self.waits.is_empty() {
-            // The memory of a crowd.
+            // Frees excess memory.
             *self = Searches { moves: self.moves, next_portion: self.next_portion, ..Searches::default() };
         }
         Some(Next::Begin(id))
     }
 
-    /// This search was interrupted.
-    pub(super) fn put_off(&mut self, search: Search) {
-        self.put_off = Some((Box::new(search), self.moves));
+    /// Stores an interrupted search.
+    pub(super) fn suspend_search(&mut self, search: Search) {
+        self.suspended = Some((Box::new(search), self.moves));
     }
 }

@@ -1,25 +1,26 @@
 // SPDX-License-Identifier: MIT
 
-//! The memory of crowds that have gone.
+//! Frees unused capacity after many entries have left a collection.
 
 use std::hash::Hash;
 
 use foldhash::HashMap;
 
-/// A map with room for so many keeps it.
-const KEPT: usize = 128;
+/// Capacity that a map always keeps.
+const MIN_CAPACITY: usize = 128;
 
-/// So many times what a map has is too much room for it: to make it smaller costs less than what has gone did.
-const TOO_MUCH: usize = 8;
+/// Ratio of capacity to entries above which a map shrinks. Shrinking then costs less than the removals before
+/// it did.
+const MAX_CAPACITY_RATIO: usize = 8;
 
-/// True if something with so many entries has far more room than that.
+/// Whether a collection has far more capacity than entries.
 #[inline(always)]
 pub(crate) fn is_too_large(room: usize, len: usize) -> bool {
-    room > KEPT && room / TOO_MUCH > len
+    room > MIN_CAPACITY && room / MAX_CAPACITY_RATIO > len
 }
 
-/// Frees the room that a map has for a crowd that has gone. To be called whenever something was taken out of it: so memory comes
-/// back however the last of a crowd goes.
+/// Shrinks a map with excess capacity. Call it after every removal, so that memory returns whichever entry is
+/// the last to leave.
 #[inline(always)]
 pub(crate) fn free_spare<K: Eq + Hash, V>(map: &mut HashMap<K, V>) {
     if is_too_large(map.capacity(), map.len()) {
@@ -36,7 +37,7 @@ fn shrink<K: Eq + Hash, V>(map: &mut HashMap<K, V>) {
 mod tests {
     use foldhash::HashMap;
 
-    use super::{free_spare, KEPT};
+    use super::{free_spare, MIN_CAPACITY};
 
     #[test]
     fn a_map_is_never_far_larger_than_needed() {
@@ -44,8 +45,8 @@ mod tests {
         for number in 0..100_000 {
             map.remove(&number);
             free_spare(&mut map);
-            assert!(map.capacity() <= KEPT || map.capacity() / 8 <= map.len());
+            assert!(map.capacity() <= MIN_CAPACITY || map.capacity() / 8 <= map.len());
         }
-        assert!(map.is_empty() && map.capacity() <= KEPT);
+        assert!(map.is_empty() && map.capacity() <= MIN_CAPACITY);
     }
 }

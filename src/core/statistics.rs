@@ -1,65 +1,65 @@
 // SPDX-License-Identifier: MIT
 
-//! What is counted of calls, waits and holds: in constant memory, whatever the number of locks.
+//! Counters of calls, waits and holds, in constant memory for any number of locks.
 
 use foldhash::HashMap;
 use hdrhistogram::Histogram;
 
 use super::{LockId, MonoUs};
 
-/// The longest time that is told from longer ones: a week, in microseconds.
+/// Longest time that is recorded exactly: a week, in microseconds.
 const LONGEST_US: u64 = 7 * 24 * 3_600 * 1_000_000;
 
-/// Significant digits of times: they are told to a hundredth.
+/// Significant digits of recorded times: a resolution of one percent.
 const DIGITS: u8 = 2;
 
-/// Of how many locks it is known how long they were waited for. More than anybody looks at: those at the end are the least
-/// certain.
-const TOP: usize = 128;
+/// Number of locks in the list of the longest waits. More than operators look at, since the last entries are
+/// the least certain.
+const TOP_LOCKS: usize = 128;
 
-/// Locks with longer names are not among them, for the sake of memory.
-const LONGEST_KEY: usize = 1024;
+/// Locks with longer names are left out, to limit memory.
+const MAX_TOP_KEY_LEN: usize = 1024;
 
-/// What is counted.
+/// Counters of events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Counted {
-    /// Acquires of owners that held nothing, granted without a wait.
+    /// Acquires by owners without a hold, granted without a wait.
     GrantedAtOnce,
     /// Waits that ended with a grant.
     GrantedAfterWaiting,
-    /// Acquires of owners that held the lock already, granted without a wait.
+    /// Acquires by owners that already held the lock, granted without a wait.
     Reentered,
     /// Acquires that got the reply of an earlier one with the same request id.
     Repeated,
-    /// Acquires that were not granted, and were not to wait.
+    /// Acquires that were neither granted nor queued.
     Busy,
-    /// Waits whose time was over.
+    /// Waits whose deadline passed.
     TimedOut,
-    /// Acquires that were undone by a cancellation.
+    /// Acquires undone by `LOCK.CANCEL`.
     Cancelled,
     Released,
-    /// Leases that were set anew by a call.
+    /// Leases renewed by a call.
     Renewed,
-    /// Leases that were set anew by a watchdog.
+    /// Leases renewed by a watchdog.
     RenewedByWatchdog,
-    /// Locks that were broken while somebody held them.
+    /// Held locks that were broken.
     Broken,
     /// Holds that ended with a connection.
     ReleasedOnDisconnect,
-    /// Fencing tokens that were taken.
+    /// Fencing tokens taken.
     Token,
-    /// Grants of which clients were told by messages, and which they have confirmed.
+    /// Grants with `NOTIFY` that clients confirmed.
     Confirmed,
-    /// Those that they have not confirmed in time, or of which nobody heard.
+    /// Grants with `NOTIFY` that clients did not confirm in time, or whose message had no subscriber.
     NotConfirmed,
-    /// Waits that ended as their connections have not confirmed others.
+    /// Waits dropped because their connection did not confirm other grants.
     Dropped,
 }
 
-/// How many there are.
+/// Number of counters.
 const COUNTED: usize = Counted::Dropped as usize + 1;
 
-/// How long something took: how often, and the time below which so many of them were, in microseconds.
+/// Percentiles of a duration, in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Times {
     pub(crate) p50: u64,
@@ -68,12 +68,12 @@ pub(crate) struct Times {
     pub(crate) max: u64,
 }
 
-/// Times, told apart to a hundredth.
+/// A histogram of durations with a resolution of one percent.
 struct Recorded(Option<Histogram<u64>>);
 
 impl Default for Recorded {
     fn default() -> Recorded {
-        // The bounds are right, so that it is always there.
+        // The bounds are valid, so the histogram always exists.
         Recorded(Histogram::new_with_bounds(1, LONGEST_US, DIGITS).ok())
     }
 }
@@ -93,21 +93,22 @@ impl Recorded {
     }
 }
 
-/// How long a lock was waited for, by all together.
+/// Total time that a lock was waited for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Waited {
     pub(crate) lock: LockId,
-    /// How many waits have ended.
+    /// Number of waits that have ended.
     pub(crate) waits: u64,
-    /// How long they were together. It may be too much by `over_us`, never too little.
+    /// Total duration of these waits in microseconds. The value is too high by at most `over_us`, and never
+    /// too low.
     pub(crate) waited_us: u64,
     pub(crate) longest_us: u64,
-    /// What another lock had waited whose place this one has taken.
+    /// Total of the lock that this entry has replaced, in microseconds.
     pub(crate) over_us: u64,
 }
 
-/// The locks that were waited for longest. Who is not among them takes the place of the last with what that had: so none
-/// with much is ever missing ("space saving", Metwally et al. 2005).
+/// The locks with the longest total waits. A new lock replaces the last entry and starts with its total. So
+/// no lock with a large total is ever missing ("space saving", Metwally et al. 2005).
 #[derive(Default)]
 struct Top {
     entries: Vec<Waited>,
@@ -132,11 +133,11 @@ impl Top {
     fn insert(&mut self, lock: &LockId) -> u32 {
         let new =
             |over_us| Waited { lock: lock.clone(), waits: 0, waited_us: over_us, longest_us: 0, over_us };
-        let place = if self.entries.len() < TOP {
+        let place = if self.entries.len() < TOP_LOCKS {
             self.entries.push(new(0));
             self.entries.len() - 1
         } else {
-            let last = (0..TOP).min_by_key(|place| self.entries[*place].waited_us).unwrap_or(0);
+            let last = (0..TOP_LOCKS).min_by_key(|place| self.entries[*place].waited_us).unwrap_or(0);
             self.places.remove(&self.entries[last].lock);
             self.entries[last] = new(self.entries[last].waited_us);
             last
@@ -147,19 +148,19 @@ impl Top {
     }
 }
 
-/// All that is counted.
+/// All counters, durations and peaks.
 #[derive(Default)]
 pub(crate) struct Statistics {
     counts: [u64; COUNTED],
     waits: Recorded,
     holds: Recorded,
     top: Top,
-    /// How many locks are waited for.
+    /// Number of locks with waiters.
     contended: usize,
-    most_contended: usize,
-    most_waiters: usize,
-    most_watchdogs: usize,
-    most_ephemeral: usize,
+    peak_contended: usize,
+    peak_waiters: usize,
+    peak_watchdogs: usize,
+    peak_ephemeral: usize,
 }
 
 impl Statistics {
@@ -173,40 +174,40 @@ impl Statistics {
         self.counts[what as usize] += how_many as u64;
     }
 
-    /// A wait has ended, with a grant or as its time was over.
-    /// `place` is where the lock was found last, or anything.
+    /// Records the end of a wait, by a grant or its deadline. `place` is the lock's last known index in the
+    /// top list, or any number.
     #[inline(always)]
     pub(super) fn waited(&mut self, lock: &LockId, place: &mut u32, us: MonoUs) {
         self.waits.record(us);
-        if lock.key.len() <= LONGEST_KEY {
+        if lock.key.len() <= MAX_TOP_KEY_LEN {
             self.top.record(lock, place, us);
         }
     }
 
-    /// An exclusive hold was given back.
+    /// Records the duration of an exclusive hold.
     #[inline(always)]
     pub(super) fn held(&mut self, us: MonoUs) {
         self.holds.record(us);
     }
 
-    /// So many wait now.
-    pub(super) fn has_waiters(&mut self, waiters: usize) {
-        self.most_waiters = self.most_waiters.max(waiters);
+    /// Records the current number of waiters.
+    pub(super) fn record_waiters(&mut self, waiters: usize) {
+        self.peak_waiters = self.peak_waiters.max(waiters);
     }
 
-    /// So many leases are renewed now, and so many holds end with a connection.
+    /// Records the current numbers of renewed leases and of holds that end with a connection.
     pub(super) fn has_bound(&mut self, (watchdogs, ephemeral): (usize, usize)) {
-        self.most_watchdogs = self.most_watchdogs.max(watchdogs);
-        self.most_ephemeral = self.most_ephemeral.max(ephemeral);
+        self.peak_watchdogs = self.peak_watchdogs.max(watchdogs);
+        self.peak_ephemeral = self.peak_ephemeral.max(ephemeral);
     }
 
-    /// A lock is waited for that was not before.
+    /// Counts a lock that has its first waiter.
     pub(super) fn contention_begins(&mut self) {
         self.contended += 1;
-        self.most_contended = self.most_contended.max(self.contended);
+        self.peak_contended = self.peak_contended.max(self.contended);
     }
 
-    /// A lock is not waited for any more.
+    /// Uncounts a lock whose last waiter has left.
     pub(super) fn contention_ends(&mut self) {
         self.contended -= 1;
     }
@@ -215,28 +216,27 @@ impl Statistics {
         self.counts[of as usize]
     }
 
-    /// How many locks are waited for now.
+    /// Number of locks with waiters.
     pub(crate) fn contended(&self) -> usize {
         self.contended
     }
 
-    /// How many locks were waited for at most, how many waited, how many leases were renewed, and how many holds depended on a
-    /// connection.
+    /// Peaks: locks with waiters, waiters, renewed leases, and holds that end with a connection.
     pub(crate) fn most(&self) -> [usize; 4] {
-        [self.most_contended, self.most_waiters, self.most_watchdogs, self.most_ephemeral]
+        [self.peak_contended, self.peak_waiters, self.peak_watchdogs, self.peak_ephemeral]
     }
 
-    /// How long was waited, until a grant or in vain.
+    /// Durations of waits, whether granted or timed out.
     pub(crate) fn wait_times(&self) -> Times {
         self.waits.times()
     }
 
-    /// How long locks were held exclusively, of which something was remembered when they were granted.
+    /// Durations of exclusive holds of locks that were in the table at the grant.
     pub(crate) fn hold_times(&self) -> Times {
         self.holds.times()
     }
 
-    /// The locks of a database that were waited for longest, by all together, beginning with the longest.
+    /// The locks of a database with the longest total waits, the longest first.
     pub(crate) fn longest_waited(&self, db: i32) -> Vec<&Waited> {
         let mut top: Vec<&Waited> = self.top.entries.iter().filter(|entry| entry.lock.db == db).collect();
         top.sort_by(|a, b| b.waited_us.cmp(&a.waited_us).then_with(|| a.lock.cmp(&b.lock)));
@@ -246,7 +246,7 @@ impl Statistics {
 
 #[cfg(test)]
 mod tests {
-    use super::{Statistics, Times, TOP};
+    use super::{Statistics, Times, TOP_LOCKS};
     use crate::core::LockId;
 
     fn lock(name: u64) -> LockId {
@@ -263,7 +263,7 @@ mod tests {
             }
         }
         let top = statistics.longest_waited(0);
-        assert_eq!(top.len(), TOP);
+        assert_eq!(top.len(), TOP_LOCKS);
         assert_eq!(top[0].lock, lock(7));
         let truth = 100_000 * 5_000 + 1_000;
         assert!(top[0].waited_us - top[0].over_us <= truth && truth <= top[0].waited_us);
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_told_to_a_hundredth() {
+    fn times_are_exact_to_one_percent() {
         let mut statistics = Statistics::default();
         assert_eq!(statistics.hold_times(), Times::default());
         for ms in 1..=1000 {
@@ -282,7 +282,7 @@ mod tests {
         for (found, wanted) in [(p50, 500_000), (p99, 990_000), (p999, 999_000), (max, 1_000_000)] {
             assert!(found >= wanted && found <= wanted + wanted / 100, "{found} instead of {wanted}");
         }
-        // Nothing is too short or too long.
+        // No duration is too short or too long to record.
         for us in [0, u64::MAX] {
             statistics.held(us);
         }

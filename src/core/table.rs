@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-//! The locks about which something is remembered, by name and by handle, and which of them are ready to be reconciled.
+//! The locks with state in memory, by name and by handle, and the list of those that are ready to be
+//! reconciled.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -11,8 +12,8 @@ use foldhash::HashMap;
 use super::spare::free_spare;
 use super::{LockId, LockRef};
 
-/// The handle of a lock in a [`LockTable`]: cheap to copy, and never that of another lock. It leads nowhere when the table
-/// has forgotten its lock.
+/// Handle of a lock in a [`LockTable`]. Cheap to copy and never reused for another lock. It is dangling once
+/// the table has forgotten its lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct LockIdx {
     slot: u32,
@@ -26,35 +27,35 @@ impl LockIdx {
     }
 }
 
-/// A lock with its handle, if it had one when it was looked up by name. What happens until it is used may make it another
-/// one: a key that is opened may turn out to be expired.
+/// A lock with its handle, if it had one at the look-up by name. The handle may be outdated at its use:
+/// opening a key may find that it has expired.
 #[derive(Clone, Copy)]
-pub(crate) struct Known<'a> {
+pub(crate) struct LockLookup<'a> {
     name: LockRef<'a>,
     lock: Option<LockIdx>,
-    /// How often the table had changed then.
+    /// Number of changes of the table at the look-up.
     changes: u64,
 }
 
-/// What is remembered about the locks that anything is remembered about.
+/// The state of all locks that have any.
 pub(super) struct LockTable<S> {
-    /// By database, of which there are few, then by key, so that a look-up needs no owned key. A database that had locks keeps
-    /// its map.
+    /// Handles by database, of which few exist, then by key, so that a look-up needs no owned key. A database
+    /// that had locks keeps its map.
     names: BTreeMap<i32, HashMap<Rc<[u8]>, LockIdx>>,
     slots: Vec<Slot<S>>,
-    /// The slots without a lock.
+    /// Slots without a lock.
     free: Vec<u32>,
-    /// The generation of slots that are made: no handle of a slot that was there before has it.
+    /// Generation of new slots. No handle of an earlier slot has it.
     first_generation: u32,
-    /// The locks that are to be reconciled soon, in the order in which they became ready.
+    /// Locks to reconcile soon, in the order in which they became ready.
     ready: BTreeMap<u64, LockIdx>,
-    /// How often a lock was marked so.
+    /// Number of times that a lock was marked as ready.
     marks: u64,
-    /// How often a lock was added or forgotten.
+    /// Number of locks added or forgotten.
     changes: u64,
-    /// How many locks there were at most.
+    /// Peak number of locks.
     most: usize,
-    /// The one that was added or found last: mostly it is asked for again.
+    /// The lock added or found last, which is usually the next one to be looked up.
     last: Cell<Option<LockIdx>>,
 }
 
@@ -65,15 +66,15 @@ struct Slot<S> {
 
 struct Named<S> {
     id: LockId,
-    /// Where it stands in [`LockTable::ready`].
+    /// The lock's key in [`LockTable::ready`].
     ready: Option<u64>,
     state: S,
 }
 
-/// With more slots than this, an empty table gives its memory back.
-const KEPT_SLOTS: usize = 1024;
+/// An empty table with more slots than this frees its memory.
+const MAX_IDLE_SLOTS: usize = 1024;
 
-impl<'a> Known<'a> {
+impl<'a> LockLookup<'a> {
     pub(crate) fn name(self) -> LockRef<'a> {
         self.name
     }
@@ -96,11 +97,11 @@ impl<S> Default for LockTable<S> {
 }
 
 impl<S: Default> LockTable<S> {
-    /// The handle of a lock that something is remembered about.
+    /// The handle of a lock with state in the table.
     #[inline(always)]
     pub(super) fn find(&self, lock: LockRef<'_>) -> Option<LockIdx> {
         if let Some(last) = self.last.get() {
-            // If it was forgotten, its handle leads nowhere.
+            // The handle of a forgotten lock is dangling.
             if self.named(last).is_some_and(|named| named.id.as_ref() == lock) {
                 return Some(last);
             }
@@ -112,13 +113,13 @@ impl<S: Default> LockTable<S> {
 
     /// Looks up a lock by its name.
     #[inline]
-    pub(super) fn look_up<'a>(&self, name: LockRef<'a>) -> Known<'a> {
-        Known { name, lock: self.find(name), changes: self.changes }
+    pub(super) fn look_up<'a>(&self, name: LockRef<'a>) -> LockLookup<'a> {
+        LockLookup { name, lock: self.find(name), changes: self.changes }
     }
 
-    /// The handle that the lock has now.
+    /// The current handle of a lock that was looked up before.
     #[inline]
-    pub(super) fn handle_of(&self, known: Known<'_>) -> Option<LockIdx> {
+    pub(super) fn handle_of(&self, known: LockLookup<'_>) -> Option<LockIdx> {
         if known.changes == self.changes {
             known.lock
         } else {
@@ -126,7 +127,7 @@ impl<S: Default> LockTable<S> {
         }
     }
 
-    /// The handle of a lock; an unknown one is remembered from now on, with nothing about it.
+    /// The handle of a lock. A lock without state gets an empty one.
     pub(super) fn find_or_insert(&mut self, lock: LockRef<'_>) -> LockIdx {
         match self.find(lock) {
             Some(idx) => idx,
@@ -134,7 +135,7 @@ impl<S: Default> LockTable<S> {
         }
     }
 
-    /// The handle of a lock that is unknown; it is remembered from now on, with nothing about it.
+    /// Adds a lock that is not in the table, with empty state.
     pub(super) fn insert(&mut self, lock: LockRef<'_>) -> LockIdx {
         self.changes += 1;
         let key: Rc<[u8]> = Rc::from(lock.key);
@@ -146,7 +147,7 @@ impl<S: Default> LockTable<S> {
             }
         };
         let place = &mut self.slots[slot as usize];
-        // What is remembered of a lock is large: it is put together where it stays.
+        // The state of a lock is large: it is built in place.
         place.lock =
             Some(Named { id: LockId { db: lock.db, key: key.clone() }, ready: None, state: S::default() });
         let idx = LockIdx { slot, generation: place.generation };
@@ -165,7 +166,7 @@ impl<S: Default> LockTable<S> {
         slot.lock.as_mut()
     }
 
-    /// What is remembered about a lock; `None` if the table has forgotten it.
+    /// The state of a lock; `None` if the table has forgotten it.
     pub(super) fn get(&self, idx: LockIdx) -> Option<&S> {
         self.named(idx).map(|named| &named.state)
     }
@@ -174,7 +175,7 @@ impl<S: Default> LockTable<S> {
         self.named_mut(idx).map(|named| &mut named.state)
     }
 
-    /// The name of a lock, and what is remembered about it.
+    /// The name and the state of a lock.
     pub(super) fn named_state(&mut self, idx: LockIdx) -> Option<(&LockId, &mut S)> {
         self.named_mut(idx).map(|named| (&named.id, &mut named.state))
     }
@@ -202,9 +203,9 @@ impl<S: Default> LockTable<S> {
             in_db.remove(&named.id.key);
             free_spare(in_db);
         }
-        // And dropped there.
+        // Drops the state in place.
         slot.lock = None;
-        if self.is_empty() && self.slots.len() > KEPT_SLOTS {
+        if self.is_empty() && self.slots.len() > MAX_IDLE_SLOTS {
             self.names = BTreeMap::new();
             self.last = Cell::new(None);
             self.first_generation = self.slots.iter().map(|slot| slot.generation).max().unwrap_or(0);
@@ -224,7 +225,7 @@ impl<S: Default> LockTable<S> {
         }
     }
 
-    /// The lock is being reconciled.
+    /// Unmarks a lock that is being reconciled.
     pub(super) fn unset_ready(&mut self, idx: LockIdx) {
         if self.ready.is_empty() {
             return;
@@ -238,24 +239,24 @@ impl<S: Default> LockTable<S> {
         self.named(idx).is_some_and(|named| named.ready.is_some())
     }
 
-    /// True if any lock is ready.
+    /// Whether any lock is ready.
     pub(super) fn any_ready(&self) -> bool {
         !self.ready.is_empty()
     }
 
-    /// How many locks are ready.
+    /// Number of ready locks.
     pub(super) fn ready_len(&self) -> usize {
         self.ready.len()
     }
 
-    /// The one that has been ready for longest. It is not marked any more.
+    /// Unmarks and returns the lock that has been ready the longest.
     pub(super) fn take_ready(&mut self) -> Option<LockIdx> {
         let first = *self.ready.first_key_value()?.1;
         self.unset_ready(first);
         Some(first)
     }
 
-    /// Marks no lock any more.
+    /// Unmarks all locks.
     pub(super) fn clear_ready(&mut self) {
         while self.take_ready().is_some() {}
     }
@@ -264,7 +265,7 @@ impl<S: Default> LockTable<S> {
         self.slots.len() - self.free.len()
     }
 
-    /// How many there were at most.
+    /// Peak number of locks.
     pub(super) fn most(&self) -> usize {
         self.most
     }
@@ -273,7 +274,7 @@ impl<S: Default> LockTable<S> {
         self.len() == 0
     }
 
-    /// All locks, with their handles and names.
+    /// Iterates over all locks, with their handles and names.
     pub(super) fn iter(&self) -> impl Iterator<Item = (LockIdx, &LockId, &S)> {
         (0..).zip(&self.slots).filter_map(|(slot, place)| {
             let named = place.lock.as_ref()?;
@@ -281,7 +282,7 @@ impl<S: Default> LockTable<S> {
         })
     }
 
-    /// The handles of the locks of a database, or of all.
+    /// The handles of the locks of a database, or of all databases.
     pub(super) fn handles(&self, db: Option<i32>) -> Vec<LockIdx> {
         let wanted = self.names.iter().filter(|(of, _)| db.is_none_or(|db| db == **of));
         wanted.flat_map(|(_, in_db)| in_db.values().copied()).collect()
@@ -290,16 +291,16 @@ impl<S: Default> LockTable<S> {
 
 #[cfg(test)]
 mod tests {
-    use super::{LockRef, LockTable, KEPT_SLOTS};
+    use super::{LockRef, LockTable, MAX_IDLE_SLOTS};
 
     fn lock(key: &[u8]) -> LockRef<'_> {
         LockRef { db: 0, key }
     }
 
     #[test]
-    fn a_handle_is_never_that_of_another_lock() {
+    fn handles_are_never_reused() {
         let mut table: LockTable<u32> = LockTable::default();
-        let keys: Vec<[u8; 2]> = (0..=u16::try_from(KEPT_SLOTS).unwrap()).map(u16::to_be_bytes).collect();
+        let keys: Vec<[u8; 2]> = (0..=u16::try_from(MAX_IDLE_SLOTS).unwrap()).map(u16::to_be_bytes).collect();
         let mut outdated = Vec::new();
         for _ in 0..3 {
             let handles: Vec<_> = keys.iter().map(|key| table.find_or_insert(lock(key))).collect();
@@ -321,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn ready_locks_come_in_the_order_in_which_they_became_so() {
+    fn ready_locks_are_taken_in_order() {
         let mut table: LockTable<u32> = LockTable::default();
         let [a, b, c] = [b"a", b"b", b"c"].map(|key| table.find_or_insert(lock(key)));
         for idx in [b, a, b, c] {

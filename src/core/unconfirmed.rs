@@ -1,277 +1,130 @@
 // SPDX-License-Identifier: MIT
 
-//! Grants of which it is not known yet whether they reached their client, and what the holds are without them.
+//! Grants whose delivery is not known yet, and the holds without them.
 //!
-//! An owner may wait for one lock on several connections. A grant to one of them may have to be revoked when the others
-//! have long been answered, and then the hold must be as if the revoked grant had never been made: not only its
-//! count, but also its lease and its fencing token. So what each such grant did is kept apart until its fate is known.
+//! An owner may wait for one lock on several connections. A grant to one of them may have to be revoked long
+//! after the others were answered. Then the hold must be as if the revoked grant had never been made: its
+//! count, its lease and its fencing token. So the effects of each pending grant are stored separately until
+//! its outcome is known.
 //!
-//! A grant that may be revoked never shortens a lease: the hold could end by the shorter one before it is known that
-//! nobody was promised that. The shorter lease begins when the grant has reached its client.
+//! A grant that may be revoked never shortens a lease. The hold could end by the shorter lease while the
+//! client with the longer one was never promised less. The shorter lease takes effect once the grant has
+//! reached its client.
 
+use super::bindings::AffectedOwners;
+use super::lease::SetLease;
+use super::pending_grants::{GrantEffect, PendingGrants, SetToken};
+use super::small_map::SmallMap;
+use super::{Holders, Mode, Now, Owner, ReleaseScope, RequestId, Token, WaiterId, WallMs};
+use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet};
 
-use smallvec::SmallVec;
-
-use super::few::Few;
-use super::lease::SetLease;
-use super::sessions::MayHaveEnded;
-use super::{Holders, Mode, Now, Owner, ReleaseScope, RequestId, Token, WaiterId, WallMs};
-
-/// What a grant does to the fencing token of its owner's hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct SetToken {
-    /// What the client was answered, if it asked for one.
-    pub(super) token: Option<Token>,
-    /// The hold was shared only, and its token is not one of an exclusive hold.
-    pub(super) upgrade: bool,
-}
-
-/// What a grant does to its owner's hold, besides counting.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Set {
-    pub(super) lease: SetLease,
-    /// `None`: the token stays as it is.
-    pub(super) token: Option<SetToken>,
-}
-
-/// What one grant did that may be revoked.
-#[derive(Clone, Copy, Debug)]
-struct Layer {
-    id: WaiterId,
-    /// `None`: whatever it was, a later call has set the lease for certain.
-    lease: Option<SetLease>,
-    /// `None`: nothing, or a later call has got a token for certain.
-    token: Option<SetToken>,
-}
-
-/// The hold of one owner: what is certain, and the grants on top of it that may be revoked, in their order.
+/// A grant in flight.
 #[derive(Debug)]
-struct Stack {
-    /// When the lease ends if all of them are revoked; `None` if there is no hold then.
-    lease: Option<WallMs>,
-    /// The fencing token then.
-    token: Option<Token>,
-    layers: Vec<Layer>,
-    /// When the lease ends that this server wrote last. If the key has another one, somebody else has set it since.
-    written: WallMs,
-}
-
-impl Stack {
-    /// A hold of which everything is certain; `None` if there is none.
-    fn new(lease: Option<WallMs>, token: Option<Token>) -> Stack {
-        Stack { lease, token, layers: Vec::new(), written: lease.unwrap_or_default() }
-    }
-
-    /// A grant that may be revoked. The lease ended at `before`, and ends at `written` for now.
-    #[inline(always)]
-    fn granted(&mut self, id: WaiterId, set: Set, before: Option<WallMs>, written: WallMs) {
-        if self.lease_is_certain() {
-            self.lease = before;
-        }
-        self.layers.push(Layer { id, lease: Some(set.lease), token: set.token });
-        self.written = written;
-    }
-
-    /// A call that will not be revoked has set the lease, which is to end at `written` for now.
-    fn lease_was_set(&mut self, lease: SetLease, written: WallMs) {
-        if self.lease_is_certain() {
-            self.lease = Some(written);
-        } else {
-            self.settle_lease(self.layers.len(), lease);
-        }
-        self.written = written;
-    }
-
-    /// A call that will not be revoked has got a token, or an exclusive hold without one.
-    fn token_was_set(&mut self, token: Option<Token>) {
-        self.settle_token(self.layers.len(), token);
-    }
-
-    /// Somebody else has set the lease: what it was before does not matter any more.
-    fn lease_is_anothers(&mut self) {
-        self.layers.iter_mut().for_each(|layer| layer.lease = None);
-        self.lease = None;
-    }
-
-    /// The grant has reached its client.
-    fn delivered(&mut self, id: WaiterId) {
-        let Some(at) = self.layer(id) else { return };
-        let layer = self.layers[at];
-        if let Some(lease) = layer.lease {
-            self.settle_lease(at, lease);
-        }
-        if let Some(SetToken { token, .. }) = layer.token {
-            self.settle_token(at, token);
-        }
-        self.layers.remove(at);
-    }
-
-    /// The grant has not reached its client. Returns the token that the hold has now, if that is another one;
-    /// `exclusive` if the owner still holds the lock so.
-    fn revoked(&mut self, id: WaiterId, exclusive: bool) -> Option<Option<Token>> {
-        let at = self.layer(id)?;
-        let set = self.layers.remove(at).token?;
-        let (before, after) = self.layers.split_at(at);
-        if after.iter().any(|layer| layer.token.is_some()) {
-            return None;
-        }
-        let before = before.iter().rev().find_map(|layer| layer.token);
-        let token = before.map_or(self.token, |before| before.token);
-        Some(token.filter(|_| !(set.upgrade && exclusive)))
-    }
-
-    /// When the lease is to end, now that the fate of every grant is known that matters to it. `None` as long as it is
-    /// not, and if it ends then already or is somebody else's, by what the key has: `ends`.
-    fn settled_lease(&mut self, ends: WallMs) -> Option<WallMs> {
-        let is_certain = self.lease_is_certain();
-        let end = self.lease.filter(|end| is_certain && self.written == ends && *end != ends)?;
-        self.written = end;
-        Some(end)
-    }
-
-    /// When the lease ends that this server wrote last, and when it will end as far as that is certain.
-    fn ends(&self) -> (WallMs, WallMs) {
-        let certain = self.lease.filter(|_| self.lease_is_certain());
-        (self.written, certain.unwrap_or(self.written))
-    }
-
-    /// True if there is nothing left that may be revoked.
-    fn is_over(&self) -> bool {
-        self.layers.is_empty()
-    }
-
-    fn lease_is_certain(&self) -> bool {
-        self.layers.iter().all(|layer| layer.lease.is_none())
-    }
-
-    fn layer(&self, id: WaiterId) -> Option<usize> {
-        self.layers.iter().position(|layer| layer.id == id)
-    }
-
-    /// What comes before a lease that is certain matters only as far as that keeps it.
-    fn settle_lease(&mut self, before: usize, lease: SetLease) {
-        self.lease = Some(lease.after(self.lease));
-        for layer in &mut self.layers[..before] {
-            match (lease, &mut layer.lease) {
-                (SetLease::To(_), lease) => *lease = None,
-                (SetLease::AtLeast(end), Some(lease)) => lease.at_least(end),
-                (SetLease::AtLeast(_), None) => {}
-            }
-        }
-    }
-
-    fn settle_token(&mut self, before: usize, token: Option<Token>) {
-        self.token = token;
-        self.layers[..before].iter_mut().for_each(|layer| layer.token = None);
-    }
-}
-
-/// A grant on its way to its client.
-#[derive(Debug)]
-struct OnItsWay {
+struct InFlight {
     id: WaiterId,
-    /// What it did to the hold.
-    set: Set,
-    /// When the lease ended that it wrote.
+    /// Effect of the grant on the hold.
+    effect: GrantEffect,
+    /// End of the lease that the grant wrote.
     written: WallMs,
-    /// Somebody else has set the lease since.
-    lease_is_anothers: bool,
-    until: Until,
-    /// Of which mode a hold is given back if it is revoked: its own, unless that was given back already.
-    owes: Option<Mode>,
+    /// Whether another client has set the lease since.
+    lease_is_foreign: bool,
+    confirmed_by: ConfirmedBy,
+    /// Mode of the hold to release if the grant is revoked; `None` if its hold was already released.
+    hold_mode: Option<Mode>,
 }
 
-/// A grant in flight whose hold is given back.
+/// A grant in flight whose hold is being released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct GivenBack {
+pub(super) struct ReleasedGrant {
     pub(super) id: WaiterId,
-    /// Its client is told only when it is confirmed.
-    pub(super) is_kept_back: bool,
-    /// The call that gives it back has named it.
+    /// Whether the client is answered only once the grant is confirmed.
+    pub(super) is_withheld: bool,
+    /// Whether the releasing call named the grant.
     pub(super) is_named: bool,
 }
 
-/// What a grant is on its way for.
+/// The event that confirms a grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Until {
-    /// It has reached its client.
-    Delivered,
-    /// More than that is needed, and so its client waits still.
-    Acknowledged,
-    /// The call has come again, as its client was told by a message.
-    Confirmed,
+pub(super) enum ConfirmedBy {
+    /// Delivery to the client.
+    Delivery,
+    /// An acknowledgement in addition to the delivery: the client still waits for its answer.
+    Acknowledgement,
+    /// A repetition of the call, after a message notified the client.
+    Repetition,
 }
 
-/// What becomes of a lease when a grant has reached its client.
+/// The lease after a grant has reached its client.
 pub(super) struct Confirmed {
-    /// When the lease ends that was written last.
+    /// End of the lease that was written last.
     pub(super) written: WallMs,
-    /// When it will end, as far as that is known by now.
+    /// End of the lease as far as it is known.
     pub(super) end: WallMs,
-    /// There may be another one to write.
+    /// Whether a different lease may have to be written.
     pub(super) settles: bool,
 }
 
-/// A grant among others, by its owner and then in the order of what happened.
-type Place = (Owner, u64);
+/// Key of a grant: its owner, then a sequence number.
+type GrantKey = (Owner, u64);
 
-/// A grant that did not reach its client, and of which mode a hold is to be given back, if any.
-type Revoking = (WaiterId, Option<Mode>);
+/// A grant marked for revocation, with the mode of the hold to release, if any.
+type MarkedGrant = (WaiterId, Option<Mode>);
 
-/// The grants of one lock that may still be revoked. Each of them has a hold of its owner's, unless that was given back. An owner
-/// whose holds ended otherwise has none: to revoke a grant that has ended could free a newer one.
+/// The grants of one lock that may still be revoked. Each has a hold of its owner, unless that was released.
+/// An owner whose holds have ended has no entry here: revoking an ended grant could free a newer one.
 #[derive(Default)]
 pub(super) struct Unconfirmed {
-    on_their_way: Few<Place, OnItsWay>,
-    /// Those that did not reach their client, and are still to be given back.
-    revoking: BTreeMap<Place, Revoking>,
-    /// How often a grant was put in one of these.
-    places: u64,
-    /// How many of those on their way have clients that wait still.
-    waiting: u32,
-    /// How many of them are to be confirmed.
+    in_flight: SmallMap<GrantKey, InFlight>,
+    /// Grants marked for revocation: they did not reach their clients.
+    marked: BTreeMap<GrantKey, MarkedGrant>,
+    /// Number of grants put in one of these maps.
+    sequence: u64,
+    /// Number of grants in flight whose clients still wait for an answer.
+    unanswered: u32,
+    /// Number of grants in flight that a repetition of the call must confirm.
     to_confirm: u32,
-    /// What the holds are of owners who hold more than one such grant.
-    stacks: BTreeMap<Owner, Stack>,
-    /// Those of them whose lease may be certain by now.
+    /// The pending grants of owners with more than one.
+    pending: BTreeMap<Owner, PendingGrants>,
+    /// Owners among them whose lease may be certain by now.
     unsettled: BTreeSet<Owner>,
-    /// Grants whose holds have ended, and whose clients wait still.
+    /// Grants whose holds have ended and whose clients still wait.
     lost: Vec<WaiterId>,
-    /// Requests of grants whose holds have ended before they were confirmed: it is still to be forgotten that they were granted.
+    /// Requests of grants whose holds ended before the confirmation. Their records must be deleted.
     voided: Vec<RequestId>,
 }
 
 impl Unconfirmed {
     pub(super) fn is_empty(&self) -> bool {
-        self.on_their_way.is_empty()
-            && self.revoking.is_empty()
-            && self.stacks.is_empty()
+        self.in_flight.is_empty()
+            && self.marked.is_empty()
+            && self.pending.is_empty()
             && self.lost.is_empty()
             && self.voided.is_empty()
     }
 
-    /// True if somebody who was granted the lock is to be told should its hold end before that is confirmed.
-    pub(super) fn any_waits(&self) -> bool {
-        self.waiting > 0
+    /// Whether any client that still waits for its answer must be notified if its hold ends.
+    pub(super) fn any_unanswered(&self) -> bool {
+        self.unanswered > 0
     }
 
-    /// True if somebody is told of its grant by a message and is still to confirm that.
+    /// Whether any grant must be confirmed by a repetition of its call.
     pub(super) fn any_to_confirm(&self) -> bool {
         self.to_confirm > 0
     }
 
-    /// The hold of a grant to this request has ended before that was confirmed.
+    /// Notes that a request's hold ended before its grant was confirmed.
     pub(super) fn was_voided(&mut self, request: RequestId) {
         self.voided.push(request);
     }
 
-    /// True if [`take_voided`](Unconfirmed::take_voided) has any.
+    /// Whether [`take_voided`](Unconfirmed::take_voided) would return any.
     pub(super) fn any_voided(&self) -> bool {
         !self.voided.is_empty()
     }
 
-    /// Some of the requests that are remembered as granted, and whose grants have ended before they were confirmed.
+    /// Takes requests whose holds ended before the confirmation, at most `at_most`. Their records must be
+    /// deleted.
     pub(super) fn take_voided(&mut self, at_most: usize) -> Vec<RequestId> {
         let taken = self.voided.split_off(self.voided.len().saturating_sub(at_most));
         if self.voided.is_empty() {
@@ -280,201 +133,209 @@ impl Unconfirmed {
         taken
     }
 
-    /// True if this request is one of them. It is none any more.
+    /// Takes this request if its hold ended before the confirmation. Returns whether it did.
     pub(super) fn take_voided_request(&mut self, request: &RequestId) -> bool {
         let at = self.voided.iter().position(|voided| voided == request);
         at.map(|at| self.voided.swap_remove(at)).is_some()
     }
 
-    /// True if there are some whose holds have ended although they wait still.
+    /// Whether any client still waits although its hold has ended.
     pub(super) fn any_lost(&self) -> bool {
         !self.lost.is_empty()
     }
 
-    /// Those whose holds have ended although they wait still.
+    /// Takes the grants whose holds have ended and whose clients still wait.
     pub(super) fn take_lost(&mut self) -> Vec<WaiterId> {
         std::mem::take(&mut self.lost)
     }
 
-    /// True if the next step on the lock has anything to do about grants.
+    /// Whether the lock's next step has to settle any grant.
     pub(super) fn is_to_settle(&self) -> bool {
         self.may_end() > 0 || self.any_voided() || self.any_lost()
     }
 
-    /// How many holds may end when what is unconfirmed is settled.
+    /// Maximum number of holds that end when the pending changes are settled.
     pub(super) fn may_end(&self) -> usize {
-        self.revoking.len() + self.unsettled.len()
+        self.marked.len() + self.unsettled.len()
     }
 
-    /// The grants to this owner that are on their way, in their order.
-    pub(super) fn on_their_way_to<'a>(&'a self, owner: &'a Owner) -> impl Iterator<Item = WaiterId> + 'a {
-        of_owner(&self.on_their_way, owner).map(|(_, grant)| grant.id)
+    /// The grants in flight to this owner, in order.
+    pub(super) fn in_flight_to<'a>(&'a self, owner: &'a Owner) -> impl Iterator<Item = WaiterId> + 'a {
+        of_owner(&self.in_flight, owner).map(|(_, grant)| grant.id)
     }
 
-    /// How many grants are on their way, or to be given back.
+    /// Number of grants in flight or marked for revocation.
     pub(super) fn len(&self) -> usize {
-        self.on_their_way.len() + self.revoking.len()
+        self.in_flight.len() + self.marked.len()
     }
 
-    /// True if a grant is on its way to its client.
-    pub(super) fn any_on_its_way(&self) -> bool {
-        !self.on_their_way.is_empty()
+    /// Whether any grant is in flight.
+    pub(super) fn any_in_flight(&self) -> bool {
+        !self.in_flight.is_empty()
     }
 
-    /// A waiter was granted the lock. `before` is when its owner's lease ended, and its token, if it held the lock already.
+    /// Adds a grant to a waiter. `before` is the end of its owner's lease and its token, if it already held
+    /// the lock.
     pub(super) fn granted(
         &mut self,
-        (id, owner, mode, until): (WaiterId, &Owner, Mode, Until),
-        set: Set,
+        (id, owner, mode, confirmed_by): (WaiterId, &Owner, Mode, ConfirmedBy),
+        effect: GrantEffect,
         before: Option<(WallMs, Option<Token>)>,
         written: WallMs,
     ) {
         if let Some((lease, token)) = before {
-            if self.stack_of(owner).is_none() {
-                self.stacks.insert(owner.clone(), Stack::new(Some(lease), token));
+            if self.pending_of(owner).is_none() {
+                self.pending.insert(owner.clone(), PendingGrants::new(Some(lease), token));
             }
-            if let Some(stack) = self.stacks.get_mut(owner) {
-                stack.granted(id, set, Some(lease), written);
+            if let Some(pending) = self.pending.get_mut(owner) {
+                pending.granted(id, effect, Some(lease), written);
             }
         }
-        self.waiting += u32::from(until != Until::Delivered);
-        self.to_confirm += u32::from(until == Until::Confirmed);
-        self.places += 1;
-        let grant = OnItsWay { id, set, written, lease_is_anothers: false, until, owes: Some(mode) };
-        self.on_their_way.insert((owner.clone(), self.places), grant);
+        self.unanswered += u32::from(confirmed_by != ConfirmedBy::Delivery);
+        self.to_confirm += u32::from(confirmed_by == ConfirmedBy::Repetition);
+        self.sequence += 1;
+        let grant =
+            InFlight { id, effect, written, lease_is_foreign: false, confirmed_by, hold_mode: Some(mode) };
+        self.in_flight.insert((owner.clone(), self.sequence), grant);
     }
 
-    /// A call that will not be revoked has set the lease of a hold, which ends at the time beside it now, or its token.
-    pub(super) fn was_set(
+    /// Notes that an irrevocable call has set the lease or the token of a hold. The lease has its new end beside it.
+    pub(super) fn note_setting(
         &mut self,
         owner: &Owner,
         lease: Option<(SetLease, WallMs)>,
         token: Option<SetToken>,
     ) {
-        if self.on_their_way.is_empty() && self.stacks.is_empty() {
+        if self.in_flight.is_empty() && self.pending.is_empty() {
             return;
         }
-        let Some(stack) = self.stack_of(owner) else { return };
+        let Some(pending) = self.pending_of(owner) else { return };
         if let Some((lease, written)) = lease {
-            stack.lease_was_set(lease, written);
+            pending.note_lease(lease, written);
         }
         if let Some(SetToken { token, .. }) = token {
-            stack.token_was_set(token);
+            pending.note_token(token);
         }
         self.unsettled.insert(owner.clone());
     }
 
-    /// Somebody else has changed the key: of leases it counts from now on.
-    pub(super) fn leases_are_anothers(&mut self) {
-        self.stacks.values_mut().for_each(Stack::lease_is_anothers);
-        self.on_their_way.values_mut().for_each(|grant| grant.lease_is_anothers = true);
+    /// Notes that a foreign write changed the key: the leases are now as written there.
+    pub(super) fn leases_are_foreign(&mut self) {
+        self.pending.values_mut().for_each(PendingGrants::lease_is_foreign);
+        self.in_flight.values_mut().for_each(|grant| grant.lease_is_foreign = true);
     }
 
-    /// A grant to this owner has reached its client. `None` if there is no such grant.
+    /// Confirms a grant to this owner that has reached its client. `None` if the grant does not exist.
     pub(super) fn confirm(&mut self, id: WaiterId, owner: &Owner) -> Option<Confirmed> {
-        let OnItsWay { written, .. } = self.take(id, owner)?;
-        let Some(stack) = self.stacks.get_mut(owner) else {
+        let InFlight { written, .. } = self.take(id, owner)?;
+        let Some(pending) = self.pending.get_mut(owner) else {
             return Some(Confirmed { written, end: written, settles: false });
         };
-        stack.delivered(id);
+        pending.delivered(id);
         self.unsettled.insert(owner.clone());
-        let (written, end) = stack.ends();
+        let (written, end) = pending.ends();
         Some(Confirmed { written, end, settles: true })
     }
 
-    /// A grant to this owner has reached its client, and nothing follows from that. False if something may: nothing is done then.
+    /// Confirms a grant without consequences. False if the grant may have any; then nothing has changed.
     #[inline(always)]
     pub(super) fn confirm_plain(&mut self, id: WaiterId, owner: &Owner) -> bool {
-        self.stacks.is_empty() && self.take(id, owner).is_some()
+        self.pending.is_empty() && self.take(id, owner).is_some()
     }
 
-    /// A grant to this owner has not reached its client.
-    pub(super) fn begin_to_revoke(&mut self, id: WaiterId, owner: &Owner) {
-        if let Some(OnItsWay { owes, .. }) = self.take(id, owner) {
-            self.places += 1;
-            self.revoking.insert((owner.clone(), self.places), (id, owes));
+    /// Marks a grant to this owner for revocation: it did not reach its client.
+    pub(super) fn mark_for_revocation(&mut self, id: WaiterId, owner: &Owner) {
+        if let Some(InFlight { hold_mode, .. }) = self.take(id, owner) {
+            self.sequence += 1;
+            self.marked.insert((owner.clone(), self.sequence), (id, hold_mode));
         }
     }
 
-    /// The next grant that is to be revoked, and of which mode a hold goes with it: of this owner, or of anybody.
-    pub(super) fn next_to_revoke(&mut self, owner: Option<&Owner>) -> Option<Revoking> {
+    /// Takes the next grant marked for revocation, of this owner or of any. Returns it with the mode of the
+    /// hold to release.
+    pub(super) fn take_marked(&mut self, owner: Option<&Owner>) -> Option<MarkedGrant> {
         match owner {
-            None => self.revoking.pop_first().map(|(_, revoking)| revoking),
+            None => self.marked.pop_first().map(|(_, marked)| marked),
             Some(owner) => {
-                let (place, _) = self.revoking.range((owner.clone(), 0)..).next()?;
-                let place = Some(place).filter(|(of, _)| of == owner).cloned()?;
-                self.revoking.remove(&place)
+                let (key, _) = self.marked.range((owner.clone(), 0)..).next()?;
+                let key = Some(key).filter(|(of, _)| of == owner).cloned()?;
+                self.marked.remove(&key)
             }
         }
     }
 
-    /// The holds that go with those that are to be revoked.
-    pub(super) fn revoking(&self) -> impl Iterator<Item = (&Owner, Mode)> {
-        self.revoking.iter().filter_map(|((owner, _), (_, owes))| Some((owner, (*owes)?)))
+    /// The holds of the grants marked for revocation.
+    pub(super) fn marked(&self) -> impl Iterator<Item = (&Owner, Mode)> {
+        self.marked.iter().filter_map(|((owner, _), (_, hold_mode))| Some((owner, (*hold_mode)?)))
     }
 
-    /// The grants on their way to this owner with a hold of this mode.
-    fn owing<'a>(&'a self, owner: &'a Owner, mode: Mode) -> impl Iterator<Item = &'a OnItsWay> {
-        of_owner(&self.on_their_way, owner)
+    /// The grants in flight to this owner whose revocation releases a hold of this mode.
+    fn grants_with_hold<'a>(&'a self, owner: &'a Owner, mode: Mode) -> impl Iterator<Item = &'a InFlight> {
+        of_owner(&self.in_flight, owner)
             .map(|(_, grant)| grant)
-            .filter(move |grant| grant.owes == Some(mode))
+            .filter(move |grant| grant.hold_mode == Some(mode))
     }
 
-    /// True if some of the owner's holds of this mode, of which there are so many, are no grants on their way.
+    /// Whether any of the owner's `holds` holds of this mode belongs to no grant in flight.
     pub(super) fn is_certain(&self, owner: &Owner, mode: Mode, holds: i64) -> bool {
-        i64::try_from(self.owing(owner, mode).count()).is_ok_and(|owing| owing < holds)
+        i64::try_from(self.grants_with_hold(owner, mode).count())
+            .is_ok_and(|grants_with_hold| grants_with_hold < holds)
     }
 
-    /// The grant whose hold is given back by one who has so many of that mode: the one that is named. If none of them is certain,
-    /// the first of which the client may know already, or the first.
-    pub(super) fn whose_hold(
+    /// The grant whose hold is released by an owner with this number of holds. It is the named grant if there
+    /// is one. Otherwise a certain hold is released, with no grant. Without a certain hold, it is the first
+    /// grant whose client may know of it, or else the first grant.
+    pub(super) fn grant_to_release(
         &self,
         owner: &Owner,
         (mode, holds): (Mode, i64),
         named: Option<WaiterId>,
-    ) -> Option<GivenBack> {
-        let is_named = |grant: &&OnItsWay| Some(grant.id) == named;
-        // The least of several that are equal is the first.
-        let first_told = || self.owing(owner, mode).min_by_key(|grant| grant.until != Until::Delivered);
+    ) -> Option<ReleasedGrant> {
+        let is_named = |grant: &&InFlight| Some(grant.id) == named;
+        // `min_by_key` returns the first of equal keys.
+        let first_told = || {
+            self.grants_with_hold(owner, mode).min_by_key(|grant| grant.confirmed_by != ConfirmedBy::Delivery)
+        };
         let uncertain = || first_told().filter(|_| !self.is_certain(owner, mode, holds));
-        let grant = self.owing(owner, mode).find(is_named).or_else(uncertain)?;
-        let is_kept_back = grant.until != Until::Delivered;
-        Some(GivenBack { id: grant.id, is_kept_back, is_named: is_named(&grant) })
+        let grant = self.grants_with_hold(owner, mode).find(is_named).or_else(uncertain)?;
+        let is_withheld = grant.confirmed_by != ConfirmedBy::Delivery;
+        Some(ReleasedGrant { id: grant.id, is_withheld, is_named: is_named(&grant) })
     }
 
-    /// The hold of a grant is given back though that may have to be revoked. Then one of the other mode goes, or none.
-    pub(super) fn gave_back(&mut self, id: WaiterId, owner: &Owner, instead: Option<Mode>) {
+    /// Notes that the hold of a grant was released although the grant may be revoked. Its revocation then
+    /// releases a hold of the mode `instead`, or none.
+    pub(super) fn hold_released(&mut self, id: WaiterId, owner: &Owner, instead: Option<Mode>) {
         if let Some(grant) = self.grant_mut(id, owner) {
-            grant.owes = instead;
+            grant.hold_mode = instead;
         }
     }
 
-    /// More than its delivery was needed to confirm a grant, and is there. Its client may know of it from now on.
+    /// Notes that a grant has what it needed besides its delivery. Its client may know of it from now on.
     pub(super) fn acknowledged(&mut self, id: WaiterId, owner: &Owner) {
         let Some(grant) = self.grant_mut(id, owner) else { return };
-        let until = std::mem::replace(&mut grant.until, Until::Delivered);
-        self.waiting -= u32::from(until != Until::Delivered);
-        self.to_confirm -= u32::from(until == Until::Confirmed);
+        let confirmed_by = std::mem::replace(&mut grant.confirmed_by, ConfirmedBy::Delivery);
+        self.unanswered -= u32::from(confirmed_by != ConfirmedBy::Delivery);
+        self.to_confirm -= u32::from(confirmed_by == ConfirmedBy::Repetition);
     }
 
-    fn grant_mut(&mut self, id: WaiterId, owner: &Owner) -> Option<&mut OnItsWay> {
-        let place = of_owner(&self.on_their_way, owner).find(|(_, grant)| grant.id == id)?.0.clone();
-        self.on_their_way.get_mut(&place)
+    fn grant_mut(&mut self, id: WaiterId, owner: &Owner) -> Option<&mut InFlight> {
+        let key = of_owner(&self.in_flight, owner).find(|(_, grant)| grant.id == id)?.0.clone();
+        self.in_flight.get_mut(&key)
     }
 
-    /// The hold of a grant was given back. Sets the token that is left.
+    /// Revokes a grant whose hold was released. Sets the remaining token.
     pub(super) fn revoked(&mut self, id: WaiterId, owner: &Owner, holders: &mut Holders) {
-        let Some(stack) = self.stacks.get_mut(owner) else { return };
+        let Some(pending) = self.pending.get_mut(owner) else { return };
         self.unsettled.insert(owner.clone());
         let owner = owner.as_bytes();
         let exclusive = holders.of(owner).is_some_and(|hold| hold.exclusive > 0);
-        if let Some(token) = stack.revoked(id, exclusive) {
+        if let Some(token) = pending.revoked(id, exclusive) {
             holders.set_token(owner, token);
         }
     }
 
-    /// Sets the lease of an owner of whom it is known by now what it was promised: of this one, or of anybody. Returns whose, and
-    /// when it ends if it was set; `None` if there is nobody left.
+    /// Settles the lease of the next owner whose grants all have an outcome: of this owner, or of any.
+    /// Returns the owner, and the end of the lease if it was set. `None` if no owner is left.
     pub(super) fn settle_next(
         &mut self,
         owner: Option<&Owner>,
@@ -485,11 +346,11 @@ impl Unconfirmed {
             None => self.unsettled.pop_first()?,
             Some(owner) => self.unsettled.take(owner)?,
         };
-        let Some(stack) = self.stacks.get_mut(&owner) else { return Some((owner, None)) };
+        let Some(pending) = self.pending.get_mut(&owner) else { return Some((owner, None)) };
         let hold = holders.of(owner.as_bytes());
-        let end = hold.and_then(|hold| stack.settled_lease(hold.expires_at));
-        if stack.is_over() {
-            self.stacks.remove(&owner);
+        let end = hold.and_then(|hold| pending.settled_lease(hold.expires_at));
+        if pending.is_over() {
+            self.pending.remove(&owner);
         }
         if let Some(end) = end {
             if end < now.wall {
@@ -501,116 +362,128 @@ impl Unconfirmed {
         Some((owner, end))
     }
 
-    /// The holds of these owners ended, of whom that may be so: nothing of theirs is to be given back any more. Returns the grants
-    /// that end so, in their order.
+    /// Forgets the grants of owners whose holds have ended, among those that `affected` names. Returns these
+    /// grants in order.
     pub(super) fn void(
         &mut self,
-        who: MayHaveEnded<'_>,
+        affected: AffectedOwners<'_>,
         ended: impl Fn(&Owner) -> bool,
     ) -> SmallVec<[WaiterId; 2]> {
         let mut void = SmallVec::new();
         if self.is_empty() {
             return void;
         }
-        let mut places: SmallVec<[Place; 2]> = SmallVec::new();
-        match who {
-            MayHaveEnded::Of(owner) if !ended(owner) => return void,
-            MayHaveEnded::Of(owner) => {
-                self.stacks.remove(owner);
+        let mut keys: SmallVec<[GrantKey; 2]> = SmallVec::new();
+        match affected {
+            AffectedOwners::Only(owner) if !ended(owner) => return void,
+            AffectedOwners::Only(owner) => {
+                self.pending.remove(owner);
                 self.unsettled.remove(owner);
-                places.extend(of_owner(&self.on_their_way, owner).map(|(place, _)| place.clone()));
-                let revoking = self.revoking.range((owner.clone(), 0)..).map(|(place, _)| place);
-                places.extend(revoking.take_while(|(of, _)| of == owner).cloned());
+                keys.extend(of_owner(&self.in_flight, owner).map(|(key, _)| key.clone()));
+                let marked = self.marked.range((owner.clone(), 0)..).map(|(key, _)| key);
+                keys.extend(marked.take_while(|(of, _)| of == owner).cloned());
             }
-            MayHaveEnded::Any => {
-                self.stacks.retain(|owner, _| !ended(owner));
+            AffectedOwners::Any => {
+                self.pending.retain(|owner, _| !ended(owner));
                 self.unsettled.retain(|owner| !ended(owner));
-                let all = self.on_their_way.keys().chain(self.revoking.keys());
-                places.extend(all.filter(|(owner, _)| ended(owner)).cloned());
-                places.sort_unstable_by_key(|(_, order)| *order);
+                let all = self.in_flight.keys().chain(self.marked.keys());
+                keys.extend(all.filter(|(owner, _)| ended(owner)).cloned());
+                keys.sort_unstable_by_key(|(_, order)| *order);
             }
         }
-        for place in places {
-            let on_its_way = self.take_at(&place);
-            let waits = |grant: &&OnItsWay| grant.until == Until::Acknowledged;
-            self.lost.extend(on_its_way.as_ref().filter(waits).map(|grant| grant.id));
-            let revoking = || self.revoking.remove(&place).map(|(id, _)| id);
-            void.extend(on_its_way.map(|grant| grant.id).or_else(revoking));
+        for key in keys {
+            let in_flight = self.take_at(&key);
+            let waits = |grant: &&InFlight| grant.confirmed_by == ConfirmedBy::Acknowledgement;
+            self.lost.extend(in_flight.as_ref().filter(waits).map(|grant| grant.id));
+            let marked = || self.marked.remove(&key).map(|(id, _)| id);
+            void.extend(in_flight.map(|grant| grant.id).or_else(marked));
         }
         void
     }
 
     #[inline(always)]
-    fn take(&mut self, id: WaiterId, owner: &Owner) -> Option<OnItsWay> {
-        // Mostly there is one grant, and nothing has to be compared with its owner.
-        match self.on_their_way.take_only(|grant| grant.id == id) {
+    fn take(&mut self, id: WaiterId, owner: &Owner) -> Option<InFlight> {
+        // Usually one grant is in flight, and no owner has to be compared.
+        match self.in_flight.take_only(|grant| grant.id == id) {
             Some(grant) => Some(self.uncount(grant)),
-            None => self.take_among_others(id, owner),
+            None => self.take_from_many(id, owner),
         }
     }
 
     #[cold]
-    fn take_among_others(&mut self, id: WaiterId, owner: &Owner) -> Option<OnItsWay> {
-        let place = of_owner(&self.on_their_way, owner).find(|(_, grant)| grant.id == id)?.0.clone();
-        self.take_at(&place)
+    fn take_from_many(&mut self, id: WaiterId, owner: &Owner) -> Option<InFlight> {
+        let key = of_owner(&self.in_flight, owner).find(|(_, grant)| grant.id == id)?.0.clone();
+        self.take_at(&key)
     }
 
-    fn take_at(&mut self, place: &Place) -> Option<OnItsWay> {
-        let grant = self.on_their_way.remove(place)?;
+    fn take_at(&mut self, key: &GrantKey) -> Option<InFlight> {
+        let grant = self.in_flight.remove(key)?;
         Some(self.uncount(grant))
     }
 
-    /// A grant is on its way no longer.
-    fn uncount(&mut self, grant: OnItsWay) -> OnItsWay {
-        self.waiting -= u32::from(grant.until != Until::Delivered);
-        self.to_confirm -= u32::from(grant.until == Until::Confirmed);
+    /// Adjusts the counters for a grant that is no longer in flight.
+    fn uncount(&mut self, grant: InFlight) -> InFlight {
+        self.unanswered -= u32::from(grant.confirmed_by != ConfirmedBy::Delivery);
+        self.to_confirm -= u32::from(grant.confirmed_by == ConfirmedBy::Repetition);
         grant
     }
 
-    /// What this owner's hold is, layer by layer, if any of it may be revoked. A first grant is kept apart only when something
-    /// comes on top of it.
-    fn stack_of(&mut self, owner: &Owner) -> Option<&mut Stack> {
-        if !self.stacks.contains_key(owner) {
-            let (_, first) = of_owner(&self.on_their_way, owner).next()?;
-            let mut stack = Stack::new(None, None);
-            stack.granted(first.id, first.set, None, first.written);
-            if first.lease_is_anothers {
-                stack.lease_is_anothers();
+    /// The pending grants of an owner, if it has any. The first grant is moved there only when a second one
+    /// follows.
+    fn pending_of(&mut self, owner: &Owner) -> Option<&mut PendingGrants> {
+        if !self.pending.contains_key(owner) {
+            let (_, first) = of_owner(&self.in_flight, owner).next()?;
+            let mut pending = PendingGrants::new(None, None);
+            pending.granted(first.id, first.effect, None, first.written);
+            if first.lease_is_foreign {
+                pending.lease_is_foreign();
             }
-            self.stacks.insert(owner.clone(), stack);
+            self.pending.insert(owner.clone(), pending);
         }
-        self.stacks.get_mut(owner)
+        self.pending.get_mut(owner)
     }
 
-    /// The grants on their way, and those that are to be given back.
+    /// The grants in flight, and those marked for revocation.
     #[cfg(test)]
     pub(super) fn ids(&self) -> (Vec<WaiterId>, Vec<WaiterId>) {
         (
-            self.on_their_way.iter().map(|(_, grant)| grant.id).collect(),
-            self.revoking.iter().map(|(_, (id, _))| *id).collect(),
+            self.in_flight.iter().map(|(_, grant)| grant.id).collect(),
+            self.marked.iter().map(|(_, (id, _))| *id).collect(),
         )
     }
 
-    /// Fails if an index or a count is not what the grants say.
+    /// Fails if an index or a count disagrees with the grants.
     #[cfg(test)]
     pub(super) fn verify(&self) {
-        let of = |wanted: &dyn Fn(Until) -> bool| {
-            self.on_their_way.iter().filter(|(_, grant)| wanted(grant.until)).count()
+        let of = |wanted: &dyn Fn(ConfirmedBy) -> bool| {
+            self.in_flight.iter().filter(|(_, grant)| wanted(grant.confirmed_by)).count()
         };
-        assert_eq!(self.waiting as usize, of(&|until| until != Until::Delivered), "who waits is miscounted");
+        assert_eq!(
+            self.unanswered as usize,
+            of(&|confirmed_by| confirmed_by != ConfirmedBy::Delivery),
+            "the waiting grants are miscounted"
+        );
         assert_eq!(
             self.to_confirm as usize,
-            of(&|until| until == Until::Confirmed),
-            "what is to confirm is miscounted"
+            of(&|confirmed_by| confirmed_by == ConfirmedBy::Repetition),
+            "the grants to confirm are miscounted"
         );
-        let has_stack = |owner| self.stacks.contains_key(owner);
-        assert!(self.unsettled.iter().all(has_stack), "nothing is unsettled of {:?}", self.unsettled);
-        let is_over = |(owner, stack): (&Owner, &Stack)| stack.is_over() && !self.unsettled.contains(owner);
-        assert!(!self.stacks.iter().any(is_over), "what is certain is kept apart");
+        let is_pending = |owner| self.pending.contains_key(owner);
+        assert!(
+            self.unsettled.iter().all(is_pending),
+            "unsettled owners without pending grants: {:?}",
+            self.unsettled
+        );
+        let is_over =
+            |(owner, pending): (&Owner, &PendingGrants)| pending.is_over() && !self.unsettled.contains(owner);
+        assert!(!self.pending.iter().any(is_over), "an owner without pending grants has an entry");
     }
 }
 
-/// What belongs to this owner, in its order.
-fn of_owner<'a, V>(all: &'a Few<Place, V>, owner: &'a Owner) -> impl Iterator<Item = (&'a Place, &'a V)> {
+/// The entries of this owner, in order.
+fn of_owner<'a, V>(
+    all: &'a SmallMap<GrantKey, V>,
+    owner: &'a Owner,
+) -> impl Iterator<Item = (&'a GrantKey, &'a V)> {
     all.range_from((owner.clone(), 0)).take_while(move |((of, _), _)| of == owner)
 }

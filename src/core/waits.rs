@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! What is asked of those who wait, to find out who waits for whom.
+//! The queries about waits from which the waits-for graph is built.
 
 use std::ops::Range;
 
@@ -8,23 +8,23 @@ use foldhash::HashSet;
 use smallvec::SmallVec;
 
 use super::holders::excludes;
+use super::queue::wait_queue::Position;
 use super::table::LockIdx;
-use super::wait_queue::Position;
 use super::{Hold, Holders, LockId, Mode, Now, Owner, WaiterId, Wants};
 
-/// Those who wait.
+/// A view of all waits.
 pub(crate) trait Waits {
-    /// A wait that is queued and not over.
+    /// A queued wait whose deadline has not passed.
     fn waiting(&self, id: WaiterId, now: Now) -> Option<Waiting<'_>>;
     /// The queued waits of an owner.
     fn waits_of(&self, owner: &Owner) -> impl Iterator<Item = WaiterId>;
-    /// True if it has any.
+    /// Whether an owner has queued waits.
     fn is_waiting(&self, owner: &Owner) -> bool;
-    /// How many owners are queued somewhere.
+    /// Number of owners with queued waits.
     fn waiting_owners_len(&self) -> usize;
-    /// All of these.
+    /// All owners with queued waits.
     fn waiting_owners(&self) -> impl Iterator<Item = &Owner>;
-    /// Those of them that are for one lock.
+    /// The queued waits of an owner for one lock.
     fn waits_at(&self, lock: LockIdx, owner: &Owner) -> impl Iterator<Item = WaiterId>;
     /// The waits for a lock at these positions.
     fn ahead(
@@ -35,31 +35,32 @@ pub(crate) trait Waits {
     ) -> impl Iterator<Item = WaiterId>;
     fn name(&self, lock: LockIdx) -> Option<&LockId>;
     fn find(&self, lock: &LockId) -> Option<LockIdx>;
-    /// Changes the holders as the next step on the lock will: those whose client is gone block nobody.
+    /// Changes the holders as the lock's next step will: holders whose client is gone do not block.
     fn anticipate(&self, lock: LockIdx, holders: &mut Holders);
-    /// All waits that end together with this one: the parts of a bundle, or this wait.
+    /// The waits that end together with this one: all members of its bundle, or the wait alone.
     fn together(&self, id: WaiterId) -> SmallVec<[WaiterId; 4]>;
-    /// True if calls for several locks wait for this one.
-    fn has_parts(&self, lock: LockIdx) -> bool;
-    /// True if this wait was let pass that part: it is so once, even if it stands behind it again.
-    fn was_let_pass(&self, who: WaiterId, part: WaiterId) -> bool;
-    /// True if any wait for it passes a part that came first.
-    fn has_passes(&self, lock: LockIdx) -> bool;
-    /// The waits that pass this part.
-    fn passers(&self, lock: LockIdx, part: WaiterId) -> impl Iterator<Item = WaiterId>;
-    /// The parts that this wait passes though they came first, if it passes any.
-    fn passed_by(&self, lock: LockIdx, who: WaiterId) -> Option<&HashSet<WaiterId>>;
-    /// False if it is clear without a search that nobody whom this one waits for, behind these holders, waits for it.
+    /// Whether members of bundles wait for this lock.
+    fn has_members(&self, lock: LockIdx) -> bool;
+    /// Whether this wait ever overtook that member, even if the swap was undone.
+    fn has_ever_overtaken(&self, overtaker: WaiterId, member: WaiterId) -> bool;
+    /// Whether any wait for this lock has overtaken a member that came first.
+    fn has_overtaking(&self, lock: LockIdx) -> bool;
+    /// The waits that overtake this member.
+    fn overtakers(&self, lock: LockIdx, member: WaiterId) -> impl Iterator<Item = WaiterId>;
+    /// The members that this wait overtakes, if it overtakes any.
+    fn overtaken_by(&self, lock: LockIdx, overtaker: WaiterId) -> Option<&HashSet<WaiterId>>;
+    /// False if, without a search, no owner that blocks this wait can be waiting for it. `holders` are the
+    /// lock's holders.
     fn may_be_in_cycle(&self, id: WaiterId, holders: &Holders) -> bool;
 }
 
-/// Which of those ahead in a queue are wanted.
+/// A selection of the waits ahead in a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ahead {
     All,
-    /// Behind whom everybody waits, nearest to the back first.
-    Barring,
-    /// Whose owner waits for other locks too.
+    /// Waits that block every later request, nearest to the back first.
+    Blocking,
+    /// Waits whose owners also wait for other locks.
     Crossing,
 }
 
@@ -69,38 +70,40 @@ pub(crate) struct Waiting<'a> {
     pub(crate) owner: &'a Owner,
     pub(crate) wants: Wants,
     pub(crate) position: Position,
-    /// It is one of several that are granted together, and so may have to wait for another lock.
-    pub(crate) is_part: bool,
+    /// Whether the wait is a member of a bundle, and so may have to wait for another lock.
+    pub(crate) is_member: bool,
 }
 
 impl Waiting<'_> {
-    /// True if the owner's own hold is in the way.
-    pub(super) fn is_beside_own(&self, holders: &Holders) -> bool {
+    /// Whether the owner's own hold excludes the request.
+    pub(super) fn is_excluded_by_own_hold(&self, holders: &Holders) -> bool {
         self.wants.once && holders.of(self.owner.as_bytes()).is_some()
     }
 
-    /// True if the owner holds the lock, and so this part of what it wants waits for the other locks only, or for holders.
-    pub(super) fn has_no_order(&self) -> bool {
-        self.is_part && self.position.is_holder()
+    /// Whether no waiter can block this member because its owner holds the lock. It waits for holders, or for
+    /// its other locks.
+    pub(super) fn is_unordered(&self) -> bool {
+        self.is_member && self.position.is_holder()
     }
 
-    /// True if it must not pass this wait, which came first.
+    /// Whether the earlier wait `first` blocks this one.
     pub(super) fn must_not_pass(&self, first: &Waiting<'_>) -> bool {
-        let conflicts = first.wants.bars_readers() || self.wants.mode == Mode::Exclusive;
-        // Who holds the lock waits for holders only.
-        !first.is_part || (conflicts && !self.position.is_holder())
+        let conflicts = first.wants.blocks_all() || self.wants.mode == Mode::Exclusive;
+        // Owners that hold the lock are blocked by holders only.
+        !first.is_member || (conflicts && !self.position.is_holder())
     }
 
-    /// True if it waits for this hold, or would if there were enough of them.
+    /// Whether the wait is blocked by this hold, or would be with enough such holds.
     pub(super) fn is_behind(&self, hold: &Hold) -> bool {
-        let mode = if self.wants.bars_readers() { Mode::Exclusive } else { Mode::Shared };
+        let mode = if self.wants.blocks_all() { Mode::Exclusive } else { Mode::Shared };
         excludes(hold, self.owner.as_bytes(), Wants { mode, ..self.wants })
     }
 }
 
-/// True if this wait of an owner is no matter to who waits for that owner at a lock, because of its wait `ahead` or of its hold:
-/// another thread of the owner wants the same lock for itself.
-pub(super) fn is_anothers(
+/// Whether a wait of an owner does not matter to waiters behind that owner at a lock. True if another thread
+/// of the owner wants the same lock with `once`. `ahead` is the owner's wait in that queue, or `None` for its
+/// hold.
+pub(super) fn belongs_to_another_thread(
     waits: &impl Waits,
     id: WaiterId,
     (lock, ahead): (LockIdx, Option<WaiterId>),
@@ -111,8 +114,8 @@ pub(super) fn is_anothers(
         Some(id) != ahead && waits.waiting(id, now).as_ref().is_some_and(at_lock)
     };
     match waits.waiting(id, now) {
-        // The whole bundle is another thread's.
-        Some(wait) if wait.is_part => {
+        // The whole bundle belongs to another thread.
+        Some(wait) if wait.is_member => {
             let all = waits.together(id);
             !all.iter().any(|id| Some(*id) == ahead) && all.into_iter().any(is_once)
         }
@@ -120,9 +123,9 @@ pub(super) fn is_anothers(
     }
 }
 
-/// Where this wait is served: where its owner's first wait for the lock is, as that lets in all but those that the owner's own
-/// hold is in the way of.
-pub(super) fn served_at_of(waits: &impl Waits, wait: &Waiting<'_>, now: Now) -> Position {
+/// Position at which this wait is served: the position of its owner's first wait for the lock. That grant
+/// admits the owner's other waits, except those with `once`.
+pub(super) fn service_position(waits: &impl Waits, wait: &Waiting<'_>, now: Now) -> Position {
     if wait.wants.once {
         return wait.position;
     }

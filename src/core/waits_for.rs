@@ -1,174 +1,173 @@
 // SPDX-License-Identifier: MIT
 
-//! Who waits for whom.
+//! The waits-for graph.
 //!
-//! An owner that waits for a lock waits for every other owner whose hold excludes it, and for every other owner
-//! that is ahead in the queue and would exclude it or be excluded. Holders are in the keyspace, so that a search
-//! asks for them lock by lock ([`Step::Read`]).
+//! An owner that waits for a lock waits for every other owner whose hold excludes it. It also waits for every
+//! other owner ahead in the queue that excludes it or is excluded by it. Holders are in the keyspace, so a
+//! search requests them lock by lock ([`Progress::Read`]).
 //!
-//! An owner may wait because of its own hold ([`Wants::once`](super::Wants::once)). Then it is more than one thread. Another of them may give that
-//! hold back: such a wait is no part of a cycle. And whoever waits for one thread of an owner at a lock does not wait for those
-//! of its other threads that want the same lock for themselves.
+//! An owner may wait because of its own hold ([`Wants::once`](super::Wants::once)), if it has several
+//! threads. Another thread may release that hold, so such a wait is in no cycle. A waiter behind one thread
+//! of an owner does not wait for other threads that want the same lock with `once`.
 //!
-//! An owner that wants the lock with a limited number of others ([`Wants::limit`](super::Wants::limit)) waits for some of the holders, whoever they
-//! are. So a cycle that leads through one of them proves nothing yet: see [`Knot`].
+//! An owner with a limit ([`Wants::limit`](super::Wants::limit)) waits until some of the holders release, no
+//! matter which. So a cycle through one of them proves nothing yet: see [`CycleSearch`].
 
 use std::collections::VecDeque;
 
 use foldhash::{HashMap, HashSet};
 use smallvec::{smallvec, SmallVec};
 
-use super::knot::{self, Knot};
+use super::cycles::{self, CycleSearch};
+use super::queue::wait_queue::Position;
 use super::table::LockIdx;
-use super::wait_queue::Position;
-use super::waits::{is_anothers, served_at_of, Ahead, Waiting, Waits};
+use super::waits::{belongs_to_another_thread, service_position, Ahead, Waiting, Waits};
 use super::{Hold, Holders, LockId, Mode, Now, Owner, WaiterId};
 
-/// An owner that a wait waits for.
+/// An owner that blocks a wait.
 struct Blocker {
     owner: Owner,
-    /// Its wait, if it is ahead in the queue; `None` if it holds the lock.
+    /// The owner's wait ahead in the queue; `None` if it holds the lock.
     ahead: Option<WaiterId>,
-    /// Only that wait has to end: what it gets is in nobody's way.
+    /// Whether only that wait has to end, because its grant would not block.
     only: bool,
-    /// That wait is a part, and only its place in the queue is in the way.
+    /// Whether that wait is a member that blocks only by its place in the queue.
     is_soft: bool,
 }
 
-/// Which waits of an owner are followed.
+/// The waits of an owner that the search follows.
 #[derive(Clone, Copy)]
 enum Followed {
-    /// All but those that want this lock for themselves.
+    /// All waits except those for this lock with `once`.
     ButAt(LockIdx),
     All,
 }
 
-/// One owner waits for another.
+/// An edge of the graph: one owner waits for another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Edge {
-    /// Who is waited for.
+    /// The owner that is waited for.
     pub(crate) owner: Owner,
-    /// For the sake of which lock.
+    /// The lock on which it blocks.
     pub(crate) lock: LockId,
-    /// The wait.
+    /// The wait that is blocked.
     pub(crate) by: WaiterId,
-    /// The part that is waited for, if that is only because of its place in the queue: it may be passed.
+    /// The member that blocks only by its place in the queue, if any: the wait may overtake it.
     soft: Option<WaiterId>,
-    /// The edge that led to the one who waits; none from where the search started.
+    /// The previous edge on the path; `None` at the start of the search.
     from: Option<usize>,
 }
 
-/// What a search needs or has found.
+/// The state of a search: its needs or its findings.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Step {
-    /// The holders of this lock are needed: see [`Search::learn`].
+pub(crate) enum Progress {
+    /// The search needs the holders of this lock: see [`Search::learn`].
     Read(LockId),
-    /// Who started waits for himself: through these, in order, of whom the last is himself. That may be so only because of other
-    /// waits, which are named too.
+    /// The origin waits for itself along these edges, in order. Other waits that contribute are listed too.
     Cycle(Vec<Edge>, Vec<WaiterId>),
-    /// Who started waits for himself, but only because each of these waits stands behind the part beside it, which waits for other
-    /// locks too: see [`LockManager::let_pass`](super::LockManager::let_pass). Then there may be more.
+    /// The origin waits for itself only because each of these waits stands behind the member beside it: see
+    /// [`LockManager::overtake`](super::LockManager::overtake). After the swap, the search must be repeated.
     Soft(Vec<(WaiterId, WaiterId)>),
-    /// As much was looked at as may be in one go ([`Search::allow`]).
+    /// The search has used up its portion ([`Search::allow`]).
     Later,
-    /// There is no more to find.
+    /// The search is complete.
     Done,
 }
 
-/// How much a search may look at in one go: some milliseconds.
+/// Portion of a search, which takes some milliseconds.
 pub(crate) const PORTION: usize = 4_000;
 
-/// How many owners are named at most whom an owner waits for.
-const MOST_NAMED: usize = 1_000;
+/// Maximum number of blockers listed for an owner.
+const MAX_NAMED_OWNERS: usize = 1_000;
 
-/// A search from one owner along those whom it waits for, nearest first.
+/// A breadth-first search from one owner along its blockers.
 ///
-/// It may be interrupted, and go on later. What it has found until then may be over by that time, so that a way back counts only
-/// if a search among the owners on that way finds it again, in one go. Nothing is missed: whatever adds an edge to the graph begins
-/// a search of its own, so that a cycle that this search could find stands there from its begin. But where waits have moved in a
-/// queue meanwhile, it begins again ([`Searches`](super::searches::Searches)).
+/// A search may be interrupted and resumed. Its findings may be outdated by then, so a path back counts only
+/// if a search among its owners finds it again without interruption. Nothing is missed, because every new edge
+/// of the graph starts a search of its own. So a cycle within reach of this search existed at its start. If waits
+/// have moved within a queue meanwhile, the search restarts ([`Searches`](super::searches::Searches)).
 pub(crate) struct Search {
     origin: Owner,
-    /// The wait to which a way back is looked for; `None`: everybody is wanted whom `origin` waits for.
+    /// The wait to which a path back is sought; `None` if all blockers of `origin` are wanted.
     from: Option<WaiterId>,
     locks: HashMap<LockIdx, Seen>,
-    /// Waits to be followed, with the edge that led there.
+    /// Waits to follow, each with the edge that led to it.
     todo: VecDeque<(WaiterId, Option<usize>)>,
-    /// What was found around the first of them.
+    /// The blockers found for the first of these waits.
     around: Option<Around>,
     seen: HashMap<Owner, Followed>,
     edges: Vec<Edge>,
-    /// Waits that stand behind a part, each with that part: one of each way back that has any.
+    /// Waits that stand behind a member, with that member: one for each path back that has any.
     soft: Vec<(WaiterId, WaiterId)>,
-    /// Other ways back are not looked for.
+    /// Whether only paths that overtaking resolves are sought.
     only_soft: bool,
-    /// A way back that is one only if these waits never end.
-    unproven: Option<(Vec<Edge>, Knot)>,
-    /// How much may be looked at before it is interrupted.
+    /// A path back that is a cycle only if these waits never end.
+    unproven: Option<(Vec<Edge>, CycleSearch)>,
+    /// Amount left in the portion.
     left: usize,
     was_interrupted: bool,
-    /// Only these owners are followed.
+    /// The only owners to follow, if limited.
     only: Option<HashSet<Owner>>,
 }
 
-/// Those whom a wait waits for.
+/// The blockers of a wait.
 struct Around {
     lock: LockIdx,
     name: LockId,
     found: std::vec::IntoIter<Blocker>,
-    /// There are others.
-    is_part: bool,
+    /// Whether more blockers exist.
+    is_partial: bool,
 }
 
-/// What a search knows of a lock, and how far it has been there: what was found on the way of one waiter is not
-/// looked for again on the way of the next, so that a search passes each holder and each position once.
+/// The explored part of a lock. Findings for one waiter are not repeated for the next, so that a search
+/// visits each holder and each position once.
 struct Seen {
-    /// Without those who wait for nothing, if a way back is looked for and there are many.
+    /// The holders. If a path back is sought among many holders, only those that wait themselves.
     holders: Holders,
-    /// All holders were found, or all but this one, which waits itself.
-    passed_holders: Passed,
-    /// All were found that a waiter at this position who waits for all waits for in the queue.
+    /// The holders found so far: all, or all except one that waits itself.
+    visited_holders: VisitedHolders,
+    /// Queue position up to which all blockers of an exclusive or limited waiter were found.
     all_until: Position,
-    /// All were found that any other waiter at this position waits for in the queue.
+    /// Queue position up to which all blockers of any other waiter were found.
     shared_until: Position,
-    /// The same of those who do not wait for all of these, as they pass parts.
+    /// Queue positions for waiters that overtake members, and so have fewer blockers.
     apart_until: HashMap<Apart, Position>,
 }
 
-/// What makes two waits for a lock wait for the same ones among those ahead of both, although they pass some.
+/// Waits for a lock with an equal value have the same blockers among the waits ahead of both.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Apart {
     mode: Mode,
     for_all: bool,
     is_holder: bool,
-    /// The parts that they pass though these came first, sorted.
-    passed: SmallVec<[WaiterId; 4]>,
+    /// The members that they overtake, sorted.
+    overtaken: SmallVec<[WaiterId; 4]>,
 }
 
-enum Passed {
+enum VisitedHolders {
     None,
     AllBut(Owner),
     All,
 }
 
 impl Search {
-    /// Looks for a way from this waiter back to its owner.
+    /// Starts a search for a path from this waiter back to its owner.
     pub(crate) fn cycle<W: Waits>(waits: &W, from: WaiterId, now: Now) -> Option<Search> {
         let origin = waits.waiting(from, now)?.owner.clone();
         Some(Search::new(origin, Some(from), waits.together(from)))
     }
 
-    /// The same, but only for such a way that is one as somebody stands behind a part: what else there is may end by itself.
+    /// Starts a search for such a path that overtaking resolves. Other paths may end by themselves.
     pub(crate) fn soft_cycle<W: Waits>(waits: &W, from: WaiterId, now: Now) -> Option<Search> {
         Some(Search { only_soft: true, ..Search::cycle(waits, from, now)? })
     }
 
-    /// Looks for those whom this owner waits for: all of them, if they are not too many to be named.
+    /// Starts a search for all blockers of this owner, up to a maximum.
     pub(crate) fn blockers(waits: &impl Waits, origin: &Owner) -> Search {
         Search::new(origin.clone(), None, waits.waits_of(origin))
     }
 
-    /// The same search anew, after waits were let pass or have left.
+    /// Restarts the search after waits have overtaken members or left.
     pub(crate) fn again(self, waits: &impl Waits, now: Now) -> Option<Search> {
         self.restart(waits, now)
     }
@@ -196,17 +195,17 @@ impl Search {
         }
     }
 
-    /// The wait to which a way back is looked for.
+    /// The wait to which a path back is sought.
     pub(crate) fn of_wait(&self) -> Option<WaiterId> {
         self.from
     }
 
-    /// So much may be looked at from now on before it is interrupted.
+    /// Sets the portion of the search.
     pub(crate) fn allow(&mut self, portion: usize) {
         self.left = portion;
     }
 
-    /// What is left of that.
+    /// The amount left in the portion.
     pub(crate) fn left(&self) -> usize {
         self.left
     }
@@ -217,23 +216,25 @@ impl Search {
         }
     }
 
-    /// These are the holders of a lock, as its key has them.
+    /// Passes the holders of a lock, as its key has them.
     pub(crate) fn learn(&mut self, waits: &impl Waits, lock: &LockId, holders: Holders) {
         let Some(lock) = waits.find(lock) else { return };
         let mut holders = match self.from {
-            Some(_) => self.who_matters(waits, holders),
+            Some(_) => self.relevant_holders(waits, holders),
             None => holders,
         };
         waits.anticipate(lock, &mut holders);
         let (all_until, shared_until) = (Position::FRONT, Position::FRONT);
         let apart_until = HashMap::default();
-        let seen = Seen { holders, passed_holders: Passed::None, all_until, shared_until, apart_until };
+        let seen =
+            Seen { holders, visited_holders: VisitedHolders::None, all_until, shared_until, apart_until };
         self.locks.insert(lock, seen);
     }
 
-    /// Of many holders those who wait themselves, and the origin: through others no way leads back. Of 10,000 readers hardly any
-    /// waits, so that those who wait are looked for among them if these are fewer.
-    fn who_matters(&mut self, waits: &impl Waits, holders: Holders) -> Holders {
+    /// Reduces many holders to those that wait themselves, and the origin: no path leads back through others.
+    /// The smaller of
+    /// both sets is scanned, as hardly any of 10,000 readers waits.
+    fn relevant_holders(&mut self, waits: &impl Waits, holders: Holders) -> Holders {
         const FEW: usize = 8;
         if holders.len() <= FEW {
             return holders;
@@ -248,64 +249,64 @@ impl Search {
         if !found.iter().any(|hold| hold.owner == self.origin) {
             found.extend(hold_of(&self.origin));
         }
-        // It is looked at faster than what is followed.
+        // Scanning is faster than following.
         self.count(waiting.min(holders.len()) / 8);
         Holders::from_holds(found).unwrap_or(Holders::Free)
     }
 
-    /// Goes on until something is needed or found.
-    pub(crate) fn step(&mut self, waits: &impl Waits, now: Now) -> Step {
-        if let Some((way, knot)) = &mut self.unproven {
+    /// Continues until the search needs or has found something.
+    pub(crate) fn step(&mut self, waits: &impl Waits, now: Now) -> Progress {
+        if let Some((way, proof)) = &mut self.unproven {
             let holders = |lock: &LockIdx| self.locks.get(lock).map(|seen| &seen.holders);
-            return match knot.step(waits, holders, now) {
-                knot::Step::Read(lock) => Step::Read(lock),
-                knot::Step::NeverEnds(others) => Step::Cycle(std::mem::take(way), others),
-                knot::Step::Soft(by, part) => Step::Soft(vec![(by, part)]),
-                knot::Step::MayEnd => Step::Done,
+            return match proof.step(waits, holders, now) {
+                cycles::Proof::Read(lock) => Progress::Read(lock),
+                cycles::Proof::NeverEnds(others) => Progress::Cycle(std::mem::take(way), others),
+                cycles::Proof::Soft(by, member) => Progress::Soft(vec![(by, member)]),
+                cycles::Proof::MayEnd => Progress::Done,
             };
         }
         while let Some((id, from)) = self.todo.front().copied() {
             if self.left == 0 && self.only.is_none() {
                 self.was_interrupted = true;
-                return Step::Later;
+                return Progress::Later;
             }
             if let Some(around) = &mut self.around {
                 if let Some(blocker) = around.found.next() {
                     let (lock, name) = (around.lock, around.name.clone());
                     self.count(1);
-                    if let Some(step) = self.pursue(waits, (id, from), (lock, name), blocker, now) {
+                    if let Some(step) = self.follow_blocker(waits, (id, from), (lock, name), blocker, now) {
                         return step;
                     }
                     continue;
                 }
-                if !around.is_part {
+                if !around.is_partial {
                     self.around = None;
                     self.todo.pop_front();
                     continue;
                 }
             }
-            if let Some(lock) = self.look_around(waits, id, now) {
-                return Step::Read(lock);
+            if let Some(lock) = self.find_blockers(waits, id, now) {
+                return Progress::Read(lock);
             }
         }
         if self.soft.is_empty() {
             if self.only.is_some() {
-                // What was found is not so any more.
-                let Some(search) = self.restart(waits, now) else { return Step::Done };
+                // The path no longer exists.
+                let Some(search) = self.restart(waits, now) else { return Progress::Done };
                 *self = search;
-                return Step::Later;
+                return Progress::Later;
             }
-            return Step::Done;
+            return Progress::Done;
         }
         let mut soft = std::mem::take(&mut self.soft);
         soft.sort_unstable();
         soft.dedup();
-        Step::Soft(soft)
+        Progress::Soft(soft)
     }
 
-    /// Finds those whom this wait waits for, which is the first to be followed. Returns the lock whose holders are needed for that.
-    fn look_around(&mut self, waits: &impl Waits, id: WaiterId, now: Now) -> Option<LockId> {
-        let goes_on = self.around.take().is_some();
+    /// Finds the blockers of the first wait to follow. Returns a lock whose holders are needed for that.
+    fn find_blockers(&mut self, waits: &impl Waits, id: WaiterId, now: Now) -> Option<LockId> {
+        let resumes = self.around.take().is_some();
         let Some(wait) = waits.waiting(id, now) else {
             self.todo.pop_front();
             return None;
@@ -315,7 +316,7 @@ impl Search {
             return defect!("a wait for an unknown lock", None);
         };
         let Some(seen) = self.locks.get_mut(&wait.lock) else { return Some(name.clone()) };
-        if self.from.is_some() && wait.is_beside_own(&seen.holders) {
+        if self.from.is_some() && wait.is_excluded_by_own_hold(&seen.holders) {
             self.todo.pop_front();
             return None;
         }
@@ -323,44 +324,44 @@ impl Search {
             origin: self.from.map(|from| (&self.origin, from)),
             only: self.only.as_ref(),
             most: if self.only.is_some() { usize::MAX } else { self.left },
-            goes_on,
+            resumes,
         };
-        let Found { blockers, looked_at, is_part } = blockers(waits, (id, &wait), seen, &sought, now);
+        let Found { blockers, looked_at, is_partial } = blockers(waits, (id, &wait), seen, &sought, now);
         let (lock, name, found) = (wait.lock, name.clone(), blockers.into_iter());
-        self.around = Some(Around { lock, name, found, is_part });
+        self.around = Some(Around { lock, name, found, is_partial });
         self.count(1 + looked_at);
         None
     }
 
-    /// Follows one whom a wait waits for. Returns what is found by that, if it ends the search or interrupts it.
-    fn pursue(
+    /// Follows one blocker of a wait. Returns a result that ends or interrupts the search.
+    fn follow_blocker(
         &mut self,
         waits: &impl Waits,
         (id, from): (WaiterId, Option<usize>),
         (lock, name): (LockIdx, LockId),
         blocker: Blocker,
         now: Now,
-    ) -> Option<Step> {
+    ) -> Option<Progress> {
         if self.only.as_ref().is_some_and(|only| !only.contains(&blocker.owner)) {
             return None;
         }
-        let led_to = self.follow(waits, lock, &blocker, now)?;
+        let waits_behind = self.follow(waits, lock, &blocker, now)?;
         let edge = self.edges.len();
         let soft = blocker.ahead.filter(|_| blocker.is_soft);
         self.edges.push(Edge { owner: blocker.owner, lock: name, by: id, soft, from });
-        let Some(from) = self.from.filter(|from| led_to.contains(from)) else {
-            if self.from.is_none() && self.edges.len() >= MOST_NAMED {
-                return Some(Step::Done);
+        let Some(from) = self.from.filter(|from| waits_behind.contains(from)) else {
+            if self.from.is_none() && self.edges.len() >= MAX_NAMED_OWNERS {
+                return Some(Progress::Done);
             }
-            self.todo.extend(led_to.into_iter().map(|wait| (wait, Some(edge))));
+            self.todo.extend(waits_behind.into_iter().map(|wait| (wait, Some(edge))));
             return None;
         };
         let way = self.way_to(edge);
         let can_swap = |edge: &Edge| {
-            let part = edge.soft?;
-            (!waits.was_let_pass(edge.by, part)).then_some((edge.by, part))
+            let member = edge.soft?;
+            (!waits.has_ever_overtaken(edge.by, member)).then_some((edge.by, member))
         };
-        // One of them is enough.
+        // One swap per path suffices.
         if let Some(soft) = way.iter().find_map(can_swap) {
             if self.was_interrupted {
                 return Some(self.confirm(waits, &way, now));
@@ -370,7 +371,7 @@ impl Search {
         }
         let needs_some = |edge: &Edge| {
             let limit = waits.waiting(edge.by, now).and_then(|wait| wait.wants.limit);
-            // The only holder that is allowed is one for whom all wait.
+            // With a limit of 1, the only holder blocks all others.
             limit.is_some_and(|limit| limit.get() > 1)
         };
         if !way.iter().any(needs_some) {
@@ -380,29 +381,29 @@ impl Search {
             if self.was_interrupted {
                 return Some(self.confirm(waits, &way, now));
             }
-            return Some(Step::Cycle(way, Vec::new()));
+            return Some(Progress::Cycle(way, Vec::new()));
         }
         if !self.soft.is_empty() {
-            // It is found again when these have passed.
+            // The search after the swap finds it again.
             return None;
         }
         if self.was_interrupted {
-            // That looks at everything itself.
+            // The cycle search reads everything itself.
             self.locks.clear();
         }
-        self.unproven = Some((way, Knot::of(waits, from, self.origin.clone())));
+        self.unproven = Some((way, CycleSearch::of(waits, from, self.origin.clone())));
         Some(self.step(waits, now))
     }
 
-    /// Looks whether a way that was found in several portions is there: all of it at once, and nothing else.
-    fn confirm(&mut self, waits: &impl Waits, way: &[Edge], now: Now) -> Step {
-        let Some(mut search) = self.restart(waits, now) else { return Step::Done };
+    /// Checks a path that was found in several portions: in one go, and nothing else.
+    fn confirm(&mut self, waits: &impl Waits, way: &[Edge], now: Now) -> Progress {
+        let Some(mut search) = self.restart(waits, now) else { return Progress::Done };
         search.only = Some(way.iter().map(|edge| edge.owner.clone()).collect());
         *self = search;
         self.step(waits, now)
     }
 
-    /// The waits of one who is waited for at a lock that are to be followed now; `None` if that leads to nobody new.
+    /// The waits of a blocker at a lock that must be followed now; `None` if no new ones exist.
     fn follow(
         &mut self,
         waits: &impl Waits,
@@ -413,18 +414,20 @@ impl Search {
         if *only {
             return self.follow_only(owner, *ahead);
         }
-        let is_anothers = |id: WaiterId| is_anothers(waits, id, (lock, *ahead), now);
+        let belongs_to_another_thread =
+            |id: WaiterId| belongs_to_another_thread(waits, id, (lock, *ahead), now);
         if let Some(from) = self.from.filter(|_| *owner == self.origin) {
-            return (!is_anothers(from)).then(|| smallvec![from]);
+            return (!belongs_to_another_thread(from)).then(|| smallvec![from]);
         }
         match self.seen.get_mut(owner) {
             None => {
-                // The origin's were followed from the start.
+                // The waits of the origin were followed from the start.
                 let all = waits.waits_of(owner).filter(|_| *owner != self.origin);
-                let (others, led_to): (SmallVec<_>, SmallVec<_>) = all.partition(|id| is_anothers(*id));
+                let (others, waits_behind): (SmallVec<_>, SmallVec<_>) =
+                    all.partition(|id| belongs_to_another_thread(*id));
                 let followed = if others.is_empty() { Followed::All } else { Followed::ButAt(lock) };
                 self.seen.insert(owner.clone(), followed);
-                Some(led_to)
+                Some(waits_behind)
             }
             Some(followed) => match *followed {
                 Followed::All => None,
@@ -437,10 +440,10 @@ impl Search {
         }
     }
 
-    /// The same if only the wait ahead has to end.
+    /// The waits of a blocker to follow if only its wait ahead has to end.
     fn follow_only(&self, owner: &Owner, ahead: Option<WaiterId>) -> Option<SmallVec<[WaiterId; 2]>> {
         if *owner == self.origin {
-            // Its waits were followed from the start, or it is only one of them that counts.
+            // The waits of the origin were followed from the start, or only one of them counts.
             return match self.from {
                 None => Some(SmallVec::new()),
                 from => from.filter(|_| from == ahead).map(|from| smallvec![from]),
@@ -450,7 +453,7 @@ impl Search {
         ahead.filter(|_| !followed).map(|ahead| smallvec![ahead])
     }
 
-    /// All who were found, each once, nearest first.
+    /// All edges found, one per owner, nearest first.
     pub(crate) fn into_edges(self) -> Vec<Edge> {
         let mut found = HashSet::default();
         self.edges.into_iter().filter(|edge| found.insert(edge.owner.clone())).collect()
@@ -468,30 +471,31 @@ impl Search {
     }
 }
 
-/// Whom a search looks for around a wait.
+/// The blockers that a search seeks around a wait.
 struct Sought<'a> {
-    /// Only the way back to this owner is wanted, to this wait of his.
+    /// Only a path back to this wait of this owner is wanted.
     origin: Option<(&'a Owner, WaiterId)>,
-    /// Only these are wanted.
+    /// Only these owners are wanted.
     only: Option<&'a HashSet<Owner>>,
-    /// So many are looked at in the queue.
+    /// Maximum number of queue positions to scan.
     most: usize,
-    /// Some were found before.
-    goes_on: bool,
+    /// Whether some blockers were already found.
+    resumes: bool,
 }
 
 struct Found {
     blockers: Vec<Blocker>,
     looked_at: usize,
-    /// There are others in the queue.
-    is_part: bool,
+    /// Whether the queue has more blockers.
+    is_partial: bool,
 }
 
-/// The owners that a wait waits for directly, without those that were found already.
+/// The direct blockers of a wait, without those already found.
 ///
-/// If only the way back to one owner is wanted, the owners in the queue that wait for this lock only are left out. Each of
-/// them waits for the lock's holders and for those ahead, as this wait does itself, and so leads to nobody new. But a reader waits for
-/// no part of other readers, which one between them may wait for; and a part waits for those that came later and pass it.
+/// If only a path back is wanted, owners in the queue that wait for this lock only are left out. They wait
+/// for the lock's holders and for waits ahead, as this wait does, and so lead to no new owner. Exceptions: a
+/// reader does not wait for members of other readers, which a wait between them may wait for. And a member
+/// waits for later waits that overtook it.
 fn blockers(
     waits: &impl Waits,
     (id, wait): (WaiterId, &Waiting<'_>),
@@ -501,90 +505,92 @@ fn blockers(
 ) -> Found {
     let Waiting { lock, owner, wants, .. } = *wait;
     let wanted = sought.origin;
-    let holders = seen.pass_holders(waits, wait, wanted.map(|(origin, _)| origin));
+    let holders = seen.visit_holders(waits, wait, wanted.map(|(origin, _)| origin));
     let holders =
         holders.into_iter().map(|owner| Blocker { owner, ahead: None, only: false, is_soft: false });
-    let mut found = Found { blockers: holders.collect(), looked_at: 0, is_part: false };
-    // A reader behind others is one of many. One with a limit waits for all who may come to hold the lock before it.
-    let for_all = wants.bars_readers();
-    let served_at = served_at_of(waits, wait, now);
-    if wait.has_no_order() {
+    let mut found = Found { blockers: holders.collect(), looked_at: 0, is_partial: false };
+    // A reader behind others is one of many. A reader with a limit waits for all that may hold the lock
+    // before it.
+    let for_all = wants.blocks_all();
+    let served_at = service_position(waits, wait, now);
+    if wait.is_unordered() {
         return found;
     }
-    // Who passes parts that came first, waits for others than those behind them do.
-    let passed_by = waits.passed_by(lock, id);
+    // A wait that overtakes members has different blockers than the waits behind them.
+    let overtaken_by = waits.overtaken_by(lock, id);
     let is_behind = |first: WaiterId, ahead: &Waiting<'_>| {
-        wait.must_not_pass(ahead) && !passed_by.is_some_and(|passed| passed.contains(&first))
+        wait.must_not_pass(ahead) && !overtaken_by.is_some_and(|overtaken| overtaken.contains(&first))
     };
-    if let Some((origin, from)) = wanted.filter(|(origin, _)| *origin != owner && for_all && !sought.goes_on)
+    if let Some((origin, from)) = wanted.filter(|(origin, _)| *origin != owner && for_all && !sought.resumes)
     {
-        // Of its waits here the one to which the way back is looked for, or any.
+        // Prefers the origin's wait to which the path back is sought.
         let is_ahead = |id: &WaiterId| {
             waits.waiting(*id, now).is_some_and(|wait| wait.position < served_at && is_behind(*id, &wait))
         };
         let from = waits.together(from);
         let ahead = waits.waits_at(lock, origin).filter(is_ahead).max_by_key(|id| from.contains(id));
         found.blockers.extend(ahead.and_then(|id| {
-            let is_soft = waits.waiting(id, now)?.is_part;
+            let is_soft = waits.waiting(id, now)?.is_member;
             Some(Blocker { owner: origin.clone(), ahead: Some(id), only: false, is_soft })
         }));
     }
-    let has_passes = waits.has_passes(lock);
-    if has_passes && wait.is_part && !sought.goes_on {
-        found.blockers.extend(waits.passers(lock, id).filter_map(|first| {
-            let Waiting { owner, is_part, .. } = waits.waiting(first, now)?;
-            Some(Blocker { owner: owner.clone(), ahead: Some(first), only: false, is_soft: is_part })
+    let has_overtaking = waits.has_overtaking(lock);
+    if has_overtaking && wait.is_member && !sought.resumes {
+        found.blockers.extend(waits.overtakers(lock, id).filter_map(|first| {
+            let Waiting { owner, is_member, .. } = waits.waiting(first, now)?;
+            Some(Blocker { owner: owner.clone(), ahead: Some(first), only: false, is_soft: is_member })
         }));
     }
-    let has_parts = waits.has_parts(lock);
-    let stands_apart = has_passes || (has_parts && for_all && wants.mode == Mode::Shared);
+    let has_members = waits.has_members(lock);
+    let stands_apart = has_overtaking || (has_members && for_all && wants.mode == Mode::Shared);
     let apart = stands_apart.then(|| {
-        let mut passed: SmallVec<_> = passed_by.into_iter().flatten().copied().collect();
-        passed.sort_unstable();
-        Apart { mode: wants.mode, for_all, is_holder: wait.position.is_holder(), passed }
+        let mut overtaken: SmallVec<_> = overtaken_by.into_iter().flatten().copied().collect();
+        overtaken.sort_unstable();
+        Apart { mode: wants.mode, for_all, is_holder: wait.position.is_holder(), overtaken }
     });
     let until = seen.until(apart.as_ref(), for_all);
-    let passed = *until;
-    if served_at <= passed {
+    let overtaken = *until;
+    if served_at <= overtaken {
         return found;
     }
     *until = served_at;
     let which = match (wanted.is_none() || stands_apart, for_all) {
         (true, true) => Ahead::All,
-        (true, false) | (false, false) => Ahead::Barring,
+        (true, false) | (false, false) => Ahead::Blocking,
         (false, true) => Ahead::Crossing,
     };
     let listed = sought.only.map(|only| {
         let at_lock = only.iter().flat_map(|owner| waits.waits_at(lock, owner));
         let placed = at_lock.filter_map(|id| Some((waits.waiting(id, now)?.position, id)));
-        let mut ahead: Vec<_> = placed.filter(|(at, _)| passed <= *at && *at < served_at).collect();
+        let mut ahead: Vec<_> = placed.filter(|(at, _)| overtaken <= *at && *at < served_at).collect();
         ahead.sort_unstable();
         ahead.into_iter().map(|(_, id)| id)
     });
-    let queue = listed.is_none().then(|| waits.ahead(lock, which, passed..served_at));
+    let queue = listed.is_none().then(|| waits.ahead(lock, which, overtaken..served_at));
     for first in listed.into_iter().flatten().chain(queue.into_iter().flatten()) {
         let Some(ahead) = waits.waiting(first, now) else { continue };
-        if found.looked_at >= sought.most && which != Ahead::Barring {
+        if found.looked_at >= sought.most && which != Ahead::Blocking {
             *seen.until(apart.as_ref(), for_all) = ahead.position;
-            found.is_part = true;
+            found.is_partial = true;
             break;
         }
         found.looked_at += 1;
-        // Readers go in side by side.
-        let is_beside = !for_all && !ahead.wants.bars_readers();
+        // Readers are granted together.
+        let is_beside = !for_all && !ahead.wants.blocks_all();
         if is_beside || !is_behind(first, &ahead) {
             continue;
         }
-        // A reader goes in together with one that has a limit, when that can.
+        // A reader is granted together with one that has a limit.
         let only = !for_all && ahead.wants.limit.is_some();
-        let is_soft = ahead.is_part;
+        let is_soft = ahead.is_member;
         found.blockers.push(Blocker { owner: ahead.owner.clone(), ahead: Some(first), only, is_soft });
-        // It waits for all that are ahead of it, and for all holders. One whose owner was in line before waits for less, and from
-        // the origin nothing is followed.
+        // That wait is blocked by all waits ahead of it and by all holders. Exceptions: a wait whose owner
+        // stood ahead before, and waits of the origin.
         let is_followed = wanted.is_some_and(|(origin, _)| ahead.owner != origin);
-        let passes_some = has_passes || (has_parts && ahead.wants.mode == Mode::Shared);
-        let leads_to_all = is_followed && !for_all && !passes_some && !ahead.is_beside_own(&seen.holders);
-        if leads_to_all && sought.only.is_none() && served_at_of(waits, &ahead, now) == ahead.position {
+        let overtakes_some = has_overtaking || (has_members && ahead.wants.mode == Mode::Shared);
+        let leads_to_all =
+            is_followed && !for_all && !overtakes_some && !ahead.is_excluded_by_own_hold(&seen.holders);
+        if leads_to_all && sought.only.is_none() && service_position(waits, &ahead, now) == ahead.position {
             break;
         }
     }
@@ -592,7 +598,7 @@ fn blockers(
 }
 
 impl Seen {
-    /// How far the queue was looked at by such waits.
+    /// Queue position up to which blockers of such waits were found.
     fn until(&mut self, apart: Option<&Apart>, for_all: bool) -> &mut Position {
         match (apart, for_all) {
             (Some(apart), _) => self.apart_until.entry(apart.clone()).or_insert(Position::FRONT),
@@ -601,11 +607,16 @@ impl Seen {
         }
     }
 
-    /// The holders that exclude a request and are looked for, but for those who were found already. If only the way back to one
-    /// owner is wanted: those who wait themselves, and that owner.
-    fn pass_holders(&mut self, waits: &impl Waits, wait: &Waiting<'_>, wanted: Option<&Owner>) -> Vec<Owner> {
+    /// The holders that exclude a request, without those already found. If only a path back is wanted, only
+    /// holders that wait themselves, and the origin.
+    fn visit_holders(
+        &mut self,
+        waits: &impl Waits,
+        wait: &Waiting<'_>,
+        wanted: Option<&Owner>,
+    ) -> Vec<Owner> {
         let Waiting { owner, wants, .. } = *wait;
-        let most = if wanted.is_none() { MOST_NAMED } else { usize::MAX };
+        let most = if wanted.is_none() { MAX_NAMED_OWNERS } else { usize::MAX };
         let found = |holders: &Holders| -> Vec<Owner> {
             let leads_on = |hold: &&Hold| {
                 wanted.is_none_or(|origin| hold.owner == *origin || waits.is_waiting(&hold.owner))
@@ -613,24 +624,24 @@ impl Seen {
             let holders = holders.iter().filter(|hold| wait.is_behind(hold)).filter(leads_on);
             holders.take(most).map(|hold| hold.owner.clone()).collect()
         };
-        match (&self.holders, wants.bars_readers()) {
+        match (&self.holders, wants.blocks_all()) {
             (Holders::Shared(_), false) | (Holders::Free, _) => Vec::new(),
             (Holders::Exclusive(_), _) => found(&self.holders),
-            (Holders::Shared(holds), true) => match &self.passed_holders {
-                Passed::None if !wants.once && holds.contains_key(owner) => {
-                    self.passed_holders = Passed::AllBut(owner.clone());
+            (Holders::Shared(holds), true) => match &self.visited_holders {
+                VisitedHolders::None if !wants.once && holds.contains_key(owner) => {
+                    self.visited_holders = VisitedHolders::AllBut(owner.clone());
                     found(&self.holders)
                 }
-                Passed::None => {
-                    self.passed_holders = Passed::All;
+                VisitedHolders::None => {
+                    self.visited_holders = VisitedHolders::All;
                     found(&self.holders)
                 }
-                Passed::AllBut(left) if left != owner => {
+                VisitedHolders::AllBut(left) if left != owner => {
                     let left = left.clone();
-                    self.passed_holders = Passed::All;
+                    self.visited_holders = VisitedHolders::All;
                     vec![left]
                 }
-                Passed::AllBut(_) | Passed::All => Vec::new(),
+                VisitedHolders::AllBut(_) | VisitedHolders::All => Vec::new(),
             },
         }
     }

@@ -41,7 +41,7 @@ impl InfoSection for Section {
             info.number(c"grants_revoked", driver.stats.revoked);
             info.number(c"deadlocks", driver.stats.deadlocks);
             info.number(c"replicas_missed", driver.stats.replicas_missed);
-            info.number(c"leases_run_out", driver.locks.leases_run_out());
+            info.number(c"leases_run_out", driver.locks.expired_leases());
             info.number(c"owners_told", driver.stats.owner_events);
             let (passed, refused) = guards(proof);
             info.number(c"guards_passed", passed);

@@ -93,7 +93,7 @@ pub(crate) fn dispatch(ctx: Ctx<'_>, now: Now) {
 impl Driver {
     /// The client that this waiter blocks, or whose connection it belongs to.
     pub(crate) fn client_of(&self, id: WaiterId) -> Option<u64> {
-        let blocked = self.blocked.client_of(self.locks.lead_of(id));
+        let blocked = self.blocked.client_of(self.locks.first_wait_of(id));
         blocked.or_else(|| self.locks.connection_of(id).map(|connection| connection.0))
     }
 
@@ -220,7 +220,7 @@ impl Driver {
             && self.replica_waits.is_idle()
             && !self.inboxes.has_hook()
             && self.inboxes.len() == 0
-            && self.locks.plans_nothing()
+            && self.locks.has_no_deadline()
             && !self.locks.has_bindings()
             && !self.locks.is_demoted()
     }
@@ -288,7 +288,7 @@ impl Driver {
     }
 
     fn fragile_round(&self) -> FragileRound {
-        if self.locks.is_looking_at_fragile() {
+        if self.locks.is_rechecking_fragile() {
             FragileRound::InProgress
         } else {
             FragileRound::Complete
@@ -298,7 +298,7 @@ impl Driver {
     /// Rereads a batch of fragile locks if the server was woken up since the last reread.
     pub(super) fn recheck_fragile(&mut self, now: MonoUs) {
         if self.rechecks.take_fragile(self.fragile_round()) {
-            self.locks.look_at_fragile();
+            self.locks.recheck_fragile();
             self.rechecks.plan_fragile(now, self.fragile_round());
         }
     }

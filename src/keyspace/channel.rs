@@ -75,7 +75,7 @@ fn publish(ctx: Ctx<'_>, propagation: Propagation<'_>, kinds: &ChannelKinds, cha
 /// Publishes an event of a hold to the subscribers of this server and, in a cluster, of all nodes.
 pub(crate) fn publish_owner_event(ctx: Ctx<'_>, notice: &Notice) {
     let channel = Str::new(&event_channel(&notice.lock.key));
-    let message = [notice.happened.name().as_bytes(), b" ", notice.owner.as_bytes()].concat();
+    let message = [notice.event.name().as_bytes(), b" ", notice.owner.as_bytes()].concat();
     let chosen = match config::publish() {
         // The setting only concerns the announcements of free locks.
         Publish::Off => Publish::Auto,

@@ -16,7 +16,7 @@
 
 use std::rc::Rc;
 
-use crate::core::{Crowd, Hold, Holders, LockRef, Now, Touched};
+use crate::core::{ChangedHold, Crowd, Hold, Holders, LockRef, Now};
 use crate::keyspace::memory::Memory;
 use crate::keyspace::reader_cache::CacheKey;
 use crate::keyspace::{layout, reader_cache};
@@ -72,7 +72,7 @@ pub(super) fn open(
     let is_cacheable = !key.may_have_expiring_fields(ctx);
     if let Some((name, mut crowd)) = reader_cache::take(ctx, at) {
         if is_cacheable && matches_key(key, &crowd, shape, caller) {
-            Rc::make_mut(&mut crowd).judge_as_of(now.wall);
+            Rc::make_mut(&mut crowd).set_now(now.wall);
             if crowd.len() >= memory.ending() + MIN_OTHER_READERS {
                 let found = FoundCrowd { db: at.db, name: Some(name), is_cacheable };
                 return Some((found, Holders::from_crowd(crowd)));
@@ -88,7 +88,7 @@ pub(super) fn read_cached(ctx: Ctx<'_>, key: &Key<'_>, shape: HashShape, now: No
     let at = LockRef { db: ctx.db(), key: key.name().as_bytes() };
     if let Some((name, mut crowd)) = reader_cache::take(ctx, at) {
         if !key.may_have_expiring_fields(ctx) && matches_key(key, &crowd, shape, None) {
-            Rc::make_mut(&mut crowd).judge_as_of(now.wall);
+            Rc::make_mut(&mut crowd).set_now(now.wall);
             reader_cache::insert(ctx, CacheKey { db: at.db, name }, Rc::clone(&crowd), now.wall);
             if crowd.len() >= MIN_OTHER_READERS {
                 return Some(Holders::from_crowd(crowd));
@@ -130,7 +130,7 @@ fn matches_key(key: &Key<'_>, crowd: &Crowd, shape: HashShape, caller: Option<&S
     crowd.fields() == shape.fields
         && crowd.last_end() == Some(shape.expires_at)
         && caller.is_none_or(|caller| field_matches(key, caller, crowd.field(caller)))
-        && crowd.last_but(caller).is_some_and(|hold| field_matches(key, hold.owner.as_bytes(), Some(hold)))
+        && crowd.last_except(caller).is_some_and(|hold| field_matches(key, hold.owner.as_bytes(), Some(hold)))
 }
 
 /// True if the reader's field stands for exactly this hold, or is missing for `None`.
@@ -154,7 +154,7 @@ impl FoundCrowd {
     ) -> CrowdWrite {
         let was_cached = self.name.is_some();
         let (mut deleted, mut set, mut renewed_last) = (Vec::new(), Vec::new(), false);
-        for Touched { owner, before } in crowd.take_touched() {
+        for ChangedHold { owner, before } in crowd.take_changes() {
             let owner = owner.as_bytes();
             let calls = caller.is_some_and(|caller| caller.as_bytes() == owner);
             if was_cached && !calls && !field_matches(key, owner, before.as_ref()) {
@@ -173,7 +173,7 @@ impl FoundCrowd {
                     renewed_last |= hold.renewed && crowd.last_end() == Some(hold.expires_at);
                 }
             }
-            crowd.is_written(owner);
+            crowd.mark_written(owner);
         }
         let ended: Vec<Hold> = crowd.ended(EXPIRED_PER_STEP).cloned().collect();
         for hold in ended {
@@ -204,11 +204,14 @@ impl FoundCrowd {
 
     /// Caches a stored crowd. Only on a primary: on a replica, the replication stream changes the crowd.
     pub(super) fn cache(&mut self, ctx: Ctx<'_>, key: &Key<'_>, crowd: &mut Rc<Crowd>) {
-        if self.is_cacheable && !crowd.is_touched() && crowd.fields() > SMALL_HASH_FIELDS && ctx.is_primary()
+        if self.is_cacheable
+            && !crowd.has_unwritten_changes()
+            && crowd.fields() > SMALL_HASH_FIELDS
+            && ctx.is_primary()
         {
             let to_keep = Rc::make_mut(crowd);
             to_keep.free_spare();
-            to_keep.is_kept();
+            to_keep.mark_kept();
             let name = self.name.take().unwrap_or_else(|| key.name().as_bytes().into());
             reader_cache::insert(ctx, CacheKey { db: self.db, name }, Rc::clone(crowd), ctx.now().wall);
         }

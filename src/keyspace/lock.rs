@@ -4,7 +4,7 @@
 
 use std::ffi::{c_int, CStr};
 
-use crate::core::{Foreseen, Holders, Now};
+use crate::core::{ExpectedEnd, Holders, LockLookup, Now, OpenLock};
 use crate::decimal::Digits;
 use crate::error::Error;
 use crate::keyspace::crowd::{self, HashShape};
@@ -62,6 +62,12 @@ impl<'a> Lock<'a> {
         };
         lock.read(memory, now)?;
         Ok(body(&mut lock))
+    }
+
+    /// Passes the opened lock to the core.
+    #[inline(always)]
+    pub(crate) fn opened<'b>(&'b mut self, lookup: LockLookup<'b>, now: Now) -> OpenLock<'b> {
+        OpenLock { lookup, holders: &mut self.holders, records: &mut self.records, now }
     }
 
     /// Reads the stored holders and their expiry. A value that is not exactly a lock with a TTL is never touched, even
@@ -147,14 +153,14 @@ impl<'a> Lock<'a> {
     }
 
     /// The end of the first lease, if the lock will be free earlier than external clients know: they would sleep too
-    /// long. They know the stored TTL, unless `foreseen` says more.
+    /// long. They know the stored TTL, unless `expected_end` says more.
     #[inline(always)]
-    pub(crate) fn shortened_to(&self, foreseen: Foreseen) -> Option<i64> {
+    pub(crate) fn shortened_to(&self, expected_end: ExpectedEnd) -> Option<i64> {
         let first_end = self.holders.first_end()?;
-        let is_shortened = match foreseen {
-            Foreseen::AsWritten => self.stored_end > self.holders.expires_at(),
-            Foreseen::Until(end) => self.stored_end > Some(end),
-            Foreseen::MaybeSooner => true,
+        let is_shortened = match expected_end {
+            ExpectedEnd::AsWritten => self.stored_end > self.holders.expires_at(),
+            ExpectedEnd::Until(end) => self.stored_end > Some(end),
+            ExpectedEnd::MaybeSooner => true,
         };
         is_shortened.then_some(first_end)
     }
@@ -384,7 +390,7 @@ impl<'a> Lock<'a> {
 
 impl Drop for Lock<'_> {
     fn drop(&mut self) {
-        if let (Stored::Crowd(found), Some(crowd)) = (&mut self.stored, self.holders.kept_crowd()) {
+        if let (Stored::Crowd(found), Some(crowd)) = (&mut self.stored, self.holders.crowd_to_keep()) {
             // After a panic, the crowd may be half written.
             if !std::thread::panicking() {
                 found.cache(self.ctx, &self.key, crowd);

@@ -46,7 +46,7 @@ impl Record {
 
     /// The name of the record's key.
     pub(super) fn name(&self, lock: &[u8]) -> Name {
-        names::request_key(lock, self.id.asked(), self.id.id())
+        names::request_key(lock, self.id.owner_argument(), self.id.id())
     }
 
     /// End of the longest retention; `None` without any reply.
@@ -68,7 +68,7 @@ impl Record {
     /// The words `r`, `c`, `a` and `s` also have an `@` and the end of the retention.
     pub(super) fn encode(&self) -> RecordText {
         let mut text = RecordText::new();
-        put_number(&mut text, b"", self.id.asked().len().try_into().unwrap_or(i64::MAX));
+        put_number(&mut text, b"", self.id.owner_argument().len().try_into().unwrap_or(i64::MAX));
         if self.braced {
             text.extend_from_slice(b" b");
         }
@@ -106,7 +106,7 @@ impl Record {
     pub(super) fn decode(self, text: &[u8]) -> Option<Option<Record>> {
         let (len, rest) = number(text)?;
         let braced = rest.strip_prefix(b" b");
-        if usize::try_from(len).ok()? != self.id.asked().len() || braced.is_some() != self.braced {
+        if usize::try_from(len).ok()? != self.id.owner_argument().len() || braced.is_some() != self.braced {
             return Some(None);
         }
         let mut rest = braced.unwrap_or(rest);

@@ -24,6 +24,8 @@ IMPL = re.compile(r"^impl(?:<[^{]*?>)?\s+([\w:]+)(?:<[^{]*>)?\s*(?:where[^{]*)?\
 def strip(text):
     """Removes comments, strings, and the tests at the end."""
     text = re.sub(r"^\s*//.*$", "", text, flags=re.M)
+    # The scope of a visibility is no dependency.
+    text = re.sub(r"\bpub\(in [^)]*\)", "pub", text)
     text = re.sub(r'\bc?"(?:\\.|[^"\\])*"', '""', text)
     return re.split(r"^#\[cfg\(test\)\]\nmod tests", text, flags=re.M)[0]
 

@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: MIT
 
-//! What the calls of clients do with a lock in hand.
+//! The effect of each client call within a step.
 
 use super::step::Step;
 use crate::core::lease::Lease;
 use crate::core::{
-    Counted, Happened, NotOwner, NotReleased, Outcome, Owner, Patience, Refusal, Release, ReleaseScope,
-    Renewal, Request, RequestId,
+    Counted, HoldEvent, NotOwner, NotReleased, Outcome, Owner, Refusal, Release, ReleaseScope, Renewal,
+    Request, RequestId, WaitPolicy,
 };
 
-/// See [`LockManager::acquire`](super::LockManager::acquire).
-pub(super) fn acquire(step: &mut Step<'_>, request: &Request, patience: Patience) -> Outcome {
-    // Of a holder, and of a call of which something is remembered, it is not looked whether others wait in an order of theirs.
+/// Implements [`LockManager::acquire`](super::LockManager::acquire).
+pub(super) fn acquire(step: &mut Step<'_>, request: &Request, policy: WaitPolicy) -> Outcome {
+    // For a holder or a repeated call, the command does not check for a queue of other clients beside the
+    // key.
     let mut looks = !step.wants_more(request);
     if let Some(id) = &request.id {
         if step.any_notified() {
@@ -33,19 +34,19 @@ pub(super) fn acquire(step: &mut Step<'_>, request: &Request, patience: Patience
             Err(refusal) => return Outcome::Refused(refusal),
         }
     }
-    let outcome = take_or_queue(step, request, patience);
+    let outcome = take_or_queue(step, request, policy);
     if looks {
-        step.was_seen();
+        step.note_look();
     }
     outcome
 }
 
-/// Grants a request that was not granted before, or queues it, or says why not.
+/// Grants or queues a request that was not granted before, or returns the reason why not.
 #[inline(always)]
-fn take_or_queue(step: &mut Step<'_>, request: &Request, patience: Patience) -> Outcome {
-    let others_come_first = step.is_barred(request.wants) || step.yields(patience.ready_until(step.now));
+fn take_or_queue(step: &mut Step<'_>, request: &Request, policy: WaitPolicy) -> Outcome {
+    let others_come_first = step.must_wait(request.wants) || step.yields(policy.ready_until(step.now));
     if !others_come_first || step.wants_more(request) {
-        let granted = if request.confirmed_later {
+        let granted = if request.awaits_replicas {
             step.grant_in_flight(request).map(|id| id.map(Outcome::InFlight))
         } else {
             step.grant_caller(request).map(|reply| reply.map(Outcome::Granted))
@@ -56,7 +57,7 @@ fn take_or_queue(step: &mut Step<'_>, request: &Request, patience: Patience) -> 
             Err(refusal) => return Outcome::Refused(refusal),
         }
     }
-    let Patience::Waits { deadline, at_most, on_primary } = patience else {
+    let WaitPolicy::Wait { deadline, at_most, on_primary } = policy else {
         if step.is_quarantined(request) {
             return Outcome::Quarantined;
         }
@@ -64,7 +65,7 @@ fn take_or_queue(step: &mut Step<'_>, request: &Request, patience: Patience) -> 
         return Outcome::Busy;
     };
     if !on_primary {
-        // A replica that accepts writes: nothing here could hand the lock on.
+        // On a replica that accepts writes, a waiter would never be granted the lock.
         return Outcome::Refused(Refusal::Replica);
     }
     if at_most.is_some_and(|most| step.queue_len() >= most) && !step.is_queued(request) {
@@ -74,12 +75,12 @@ fn take_or_queue(step: &mut Step<'_>, request: &Request, patience: Patience) -> 
         return Outcome::Refused(Refusal::TooManyNotified);
     }
     if !step.has_queue() {
-        step.tell_holders(Happened::Contended);
+        step.notify_holders(HoldEvent::Contended);
     }
     Outcome::Queued(step.queue(request.clone(), deadline))
 }
 
-/// See [`LockManager::release`](super::LockManager::release).
+/// Implements [`LockManager::release`](super::LockManager::release).
 pub(super) fn release(step: &mut Step<'_>, release: &Release) -> Result<i64, NotReleased> {
     let Release { owner, scope, lease_ms, id } = release;
     if let Some(id) = id {
@@ -89,7 +90,7 @@ pub(super) fn release(step: &mut Step<'_>, release: &Release) -> Result<i64, Not
     }
     let lease = lease_ms.map(|ms| Lease::new(ms, step.now.wall.saturating_add(ms)));
     let lease_end = lease.map(|lease| lease.end);
-    let released = step.give_back(owner, *scope, id.as_ref(), lease_end);
+    let released = step.release_unconfirmed(owner, *scope, id.as_ref(), lease_end);
     let left = released.map_err(|NotOwner| NotReleased::NotOwner)?;
     if let Some(lease) = lease.filter(|_| left > 0) {
         step.set_lease(owner, lease);
@@ -104,11 +105,11 @@ pub(super) fn release(step: &mut Step<'_>, release: &Release) -> Result<i64, Not
     Ok(left)
 }
 
-/// See [`LockManager::renew`](super::LockManager::renew).
+/// Implements [`LockManager::renew`](super::LockManager::renew).
 pub(super) fn renew(step: &mut Step<'_>, renewal: &Renewal) -> Result<i64, NotOwner> {
     let Renewal { owner, lease_ms, bind, client } = renewal;
     let lease = Lease::new(*lease_ms, step.now.wall.saturating_add(*lease_ms));
-    // First: what it confirms may set the lease, too, and the renewal comes after that.
+    // Confirmation comes first: it may set the lease too, and the renewal replaces that.
     if step.any_notified() {
         step.confirm_all_of(owner, *lease_ms);
     }
@@ -118,21 +119,22 @@ pub(super) fn renew(step: &mut Step<'_>, renewal: &Renewal) -> Result<i64, NotOw
     Ok(holds)
 }
 
-/// See [`LockManager::cancel`](super::LockManager::cancel).
+/// Implements [`LockManager::cancel`](super::LockManager::cancel).
 pub(super) fn cancel(step: &mut Step<'_>, id: &RequestId) -> Result<bool, Refusal> {
     if let Some(undone) = step.records.cancelled(id)? {
         return Ok(undone);
     }
-    // A release with the same id gave it back already.
+    // A release with the same id has already released the hold.
     let given_back = step.records.released(id)?.is_some();
     let granted = step.granted(id)?.filter(|_| !given_back);
     let undone = if step.cancel_wait(id).is_some() {
         true
     } else if let Some(reply) = granted {
-        let asked = Owner::new(id.asked());
-        let owner = reply.owner.as_deref().unwrap_or(&asked);
+        let owner_argument = Owner::new(id.owner_argument());
+        let owner = reply.owner.as_deref().unwrap_or(&owner_argument);
         let mode = ReleaseScope::OneOf(reply.mode);
-        let released = !step.has_ended(owner, id) && step.give_back(owner, mode, None, None).is_ok();
+        let released =
+            !step.has_ended(owner, id) && step.release_unconfirmed(owner, mode, None, None).is_ok();
         if released {
             step.unbind_request(owner, id);
         }

@@ -1,44 +1,46 @@
 // SPDX-License-Identifier: MIT
 
-//! Calls for several locks at once, lock by lock: the caller opens each of them, first to see whether all are to be had
-//! ([`LockManager::check`](super::LockManager::check), [`LockManager::try_part`](super::LockManager::try_part)), and then once
-//! more to take them, or to stand in their queues. Nothing else happens in between, and what a step does without its call makes a
-//! lock easier to have, never harder: so what was found of the first lock is still true when the last one was looked at.
+//! Calls for several locks at once. The caller opens each lock twice: first to check whether all are
+//! available ([`LockManager::check`](super::LockManager::check),
+//! [`LockManager::try_member`](super::LockManager::try_member)), then to take them or to join their queues.
+//!
+//! No other call runs in between. A step without its call makes a lock easier to get, never harder. So the
+//! verdict about the first lock still holds after the last one was checked.
 
+use super::{LockManager, OpenLock};
+use crate::core::bindings::AffectedOwners;
+use crate::core::manager::parts::Parts;
+use crate::core::manager::step::Step;
+use crate::core::manager::StepOutput;
+use crate::core::queue::bundles::NewBundle;
+use crate::core::table::{LockIdx, LockLookup};
+use crate::core::{
+    Counted, Decision, HoldEvent, LockId, MonoUs, Reply, Request, Verdict, WaitPolicy, WaiterId,
+};
 use std::rc::Rc;
 
-use super::parts::Parts;
-use super::step::Step;
-use super::InHand;
-use crate::core::bundles::{NewBundle, Verdict};
-use crate::core::sessions::MayHaveEnded;
-use crate::core::table::{Known, LockIdx};
-use crate::core::{
-    Counted, Decision, Happened, Holders, LockId, MonoUs, Now, Patience, Records, Reply, Request, WaiterId,
-};
-
-/// What was found of one lock.
+/// The result of checking one lock.
 #[derive(Debug)]
-pub(crate) struct Checked {
+pub(crate) struct CheckedLock {
     pub(crate) verdict: Verdict,
-    /// As many wait for it as may, and the request is none of them.
+    /// Whether the lock has the maximum number of waiters, not counting this request.
     pub(crate) is_full: bool,
 }
 
-/// A bundle that is to be tried.
+/// A bundle to try.
 #[derive(Debug)]
-pub(crate) struct Try {
-    pub(crate) lead: WaiterId,
-    /// Its locks and parts, in the order of the call.
-    pub(crate) parts: Vec<(LockId, WaiterId)>,
+pub(crate) struct BundleTry {
+    pub(crate) first_wait: WaiterId,
+    /// Locks and members, in the order of the call.
+    pub(crate) members: Vec<(LockId, WaiterId)>,
 }
 
-/// A lock that is ready to be reconciled, as a step of the same call on another lock has made way there. A step that does not serve
-/// the queue leaves it so.
+/// A lock that is ready to be reconciled because of an earlier step of the same call. A step that does not
+/// serve the queue keeps it ready.
 struct Ready(Option<LockIdx>);
 
 impl Ready {
-    fn of(parts: &Parts, lock: Known<'_>) -> Ready {
+    fn of(parts: &Parts, lock: LockLookup<'_>) -> Ready {
         Ready(parts.table.handle_of(lock).filter(|lock| parts.table.is_ready(*lock)))
     }
 
@@ -49,211 +51,182 @@ impl Ready {
     }
 }
 
-/// See [`LockManager::check`](super::LockManager::check).
-pub(super) fn check(
-    parts: &mut Parts,
-    lock: Known<'_>,
-    holders: &mut Holders,
-    records: &mut dyn Records,
-    request: &Request,
-    patience: Patience,
-    now: Now,
-) -> (Checked, InHand) {
-    let mut step = Step::begin(parts, lock, MayHaveEnded::Of(&request.owner), holders, records, now);
-    step.serve_first();
-    let verdict = verdict(&mut step, request, patience);
-    let at_most = match patience {
-        Patience::Waits { at_most, .. } => at_most,
-        Patience::Leaves => None,
-    };
-    let is_full = at_most.is_some_and(|most| step.queue_len() >= most) && !step.is_queued(request);
-    (Checked { verdict, is_full }, step.let_go())
-}
-
-/// See [`LockManager::take`](super::LockManager::take).
-pub(super) fn take(
-    parts: &mut Parts,
-    lock: Known<'_>,
-    holders: &mut Holders,
-    records: &mut dyn Records,
-    request: &Request,
-    now: Now,
-) -> (Option<Reply>, InHand) {
-    let ready = Ready::of(parts, lock);
-    let mut step = Step::begin(parts, lock, MayHaveEnded::Of(&request.owner), holders, records, now);
-    let reply = step.grant_caller(request).ok().flatten();
-    let in_hand = step.let_go();
-    ready.keep(parts);
-    (reply, in_hand)
-}
-
-/// See [`LockManager::repeat`](super::LockManager::repeat).
-pub(super) fn repeat(
-    parts: &mut Parts,
-    lock: Known<'_>,
-    holders: &mut Holders,
-    records: &mut dyn Records,
-    (request, reply): (&Request, &Reply),
-    now: Now,
-) -> InHand {
-    let ready = Ready::of(parts, lock);
-    let mut step = Step::begin(parts, lock, MayHaveEnded::Of(&request.owner), holders, records, now);
-    step.repeat(request, reply);
-    step.count(Counted::Repeated);
-    let in_hand = step.let_go();
-    ready.keep(parts);
-    in_hand
-}
-
-/// See [`LockManager::queue_part`](super::LockManager::queue_part).
-pub(super) fn queue_part(
-    parts: &mut Parts,
-    lock: Known<'_>,
-    holders: &mut Holders,
-    records: &mut dyn Records,
-    (request, deadline): (&Request, Option<MonoUs>),
-    bundle: &mut Option<NewBundle>,
-    now: Now,
-) -> (WaiterId, InHand) {
-    let ready = Ready::of(parts, lock);
-    let mut step = Step::begin(parts, lock, MayHaveEnded::Of(&request.owner), holders, records, now);
-    if !step.has_queue() {
-        step.tell_holders(Happened::Contended);
+impl LockManager {
+    /// Checks whether a request for several locks could be granted this one. Changes nothing but due work.
+    pub(crate) fn check(
+        &mut self,
+        open: OpenLock<'_>,
+        request: &Request,
+        policy: WaitPolicy,
+    ) -> (CheckedLock, StepOutput) {
+        let mut step = Step::begin(&mut self.parts, open, AffectedOwners::Only(&request.owner));
+        step.serve_first();
+        let verdict = verdict(&mut step, request, policy);
+        let at_most = match policy {
+            WaitPolicy::Wait { at_most, .. } => at_most,
+            WaitPolicy::NoWait => None,
+        };
+        let is_full = at_most.is_some_and(|most| step.queue_len() >= most) && !step.is_queued(request);
+        (CheckedLock { verdict, is_full }, step.close())
     }
-    let id = step.queue_part(request.clone(), deadline, bundle);
-    let in_hand = step.let_go();
-    ready.keep(parts);
-    (id, in_hand)
-}
 
-/// See [`LockManager::begin_blocked`](super::LockManager::begin_blocked).
-pub(super) fn begin_blocked(parts: &mut Parts, lead: WaiterId, at: WaiterId) {
-    let Some(lock) = parts.waiters.get(at).map(|wait| wait.lock()) else { return };
-    parts.waiters.bundles.begin_blocked(lead, lock);
-}
-
-/// See [`LockManager::was_busy`](super::LockManager::was_busy).
-pub(super) fn was_busy(parts: &mut Parts) {
-    parts.statistics.count(Counted::Busy);
-}
-
-/// See [`LockManager::any_due`](super::LockManager::any_due).
-pub(super) fn any_due(parts: &Parts) -> bool {
-    parts.waiters.bundles.any_due()
-}
-
-/// See [`LockManager::next_try`](super::LockManager::next_try).
-pub(super) fn next_try(parts: &mut Parts) -> Option<Try> {
-    let lead = parts.waiters.bundles.next_due()?;
-    let of_bundle = parts.waiters.bundles.parts(lead).iter();
-    let named = of_bundle.filter_map(|(lock, id)| Some((parts.name(*lock)?, *id))).collect();
-    Some(Try { lead, parts: named })
-}
-
-/// See [`LockManager::try_part`](super::LockManager::try_part).
-pub(super) fn try_part(
-    parts: &mut Parts,
-    lock: Known<'_>,
-    holders: &mut Holders,
-    records: &mut dyn Records,
-    part: WaiterId,
-    now: Now,
-) -> (Option<Verdict>, InHand) {
-    let mut step = Step::begin(parts, lock, MayHaveEnded::Any, holders, records, now);
-    step.serve_first();
-    let verdict = step.try_part(part);
-    (verdict, step.let_go())
-}
-
-/// See [`LockManager::grant_part`](super::LockManager::grant_part).
-pub(super) fn grant_part(
-    parts: &mut Parts,
-    lock: Known<'_>,
-    holders: &mut Holders,
-    records: &mut dyn Records,
-    (part, waits): (WaiterId, bool),
-    now: Now,
-) -> (Option<Reply>, InHand) {
-    let mut step = Step::begin(parts, lock, MayHaveEnded::Any, holders, records, now);
-    let reply = step.grant_part(part, waits);
-    (reply, step.finish())
-}
-
-/// See [`LockManager::granted_all`](super::LockManager::granted_all).
-pub(super) fn granted_all(parts: &mut Parts, lead: WaiterId, replies: Vec<Reply>) {
-    parts.decisions.push_back((lead, Decision::GrantedAll(Rc::from(replies))));
-    if let Some(owner) = parts.waiters.get(lead).map(|wait| wait.request().owner.clone()) {
-        parts.search_waits_of(&owner);
+    /// Grants this lock to a request for several, all of which are available.
+    pub(crate) fn take(&mut self, open: OpenLock<'_>, request: &Request) -> (Option<Reply>, StepOutput) {
+        let parts = &mut self.parts;
+        let ready = Ready::of(parts, open.lookup);
+        let mut step = Step::begin(parts, open, AffectedOwners::Only(&request.owner));
+        let reply = step.grant_caller(request).ok().flatten();
+        let output = step.close();
+        ready.keep(parts);
+        (reply, output)
     }
-}
 
-/// See [`LockManager::was_tried`](super::LockManager::was_tried).
-pub(super) fn was_tried(parts: &mut Parts, blocked_at: Option<WaiterId>) -> Vec<LockId> {
-    let lock = blocked_at.and_then(|id| parts.waiters.queued(id)).map(|wait| wait.lock());
-    let table = &parts.table;
-    let unannounced = |lock| table.get(lock).is_some_and(|state| state.unannounced);
-    let locks = parts.waiters.bundles.was_tried(lock, unannounced);
-    locks.into_iter().filter_map(|lock| parts.name(lock)).collect()
-}
-
-/// See [`LockManager::end_bundle`](super::LockManager::end_bundle).
-pub(super) fn end_bundle(parts: &mut Parts, lead: WaiterId, decision: Decision) {
-    let first = parts.waiters.together(lead).first().copied();
-    if let Some(first) = first {
-        parts.end_wait(first, Some(decision));
+    /// Repeats the reply of an earlier grant for several locks, at this lock.
+    pub(crate) fn repeat(&mut self, open: OpenLock<'_>, request: &Request, reply: &Reply) -> StepOutput {
+        let parts = &mut self.parts;
+        let ready = Ready::of(parts, open.lookup);
+        let mut step = Step::begin(parts, open, AffectedOwners::Only(&request.owner));
+        step.repeat(request, reply);
+        step.count(Counted::Repeated);
+        let output = step.close();
+        ready.keep(parts);
+        output
     }
-}
 
-/// See [`LockManager::begin_several`](super::LockManager::begin_several).
-pub(super) fn begin_several(parts: &mut Parts) {
-    if !parts.waiters.bundles.is_empty() {
-        parts.waiters.bundles.withhold();
+    /// Queues a request for several locks at this one. The first call creates the bundle, and the others
+    /// extend it.
+    pub(crate) fn queue_member(
+        &mut self,
+        open: OpenLock<'_>,
+        request: &Request,
+        deadline: Option<MonoUs>,
+        bundle: &mut Option<NewBundle>,
+    ) -> (WaiterId, StepOutput) {
+        let parts = &mut self.parts;
+        let ready = Ready::of(parts, open.lookup);
+        let mut step = Step::begin(parts, open, AffectedOwners::Only(&request.owner));
+        if !step.has_queue() {
+            step.notify_holders(HoldEvent::Contended);
+        }
+        let id = step.queue_member(request.clone(), deadline, bundle);
+        let output = step.close();
+        ready.keep(parts);
+        (id, output)
     }
-}
 
-/// See [`LockManager::end_several`](super::LockManager::end_several).
-pub(super) fn end_several(parts: &mut Parts) -> Vec<LockId> {
-    let withheld = parts.waiters.bundles.withhold_no_more();
-    let unannounced = |lock: &LockIdx| parts.state(*lock).is_some_and(|state| state.unannounced);
-    withheld.into_iter().filter(unannounced).filter_map(|lock| parts.name(lock)).collect()
-}
-
-/// See [`LockManager::was_withheld`](super::LockManager::was_withheld).
-pub(super) fn was_withheld(parts: &mut Parts, in_hand: InHand) {
-    if let Some(state) = in_hand.lock.and_then(|lock| parts.state_mut(lock)) {
-        state.unannounced = true;
+    /// Notes that a new bundle waits because the lock of this member was unavailable.
+    pub(crate) fn note_blocked(&mut self, first_wait: WaiterId, at: WaiterId) {
+        let parts = &mut self.parts;
+        let Some(lock) = parts.waiters.get(at).map(|wait| wait.lock()) else { return };
+        parts.waiters.bundles.note_blocked(first_wait, lock);
     }
-    if let Some(lock) = in_hand.lock {
-        parts.waiters.bundles.was_withheld(lock);
+
+    /// Counts a call for several locks that was not granted because one was unavailable.
+    pub(crate) fn count_busy(&mut self) {
+        self.parts.statistics.count(Counted::Busy);
+    }
+
+    /// Whether any bundle must be tried.
+    #[inline]
+    pub(crate) fn has_due_bundle(&self) -> bool {
+        self.parts.waiters.bundles.has_due_bundle()
+    }
+
+    /// Starts the try of the next due bundle. [`try_member`](LockManager::try_member) checks each lock, and
+    /// [`end_try`](LockManager::end_try) ends the try.
+    pub(crate) fn begin_try(&mut self) -> Option<BundleTry> {
+        let parts = &mut self.parts;
+        let first_wait = parts.waiters.bundles.next_due()?;
+        let of_bundle = parts.waiters.bundles.members(first_wait).iter();
+        let named = of_bundle.filter_map(|(lock, id)| Some((parts.name(*lock)?, *id))).collect();
+        Some(BundleTry { first_wait, members: named })
+    }
+
+    /// Checks whether a member could be granted now. Changes nothing but due work. `None` if the member no
+    /// longer waits.
+    pub(crate) fn try_member(
+        &mut self,
+        open: OpenLock<'_>,
+        member: WaiterId,
+    ) -> (Option<Verdict>, StepOutput) {
+        let mut step = Step::begin(&mut self.parts, open, AffectedOwners::Any);
+        step.serve_first();
+        let verdict = step.try_member(member);
+        (verdict, step.close())
+    }
+
+    /// Grants a member of a bundle whose members can all be granted. `waits` tells whether its client waited.
+    pub(crate) fn grant_member(
+        &mut self,
+        open: OpenLock<'_>,
+        member: WaiterId,
+        waits: bool,
+    ) -> (Option<Reply>, StepOutput) {
+        let mut step = Step::begin(&mut self.parts, open, AffectedOwners::Any);
+        let reply = step.grant_member(member, waits);
+        (reply, step.finish())
+    }
+
+    /// Notes that all members of a bundle were granted, with these replies.
+    pub(crate) fn granted_all(&mut self, first_wait: WaiterId, replies: Vec<Reply>) {
+        let parts = &mut self.parts;
+        parts.decisions.push_back((first_wait, Decision::GrantedAll(Rc::from(replies))));
+        if let Some(owner) = parts.waiters.get(first_wait).map(|wait| wait.request().owner.clone()) {
+            parts.search_waits_of(&owner);
+        }
+    }
+
+    /// Ends a try. `blocked_at` is the member whose lock was unavailable, if the try failed. Returns the
+    /// locks to reconcile: their queues were not served meanwhile, or their announcement is missing.
+    pub(crate) fn end_try(&mut self, blocked_at: Option<WaiterId>) -> Vec<LockId> {
+        let parts = &mut self.parts;
+        let lock = blocked_at.and_then(|id| parts.waiters.queued(id)).map(|wait| wait.lock());
+        let table = &parts.table;
+        let unannounced = |lock| table.get(lock).is_some_and(|state| state.unannounced);
+        let locks = parts.waiters.bundles.end_try(lock, unannounced);
+        locks.into_iter().filter_map(|lock| parts.name(lock)).collect()
+    }
+
+    /// Ends the wait of a bundle with this decision.
+    pub(crate) fn end_bundle(&mut self, first_wait: WaiterId, decision: Decision) {
+        let parts = &mut self.parts;
+        let first = parts.waiters.together(first_wait).first().copied();
+        if let Some(first) = first {
+            parts.end_wait(first, Some(decision));
+        }
+    }
+
+    /// Starts a release of several locks. Until [`end_multi_release`](LockManager::end_multi_release), free
+    /// locks that bundles wait for are not announced, since a bundle may take several of them together.
+    pub(crate) fn begin_multi_release(&mut self) {
+        let parts = &mut self.parts;
+        if !parts.waiters.bundles.is_empty() {
+            parts.waiters.bundles.withhold();
+        }
+    }
+
+    /// Ends a release of several locks. Returns the locks whose announcement is missing and that must be
+    /// reconciled.
+    pub(crate) fn end_multi_release(&mut self) -> Vec<LockId> {
+        let parts = &mut self.parts;
+        let withheld = parts.waiters.bundles.stop_withholding();
+        let unannounced = |lock: &LockIdx| parts.state(*lock).is_some_and(|state| state.unannounced);
+        withheld.into_iter().filter(unannounced).filter_map(|lock| parts.name(lock)).collect()
+    }
+
+    /// Notes that a free lock was not announced because it is reserved ([`StepOutput::is_reserved`]).
+    pub(crate) fn note_withheld(&mut self, output: StepOutput) {
+        let parts = &mut self.parts;
+        if let Some(state) = output.lock.and_then(|lock| parts.state_mut(lock)) {
+            state.unannounced = true;
+        }
+        if let Some(lock) = output.lock {
+            parts.waiters.bundles.note_withheld(lock);
+        }
     }
 }
 
-/// See [`LockManager::let_pass`](super::LockManager::let_pass).
-pub(super) fn let_pass(parts: &mut Parts, who: WaiterId, part: WaiterId) -> Option<LockId> {
-    let lock = parts.waiters.queued(who)?.lock();
-    if parts.waiters.queued(part)?.lock() != lock {
-        return defect!("a wait would overtake a wait in another queue", None);
-    }
-    if !parts.state_mut(lock)?.queue.let_pass(who, part) {
-        return defect!("a wait overtakes the same wait twice", None);
-    }
-    // What it stands behind now may wait for its owner otherwise, too.
-    parts.searches.insert(part);
-    parts.table.set_ready(lock);
-    parts.name(lock)
-}
-
-/// See [`LockManager::lock_of`](super::LockManager::lock_of).
-pub(super) fn lock_of(parts: &Parts, id: WaiterId) -> Option<LockId> {
-    parts.name(parts.waiters.get(id)?.lock())
-}
-
-/// See [`LockManager::has_bundles`](super::LockManager::has_bundles).
-pub(super) fn has_bundles(parts: &Parts) -> bool {
-    !parts.waiters.bundles.is_empty()
-}
-
-fn verdict(step: &mut Step<'_>, request: &Request, patience: Patience) -> Verdict {
+fn verdict(step: &mut Step<'_>, request: &Request, policy: WaitPolicy) -> Verdict {
     if let Some(id) = &request.id {
         match step.granted(id) {
             Ok(None) => {}
@@ -262,7 +235,7 @@ fn verdict(step: &mut Step<'_>, request: &Request, patience: Patience) -> Verdic
             Err(refusal) => return Verdict::Refused(refusal),
         }
     }
-    let others_come_first = step.is_barred(request.wants) || step.yields(patience.ready_until(step.now));
+    let others_come_first = step.must_wait(request.wants) || step.yields(policy.ready_until(step.now));
     if others_come_first && !step.wants_more(request) {
         return Verdict::Busy { quarantined: step.is_quarantined(request) };
     }

@@ -1,37 +1,37 @@
 // SPDX-License-Identifier: MIT
 
-//! Whether the parts agree with each other: asked after every step of the property tests.
+//! Consistency checks between the manager's parts, run after every step of the property tests.
 
 use std::collections::BTreeSet;
 
 use super::clock;
 use super::parts::{LockState, Parts, Portion};
 use super::LockManager;
+use crate::core::queue::waiters::{Wait, WaitState};
 use crate::core::table::LockIdx;
-use crate::core::waiters::{Wait, WaitState};
 use crate::core::{Decision, Now, WaiterId};
 
 impl LockManager {
-    /// Fails if an index is not what its owner says, if a wait is not where it belongs, or if anything is kept that is idle.
+    /// Fails if an index is wrong, a wait is not where it belongs, or an idle lock is still remembered.
     pub(crate) fn verify(&self) {
         let parts = &self.parts;
         parts.waiters.verify();
-        parts.sessions.verify(|lock| parts.state(lock).is_some());
+        parts.bindings.verify(|lock| parts.state(lock).is_some());
         verify_waits(parts);
         for (lock, id, state) in parts.table.iter() {
             assert_eq!(parts.table.find(id.as_ref()), Some(lock), "{id:?} is not found by its name");
-            let is_part = |id| parts.waiters.get(id).is_some_and(Wait::is_part);
-            state.queue.verify(|id| parts.waiters.crosses(id), is_part);
+            let is_member = |id| parts.waiters.get(id).is_some_and(Wait::is_member);
+            state.queue.verify(|id| parts.waiters.crosses(id), is_member);
             for wait in state.queue.iter() {
                 let queued = parts.waiters.queued(wait);
                 assert!(
                     queued.is_some_and(|queued| queued.lock() == lock),
-                    "{wait:?} stands in another's queue"
+                    "{wait:?} is in another lock's queue"
                 );
             }
             state.unconfirmed.verify();
-            let (on_their_way, revoking) = state.unconfirmed.ids();
-            for (ids, of_state) in [(on_their_way, WaitState::Granted), (revoking, WaitState::Revoking)] {
+            let (in_flight, marked) = state.unconfirmed.ids();
+            for (ids, of_state) in [(in_flight, WaitState::Granted), (marked, WaitState::Marked)] {
                 for id in ids {
                     let wait =
                         parts.waiters.get(id).unwrap_or_else(|| panic!("{id:?} is granted and unknown"));
@@ -44,19 +44,19 @@ impl LockManager {
                 "the window of {id:?} is not scheduled"
             );
             let watched =
-                state.is_waited_for() || state.has_owners_to_tell() || parts.watched_on == Some(lock);
+                state.is_waited_for() || state.has_owners_to_notify() || parts.last_handed_over == Some(lock);
             assert!(
                 watched || parts.table.is_ready(lock) || state.lease_planned.is_none(),
-                "{id:?} is watched for nobody"
+                "{id:?} is watched without a waiter"
             );
             assert!(
                 state.held.is_empty() || parts.table.is_ready(lock) || state.lease_planned.is_some(),
-                "nobody sees when a hold of {id:?} ends"
+                "the end of a hold of {id:?} is not watched"
             );
-            assert!(!parts.is_idle(lock), "{id:?} is idle, and kept");
+            assert!(!parts.is_idle(lock), "{id:?} is idle but still in the table");
         }
         let contended = parts.table.iter().filter(|(.., state)| !state.queue.is_empty()).count();
-        assert_eq!(parts.statistics.contended(), contended, "how many locks are waited for was miscounted");
+        assert_eq!(parts.statistics.contended(), contended, "the locks with waiters are miscounted");
         let of_states = |planned: fn(&LockState) -> Option<i128>| {
             let planned = parts.table.iter().filter_map(|(lock, _, state)| Some((planned(state)?, lock)));
             planned.collect::<BTreeSet<_>>()
@@ -64,37 +64,37 @@ impl LockManager {
         let leases = parts.leases.iter().map(|(at, lock)| (i128::from(at), lock));
         assert!(
             leases.eq(of_states(|state| state.lease_planned.map(i128::from))),
-            "a lease is planned wrongly"
+            "a lease is scheduled wrongly"
         );
         let windows = parts.windows.iter().map(|(at, lock)| (i128::from(at), lock));
         assert!(
             windows.eq(of_states(|state| state.window_planned.map(i128::from))),
-            "a window is planned wrongly"
+            "a window is scheduled wrongly"
         );
         for lock in parts.fragile.iter() {
             let state = parts.state(lock);
             assert!(
                 state.is_some_and(|state| state.lease_planned.is_some()),
-                "a lock is fragile whose lease nobody waits for"
+                "a fragile lock has no scheduled lease"
             );
         }
         let stuck = parts.table.iter().filter(|(lock, ..)| self.is_stuck(*lock));
         let stuck: Vec<_> =
             stuck.map(|(_, id, state)| (id, state.queue.iter().collect::<Vec<_>>())).collect();
-        assert!(stuck.is_empty(), "nothing leads to another look at {stuck:?}");
+        assert!(stuck.is_empty(), "no event will reconcile {stuck:?}");
     }
 
-    /// True if somebody waits for the lock, and nothing plans to reconcile it: it is then held without a lease.
+    /// Whether the lock has waiters and no event will reconcile it, although its holder has no lease.
     fn is_stuck(&self, lock: LockIdx) -> bool {
         let parts = &self.parts;
         if parts.quarantined_until.is_some() {
-            // Its end leads to a look at all.
+            // The end of the quarantine reconciles every lock.
             return false;
         }
         let Some(state) = parts.state(lock) else { return false };
         let waits_elsewhere = |id| {
-            let lead = parts.waiters.get(id).and_then(Wait::lead);
-            lead.is_some_and(|lead| parts.waiters.bundles.waits_elsewhere(lead, lock))
+            let first_wait = parts.waiters.get(id).and_then(Wait::first_wait);
+            first_wait.is_some_and(|first_wait| parts.waiters.bundles.waits_elsewhere(first_wait, lock))
         };
         !state.queue.is_empty()
             && !state.queue.iter().any(waits_elsewhere)
@@ -103,86 +103,87 @@ impl LockManager {
             && state.window_planned.is_none()
     }
 
-    /// So much of what is due at one lock is done at once.
+    /// Sets the portion of due work that one step does.
     pub(crate) fn do_at_once(&mut self, portion: usize) {
         self.parts.portion = Portion(portion);
     }
 
-    /// The server has dealt with all connections that have closed.
+    /// Ends everything that depends on closed connections.
     pub(crate) fn close_all(&mut self, now: Now) {
-        while !self.parts.losing.is_empty() {
-            self.parts.end_losing(now);
+        while !self.parts.ending_connections.is_empty() {
+            self.parts.end_connections(now);
         }
     }
 
-    /// What was decided since the last call, in the order of the decisions.
+    /// Takes all decisions since the last call, in order.
     pub(crate) fn take_decisions(&mut self) -> Vec<(WaiterId, Decision)> {
         std::iter::from_fn(|| self.next_decision()).collect()
     }
 
-    /// True if nothing is remembered: no input but an acquire can matter.
+    /// Whether nothing is remembered, so that only an acquire can have an effect.
     pub(crate) fn is_idle(&self) -> bool {
         self.parts.table.is_empty()
     }
 
-    /// True if nothing is planned but to forget what is over.
+    /// Whether the only planned work is to forget expired entries.
     pub(crate) fn only_forgets(&self) -> bool {
         clock::only_forgets(&self.parts)
     }
 
-    /// The grants of which it is not known yet whether they reached their client.
-    pub(crate) fn on_their_way(&self) -> BTreeSet<WaiterId> {
+    /// The grants in flight.
+    pub(crate) fn in_flight(&self) -> BTreeSet<WaiterId> {
         let waits = self.parts.waiters.iter();
         waits.filter(|(_, wait)| wait.state() == WaitState::Granted).map(|(id, _)| id).collect()
     }
 
-    /// True if the key is likely to be a lock that was granted here.
+    /// Whether the key is probably a lock that was granted here.
     pub(crate) fn was_granted(&self, lock: crate::core::LockRef<'_>) -> bool {
         self.parts.granted_keys.contains(lock)
     }
 
-    /// True if the lock is left to external clients for now.
+    /// Whether the lock is left free for external clients now.
     pub(crate) fn is_left_free(&self, lock: crate::core::LockRef<'_>, now: crate::core::Now) -> bool {
         let state = self.parts.table.find(lock).and_then(|lock| self.parts.state(lock));
         state.is_some_and(|state| state.fairness.yields(u64::MAX, now))
     }
 
-    /// Fails if anything is kept but decisions that nobody has taken yet.
+    /// Fails if anything but decisions is left.
     pub(crate) fn assert_empty_but_decisions(&self) {
         let parts = &self.parts;
         assert!(parts.table.is_empty() && parts.waiters.queued_len() == 0 && parts.leases.is_empty());
         assert!(parts.windows.is_empty() && !parts.table.any_ready());
     }
 
-    /// Fails if anything is kept.
+    /// Fails if anything is left.
     pub(crate) fn assert_empty(&self) {
         for (table, size) in self.tables() {
-            // The hints are bounded, and may be of keys that are gone.
-            assert!(size == 0 || table == c"table_granted_key_hints", "{size} are kept in {table:?}");
+            // The hints are bounded, and may be about keys that are gone.
+            assert!(size == 0 || table == c"table_granted_key_hints", "{size} entries are left in {table:?}");
         }
         assert!(self.parts.decisions.is_empty());
     }
 }
 
-/// Every wait is where its state says, and nowhere else.
+/// Checks that every wait is where its state says, and nowhere else.
 fn verify_waits(parts: &Parts) {
     for (id, wait) in parts.waiters.iter() {
         let state = parts.state(wait.lock()).unwrap_or_else(|| panic!("{id:?} waits for an unknown lock"));
         let stands = state.queue.find(wait.position()) == Some((id, wait.request().wants));
         assert_eq!(stands, wait.state() == WaitState::Queued, "{id:?} is {:?}", wait.state());
-        let (on_their_way, revoking) = state.unconfirmed.ids();
-        assert_eq!(on_their_way.contains(&id), wait.state() == WaitState::Granted, "{id:?}");
-        assert_eq!(revoking.contains(&id), wait.state() == WaitState::Revoking, "{id:?}");
-        let is_timed = wait.state() == WaitState::Queued && wait.lead().is_none_or(|lead| lead == id);
+        let (in_flight, marked) = state.unconfirmed.ids();
+        assert_eq!(in_flight.contains(&id), wait.state() == WaitState::Granted, "{id:?}");
+        assert_eq!(marked.contains(&id), wait.state() == WaitState::Marked, "{id:?}");
+        let is_timed =
+            wait.state() == WaitState::Queued && wait.first_wait().is_none_or(|first_wait| first_wait == id);
         let deadline = wait.deadline().filter(|_| is_timed);
         if wait.request().notify.is_some() && wait.state() == WaitState::Granted {
-            assert!(parts.deadlines.get(&id).is_some(), "the grace of {id:?} does not end");
+            assert!(parts.deadlines.get(&id).is_some(), "the grace of {id:?} is not scheduled");
             continue;
         }
         assert_eq!(parts.deadlines.get(&id), deadline, "the deadline of {id:?} is not scheduled");
     }
     parts.deadlines.iter().for_each(|(_, id)| {
-        let waits = parts.waiters.get(*id).is_some_and(|wait| wait.state() != WaitState::Revoking);
-        assert!(waits, "{id:?} has a deadline and does not wait");
+        let waits = parts.waiters.get(*id).is_some_and(|wait| wait.state() != WaitState::Marked);
+        assert!(waits, "{id:?} has a deadline but does not wait");
     });
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! The lock manager as the waits-for graph sees it.
+//! The lock manager's view for the waits-for graph.
 
 use std::ops::Range;
 
@@ -8,16 +8,16 @@ use foldhash::HashSet;
 use smallvec::SmallVec;
 
 use super::LockManager;
+use crate::core::queue::wait_queue::Position;
+use crate::core::queue::waiters::Wait;
 use crate::core::table::LockIdx;
-use crate::core::wait_queue::Position;
-use crate::core::waiters::Wait;
 use crate::core::waits::{Ahead, Waiting, Waits};
 use crate::core::{Holders, LockId, Now, Owner, ReleaseScope, Request, WaiterId};
 
 impl Waits for LockManager {
     fn waiting(&self, id: WaiterId, now: Now) -> Option<Waiting<'_>> {
         let wait = self.parts.waiters.queued(id).filter(|wait| !wait.is_over(now))?;
-        if self.parts.is_losing(wait) {
+        if self.parts.is_dropped(wait) {
             return None;
         }
         let request = wait.request();
@@ -26,7 +26,7 @@ impl Waits for LockManager {
             owner: &request.owner,
             wants: request.wants,
             position: wait.position(),
-            is_part: wait.is_part(),
+            is_member: wait.is_member(),
         })
     }
 
@@ -59,11 +59,11 @@ impl Waits for LockManager {
         let queue = self.parts.state(lock).map(|state| &state.queue);
         let of = |wanted| queue.filter(|_| which == wanted).map(|queue| (queue, positions.clone()));
         let all = of(Ahead::All).into_iter().flat_map(|(queue, positions)| queue.at(positions));
-        let barring = of(Ahead::Barring).into_iter();
-        let barring = barring.flat_map(|(queue, positions)| queue.barring_at(positions));
+        let blocking = of(Ahead::Blocking).into_iter();
+        let blocking = blocking.flat_map(|(queue, positions)| queue.blocking_at(positions));
         let crossing = of(Ahead::Crossing).into_iter();
         let crossing = crossing.flat_map(|(queue, positions)| queue.crossing_at(positions));
-        all.chain(barring).chain(crossing)
+        all.chain(blocking).chain(crossing)
     }
 
     fn name(&self, lock: LockIdx) -> Option<&LockId> {
@@ -76,10 +76,10 @@ impl Waits for LockManager {
 
     fn anticipate(&self, lock: LockIdx, holders: &mut Holders) {
         let Some(state) = self.parts.state(lock) else { return };
-        for (owner, mode) in state.unconfirmed.revoking() {
+        for (owner, mode) in state.unconfirmed.marked() {
             let _ = holders.release(owner.as_bytes(), ReleaseScope::OneOf(mode), None);
         }
-        for owner in self.parts.sessions.closed(lock) {
+        for owner in self.parts.bindings.closed(lock) {
             let _ = holders.release(owner.as_bytes(), ReleaseScope::All, None);
         }
     }
@@ -88,33 +88,34 @@ impl Waits for LockManager {
         self.parts.waiters.together(id)
     }
 
-    fn has_parts(&self, lock: LockIdx) -> bool {
-        self.parts.state(lock).is_some_and(|state| state.queue.has_parts())
+    fn has_members(&self, lock: LockIdx) -> bool {
+        self.parts.state(lock).is_some_and(|state| state.queue.has_members())
     }
 
-    fn was_let_pass(&self, who: WaiterId, part: WaiterId) -> bool {
-        let lock = self.parts.waiters.queued(who).map(Wait::lock);
+    fn has_ever_overtaken(&self, overtaker: WaiterId, member: WaiterId) -> bool {
+        let lock = self.parts.waiters.queued(overtaker).map(Wait::lock);
         let state = lock.and_then(|lock| self.parts.state(lock));
-        state.is_some_and(|state| state.queue.was_let_pass(who, part))
+        state.is_some_and(|state| state.queue.has_ever_overtaken(overtaker, member))
     }
 
-    fn has_passes(&self, lock: LockIdx) -> bool {
-        self.parts.state(lock).is_some_and(|state| state.queue.has_passes())
+    fn has_overtaking(&self, lock: LockIdx) -> bool {
+        self.parts.state(lock).is_some_and(|state| state.queue.has_overtaking())
     }
 
-    fn passers(&self, lock: LockIdx, part: WaiterId) -> impl Iterator<Item = WaiterId> {
-        self.parts.state(lock).into_iter().flat_map(move |state| state.queue.passers(part))
+    fn overtakers(&self, lock: LockIdx, member: WaiterId) -> impl Iterator<Item = WaiterId> {
+        self.parts.state(lock).into_iter().flat_map(move |state| state.queue.overtakers(member))
     }
 
-    fn passed_by(&self, lock: LockIdx, who: WaiterId) -> Option<&HashSet<WaiterId>> {
-        self.parts.state(lock)?.queue.passed_by(who)
+    fn overtaken_by(&self, lock: LockIdx, overtaker: WaiterId) -> Option<&HashSet<WaiterId>> {
+        self.parts.state(lock)?.queue.overtaken_by(overtaker)
     }
 
     fn may_be_in_cycle(&self, id: WaiterId, holders: &Holders) -> bool {
         let Some(wait) = self.parts.waiters.queued(id) else { return false };
         let Some(state) = self.parts.state(wait.lock()) else { return false };
-        // From this lock the graph leads to others only through a holder or one ahead who waits for another lock too; and back to
-        // the waiter, if it waits for this lock only, only through a holder who waits for this lock.
+        // From this lock, the graph leads to other locks only through a holder or a waiter ahead that also
+        // waits for another lock. If the waiter waits for this lock only, the graph leads back to it only
+        // through a holder that waits for this lock.
         let Request { owner, wants, .. } = wait.request();
         if wants.once && holders.of(owner.as_bytes()).is_some() {
             return false;
@@ -123,7 +124,8 @@ impl Waits for LockManager {
             || match (holders, wants.limit) {
                 (Holders::Free, _) => false,
                 (Holders::Exclusive(hold), _) => self.parts.waiters.waits(hold.owner.as_bytes()),
-                // So many of those who hold it would have to wait themselves, unless others are in the way.
+                // At least this number of holders would have to be waiting too, unless waiters ahead block
+                // the request.
                 (Holders::Shared(_), Some(limit)) => {
                     let waiting = self.parts.waiters.index_lens().0;
                     state.queue.len() > 1

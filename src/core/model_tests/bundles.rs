@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 
-//! Calls for several locks, and calls for one beside them, against the rule as a plain list: whoever waits is granted all its
-//! locks as soon as for each of them the holders admit it, and nobody stands before it whom it conflicts with.
+//! Calls for several locks, mixed with calls for one lock, against the rule as a plain list. A waiter is
+//! granted all its locks as soon as, for each of them, the holders admit it and no conflicting waiter stands
+//! ahead.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -61,7 +62,7 @@ fn doing() -> impl Strategy<Value = Do> {
     ]
 }
 
-/// A call that waits, in the order of arrival.
+/// A waiting call. The list is in order of arrival.
 #[derive(Clone, Debug)]
 struct Wait {
     id: WaiterId,
@@ -69,18 +70,18 @@ struct Wait {
     locks: BTreeSet<usize>,
     mode: Mode,
     deadline: Option<i64>,
-    /// Whom it passes, and where.
-    passes: BTreeSet<(usize, WaiterId)>,
-    /// Whom it was let pass, even if it stands behind that one again.
-    let_pass: BTreeSet<(usize, WaiterId)>,
+    /// The waits that it overtakes, by lock.
+    overtakes: BTreeSet<(usize, WaiterId)>,
+    /// The waits that it ever overtook, by lock, even if the swap was undone.
+    ever_overtaken: BTreeSet<(usize, WaiterId)>,
 }
 
-/// A grant that was not delivered, at the locks whose holds have not ended since.
+/// An undelivered grant, at the locks whose holds have not ended since.
 #[derive(Clone)]
 struct InFlight {
     id: WaiterId,
     owner: usize,
-    /// Of which mode a hold is given back at each of them if it is revoked, if any.
+    /// For each lock, the mode of the hold to release if the grant is revoked, if any.
     locks: BTreeMap<usize, Option<Mode>>,
 }
 
@@ -107,12 +108,12 @@ impl Plain {
         self.holders[lock].admits(OWNERS[owner], wants(mode)) != Admission::Busy
     }
 
-    /// Where a wait stands: those who hold the lock before those who do not, then by arrival.
+    /// The position of a wait: owners that hold the lock come first, then order of arrival.
     fn position(&self, at: usize, lock: usize) -> (bool, usize) {
         (!self.holds(self.waits[at].owner, lock), at)
     }
 
-    /// Those whom a wait stands behind at a lock.
+    /// The waits that stand ahead of a wait at a lock.
     fn ahead(&self, at: usize, lock: usize) -> Vec<usize> {
         let wait = &self.waits[at];
         if self.holds(wait.owner, lock) {
@@ -124,8 +125,8 @@ impl Plain {
             *other != at
                 && first.locks.contains(&lock)
                 && (first.mode == Mode::Exclusive || wait.mode == Mode::Exclusive)
-                && !wait.passes.contains(&(lock, first.id))
-                && (came_first || first.passes.contains(&(lock, wait.id)))
+                && !wait.overtakes.contains(&(lock, first.id))
+                && (came_first || first.overtakes.contains(&(lock, wait.id)))
         };
         (0..self.waits.len()).filter(conflicts).collect()
     }
@@ -143,32 +144,34 @@ impl Plain {
         }
     }
 
-    /// The grants in flight that one of these holds belongs to.
-    fn owing(&self, lock: usize, owner: usize, mode: Mode) -> Vec<usize> {
-        let owes = |grant: &InFlight| grant.owner == owner && grant.locks.get(&lock) == Some(&Some(mode));
-        (0..self.in_flight.len()).filter(|at| owes(&self.in_flight[*at])).collect()
+    /// The grants in flight to which one of these holds belongs.
+    fn grants_with_hold(&self, lock: usize, owner: usize, mode: Mode) -> Vec<usize> {
+        let hold_mode =
+            |grant: &InFlight| grant.owner == owner && grant.locks.get(&lock) == Some(&Some(mode));
+        (0..self.in_flight.len()).filter(|at| hold_mode(&self.in_flight[*at])).collect()
     }
 
     fn release(&mut self, lock: usize, owner: usize, scope: ReleaseScope) -> Result<i64, NotOwner> {
         let hold = self.holders[lock].of(OWNERS[owner]).cloned().ok_or(NotOwner)?;
-        let is_certain = |mode, held| held > i64::try_from(self.owing(lock, owner, mode).len()).unwrap();
+        let is_certain =
+            |mode, held| held > i64::try_from(self.grants_with_hold(lock, owner, mode).len()).unwrap();
         if scope == ReleaseScope::One && hold.total() > 1 {
             let (mode, held) = match hold.exclusive {
                 0 => (Mode::Shared, hold.shared),
                 exclusive => (Mode::Exclusive, exclusive),
             };
             if !is_certain(mode, held) {
-                // Had there been no such grant, another hold would have been given back.
+                // Without this grant, another hold would have been released.
                 let other = mode == Mode::Exclusive && is_certain(Mode::Shared, hold.shared);
-                let at = self.owing(lock, owner, mode)[0];
+                let at = self.grants_with_hold(lock, owner, mode)[0];
                 self.in_flight[at].locks.insert(lock, other.then_some(Mode::Shared));
             }
         }
         self.holders[lock].release(OWNERS[owner], scope, None)
     }
 
-    /// Ends what has waited for too long, and grants what these decisions grant: whoever is to be had at once by two, both of whom
-    /// come first at one lock, goes to either. Then nobody is left who could be granted all its locks.
+    /// Ends waits whose deadline has passed and applies the decisions. If two calls could both be granted
+    /// first, either may be. Afterwards, no remaining call could be granted all its locks.
     fn follow(&mut self, decisions: Vec<(WaiterId, Decision)>) -> Result<(), TestCaseError> {
         let holders = &self.holders;
         for grant in &mut self.in_flight {
@@ -184,7 +187,7 @@ impl Plain {
         prop_assert_eq!(
             &over,
             &timed_out.map(|(id, _)| *id).collect::<BTreeSet<_>>(),
-            "who has waited for too long"
+            "a wait ended before its deadline"
         );
         let is_grant =
             |decision: &Decision| matches!(decision, Decision::Granted(_) | Decision::GrantedAll(_));
@@ -192,17 +195,17 @@ impl Plain {
         let granted: Vec<WaiterId> = granted.map(|(id, _)| *id).collect();
         prop_assert_eq!(granted.len() + over.len(), decisions.len(), "{:?}", decisions);
         let Some(after) = self.after(&granted) else {
-            prop_assert!(false, "{:?} are granted too early", granted);
+            prop_assert!(false, "{:?} were granted too early", granted);
             return Ok(());
         };
         *self = after;
         let left = (0..self.waits.len()).find(|at| self.is_to_be_granted(*at));
-        prop_assert!(left.is_none(), "{:?} is not granted", left.map(|at| &self.waits[at]));
+        prop_assert!(left.is_none(), "{:?} was not granted", left.map(|at| &self.waits[at]));
         Ok(())
     }
 
-    /// This, after these were granted all that they wait for, in an order in which each was to be granted: if it can be, in theirs.
-    /// `None` if there is none.
+    /// The state after these calls were granted, in an order in which each could be granted, preferably the
+    /// given one. `None` if no such order exists.
     fn after(&self, granted: &[WaiterId]) -> Option<Plain> {
         if granted.is_empty() {
             return Some(self.clone());
@@ -219,12 +222,13 @@ impl Plain {
         })
     }
 
-    /// The owners whom a wait waits for, and for the sake of whose place alone, if it may pass that.
+    /// The owners that a wait waits for. An edge that exists only because of a member's place has that
+    /// member, if the wait may overtake it.
     fn edges(&self, at: usize) -> Vec<(usize, Option<(usize, WaiterId)>)> {
         let wait = &self.waits[at];
         let mut edges = Vec::new();
         for lock in wait.locks.iter().copied() {
-            // Where its owner's first wait for the lock is, as that lets in the others.
+            // The position of its owner's first wait for the lock, whose grant admits the others.
             let own = (0..self.waits.len()).filter(|other| {
                 let other = &self.waits[*other];
                 other.owner == wait.owner && other.locks.contains(&lock)
@@ -237,20 +241,20 @@ impl Plain {
             };
             edges.extend((0..OWNERS.len()).filter(excluded).map(|owner| (owner, None)));
             for first in self.ahead(at, lock) {
-                let passes = self.waits[first].passes.contains(&(lock, wait.id));
-                if Some(self.position(first, lock)) > first_own && !passes {
+                let overtakes = self.waits[first].overtakes.contains(&(lock, wait.id));
+                if Some(self.position(first, lock)) > first_own && !overtakes {
                     continue;
                 }
                 let first = &self.waits[first];
                 let soft = Some((lock, first.id))
-                    .filter(|soft| first.locks.len() > 1 && !wait.let_pass.contains(soft));
+                    .filter(|soft| first.locks.len() > 1 && !wait.ever_overtaken.contains(soft));
                 edges.extend((first.owner != wait.owner).then_some((first.owner, soft)));
             }
         }
         edges
     }
 
-    /// Whom the owner of this wait waits for in the end because of it, through edges that `counts` lets in.
+    /// The owners that this wait waits for, directly or not, over edges that `counts` accepts.
     fn reach(&self, at: usize, counts: impl Fn(Option<(usize, WaiterId)>) -> bool) -> BTreeSet<usize> {
         let mut reached = BTreeSet::new();
         let mut todo = vec![at];
@@ -264,23 +268,23 @@ impl Plain {
         reached
     }
 
-    /// Lets a wait pass another one.
-    fn swap(&mut self, who: usize, lock: usize, passed: WaiterId) {
-        let (id, of) = (self.waits[who].id, self.index(passed));
-        self.waits[who].let_pass.insert((lock, passed));
-        let was_passed = of.is_some_and(|of| self.waits[of].passes.remove(&(lock, id)));
+    /// Lets a wait overtake another one.
+    fn swap(&mut self, overtaker: usize, lock: usize, overtaken: WaiterId) {
+        let (id, of) = (self.waits[overtaker].id, self.index(overtaken));
+        self.waits[overtaker].ever_overtaken.insert((lock, overtaken));
+        let was_passed = of.is_some_and(|of| self.waits[of].overtakes.remove(&(lock, id)));
         if !was_passed {
-            self.waits[who].passes.insert((lock, passed));
+            self.waits[overtaker].overtakes.insert((lock, overtaken));
         }
     }
 
-    /// Lets pass and ends whom searches after a call have found. What they find is judged in `deadlocks.rs`.
+    /// Applies swaps and ends found by searches after a call. `deadlocks.rs` judges these searches.
     fn follow_late(&mut self, real: &mut Real) {
-        for (passes, decided) in std::mem::take(&mut real.late_passes) {
-            for (who, passed, key) in passes {
+        for (overtakes, decided) in std::mem::take(&mut real.late_overtakes) {
+            for (overtaker, overtaken, key) in overtakes {
                 let lock = LOCKS.iter().position(|lock| *lock == key).unwrap();
-                if let Some(who) = self.index(who) {
-                    self.swap(who, lock, passed);
+                if let Some(overtaker) = self.index(overtaker) {
+                    self.swap(overtaker, lock, overtaken);
                 }
             }
             real.decisions.extend(decided);
@@ -335,9 +339,9 @@ fn play(history: &[Do]) -> Result<(), TestCaseError> {
                     real.locks.delivered(grant.id, real.time());
                 } else {
                     real.locks.undelivered(grant.id);
-                    for (lock, owes) in &grant.locks {
+                    for (lock, hold_mode) in &grant.locks {
                         let owner = OWNERS[grant.owner];
-                        if let Some(mode) = *owes {
+                        if let Some(mode) = *hold_mode {
                             plain.holders[*lock].release(owner, ReleaseScope::OneOf(mode), None).unwrap();
                         }
                     }
@@ -379,7 +383,7 @@ fn acquire(
 ) -> Result<(), TestCaseError> {
     let call = Call { owner, shared, lease: LEASE, ..Call::default() };
     let mode = call.wants().mode;
-    real.passes.clear();
+    real.overtakes.clear();
     let seen = match locks.iter().collect::<Vec<_>>()[..] {
         [lock] => real.step(&Op::Acquire { lock: *lock, call, block }).unwrap(),
         _ => {
@@ -397,8 +401,8 @@ fn acquire(
         locks: locks.clone(),
         mode,
         deadline,
-        passes: BTreeSet::new(),
-        let_pass: BTreeSet::new(),
+        overtakes: BTreeSet::new(),
+        ever_overtaken: BTreeSet::new(),
     };
     plain.waits.push(wait);
     let at = plain.waits.len() - 1;
@@ -413,35 +417,36 @@ fn acquire(
         prop_assert_eq!(seen, Seen::Busy);
         return Ok(());
     }
-    // Whoever was let pass was in a circle because of the new wait, which that broke.
-    for (passes, granted) in std::mem::take(&mut real.passes) {
+    // Each overtaking wait was in a cycle because of the new wait, and the swap broke that cycle.
+    for (overtakes, granted) in std::mem::take(&mut real.overtakes) {
         let Some(at) = plain.index(id) else {
-            prop_assert!(false, "somebody is let pass for the sake of a wait that is over");
+            prop_assert!(false, "a wait overtakes because of an ended wait");
             break;
         };
-        prop_assert!(plain.reach(at, |_| true).contains(&owner), "nobody is in a circle");
+        prop_assert!(plain.reach(at, |_| true).contains(&owner), "no wait is in a cycle");
         let before = plain.clone();
-        for (who, passed, key) in passes {
+        for (overtaker, overtaken, key) in overtakes {
             let lock = LOCKS.iter().position(|lock| *lock == key).unwrap();
-            // A wait that is refused in the end has no number here.
-            let who = before.index(who).unwrap_or(at);
-            let passed = before.index(passed).map_or(id, |_| passed);
-            let waits_for = before.edges(who).into_iter().any(|(_, soft)| soft == Some((lock, passed)));
+            // A wait that is finally refused has no number here.
+            let overtaker = before.index(overtaker).unwrap_or(at);
+            let overtaken = before.index(overtaken).map_or(id, |_| overtaken);
+            let waits_for =
+                before.edges(overtaker).into_iter().any(|(_, soft)| soft == Some((lock, overtaken)));
             prop_assert!(
                 waits_for,
-                "{:?} passes {:?} at {} without a need",
-                &before.waits[who],
-                passed,
+                "{:?} overtakes {:?} at {} without a need",
+                &before.waits[overtaker],
+                overtaken,
                 lock
             );
-            plain.swap(who, lock, passed);
+            plain.swap(overtaker, lock, overtaken);
         }
         if let Some(after) = plain.after(&granted.iter().map(|(id, _)| *id).collect::<Vec<_>>()) {
             *plain = after;
         }
     }
     let Some(at) = plain.index(id) else {
-        prop_assert!(matches!(seen, Seen::Waits(_)), "{:?} instead of a wait that is over", seen);
+        prop_assert!(matches!(seen, Seen::Waits(_)), "{:?} instead of an ended wait", seen);
         return Ok(());
     };
     let hard = plain.reach(at, |soft| soft.is_none()).contains(&owner);
@@ -449,16 +454,16 @@ fn acquire(
     if hard {
         plain.waits.remove(at);
         for wait in &mut plain.waits {
-            wait.passes.retain(|(_, passed)| *passed != id);
-            wait.let_pass.retain(|(_, passed)| *passed != id);
+            wait.overtakes.retain(|(_, overtaken)| *overtaken != id);
+            wait.ever_overtaken.retain(|(_, overtaken)| *overtaken != id);
         }
     } else {
-        prop_assert!(!plain.reach(at, |_| true).contains(&owner), "a circle that nobody has broken");
+        prop_assert!(!plain.reach(at, |_| true).contains(&owner), "a cycle that was not broken");
     }
     Ok(())
 }
 
-/// How many histories are played.
+/// Number of histories.
 const CASES: u32 = 20_000;
 
 fn config(cases: u32) -> ProptestConfig {
@@ -479,7 +484,7 @@ proptest! {
     #![proptest_config(config(CASES))]
 
     #[test]
-    fn several_locks_are_granted_as_the_list_says(history in prop::collection::vec(doing(), 1..60)) {
+    fn several_locks_match_the_list(history in prop::collection::vec(doing(), 1..60)) {
         play(&history)?;
     }
 }

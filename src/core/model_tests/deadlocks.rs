@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: MIT
 
-//! Owners that wait on several connections, for one lock or for several at once, in every order: no state lasts for ever.
+//! Owners that wait on several connections, for one lock or for several at once, in every order: no state
+//! lasts forever.
 //!
-//! The judge knows no graph. Every owner that waits for nothing releases all that it holds, until nobody is left who could.
-//! Then nobody may be left who waits: of those who wait for each other one must have been told so. And if the one that was told
-//! goes on waiting instead, somebody must be left.
+//! The judge knows no graph. Every owner that waits for nothing releases all its holds, repeatedly, until no
+//! such owner is left. Then no wait may be left either: a member of each cycle must have been refused. And if
+//! a refused call waits instead, some wait must be left.
 
 use super::real::Late;
 use super::*;
 
-/// How many calls of one owner wait at a time, at most.
+/// Maximum number of simultaneous waits of one owner.
 const CONNECTIONS: usize = 3;
 
 #[derive(Clone, Debug)]
@@ -18,7 +19,7 @@ enum Do {
         owner: usize,
         locks: Vec<usize>,
         shared: bool,
-        /// Without this it is not queued.
+        /// Whether the call may be queued.
         blocks: bool,
     },
     Release {
@@ -26,21 +27,21 @@ enum Do {
         lock: usize,
         all: bool,
     },
-    /// The time of a call is over, or its client has gone.
+    /// The deadline of a call has passed, or its client has gone.
     Leave {
         which: usize,
     },
 }
 
-/// The core, and the calls that wait.
+/// The core and the waiting calls.
 struct World {
     real: Real,
     waits: Vec<(WaiterId, usize)>,
 }
 
 impl World {
-    /// Plays what happens, without the steps that cannot. Returns how many waits were told that they would never end. Searches look
-    /// at so much in one go, if that is limited, and only once after each step.
+    /// Plays a history, leaving out impossible steps. Returns the number of waits refused as deadlocks. If
+    /// `portion` is given, searches examine that much at once, and only once per step.
     fn play(late: Late, portion: Option<usize>, history: &[Do]) -> (World, usize) {
         let mut real = Real::new(true);
         (real.late, real.lazy) = (late, portion.is_some());
@@ -92,12 +93,12 @@ impl World {
         told + self.follow()
     }
 
-    /// Calls that were granted or told do not wait any more. Returns how many were told.
+    /// Removes calls that were granted or refused. Returns the number of refused calls.
     fn follow(&mut self) -> usize {
         let mut granted = Vec::new();
-        let (passes, late) = (&mut self.real.passes, &mut self.real.late_passes);
-        let passes = std::mem::take(passes).into_iter().chain(std::mem::take(late));
-        let of_passes: Vec<_> = passes.flat_map(|(_, decided)| decided).collect();
+        let (overtakes, late) = (&mut self.real.overtakes, &mut self.real.late_overtakes);
+        let overtakes = std::mem::take(overtakes).into_iter().chain(std::mem::take(late));
+        let of_passes: Vec<_> = overtakes.flat_map(|(_, decided)| decided).collect();
         for (id, decision) in of_passes.into_iter().chain(std::mem::take(&mut self.real.decisions)) {
             assert!(matches!(decision, Decision::Granted(_) | Decision::GrantedAll(_)), "{decision:?}");
             self.real.locks.delivered(id, self.real.time());
@@ -108,8 +109,8 @@ impl World {
         told.len()
     }
 
-    /// Every owner that waits for nothing releases all that it holds, the last one first or the first one. Returns whether
-    /// everybody has stopped waiting then.
+    /// Lets every owner that waits for nothing release all its holds, in either order. Returns whether no
+    /// wait is left.
     fn ends(&mut self, last_first: bool) -> bool {
         self.real.lazy = false;
         self.real.settle();
@@ -130,24 +131,24 @@ impl World {
     }
 }
 
-/// Fails if somebody waits for ever after this, or was told so without a reason.
+/// Fails if a wait lasts forever after this history, or was refused without a reason.
 fn judge(history: &[Do], portion: Option<usize>) -> Result<(), TestCaseError> {
     for last_first in [false, true] {
         let (mut world, told) = World::play(Late::Ends, portion, history);
-        prop_assert!(world.ends(last_first), "these wait for ever: {:?}", world.waits);
+        prop_assert!(world.ends(last_first), "these wait forever: {:?}", world.waits);
         if told > 0 && !waits_in_two_modes(history) {
             let first = (1..=history.len())
                 .find(|steps| World::play(Late::Ends, portion, &history[..*steps]).1 > 0)
                 .unwrap();
             let (mut world, _) = World::play(Late::Stays, portion, &history[..first]);
-            prop_assert!(!world.ends(last_first), "what the last of {} steps was told is wrong", first);
+            prop_assert!(!world.ends(last_first), "the last of {} steps was refused without a reason", first);
         }
     }
     Ok(())
 }
 
-/// True if an owner asks for a lock twice, shared and exclusively. Then both may be granted by the one that stands behind others, so
-/// that it may be told too much.
+/// Whether an owner requests a lock both shared and exclusively. A grant to its rear wait may then serve
+/// both, so that a refusal may be unnecessary.
 fn waits_in_two_modes(history: &[Do]) -> bool {
     let mut modes = BTreeMap::new();
     history.iter().any(|step| {
@@ -156,13 +157,13 @@ fn waits_in_two_modes(history: &[Do]) -> bool {
     })
 }
 
-/// The sets of locks that a call can be for, of so many.
+/// All non-empty sets of this number of locks.
 fn sets_of(locks: usize) -> Vec<Vec<usize>> {
     let all = 1..1u32 << locks;
     all.map(|set| (0..locks).filter(|lock| set & (1 << lock) != 0).collect()).collect()
 }
 
-/// Three owners hold locks, and then three calls come to wait: every so many of all such histories.
+/// Three owners hold locks, then three calls start to wait. Plays every `every`-th of all such histories.
 fn judge_few_waits(every: usize) {
     const HOLDERS: usize = 3;
     let sets = sets_of(LOCKS.len());
@@ -174,7 +175,7 @@ fn judge_few_waits(every: usize) {
             .map(|lock| Do::Acquire { owner: holders[lock], locks: vec![lock], shared: false, blocks: false })
             .collect();
         let free = holders.iter().filter(|owner| **owner == HOLDERS).count();
-        // Locks that are free come last.
+        // Free locks come last.
         let in_order = holders.is_sorted_by_key(|owner| *owner == HOLDERS);
         if free == LOCKS.len() || !in_order || !is_ordered(&holders[..LOCKS.len() - free]) {
             continue;
@@ -204,16 +205,16 @@ fn judge_few_waits(every: usize) {
 }
 
 #[test]
-fn no_few_waits_last_for_ever() {
+fn no_few_waits_last_forever() {
     judge_few_waits(7);
 }
 
 #[test]
-fn long_no_few_waits_last_for_ever() {
+fn long_no_few_waits_last_forever() {
     judge_few_waits(1);
 }
 
-/// True if each number that comes for the first time is the next one.
+/// Whether each new number is the next one in sequence.
 fn is_ordered(numbers: &[usize]) -> bool {
     let mut next = 0;
     numbers.iter().all(|number| {
@@ -237,7 +238,8 @@ fn doing() -> impl Strategy<Value = Do> {
     ]
 }
 
-/// Few owners and two locks: an owner whose wait is granted moves its other waits for that lock ahead of newcomers.
+/// Few owners and two locks: an owner whose wait is granted moves its other waits for that lock ahead of
+/// newcomers.
 fn overtaking() -> impl Strategy<Value = Do> {
     let (lock, owner) = (0..2usize, 0..3usize);
     prop_oneof![
@@ -265,16 +267,16 @@ proptest! {
     #![proptest_config(config(10_000))]
 
     #[test]
-    fn no_wait_lasts_for_ever(history in prop::collection::vec(doing(), 1..30)) {
+    fn no_wait_lasts_forever(history in prop::collection::vec(doing(), 1..30)) {
         judge(&history, None)?;
     }
 
     #[test]
-    fn no_wait_that_is_overtaken_lasts_for_ever(history in prop::collection::vec(overtaking(), 1..30)) {
+    fn no_overtaken_wait_lasts_forever(history in prop::collection::vec(overtaking(), 1..30)) {
         judge(&history, None)?;
     }
 
-    /// The same if searches are interrupted, and the waits change meanwhile.
+    /// No wait lasts forever if searches are interrupted while the waits change.
     #[test]
     fn interrupted_searches_miss_nothing(
         history in prop::collection::vec(doing(), 1..30),

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: MIT
 
-//! Every history of small worlds, not a sample: breadth first, so that the first history that fails is a shortest one.
+//! Every history of small worlds instead of a sample. The search is breadth-first, so the first failing
+//! history is a shortest one.
 //!
-//! A world is a list of what can happen in it. From each state all of it happens, to the core and to its model side by side. States
-//! are told apart by what the model looks like ([`Model::look`]). Where two histories lead to states that look alike, both are gone
-//! on with, and must look alike after each next step: so the core remembers nothing that makes a difference and that nobody sees.
+//! A world is a list of operations. From each state, all of them are applied to the core and to the model.
+//! States are distinguished by the model's look ([`Model::look`]). If two histories lead to the same look,
+//! both are continued and must look the same after each next step. So the core remembers nothing that makes a
+//! hidden difference.
 //!
-//! `EXPLORE_STEPS` says how many steps are made in each world, and `EXPLORE_WORLD` in which one alone. How many states and how deep: `docs/evidence.md`.
+//! `EXPLORE_STEPS` sets the number of steps in each world, and `EXPLORE_WORLD` selects a single world.
+//! `docs/evidence.md` has the number of states and the depth.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -21,19 +24,19 @@ const A: usize = 0;
 const B: usize = 1;
 const C: usize = 2;
 
-/// Milliseconds that a reply to a request is not remembered any more after.
-const PAST_MEMORY: i64 = TTL + 1;
+/// Time after which a reply to a request is forgotten, in milliseconds.
+const AFTER_TTL: i64 = TTL + 1;
 
-/// How many connections an owner has, so in how many waits and grants on their way it can be at a time.
+/// Number of connections per owner, which limits its waits and grants in flight.
 const CONNECTIONS: usize = 2;
 
-/// How many waits that are told by messages, for which it needs no more of them.
-const NOTIFIED: usize = 3;
+/// Number of waits with `NOTIFY` per owner, which need no further connection.
+const MAX_NOTIFIED: usize = 3;
 
-/// How often an owner holds a lock at most.
-const MOST_HOLDS: i64 = 2;
+/// Maximum number of holds of an owner.
+const MAX_HOLDS: i64 = 2;
 
-/// An acquire that waits without limit.
+/// An acquire that waits without a deadline.
 fn wait(lock: usize, call: Call) -> Op {
     Op::Acquire { lock, call, block: Some(0) }
 }
@@ -59,7 +62,7 @@ fn deliveries() -> Vec<Op> {
     all.map(|(which, arrives)| Op::Deliver { which, arrives }).into()
 }
 
-/// One lock and two owners: small enough to come to an end soon.
+/// One lock and two owners: small enough to explore completely.
 fn two_owners() -> Vec<Op> {
     let mut ops = vec![Op::Advance { ms: 1 }, Op::Leave { which: 0 }, Op::Break { lock: 0 }];
     for owner in [A, B] {
@@ -69,14 +72,14 @@ fn two_owners() -> Vec<Op> {
     ops
 }
 
-/// The same with readers.
+/// One lock and two owners, with shared acquires.
 fn one_lock() -> Vec<Op> {
     let mut ops = two_owners();
     ops.extend([wait(0, shared(A, 1)), wait(0, shared(B, 1))]);
     ops
 }
 
-/// Two locks, three owners, and waits in circles.
+/// Two locks, three owners, and cycles of waits.
 fn exclusive_locks() -> Vec<Op> {
     let mut ops =
         vec![Op::Advance { ms: 1 }, Op::Leave { which: 0 }, Op::Leave { which: 1 }, Op::Break { lock: 0 }];
@@ -91,7 +94,7 @@ fn exclusive_locks() -> Vec<Op> {
     ops
 }
 
-/// One lock, held side by side, with limits and upgrades.
+/// One lock with shared holds, limits and upgrades.
 fn readers() -> Vec<Op> {
     let limited = |owner, limit| Call { limit, ..shared(owner, 3) };
     let mut ops = vec![Op::Advance { ms: 1 }, Op::Leave { which: 0 }, Op::Break { lock: 0 }];
@@ -111,7 +114,7 @@ fn readers() -> Vec<Op> {
     ops
 }
 
-/// Owners that wait for one lock on two connections, with grants that arrive or do not.
+/// Owners that wait for one lock on two connections, with delivered and undelivered grants.
 fn revocations() -> Vec<Op> {
     let mut ops = vec![Op::Advance { ms: 1 }, renew(0, A, 2), Op::Leave { which: 0 }];
     for lease in [1, 3] {
@@ -120,7 +123,7 @@ fn revocations() -> Vec<Op> {
     }
     ops.push(Op::Acquire {
         lock: 0,
-        call: Call { confirmed_later: true, ..exclusive(A, 2) },
+        call: Call { awaits_replicas: true, ..exclusive(A, 2) },
         block: Some(0),
     });
     ops.extend([wait(0, exclusive(B, 2)), release(0, A), release(0, B)]);
@@ -134,7 +137,7 @@ fn revocations() -> Vec<Op> {
     ops
 }
 
-/// Holds of some owners are known while those of others may be forgotten.
+/// Known holds while others may have been forgotten.
 fn quarantines() -> Vec<Op> {
     let mut ops = vec![Op::Advance { ms: 1 }, Op::Quarantine { ms: 2 }, Op::Quarantine { ms: 0 }];
     for owner in [A, B] {
@@ -142,7 +145,7 @@ fn quarantines() -> Vec<Op> {
         ops.push(wait(0, Call { limit: 2, ..shared(owner, 3) }));
         ops.push(wait(0, Call { limit: 2, once: true, ..shared(owner, 3) }));
     }
-    let later = Call { confirmed_later: true, ..exclusive(A, 3) };
+    let later = Call { awaits_replicas: true, ..exclusive(A, 3) };
     ops.push(Op::Acquire { lock: 0, call: later, block: None });
     ops.push(Op::Acquire { lock: 0, call: exclusive(A, 3), block: None });
     ops.push(wait(0, Call { id: Some(0), notify: Some((0, 2)), ..exclusive(B, 3) }));
@@ -157,12 +160,12 @@ fn quarantines() -> Vec<Op> {
     ops
 }
 
-/// Calls that come again, and are cancelled.
+/// Repeated and cancelled calls.
 fn retries() -> Vec<Op> {
     let named = |owner, id| Call { id: Some(id), ..exclusive(owner, 3) };
     let given_back =
         |owner| Op::Release { lock: 0, owner, scope: ReleaseScope::One, lease: None, id: Some(0) };
-    let mut ops = vec![Op::Advance { ms: 1 }, Op::Advance { ms: PAST_MEMORY }, Op::Leave { which: 0 }];
+    let mut ops = vec![Op::Advance { ms: 1 }, Op::Advance { ms: AFTER_TTL }, Op::Leave { which: 0 }];
     for owner in [A, B] {
         ops.extend([wait(0, named(owner, 0)), release(0, owner), given_back(owner)]);
         ops.push(Op::Cancel { lock: 0, owner, id: 0 });
@@ -170,13 +173,13 @@ fn retries() -> Vec<Op> {
     ops.extend([wait(0, named(A, 1)), wait(1, named(A, 0)), Op::Delete { lock: 0 }]);
     ops.push(Op::Acquire { lock: 0, call: Call { shared: true, ..named(B, 1) }, block: None });
     ops.push(wait(0, shared(A, 3)));
-    let later = Call { confirmed_later: true, ..exclusive(A, 3) };
+    let later = Call { awaits_replicas: true, ..exclusive(A, 3) };
     ops.extend([Op::Acquire { lock: 0, call: later, block: None }, Op::Answer { which: 0 }]);
     ops.extend(deliveries());
     ops
 }
 
-/// Grants that messages tell of, and that are to be confirmed.
+/// Grants with `NOTIFY` and their confirmations.
 fn messages() -> Vec<Op> {
     let told = |owner, id, (connection, grace)| Call {
         id: Some(id),
@@ -196,7 +199,7 @@ fn messages() -> Vec<Op> {
     ops
 }
 
-/// Holds that are renewed as long as a connection is open, or end with it.
+/// Holds that are renewed while a connection is open, or end with it.
 fn connections() -> Vec<Op> {
     let bound = |owner, connection, (watchdog, ephemeral)| Call {
         bind: Some((connection, watchdog, ephemeral)),
@@ -212,7 +215,7 @@ fn connections() -> Vec<Op> {
     ops.push(wait(0, Call { id: Some(0), ..bound(A, 0, (false, true)) }));
     ops.push(wait(0, Call { id: Some(1), ..exclusive(A, 3) }));
     ops.push(Op::CloseInTurn { connection: 0, lock: 0, owner: B, shared: false });
-    ops.push(Op::Acquire { lock: 0, call: Call { confirmed_later: true, ..exclusive(A, 3) }, block: None });
+    ops.push(Op::Acquire { lock: 0, call: Call { awaits_replicas: true, ..exclusive(A, 3) }, block: None });
     ops.extend([
         wait(0, exclusive(A, 1)),
         wait(0, exclusive(C, 2)),
@@ -225,8 +228,8 @@ fn connections() -> Vec<Op> {
     ops
 }
 
-/// What strangers write, and a server that is a replica for a while.
-fn strangers() -> Vec<Op> {
+/// Foreign writes, and a server that is a replica for a while.
+fn foreign_writes() -> Vec<Op> {
     let mut ops = vec![
         Op::Advance { ms: 1 },
         Op::Delete { lock: 0 },
@@ -246,7 +249,7 @@ fn strangers() -> Vec<Op> {
     ops
 }
 
-/// Owners whose own holds are in their way.
+/// Requests that the owner's own holds exclude.
 fn threads() -> Vec<Op> {
     let once = |call: Call| Call { once: true, ..call };
     let mut ops = vec![Op::Advance { ms: 1 }, Op::Leave { which: 0 }, Op::Leave { which: 1 }];
@@ -261,7 +264,7 @@ fn threads() -> Vec<Op> {
     ops
 }
 
-/// All of the above.
+/// All of the worlds above combined.
 pub(super) fn everything() -> Vec<Op> {
     let all = [
         exclusive_locks(),
@@ -271,14 +274,14 @@ pub(super) fn everything() -> Vec<Op> {
         retries(),
         messages(),
         connections(),
-        strangers(),
+        foreign_writes(),
         threads(),
     ];
     let mut texts = BTreeSet::new();
     all.into_iter().flatten().filter(|op| texts.insert(format!("{op:?}"))).collect()
 }
 
-/// All worlds, by their names.
+/// All worlds, by name.
 fn worlds() -> [(&'static str, Vec<Op>); 12] {
     [
         ("two owners", two_owners()),
@@ -290,26 +293,26 @@ fn worlds() -> [(&'static str, Vec<Op>); 12] {
         ("retries", retries()),
         ("messages", messages()),
         ("connections", connections()),
-        ("strangers", strangers()),
+        ("strangers", foreign_writes()),
         ("threads", threads()),
         ("everything", everything()),
     ]
 }
 
-/// A look at a state, short enough to keep millions of them.
-type Print = (u64, u64);
+/// A hash of a state's look, small enough to store millions.
+type LookHash = (u64, u64);
 
-/// The step that has led to a state: from which one, and which of the world's.
-type Led = (usize, usize);
+/// The step that led to a state: the previous state and the operation.
+type Origin = (usize, usize);
 
-/// What came of one step.
-enum Came {
-    /// It cannot happen there.
+/// The result of one step.
+enum StepResult {
+    /// The operation is impossible in the state.
     Nothing,
-    To(Print),
+    To(LookHash),
 }
 
-/// A shortest history that fails, and why.
+/// A shortest failing history, and the reason.
 struct Failure {
     history: Vec<usize>,
     why: String,
@@ -317,26 +320,26 @@ struct Failure {
 
 struct Explorer {
     ops: Vec<Op>,
-    /// How each state was reached first; the one at the beginning was there.
-    states: Vec<Option<Led>>,
-    known: HashMap<Print, usize>,
-    /// How some were reached otherwise.
-    twins: HashMap<usize, Led>,
+    /// The step that first reached each state; `None` for the initial state.
+    states: Vec<Option<Origin>>,
+    known: HashMap<LookHash, usize>,
+    /// A second history for some states.
+    twins: HashMap<usize, Origin>,
     steps: usize,
 }
 
-/// How far it got.
+/// The progress of a search.
 struct Found {
     states: usize,
     twins: usize,
     steps: usize,
-    /// All histories of so many steps were played.
+    /// Number of steps for which all histories were played.
     depth: usize,
-    /// There are no others.
+    /// Whether no further states exist.
     is_all: bool,
 }
 
-fn print_of(both: &SideBySide) -> Print {
+fn hash_of(both: &SideBySide) -> LookHash {
     let look = both.model.look();
     let half = |salt: u8| {
         let mut hasher = DefaultHasher::new();
@@ -348,11 +351,11 @@ fn print_of(both: &SideBySide) -> Print {
 
 impl Explorer {
     fn new(ops: Vec<Op>) -> Explorer {
-        let known = HashMap::from([(print_of(&SideBySide::new(true)), 0)]);
+        let known = HashMap::from([(hash_of(&SideBySide::new(true)), 0)]);
         Explorer { ops, states: vec![None], known, twins: HashMap::new(), steps: 0 }
     }
 
-    fn history(&self, mut led: Option<Led>) -> Vec<usize> {
+    fn history(&self, mut led: Option<Origin>) -> Vec<usize> {
         let mut history = Vec::new();
         while let Some((from, op)) = led {
             history.push(op);
@@ -363,12 +366,12 @@ impl Explorer {
     }
 
     fn play(&self, history: &[usize]) -> Result<(SideBySide, bool), TestCaseError> {
-        let (mut both, mut happened) = (SideBySide::new(true), true);
+        let (mut both, mut event) = (SideBySide::new(true), true);
         for op in history {
             let op = &self.ops[*op];
-            happened = can_happen(&both.model, op) && both.step(op)?;
+            event = can_happen(&both.model, op) && both.step(op)?;
         }
-        Ok((both, happened))
+        Ok((both, event))
     }
 
     /// Plays a history that may fail.
@@ -388,9 +391,9 @@ impl Explorer {
         }
     }
 
-    /// All that can happen after one history.
-    fn steps_after(&self, history: &[usize]) -> Result<Vec<Came>, Failure> {
-        // Everybody can leave, and nothing is kept then.
+    /// Applies all operations after one history.
+    fn steps_after(&self, history: &[usize]) -> Result<Vec<StepResult>, Failure> {
+        // All clients can leave, and nothing is remembered then.
         self.try_to(history, |history| {
             self.play(history)?.0.end();
             Ok(())
@@ -398,28 +401,28 @@ impl Explorer {
         let came = (0..self.ops.len()).map(|op| {
             let longer = [history, &[op]].concat();
             self.try_to(&longer, |history| {
-                let (both, happened) = self.play(history)?;
-                Ok(if happened { Came::To(print_of(&both)) } else { Came::Nothing })
+                let (both, event) = self.play(history)?;
+                Ok(if event { StepResult::To(hash_of(&both)) } else { StepResult::Nothing })
             })
         });
         came.collect()
     }
 
-    /// All that can happen in one state. Where two histories lead there, the same after both.
-    fn steps_from(&self, state: usize) -> Result<Vec<Came>, Failure> {
+    /// Applies all operations to one state. If two histories lead there, their results must be equal.
+    fn steps_from(&self, state: usize) -> Result<Vec<StepResult>, Failure> {
         let came = self.steps_after(&self.history(self.states[state]))?;
         if let Some(twin) = self.twins.get(&state) {
             let other = self.history(Some(*twin));
             for (op, (first, second)) in came.iter().zip(self.steps_after(&other)?).enumerate() {
                 let alike = match (first, second) {
-                    (Came::Nothing, Came::Nothing) => true,
-                    (Came::To(first), Came::To(second)) => *first == second,
+                    (StepResult::Nothing, StepResult::Nothing) => true,
+                    (StepResult::To(first), StepResult::To(second)) => *first == second,
                     _ => false,
                 };
                 if !alike {
                     let first = text_of(&self.ops, &self.history(self.states[state]));
                     let why =
-                        format!("before the last step it looked as after these, and does so no more:{first}");
+                        format!("before the last step, the state looked as after this history, but not after it:{first}");
                     return Err(Failure { history: [&other[..], &[op]].concat(), why });
                 }
             }
@@ -427,8 +430,8 @@ impl Explorer {
         Ok(came)
     }
 
-    /// The same of some states, in their order, on all processors.
-    fn steps_from_each(&self, states: Range<usize>) -> Result<Vec<Vec<Came>>, Failure> {
+    /// Applies all operations to a range of states, in order, on all processors.
+    fn steps_from_each(&self, states: Range<usize>) -> Result<Vec<Vec<StepResult>>, Failure> {
         let threads = thread::available_parallelism().map_or(1, usize::from);
         let share = states.len().div_ceil(threads).max(1);
         let shares = states.clone().step_by(share).map(|from| from..states.end.min(from + share));
@@ -448,10 +451,10 @@ impl Explorer {
     fn explore(mut self, steps: usize) -> Result<Found, Failure> {
         let (mut depth, mut level) = (0, 0..1);
         while !level.is_empty() && self.steps < steps {
-            // A part of a level, if there is no time for all of it.
+            // A part of a level, if the time does not suffice for all of it.
             let most = (steps - self.steps).div_ceil(self.ops.len());
             let part = level.start..level.end.min(level.start + most);
-            // So few at a time that little is kept of them.
+            // Small batches limit memory.
             for some in part.clone().step_by(4096).map(|from| from..part.end.min(from + 4096)) {
                 let came = self.steps_from_each(some.clone())?;
                 for (from, came) in some.zip(came) {
@@ -467,16 +470,16 @@ impl Explorer {
         Ok(Found { states, twins, steps: self.steps, depth, is_all: level.is_empty() })
     }
 
-    fn note(&mut self, from: usize, came: Vec<Came>) {
+    fn note(&mut self, from: usize, came: Vec<StepResult>) {
         self.steps += came.len();
         for (op, came) in came.into_iter().enumerate() {
-            let Came::To(print) = came else { continue };
+            let StepResult::To(print) = came else { continue };
             match self.known.get(&print) {
                 None => {
                     self.known.insert(print, self.states.len());
                     self.states.push(Some((from, op)));
                 }
-                // What leads back to where it came from is no other way.
+                // A step that leads back to its own state is no second history.
                 Some(state) if *state > from => {
                     self.twins.entry(*state).or_insert((from, op));
                 }
@@ -486,19 +489,20 @@ impl Explorer {
     }
 }
 
-/// False for an acquire that no connection is left for, or that the world is too small for.
+/// Whether the operation is possible. False for an acquire without a free connection, or beyond the limits of
+/// the world.
 fn can_happen(model: &Model, op: &Op) -> bool {
     let Op::Acquire { lock, call, .. } = op else { return true };
     let queued = model.locks.iter().flat_map(|lock| &lock.queue).map(|waiter| &waiter.call);
     let busy = queued.chain(model.in_flight.iter().map(|grant| &grant.call));
     let is_alike =
         |other: &&Call| (other.owner, other.notify.is_some()) == (call.owner, call.notify.is_some());
-    let most = if call.notify.is_some() { NOTIFIED } else { CONNECTIONS };
+    let most = if call.notify.is_some() { MAX_NOTIFIED } else { CONNECTIONS };
     let holds = model.locks[*lock].holds.iter().find(|hold| hold.owner == call.owner);
-    busy.filter(is_alike).count() < most && holds.is_none_or(|hold| hold.exclusive + hold.shared < MOST_HOLDS)
+    busy.filter(is_alike).count() < most && holds.is_none_or(|hold| hold.exclusive + hold.shared < MAX_HOLDS)
 }
 
-/// A history, a line for each step.
+/// Formats a history, one line per step.
 fn text_of(ops: &[Op], history: &[usize]) -> String {
     history.iter().map(|op| format!("\n  {:?}", ops[*op])).collect()
 }
@@ -515,22 +519,22 @@ fn explore_all(steps: usize) {
                 let Failure { history, why } = failure;
                 panic!("{name}: a shortest history that fails:{}\n{why}", text_of(&names, &history));
             });
-        let all = if is_all { ", and there are no more" } else { "" };
+        let all = if is_all { ", which are all" } else { "" };
         println!(
             "{name}: {can_happen} things can happen; {states} states, {twins} of them reached in two ways, in {steps} steps; \
              all histories of {depth} steps{all}"
         );
-        assert!(is_all || (depth > 1 && name != "two owners"), "{name}: it did not get far");
+        assert!(is_all || (depth > 1 && name != "two owners"), "{name}: the search stopped early");
     }
 }
 
-/// The first of them: what is longer is looked at for longer below.
+/// Explores the first steps only. The long test below goes deeper.
 #[test]
-fn every_short_history_is_the_models() {
+fn every_short_history_matches_the_model() {
     explore_all(15_000);
 }
 
 #[test]
-fn long_every_history_is_the_models() {
+fn long_every_history_matches_the_model() {
     explore_all(80_000);
 }

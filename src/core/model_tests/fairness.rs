@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! External clients get their fairness windows, and nobody else pays for it (3).
+//! External clients get their fairness windows, at no cost to native clients (3).
 
 use super::*;
 
@@ -10,23 +10,23 @@ fn call(owner: usize) -> Call {
     Call { owner, lease: 1_000_000, ..Call::default() }
 }
 
-/// Some native owners who want the lock again as soon as they have given it back, and an external client that takes it, if
-/// it still can, some time after it was announced free.
+/// Native owners that acquire the lock again right after each release, and an external client. It takes the
+/// lock, if it still can, some time after each announcement.
 struct Contention {
     real: Real,
     holder: Option<usize>,
-    /// Milliseconds for which each hold lasts.
+    /// Duration of each hold in milliseconds.
     work: i64,
-    /// Milliseconds that the external client needs from the message to its try; `None`: it never comes.
+    /// Time from the message to the external client's attempt, in milliseconds; `None` if it never comes.
     reaction: Option<i64>,
     comes_at: Option<i64>,
     seen: usize,
-    /// How many grants there were to native owners, and how often the external client took the lock.
+    /// Number of native grants, and number of times that the external client took the lock.
     native: usize,
     external: usize,
-    /// The external client had the lock last.
-    just_external: bool,
-    /// For how many milliseconds the lock was free, and the longest time in one piece.
+    /// Whether the external client held the lock last.
+    external_was_last: bool,
+    /// Total time in which the lock was free, and the longest single time, in milliseconds.
     free: i64,
     longest_free: i64,
 }
@@ -42,7 +42,7 @@ impl Contention {
             seen: 0,
             native: 0,
             external: 0,
-            just_external: false,
+            external_was_last: false,
             free: 0,
             longest_free: 0,
         };
@@ -60,7 +60,7 @@ impl Contention {
 
     fn granted(&mut self, owner: usize) {
         self.native += 1;
-        self.just_external = false;
+        self.external_was_last = false;
         assert_eq!(self.holder.replace(owner), None);
     }
 
@@ -81,7 +81,7 @@ impl Contention {
         }
     }
 
-    /// One hold, native or external, and what leads to it.
+    /// Plays one hold, native or external, with the events before it.
     fn round(&mut self) {
         let mut free = 0;
         while self.holder.is_none() {
@@ -96,10 +96,10 @@ impl Contention {
                 if self.real.take(KEY, 1_000_000) {
                     self.real.fire();
                     self.external += 1;
-                    let before = std::mem::replace(&mut self.just_external, true);
-                    assert!(!before, "two in a row for the external client, and somebody waits here");
+                    let before = std::mem::replace(&mut self.external_was_last, true);
+                    assert!(!before, "two grants in a row to the external client despite native waiters");
                     self.advance(self.work);
-                    // Its own release publishes too, but somebody here is faster.
+                    // Its own release publishes too, but a native client is faster.
                     self.real.step(&Op::Delete { lock: 0 });
                     self.take_decisions();
                     continue;
@@ -107,7 +107,7 @@ impl Contention {
             }
             self.advance(1);
             free += 1;
-            assert!(free < 1000, "nobody gets the lock");
+            assert!(free < 1000, "the lock is not granted");
         }
         self.free += free;
         self.longest_free = self.longest_free.max(free);
@@ -127,7 +127,7 @@ impl Contention {
 }
 
 #[test]
-fn both_sides_get_a_tenth_at_least() {
+fn both_sides_get_at_least_a_tenth() {
     for natives in [1, 2, 4] {
         for work in [0, 1, 50] {
             for reaction in [0, 1, 2, 5, 10] {
@@ -143,7 +143,7 @@ fn both_sides_get_a_tenth_at_least() {
 }
 
 #[test]
-fn who_never_comes_costs_little() {
+fn an_idle_subscriber_costs_little() {
     for natives in [1, 4] {
         for work in [1, 10] {
             let rounds = usize::try_from(100_000 / work).unwrap();
@@ -155,7 +155,7 @@ fn who_never_comes_costs_little() {
 }
 
 #[test]
-fn where_nobody_listens_no_window_is_given() {
+fn no_subscribers_no_window() {
     let mut contention = Contention::new(4, 1, None);
     contention.real.listeners = false;
     let seen = contention.run(500);
@@ -163,9 +163,9 @@ fn where_nobody_listens_no_window_is_given() {
     assert!(seen.real.messages.is_empty());
 }
 
-/// However the lock becomes free.
+/// A window is announced regardless of how the lock becomes free.
 #[test]
-fn a_window_is_announced_when_a_lease_ends_or_a_foreign_write_deletes() {
+fn every_way_to_become_free_announces_a_window() {
     for deleted in [false, true] {
         let mut real = Real::with_subscribers(true);
         for _ in 0..40 {
@@ -188,7 +188,7 @@ fn a_window_is_announced_when_a_lease_ends_or_a_foreign_write_deletes() {
     }
 }
 
-/// A lock that nobody here could have for many times in a row: the next time it becomes free, a window begins.
+/// A lock with a long run of native grants: the next time that it becomes free, a window opens.
 fn with_a_window_due() -> Real {
     let mut real = Real::with_subscribers(true);
     for _ in 0..20 {
@@ -204,7 +204,7 @@ fn with_a_window_due() -> Real {
 }
 
 #[test]
-fn a_lock_becomes_free_once() {
+fn a_free_lock_is_announced_once() {
     let mut real = with_a_window_due();
     real.step(&Op::Release { lock: 0, owner: 0, scope: ReleaseScope::One, lease: None, id: None });
     assert_eq!(real.messages, [KEY]);
@@ -215,9 +215,9 @@ fn a_lock_becomes_free_once() {
     assert_eq!(real.messages, [KEY]);
 }
 
-/// Found by a call before the timer finds it.
+/// A call finds the free lock before the timer does.
 #[test]
-fn a_window_that_a_call_begins_is_announced_once() {
+fn a_call_announces_its_window_once() {
     let mut real = with_a_window_due();
     real.step(&Op::Acquire { lock: 0, call: Call { lease: 10, ..call(0) }, block: None });
     real.step(&Op::Acquire { lock: 0, call: call(1), block: Some(0) });
@@ -229,9 +229,9 @@ fn a_window_that_a_call_begins_is_announced_once() {
     assert_eq!((real.messages.len(), real.decisions.len()), (1, 1));
 }
 
-/// What is remembered is forgotten while the external client has the lock, and nothing of it stays planned.
+/// The history is forgotten while the external client holds the lock, and no deadline stays planned.
 #[test]
-fn an_external_client_may_keep_the_lock_for_long() {
+fn an_external_client_may_hold_for_long() {
     for waits in [false, true] {
         let mut real = Real::with_subscribers(true);
         real.step(&Op::Acquire { lock: 0, call: call(0), block: None });
@@ -248,9 +248,9 @@ fn an_external_client_may_keep_the_lock_for_long() {
     }
 }
 
-/// A deadline comes before the window is over.
+/// A deadline lies before the end of the window.
 #[test]
-fn nobody_waits_in_vain_for_a_window_to_end() {
+fn windows_never_outlast_a_waiters_deadline() {
     for block in 1..6 {
         let mut real = Real::with_subscribers(true);
         for _ in 0..200 {
@@ -263,7 +263,7 @@ fn nobody_waits_in_vain_for_a_window_to_end() {
                 };
                 real.locks.delivered(*id, real.time());
             }
-            // Somebody is in line, so that a window may begin.
+            // A queued waiter allows a window to open.
             real.step(&Op::Acquire { lock: 0, call: call(1), block: Some(block) });
             real.step(&Op::Release { lock: 0, owner: 0, scope: ReleaseScope::One, lease: None, id: None });
             if std::mem::take(&mut real.decisions).is_empty() {
@@ -271,7 +271,7 @@ fn nobody_waits_in_vain_for_a_window_to_end() {
             }
             assert!(!real.decisions.iter().any(|(_, decision)| *decision == Decision::TimedOut));
             real.decisions.clear();
-            for id in real.locks.on_their_way() {
+            for id in real.locks.in_flight() {
                 real.locks.delivered(id, real.time());
             }
             real.step(&Op::Release { lock: 0, owner: 1, scope: ReleaseScope::One, lease: None, id: None });
@@ -279,9 +279,9 @@ fn nobody_waits_in_vain_for_a_window_to_end() {
     }
 }
 
-/// Clients that do not wait take the lock in its windows: that is no reason to make more of them.
+/// Native calls that do not wait take the lock in its windows. That must not cause more windows.
 #[test]
-fn windows_that_others_use_are_missed() {
+fn windows_used_by_native_calls_count_as_missed() {
     let mut real = Real::with_subscribers(true);
     for _ in 0..1000 {
         real.step(&Op::Acquire { lock: 0, call: call(0), block: None });
@@ -290,9 +290,9 @@ fn windows_that_others_use_are_missed() {
     assert!(real.locks.fairness_windows().0 < 20, "{:?}", real.locks.fairness_windows());
 }
 
-/// External clients sleep until the end of the lease that they saw, unless it is announced.
+/// External clients sleep until the end of the lease that they saw, unless an earlier end is announced.
 #[test]
-fn the_end_of_the_next_ones_shorter_lease_is_announced() {
+fn the_next_holders_shorter_lease_is_announced() {
     let mut real = Real::with_subscribers(true);
     real.step(&Op::Acquire { lock: 0, call: call(0), block: None });
     real.step(&Op::Acquire { lock: 0, call: Call { lease: 50, ..call(1) }, block: Some(0) });
@@ -300,7 +300,7 @@ fn the_end_of_the_next_ones_shorter_lease_is_announced() {
     assert!(real.messages.is_empty());
     real.advance(51);
     assert_eq!(real.messages, [KEY]);
-    // Among readers the one with the longest lease leaves.
+    // The reader with the longest lease leaves.
     let reader = |owner, lease| Call { lease, shared: true, ..call(owner) };
     real.step(&Op::Acquire { lock: 1, call: reader(0, 100_000), block: None });
     real.step(&Op::Acquire { lock: 1, call: reader(1, 50), block: None });
@@ -309,9 +309,9 @@ fn the_end_of_the_next_ones_shorter_lease_is_announced() {
     assert_eq!(real.messages, [KEY, LOCKS[1]]);
 }
 
-/// The contract: a call that does not wait takes a lock that is free.
+/// The contract: a call that does not wait takes a free lock.
 #[test]
-fn who_does_not_wait_takes_what_is_free() {
+fn calls_without_block_take_a_free_lock() {
     let mut real = Real::with_subscribers(true);
     for _ in 0..100 {
         let seen = real.step(&Op::Acquire { lock: 0, call: call(0), block: None });
@@ -321,7 +321,7 @@ fn who_does_not_wait_takes_what_is_free() {
     assert_eq!(real.messages.len(), 100);
 }
 
-/// The end that external clients know is later.
+/// The external clients know a later end.
 #[test]
 fn the_end_of_a_shortened_lease_is_announced() {
     for shorten in [
@@ -339,14 +339,14 @@ fn the_end_of_a_shortened_lease_is_announced() {
         assert!(real.messages.is_empty());
         real.advance(1);
         assert_eq!(real.messages, [KEY], "after {shorten:?}");
-        // It is not remembered for ever that somebody listened.
+        // The subscribers are forgotten eventually.
         real.advance(1_001);
         real.locks.assert_empty();
     }
 }
 
 #[test]
-fn it_is_forgotten_that_somebody_listened() {
+fn subscribers_are_forgotten() {
     let seen = Contention::new(2, 1, Some(1)).run(100);
     let mut real = seen.real;
     for id in real.waiting(KEY) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 
-//! Random histories, through the core and through a model that is obviously right: one ordered list per lock,
+//! Random histories through the core and through a model that is obviously right: one ordered list per lock,
 //! walked in every millisecond.
 //!
-//! The numbers in brackets are those of the invariants in `docs/design.md`.
+//! The numbers in parentheses are those of the invariants in `docs/design.md`.
 
 mod bundles;
 mod deadlocks;
@@ -21,17 +21,17 @@ use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
 use super::*;
-use real::{Beside, Real, Stored};
+use real::{open_lock, Real, Stored, StoredRecords};
 use side_by_side::SideBySide;
 
-/// The keys that there are, of which most tests use the first ones.
+/// All keys. Most tests use only the first ones.
 const KEYS: [&[u8]; 4] = [b"k0", b"k1", b"k2", b"k3"];
 pub(super) const LOCKS: [&[u8]; 3] = [KEYS[0], KEYS[1], KEYS[2]];
 pub(super) const OWNERS: [&[u8]; 5] = [b"a", b"b", b"c", b"d", b"e"];
-/// The owner as whom an external client takes locks.
+/// The owner under which an external client takes locks.
 pub(super) const EXTERNAL: usize = 4;
 
-/// How long replies to requests are remembered, in milliseconds.
+/// Time for which replies to requests are remembered, in milliseconds.
 const TTL: i64 = 25;
 
 fn at(key: &[u8]) -> LockRef<'_> {
@@ -43,24 +43,25 @@ fn at(key: &[u8]) -> LockRef<'_> {
 pub(super) struct Call {
     pub(super) owner: usize,
     pub(super) shared: bool,
-    /// What its owner holds already is in its way.
+    /// Whether the owner's own holds exclude the request.
     pub(super) once: bool,
-    /// How many may hold it shared, at most; no limit is 0.
+    /// Maximum number of shared holders; 0 means no limit.
     pub(super) limit: u32,
     pub(super) lease: i64,
-    /// The lease is that of a call that gives none: it shortens nothing.
+    /// Whether the call gives no lease, so that it shortens nothing.
     pub(super) keeps: bool,
     pub(super) fence: bool,
     pub(super) id: Option<u8>,
-    /// A grant can be revoked until it is confirmed, even if it was granted at once.
-    pub(super) confirmed_later: bool,
-    /// The connection, and whether the hold is renewed while it is open and ends when it closes.
+    /// Whether a grant can be revoked until it is confirmed, even if it was made without a wait.
+    pub(super) awaits_replicas: bool,
+    /// The connection, whether the hold is renewed while it is open, and whether the hold ends when it
+    /// closes.
     pub(super) bind: Option<(u64, bool, bool)>,
-    /// Whether a renewal has taken over the one and the other, before it was known that the grant arrived.
-    pub(super) overtaken: (bool, bool),
-    /// For how long it is renewed at most.
+    /// Whether a renewal took over the watchdog, and the ephemeral binding, before the delivery was known.
+    pub(super) taken_over: (bool, bool),
+    /// Maximum time of the renewals.
     pub(super) max: Option<i64>,
-    /// The connection that is told by a message, and the grace.
+    /// The connection that is notified by a message, and the grace.
     pub(super) notify: Option<(u64, i64)>,
 }
 
@@ -70,7 +71,7 @@ impl Call {
         Wants { mode, once: self.once, limit: NonZeroU32::new(self.limit).filter(|_| self.shared) }
     }
 
-    /// For how long a grant waits to be confirmed of which a message tells.
+    /// Time in which a grant with `NOTIFY` must be confirmed.
     fn grace(&self) -> i64 {
         self.notify.map_or(0, |(_, grace)| grace.min(self.lease))
     }
@@ -86,7 +87,7 @@ impl Call {
             id: self.id.map(|id| request_id(self.owner, id)),
             bind: bind_of(self.bind, self.max),
             client: None,
-            confirmed_later: self.confirmed_later,
+            awaits_replicas: self.awaits_replicas,
             notify: self.notify.map(|(connection, _)| {
                 let (inbox, connection) = (Rc::from(&b"inbox"[..]), ConnectionId(connection));
                 Rc::new(Notify { inbox, connection, grace_ms: self.grace(), at_most: None })
@@ -108,7 +109,7 @@ fn request_id(owner: usize, id: u8) -> RequestId {
     RequestId::new(OWNERS[owner], &[id], TTL)
 }
 
-/// Something that can happen, with small numbers that name one of what there is.
+/// An operation. Small numbers select an existing object.
 #[derive(Clone, Debug)]
 pub(super) enum Op {
     Acquire {
@@ -147,11 +148,11 @@ pub(super) enum Op {
         lock: usize,
         lease: i64,
     },
-    /// A foreign write puts something else there; or takes it away again.
+    /// A foreign write replaces the lock by another value, or removes that value.
     Overwrite {
         lock: usize,
     },
-    /// An external client takes the lock, if it is free.
+    /// An external client takes the lock if it is free.
     External {
         lock: usize,
         lease: i64,
@@ -162,18 +163,18 @@ pub(super) enum Op {
     Leave {
         which: usize,
     },
-    /// A connection that holds depend on closes.
+    /// A connection with bindings closes.
     Close {
         connection: u64,
     },
-    /// The same, and somebody acquires a lock before the timer has fired.
+    /// A connection with bindings closes, and a lock is acquired before the timer fires.
     CloseInTurn {
         connection: u64,
         lock: usize,
         owner: usize,
         shared: bool,
     },
-    /// A grant reaches its client, or does not.
+    /// A grant reaches its client, or fails to.
     Deliver {
         which: usize,
         arrives: bool,
@@ -182,13 +183,13 @@ pub(super) enum Op {
     Answer {
         which: usize,
     },
-    /// The server is paused, or goes on.
+    /// The server is paused or resumed.
     Pause(bool),
-    /// For so many milliseconds from now on the server may have forgotten locks.
+    /// The server may have forgotten locks for this number of milliseconds.
     Quarantine {
         ms: i64,
     },
-    /// The server is a replica for a moment, and another primary may set the lease of a lock.
+    /// The server is a replica for a moment, and another primary may set a lease.
     Away {
         meddle: Option<(usize, i64)>,
     },
@@ -197,7 +198,7 @@ pub(super) enum Op {
     },
 }
 
-/// How many may hold a lock shared; mostly there is no limit.
+/// A limit for shared holders; usually none.
 fn limit() -> impl Strategy<Value = u32> {
     prop_oneof![3 => Just(0), 2 => 1..4u32]
 }
@@ -235,11 +236,11 @@ fn op() -> impl Strategy<Value = Op> {
                 lease,
                 keeps,
                 fence,
-                // Who is told by a message, has a request.
+                // A call with `NOTIFY` has an id.
                 id: id.or(notify.map(|_| 0)),
-                confirmed_later: later && notify.is_none(),
+                awaits_replicas: later && notify.is_none(),
                 bind,
-                overtaken: (false, false),
+                taken_over: (false, false),
                 max,
                 notify,
             },
@@ -280,7 +281,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// What a client can see of one step.
+/// The visible result of one step.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Seen {
     Granted(Reply),
@@ -298,14 +299,14 @@ pub(super) enum Seen {
     Unblocked,
 }
 
-/// While clients are paused no command runs, and so no foreign write is made either.
+/// While clients are paused, no command runs, not even a foreign write.
 fn runs_while_paused(op: &Op) -> bool {
     let of_clients =
         matches!(op, Op::Leave { .. } | Op::Close { .. } | Op::Deliver { .. } | Op::Answer { .. });
     of_clients || matches!(op, Op::Pause(_) | Op::Advance { .. })
 }
 
-/// What a key holds, as a reader sees it.
+/// The content of a key, as a reader sees it.
 pub(super) fn visible(real: &Real, key: &[u8]) -> Option<Holders> {
     match &real.keys[key] {
         Stored::Lock(holders) if holders.expires_at().is_some_and(|at| real.now > at) => Some(Holders::Free),
@@ -318,11 +319,11 @@ pub(super) fn visible(real: &Real, key: &[u8]) -> Option<Holders> {
     }
 }
 
-/// After everybody has left and every grant has arrived, nothing is kept (9).
+/// Fails if anything is remembered after all clients have left and every grant was delivered (9).
 pub(super) fn assert_drained(real: &mut Real, in_flight: impl IntoIterator<Item = WaiterId>) {
     real.paused = false;
     real.step(&Op::Quarantine { ms: 0 });
-    real.locks.tell_owners(false);
+    real.locks.notify_owners(false);
     real.fire();
     real.locks.verify();
     in_flight.into_iter().for_each(|id| {
@@ -343,15 +344,16 @@ pub(super) fn assert_drained(real: &mut Real, in_flight: impl IntoIterator<Item 
         real.now += i64::try_from(ms).unwrap().max(1);
         real.tick();
     }
-    real.take_news();
+    real.take_inbox_events();
     real.locks.assert_empty();
 }
 
-/// Acquires that wait without limit, of leases that do not end, and little else.
+/// Mostly acquires without a deadline and leases that do not end.
 fn crowded() -> impl Strategy<Value = Op> {
     let (lock, owner) = (0..LOCKS.len(), 0..OWNERS.len());
+    let wants = (lock.clone(), owner.clone(), any::<bool>(), prop::bool::weighted(0.2), limit());
     prop_oneof![
-        20 => (lock.clone(), owner.clone(), any::<bool>(), prop::bool::weighted(0.2), limit()).prop_map(|(lock, owner, shared, once, limit)| {
+        20 => wants.prop_map(|(lock, owner, shared, once, limit)| {
             let limit = if shared { limit } else { 0 };
             let call = Call { owner, shared, once, limit, lease: 100_000, ..Call::default() };
             Op::Acquire { lock, call, block: Some(0) }
@@ -363,12 +365,12 @@ fn crowded() -> impl Strategy<Value = Op> {
     ]
 }
 
-fn compare(ops: &[Op], tells_owners: bool) -> Result<(), TestCaseError> {
-    compare_in_portions(ops, tells_owners, side_by_side::MANY)
+fn compare(ops: &[Op], notifies_owners: bool) -> Result<(), TestCaseError> {
+    compare_in_portions(ops, notifies_owners, side_by_side::MANY)
 }
 
-fn compare_in_portions(ops: &[Op], tells_owners: bool, portion: usize) -> Result<(), TestCaseError> {
-    let mut both = SideBySide::in_portions(tells_owners, portion);
+fn compare_in_portions(ops: &[Op], notifies_owners: bool, portion: usize) -> Result<(), TestCaseError> {
+    let mut both = SideBySide::in_portions(notifies_owners, portion);
     for op in ops {
         both.step(op)?;
     }
@@ -376,8 +378,8 @@ fn compare_in_portions(ops: &[Op], tells_owners: bool, portion: usize) -> Result
     Ok(())
 }
 
-/// Plays the history that these bytes choose, each a step of the largest of the small worlds: for `tests/fuzz`, which goes on
-/// with those that reach something new.
+/// Plays the history encoded by these bytes, each a step of the largest small world. `tests/fuzz` uses it to
+/// search for new behavior.
 #[cfg(fuzzing)]
 pub fn play(bytes: &[u8]) {
     thread_local! {
@@ -391,9 +393,9 @@ pub fn play(bytes: &[u8]) {
     }
 }
 
-/// The lease of a renewal that confirms grants is the renewal's, also if it ends when a grant that was given back would have.
+/// A renewal that confirms grants sets the lease, even if it ends when a released grant's lease would have.
 #[test]
-fn a_renewal_outlives_the_grant_that_it_confirms() {
+fn a_renewal_outlives_the_confirmed_grant() {
     let lock = 0;
     let waits = |id: u8, grace| {
         let call = Call { id: Some(id), lease: 30, notify: Some((0, grace)), ..Call::default() };
@@ -413,7 +415,8 @@ fn a_renewal_outlives_the_grant_that_it_confirms() {
     compare(&history, false).unwrap();
 }
 
-/// So many histories, always the same ones: what fails once fails again. With `RANDOM_HISTORIES` set, others each time.
+/// The number of histories, always with the same seed, so that failures repeat. With `RANDOM_HISTORIES` set,
+/// the seed changes.
 fn histories(cases: u32) -> ProptestConfig {
     let random = std::env::var_os("RANDOM_HISTORIES").is_some();
     let rng_seed = if random { RngSeed::Random } else { RngSeed::Fixed(0x0010_c4ab) };
@@ -423,45 +426,47 @@ fn histories(cases: u32) -> ProptestConfig {
 proptest! {
     #![proptest_config(histories(60_000))]
 
-    /// As `the_core_is_the_model`, for what comes together in one of ten thousand histories only.
+    /// The comparison of `the_core_is_the_model` for combinations that occur in one of ten thousand
+    /// histories.
     #[test]
-    fn long_the_core_is_the_model(ops in prop::collection::vec(op(), 1..120), tells_owners in any::<bool>()) {
-        compare(&ops, tells_owners)?;
+    fn long_the_core_is_the_model(ops in prop::collection::vec(op(), 1..120), notifies_owners in any::<bool>()) {
+        compare(&ops, notifies_owners)?;
     }
 }
 
 proptest! {
     #![proptest_config(histories(8192))]
 
-    /// Every reply, every decision and every stored hold is the model's (1, 2, 3, 4, 5).
+    /// Every reply, every decision and every stored hold matches the model (1, 2, 3, 4, 5).
     #[test]
-    fn the_core_is_the_model(ops in prop::collection::vec(op(), 1..120), tells_owners in any::<bool>()) {
-        compare(&ops, tells_owners)?;
+    fn the_core_is_the_model(ops in prop::collection::vec(op(), 1..120), notifies_owners in any::<bool>()) {
+        compare(&ops, notifies_owners)?;
     }
 
-    /// Nor does it make a difference if as little as possible is done at once at a lock, and the rest a little later.
+    /// The result is the same if each step does as little as possible and leaves the rest for later.
     #[test]
     fn in_portions_the_core_is_the_model(
         ops in prop::collection::vec(op(), 1..120),
-        tells_owners in any::<bool>(),
+        notifies_owners in any::<bool>(),
         portion in 1..3usize,
     ) {
         // A call just after the end of its connection may find holds that the next portion ends; `portions` has these.
         let ops: Vec<Op> = ops.into_iter().filter(|op| !matches!(op, Op::CloseInTurn { .. })).collect();
-        compare_in_portions(&ops, tells_owners, portion)?;
+        compare_in_portions(&ops, notifies_owners, portion)?;
     }
 
-    /// The model is the core also where nearly everybody waits, with long queues and many ways through them (3, 4).
+    /// The core matches the model when nearly all owners wait, with long queues and many paths between them
+    /// (3, 4).
     #[test]
     fn a_crowd_is_the_model(ops in prop::collection::vec(crowded(), 1..40)) {
         compare(&ops, true)?;
     }
 
-    /// Commands, events and clients in any order before the timer gets to run: nobody is decided twice, no
-    /// later waiter is granted before an earlier one that still waits for the same lock, and once the timer
-    /// has run, no free lock has a waiter (1, 3, 4, 9).
+    /// Commands, events and clients in any order before the timer runs. No wait is decided twice, and no
+    /// later waiter is granted before an earlier one for the same lock. Once the timer has run, no free lock
+    /// has a waiter (1, 3, 4, 9).
     #[test]
-    fn bursts_lose_nothing(
+    fn bursts_lose_no_wake_up(
         bursts in prop::collection::vec(prop::collection::vec(op(), 1..12), 1..20),
         listeners: bool,
     ) {
@@ -471,7 +476,7 @@ proptest! {
         for burst in &bursts {
             for op in burst {
                 match *op {
-                    // Where there are subscribers, things are remembered for longer.
+                    // With subscribers, histories are remembered for longer.
                     Op::Advance { ms } => real.now += if listeners && ms > 20 { 50 * ms } else { ms },
                     Op::External { lock, lease } if listeners => {
                         real.step(&Op::External { lock, lease: 100 * lease });
@@ -499,7 +504,7 @@ proptest! {
                         }
                     }
                     Op::Acquire { lock, ref call, block } => {
-                        // Without an id, so that the order of the waiters' ids is that of their positions.
+                        // Calls have no id, so that the order of waiter ids is the order of positions.
                         let call = Call { id: None, notify: None, ..call.clone() };
                         let owner = call.owner;
                         let seen = real.step(&Op::Acquire { lock, call, block });
@@ -544,13 +549,14 @@ fn check_decisions(
 ) -> Result<(), TestCaseError> {
     for (id, decision) in std::mem::take(&mut real.decisions) {
         if decision == Decision::Lost {
-            // It was granted the lock, and waits still to be told, unless it has left in the same turn.
-            prop_assert!(!waits.contains_key(&id), "{:?} has lost what it did not get", id);
+            // The wait was granted the lock and its client still waits for the answer, unless it left in the
+            // same turn.
+            prop_assert!(!waits.contains_key(&id), "{:?} lost a lock without a grant", id);
             in_flight.retain(|other| *other != id);
             continue;
         }
         let Some(Waiting { lock, owner, deadline }) = waits.remove(&id) else {
-            return Err(TestCaseError::fail(format!("{id:?} is decided, but does not wait")));
+            return Err(TestCaseError::fail(format!("{id:?} was decided without waiting")));
         };
         let over = deadline.is_some_and(|at| at <= real.now);
         prop_assert_eq!(
@@ -563,15 +569,15 @@ fn check_decisions(
         );
         if let Decision::Granted(reply) = decision {
             in_flight.push(id);
-            let passed = waits.iter().find(|(other, waiting)| waiting.lock == lock && **other < id);
+            let overtaken = waits.iter().find(|(other, waiting)| waiting.lock == lock && **other < id);
             // Only a re-entry may overtake.
             prop_assert!(
-                passed.is_none()
+                overtaken.is_none()
                     || reply.holds > 1
-                    || passed.is_some_and(|(_, waiting)| waiting.owner == owner),
+                    || overtaken.is_some_and(|(_, waiting)| waiting.owner == owner),
                 "{:?} was granted before {:?}",
                 id,
-                passed
+                overtaken
             );
         }
     }
@@ -583,7 +589,7 @@ fn hold(owner: &[u8], exclusive: i64, shared: i64) -> Hold {
 }
 
 #[test]
-fn a_hold_count_that_cannot_grow_is_refused() {
+fn a_hold_count_overflow_is_refused() {
     for (exclusive, shared) in [(i64::MAX, 0), (0, i64::MAX), (1, i64::MAX - 1)] {
         for mode in [Mode::Exclusive, Mode::Shared] {
             let holders = Holders::from_holds(vec![hold(b"a", exclusive, shared)]).unwrap();
@@ -595,10 +601,10 @@ fn a_hold_count_that_cannot_grow_is_refused() {
     }
 }
 
-/// After a hand-over the hold is remembered as long as the lock is; where keys leave and come back without a word, only while
-/// somebody waits.
+/// After a hand-over, the hold is remembered as long as the lock. On a server whose keys may leave and return
+/// without an event, it is remembered only while the lock has waiters.
 #[test]
-fn a_hold_that_was_handed_over_is_remembered() {
+fn a_handed_over_hold_is_remembered() {
     for forgets in [false, true] {
         let mut locks = LockManager::default();
         if forgets {
@@ -606,18 +612,18 @@ fn a_hold_that_was_handed_over_is_remembered() {
         }
         let now = Now { wall: 0, mono: 0 };
         let mut holders = Holders::from_holds(vec![hold(b"a", 1, 0)]).unwrap();
-        let mut beside = Beside::default();
-        let patience = Patience::Waits { deadline: None, at_most: None, on_primary: true };
+        let mut records = StoredRecords::default();
+        let policy = WaitPolicy::Wait { deadline: None, at_most: None, on_primary: true };
         for owner in [1, 2] {
             let known = locks.look_up(at(b"k"));
             let request = Call { owner, lease: 10, ..Call::default() }.request();
-            locks.acquire(known, &mut holders, &mut beside, &request, patience, now);
+            locks.acquire(open_lock(known, &mut holders, &mut records, now), &request, policy);
         }
         for (giver, remembers) in [(&b"a"[..], true), (OWNERS[1], !forgets)] {
             let known = locks.look_up(at(b"k"));
             let scope = ReleaseScope::One;
             let release = Release { owner: Owner::new(giver), scope, lease_ms: None, id: None };
-            assert_eq!(locks.release(known, &mut holders, &mut beside, &release, now).0, Ok(0));
+            assert_eq!(locks.release(open_lock(known, &mut holders, &mut records, now), &release).0, Ok(0));
             let remembered = locks.plain_hold(locks.look_up(at(b"k")));
             assert_eq!(remembered.is_some(), remembers, "after {}", giver.escape_ascii());
             locks.verify();
@@ -626,128 +632,132 @@ fn a_hold_that_was_handed_over_is_remembered() {
 }
 
 #[test]
-fn a_newcomer_takes_for_granted_what_another_has_just_seen() {
+fn newcomers_rely_on_a_recent_look() {
     let at_ms = |ms: i64| Now { wall: ms, mono: ms.unsigned_abs() * 1000 };
-    let waits = Patience::Waits { deadline: None, at_most: Some(5), on_primary: true };
+    let waits = WaitPolicy::Wait { deadline: None, at_most: Some(5), on_primary: true };
     let call = |owner| Call { owner, lease: 10_000, ..Call::default() }.request();
     let with_id = |owner, id| Call { owner, lease: 10_000, id: Some(id), ..Call::default() }.request();
     let granted_before = with_id(3, 1);
     let known_id = granted_before.id.as_ref().map(RequestId::id).expect("an id");
     let mut holders = Holders::Exclusive(Hold { expires_at: 1_000, ..hold(OWNERS[0], 1, 0) });
-    let mut beside = Beside::default();
+    let mut records = StoredRecords::default();
     let mut locks = LockManager::default();
     let known = |locks: &LockManager| locks.look_up(at(b"k"));
-    let unseen = |locks: &mut LockManager, request: &Request, patience, ms| {
-        let queued = locks.queue_unseen(
+    let unseen = |locks: &mut LockManager, request: &Request, policy, ms| {
+        let queued = locks.queue_fast(
             known(locks),
             request,
-            patience,
+            policy,
             (false, |id: &RequestId| id.id() != known_id),
             at_ms(ms),
         );
         locks.verify();
         queued.map(|unseen| unseen.id)
     };
-    assert_eq!(unseen(&mut locks, &call(1), waits, 0), None, "nothing is known of it");
+    assert_eq!(unseen(&mut locks, &call(1), waits, 0), None, "nothing is remembered about the lock");
     let mut looks = |locks: &mut LockManager, owner, ms| {
         let known = locks.look_up(at(b"k"));
-        let (outcome, _) = locks.acquire(known, &mut holders, &mut beside, &call(owner), waits, at_ms(ms));
+        let (outcome, _) =
+            locks.acquire(open_lock(known, &mut holders, &mut records, at_ms(ms)), &call(owner), waits);
         let Outcome::Queued(id) = outcome else { panic!("{outcome:?}") };
         locks.verify();
         id
     };
     let first = looks(&mut locks, 1, 0);
-    let second = unseen(&mut locks, &call(2), waits, 99).expect("it is known that it has to wait");
+    let second = unseen(&mut locks, &call(2), waits, 99).expect("the request is known to wait");
     assert_eq!(locks.waiters_of(at(b"k")), [first, second]);
-    // The holder may re-enter, who does not wait is told so, and there may be too many.
+    // The holder may re-enter, a call without `BLOCK` must be answered, and the queue may be full.
     assert_eq!(unseen(&mut locks, &call(0), waits, 99), None);
-    assert_eq!(unseen(&mut locks, &call(3), Patience::Leaves, 99), None);
-    let few = Patience::Waits { deadline: None, at_most: Some(2), on_primary: true };
+    assert_eq!(unseen(&mut locks, &call(3), WaitPolicy::NoWait, 99), None);
+    let few = WaitPolicy::Wait { deadline: None, at_most: Some(2), on_primary: true };
     assert_eq!(unseen(&mut locks, &call(3), few, 99), None);
-    let on_replica = Patience::Waits { deadline: None, at_most: None, on_primary: false };
+    let on_replica = WaitPolicy::Wait { deadline: None, at_most: None, on_primary: false };
     assert_eq!(unseen(&mut locks, &call(3), on_replica, 99), None);
-    // A call that comes again is answered again, or keeps its place.
+    // A repeated call gets its reply again, or keeps its position.
     assert_eq!(unseen(&mut locks, &granted_before, waits, 99), None);
-    let with_new_id = unseen(&mut locks, &with_id(3, 0), waits, 99).expect("nobody knows that id");
+    let with_new_id = unseen(&mut locks, &with_id(3, 0), waits, 99).expect("the id is unknown");
     assert_eq!(unseen(&mut locks, &with_id(3, 0), waits, 99), None);
     assert!(locks.leave(with_new_id));
-    // That was long ago.
+    // The last look is too old.
     assert_eq!(unseen(&mut locks, &call(3), waits, 100), None);
     let third = looks(&mut locks, 3, 990);
     assert_eq!(locks.waiters_of(at(b"k")), [first, second, third]);
-    assert_eq!(unseen(&mut locks, &call(2), waits, 1_000), None, "the lease is over");
+    assert_eq!(unseen(&mut locks, &call(2), waits, 1_000), None, "the lease has expired");
     locks.quarantine(Some(2_000_000), at_ms(991));
-    assert_eq!(unseen(&mut locks, &call(2), waits, 991), None, "others may hold it");
+    assert_eq!(unseen(&mut locks, &call(2), waits, 991), None, "the lock may have a forgotten holder");
     locks.quarantine(None, at_ms(992));
     locks.key_changed(at(b"k"), KeyChange::Changed, at_ms(993));
-    assert_eq!(unseen(&mut locks, &call(2), waits, 993), None, "somebody has changed it");
+    assert_eq!(unseen(&mut locks, &call(2), waits, 993), None, "a foreign write changed the key");
 }
 
-/// External clients have seen that the lock is held for long. A grant that a message tells of is revoked as nobody has heard
-/// that, and in the same step somebody takes the lock who did not wait.
+/// External clients have seen a long lease. A grant with `NOTIFY` is revoked because its message had no
+/// subscriber, and in the same step a call without a wait takes the lock.
 #[test]
-fn what_follows_an_unheard_grant_may_end_sooner_than_was_told() {
+fn holds_after_unheard_grants_may_end_sooner() {
     let now = Now { wall: 0, mono: 0 };
-    let (mut locks, mut holders, mut beside) = (LockManager::default(), Holders::Free, Beside::default());
-    let waits = Patience::Waits { deadline: None, at_most: None, on_primary: true };
-    let mut acquire = |locks: &mut LockManager, holders: &mut Holders, call: Call, patience| {
-        locks.acquire(locks.look_up(at(b"k")), holders, &mut beside, &call.request(), patience, now)
+    let (mut locks, mut holders, mut records) =
+        (LockManager::default(), Holders::Free, StoredRecords::default());
+    let waits = WaitPolicy::Wait { deadline: None, at_most: None, on_primary: true };
+    let mut acquire = |locks: &mut LockManager, holders: &mut Holders, call: Call, policy| {
+        locks.acquire(open_lock(locks.look_up(at(b"k")), holders, &mut records, now), &call.request(), policy)
     };
     let first = Call { owner: 0, lease: 100_000, ..Call::default() };
-    acquire(&mut locks, &mut holders, first, Patience::Leaves);
+    acquire(&mut locks, &mut holders, first, WaitPolicy::NoWait);
     let told = Call { owner: 1, lease: 200_000, id: Some(0), notify: Some((0, 1000)), ..Call::default() };
     let (outcome, _) = acquire(&mut locks, &mut holders, told, waits);
     let Outcome::Queued(id) = outcome else { panic!("{outcome:?}") };
     let release =
         Release { owner: Owner::new(OWNERS[0]), scope: ReleaseScope::One, lease_ms: None, id: None };
     let known = locks.look_up(at(b"k"));
-    let (_, in_hand) = locks.release(known, &mut holders, &mut Beside::default(), &release, now);
-    assert_eq!(in_hand.foreseen, Foreseen::Until(200_000));
-    assert!(locks.unheard(id));
+    let (_, output) =
+        locks.release(open_lock(known, &mut holders, &mut StoredRecords::default(), now), &release);
+    assert_eq!(output.expected_end, ExpectedEnd::Until(200_000));
+    assert!(locks.message_unheard(id));
     let next = Call { owner: 2, lease: 2_000, ..Call::default() };
-    let (outcome, in_hand) = acquire(&mut locks, &mut holders, next, Patience::Leaves);
+    let (outcome, output) = acquire(&mut locks, &mut holders, next, WaitPolicy::NoWait);
     assert!(matches!(outcome, Outcome::Granted(_)), "{outcome:?}");
-    assert_eq!(in_hand.foreseen, Foreseen::MaybeSooner);
+    assert_eq!(output.expected_end, ExpectedEnd::MaybeSooner);
     locks.verify();
 }
 
-/// External clients wait for the end of a lease. The timer is late, and the server's clock older than ours: it shows the hold
-/// once more.
+/// External clients wait for the end of a lease. The timer is late, and the server's clock is behind: it
+/// shows the hold once more.
 #[test]
-fn the_end_of_a_lease_is_watched_until_the_server_sees_it() {
+fn leases_are_watched_until_the_server_ends_them() {
     let at_ms = |ms: i64| Now { wall: ms, mono: ms.unsigned_abs() * 1000 };
-    let (mut locks, mut holders, mut beside) = (LockManager::default(), Holders::Free, Beside::default());
+    let (mut locks, mut holders, mut records) =
+        (LockManager::default(), Holders::Free, StoredRecords::default());
     let request = Call { owner: 0, lease: 100_000, ..Call::default() }.request();
     let known = locks.look_up(at(b"k"));
-    locks.acquire(known, &mut holders, &mut beside, &request, Patience::Leaves, at_ms(0));
-    // The first makes it known that there are subscribers, the second plans when to forget them: with the lease's end.
+    locks.acquire(open_lock(known, &mut holders, &mut records, at_ms(0)), &request, WaitPolicy::NoWait);
+    // The first pass finds the subscribers. The second plans to forget them at the end of the lease.
     for _ in 0..2 {
         let renewal = Renewal { owner: Owner::new(OWNERS[0]), lease_ms: 1000, bind: None, client: None };
-        let (held, in_hand) =
-            locks.renew(locks.look_up(at(b"k")), &mut holders, &mut beside, &renewal, at_ms(0));
+        let (held, output) =
+            locks.renew(open_lock(locks.look_up(at(b"k")), &mut holders, &mut records, at_ms(0)), &renewal);
         assert_eq!(held, Ok(1));
-        locks.lease_shortened(at(b"k"), in_hand, 1000);
+        locks.lease_shortened(at(b"k"), output, 1000);
         locks.verify();
     }
     let late = at_ms(1002);
     let ready = locks.tick(late, true);
-    assert!(ready.is_some(), "it is looked at");
-    locks.reconcile(locks.look_up(at(b"k")), &mut holders, &mut beside, late);
-    assert_eq!(holders.len(), 1, "it is there still");
-    assert_eq!(locks.next_wakeup(late, true), Some(1), "and looked at again");
+    assert!(ready.is_some(), "the lock is opened");
+    locks.reconcile(open_lock(locks.look_up(at(b"k")), &mut holders, &mut records, late));
+    assert_eq!(holders.len(), 1, "the hold still exists");
+    assert_eq!(locks.next_wakeup(late, true), Some(1), "the lock is opened again");
 }
 
 #[test]
-fn many_locks_that_end_at_once_are_reconciled_one_by_one() {
+fn simultaneous_ends_reconcile_each_lock_once() {
     let mut locks = LockManager::default();
     let now = Now { wall: 0, mono: 0 };
     let mut held = Holders::Exclusive(hold(b"a", 1, 0));
     for lock in 0..1000u32 {
         let request = Call { owner: 1, lease: 10, ..Call::default() }.request();
-        let patience = Patience::Waits { deadline: None, at_most: None, on_primary: true };
+        let policy = WaitPolicy::Wait { deadline: None, at_most: None, on_primary: true };
         let key = lock.to_be_bytes();
         let known = locks.look_up(at(&key));
-        locks.acquire(known, &mut held, &mut Beside::default(), &request, patience, now);
+        locks.acquire(open_lock(known, &mut held, &mut StoredRecords::default(), now), &request, policy);
     }
     let later = Now { wall: 11, mono: 11_000 };
     let mut rounds = 0;
@@ -756,7 +766,7 @@ fn many_locks_that_end_at_once_are_reconciled_one_by_one() {
         if let Some(lock) = locks.tick(later, true) {
             assert!(seen.insert(lock.key.to_vec()), "reconciled twice");
             let known = locks.look_up(lock.as_ref());
-            locks.reconcile(known, &mut Holders::Free, &mut Beside::default(), later);
+            locks.reconcile(open_lock(known, &mut Holders::Free, &mut StoredRecords::default(), later));
         }
         rounds += 1;
     }
@@ -764,36 +774,37 @@ fn many_locks_that_end_at_once_are_reconciled_one_by_one() {
     assert_eq!(locks.take_decisions().len(), 1000);
 }
 
-/// While others may hold a lock of which nothing is known, it is granted to those only who are known to hold it.
+/// In a quarantine, the lock is granted only to owners that are known to hold it.
 #[test]
-fn in_quarantine_only_holders_are_granted_anything() {
+fn a_quarantine_grants_to_holders_only() {
     let mut locks = LockManager::default();
     let at_ms = |ms: u64| Now { wall: ms as i64, mono: ms * 1000 };
     let (mut free, mut held) = (Holders::Free, Holders::from_holds(vec![hold(OWNERS[0], 1, 0)]).unwrap());
-    let mut beside = Beside::default();
-    let waits = Patience::Waits { deadline: None, at_most: None, on_primary: true };
+    let mut records = StoredRecords::default();
+    let waits = WaitPolicy::Wait { deadline: None, at_most: None, on_primary: true };
     let until = Some(100_000);
-    let mut acquire = |locks: &mut LockManager, key, holders: &mut Holders, owner, patience, ms| {
+    let mut acquire = |locks: &mut LockManager, key, holders: &mut Holders, owner, policy, ms| {
         locks.quarantine(until, at_ms(ms));
         let request = Call { owner, lease: 1000, ..Call::default() }.request();
-        let outcome =
-            locks.acquire(locks.look_up(at(key)), holders, &mut beside, &request, patience, at_ms(ms)).0;
+        let outcome = locks
+            .acquire(open_lock(locks.look_up(at(key)), holders, &mut records, at_ms(ms)), &request, policy)
+            .0;
         locks.verify();
         outcome
     };
-    assert_eq!(acquire(&mut locks, b"k", &mut free, 1, Patience::Leaves, 0), Outcome::Quarantined);
+    assert_eq!(acquire(&mut locks, b"k", &mut free, 1, WaitPolicy::NoWait, 0), Outcome::Quarantined);
     assert_eq!(
-        acquire(&mut locks, b"h", &mut held, 1, Patience::Leaves, 0),
+        acquire(&mut locks, b"h", &mut held, 1, WaitPolicy::NoWait, 0),
         Outcome::Busy,
-        "it is known who holds it"
+        "the holder is known"
     );
-    assert!(matches!(acquire(&mut locks, b"h", &mut held, 0, Patience::Leaves, 0), Outcome::Granted(_)));
+    assert!(matches!(acquire(&mut locks, b"h", &mut held, 0, WaitPolicy::NoWait, 0), Outcome::Granted(_)));
     assert!(matches!(acquire(&mut locks, b"k", &mut free, 1, waits, 0), Outcome::Queued(_)));
-    assert_eq!(acquire(&mut locks, b"k", &mut free, 2, Patience::Leaves, 99), Outcome::Quarantined);
+    assert_eq!(acquire(&mut locks, b"k", &mut free, 2, WaitPolicy::NoWait, 99), Outcome::Quarantined);
     assert!(free.is_free() && locks.next_decision().is_none());
-    assert_eq!(locks.next_wakeup(at_ms(40), true), Some(60), "the end of it");
-    // Who waits, comes first when it is over.
-    assert_eq!(acquire(&mut locks, b"k", &mut free, 2, Patience::Leaves, 100), Outcome::Busy);
+    assert_eq!(locks.next_wakeup(at_ms(40), true), Some(60), "the end of the quarantine");
+    // The waiter comes first when the quarantine is over.
+    assert_eq!(acquire(&mut locks, b"k", &mut free, 2, WaitPolicy::NoWait, 100), Outcome::Busy);
     assert!(matches!(locks.next_decision(), Some((_, Decision::Granted(_)))));
     assert_eq!(free.of(OWNERS[1]).map(Hold::total), Some(1));
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 
-//! What the core must do, said in the plainest way: lists that are walked from end to end in every millisecond.
+//! The behavior of the core in the plainest form: lists that are walked from end to end in every millisecond.
 
 mod look;
 
-use super::super::binding::Takes;
+use super::super::binding::BindMode;
 use super::*;
 
 /// One lock of the model.
@@ -12,24 +12,24 @@ use super::*;
 pub(super) struct ModelLock {
     pub(super) holds: Vec<ModelHold>,
     pub(super) other: bool,
-    /// The owners that this server has granted it to, or has renewed for, and who hold it.
+    /// Holders that this server has granted the lock to, or renewed it for.
     known: BTreeSet<usize>,
-    /// In the order of arrival.
+    /// Waiters in order of arrival.
     pub(super) queue: Vec<ModelWaiter>,
     pub(super) counter: Option<i64>,
-    /// Replies by owner and request, and until when they are remembered.
+    /// Replies by owner and request, each with the time until which it is remembered.
     pub(super) granted: BTreeMap<(usize, u8), (Reply, i64)>,
     pub(super) released: BTreeMap<(usize, u8), (i64, i64)>,
-    /// Those that are granted and still to be confirmed.
+    /// Requests whose grants must still be confirmed.
     unconfirmed: BTreeSet<(usize, u8)>,
-    /// Which hold each of them got, and whether it has made that depend on a connection.
+    /// The hold that each request got, and whether the request bound it to a connection.
     granted_hold: BTreeMap<(usize, u8), (u64, bool)>,
-    /// The last hold of each owner that has ended with a connection.
+    /// The last hold of each owner that ended with a connection.
     last_closed: BTreeMap<usize, u64>,
-    /// Replies to cancels, and until when they are remembered: whether there was anything to undo.
+    /// Replies to cancels (whether anything was undone), each with the time until which it is remembered.
     cancelled: BTreeMap<(usize, u8), (bool, i64)>,
     bindings: BTreeMap<usize, ModelBinding>,
-    /// Calls that bound a hold which has ended, and until when they may come again.
+    /// Calls that bound a hold which has ended, each with the time until which it may be repeated.
     ended: BTreeMap<(usize, u8), i64>,
 }
 
@@ -38,22 +38,23 @@ pub(super) struct ModelHold {
     pub(super) exclusive: i64,
     pub(super) shared: i64,
     pub(super) expires_at: i64,
-    /// When the lease ends as this server has set it last.
+    /// End of the lease that this server set last.
     written: i64,
     pub(super) token: Option<i64>,
-    /// Which hold of the lock's history it is: a revocation concerns this one or nothing.
+    /// Number of the hold in the lock's history. A revocation applies to this hold only.
     pub(super) number: u64,
-    /// Every setting of the lease, in order; with the grant that it came with, as long as that may be revoked.
+    /// Every setting of the lease, in order, with its grant as long as that may be revoked.
     leases: Vec<(Option<WaiterId>, Lease)>,
-    /// Every setting of the token likewise; true if the hold was shared before.
+    /// Every setting of the token, in order, with its grant as long as that may be revoked. True if the hold
+    /// was shared before.
     tokens: Vec<(Option<WaiterId>, Option<i64>, bool)>,
 }
 
-/// How a lease is set.
+/// The effect of a call on a lease.
 #[derive(Clone, Copy)]
 enum Lease {
     To(i64),
-    /// It is not shortened.
+    /// The lease is not shortened.
     AtLeast(i64),
 }
 
@@ -86,7 +87,7 @@ impl ModelHold {
     fn set_lease(&mut self, by: Option<WaiterId>, lease: Lease) {
         self.expires_at = match lease {
             Lease::To(end) if by.is_none() => end,
-            // What may be revoked shortens nothing yet.
+            // A grant that may be revoked does not shorten a lease yet.
             Lease::To(end) | Lease::AtLeast(end) => end.max(self.expires_at),
         };
         self.written = self.expires_at;
@@ -94,13 +95,13 @@ impl ModelHold {
         self.settle_lease();
     }
 
-    /// A foreign write sets the lease.
+    /// Applies a foreign write of the lease.
     fn set_by_a_foreign_write(&mut self, end: i64) {
         self.expires_at = end;
         self.leases = vec![(None, Lease::To(end))];
     }
 
-    /// When it is known of every grant that matters whether it arrived, the lease is as if only those that did had
+    /// Once the outcome of every relevant grant is known, sets the lease as if only the delivered ones had
     /// been made.
     fn settle_lease(&mut self) {
         let certain = |(by, lease): &(Option<WaiterId>, Lease)| by.is_none() && matches!(lease, Lease::To(_));
@@ -127,7 +128,7 @@ impl ModelHold {
         self.tokens.push((by, token, was_shared));
     }
 
-    /// The grant arrived: it cannot be revoked any more.
+    /// Notes that the grant was delivered and cannot be revoked.
     fn delivered(&mut self, id: WaiterId) {
         for (by, ..) in &mut self.leases {
             *by = by.filter(|by| *by != id);
@@ -138,9 +139,9 @@ impl ModelHold {
         self.settle_lease();
     }
 
-    /// The grant did not arrive, and is as if it had never been.
-    fn undelivered(&mut self, id: WaiterId, owes: Option<Mode>) {
-        if let Some(mode) = owes {
+    /// Undoes the grant as if it had never been made.
+    fn undelivered(&mut self, id: WaiterId, hold_mode: Option<Mode>) {
+        if let Some(mode) = hold_mode {
             *self.count_mut(mode) -= 1;
         }
         self.leases.retain(|(by, _)| *by != Some(id));
@@ -148,7 +149,7 @@ impl ModelHold {
         self.tokens.retain(|(by, ..)| *by != Some(id));
         if let Some((.., was_shared)) = last {
             let before = self.tokens.last().and_then(|(_, token, _)| *token);
-            // A token of the shared hold says nothing about an exclusive one.
+            // A shared hold's token is outdated for an exclusive one.
             self.token = before.filter(|_| !was_shared || self.exclusive == 0);
         }
         self.settle_lease();
@@ -162,22 +163,22 @@ pub(super) struct ModelWaiter {
     pub(super) deadline: Option<i64>,
 }
 
-/// From which connection, whether ephemeral, since when, what renewals took over of that (watchdog, ephemeral), and until when it
-/// may come again.
-type Asked = (u64, bool, i64, (bool, bool), i64);
+/// The connection, whether ephemeral, the time of the grant, the parts taken over by renewals (watchdog,
+/// ephemeral), and the end of possible repetitions.
+type RequestInfo = (u64, bool, i64, (bool, bool), i64);
 
 #[derive(Default)]
 struct ModelBinding {
     lease: i64,
     lease_end: i64,
     watchdogs: BTreeSet<u64>,
-    /// Until when they renew, if there is a limit.
+    /// End of the renewals, if they have one.
     until_us: Option<i64>,
     due_us: i64,
     ephemeral: BTreeSet<u64>,
-    /// Of which calls it comes.
-    requests: BTreeMap<u8, Asked>,
-    /// Which connections other calls bound it to.
+    /// The calls that bound the hold.
+    requests: BTreeMap<u8, RequestInfo>,
+    /// The connections bound by other calls.
     plain: BTreeSet<u64>,
 }
 
@@ -186,21 +187,21 @@ impl ModelBinding {
         !self.watchdogs.is_empty() && self.until_us.is_none_or(|until| self.due_us < until)
     }
 
-    /// When a third of the lease is over, or now.
+    /// Time at which a third of the lease has passed, or now.
     fn due_by_end(&self, now_us: i64) -> i64 {
         let over_us = (self.lease * 1000 - (self.lease_end * 1000 - now_us)).max(0);
         now_us + ((self.lease * 1000 / 3).max(1000) - over_us).max(0)
     }
 }
 
-/// Somebody whom a wait waits for.
+/// An owner that a wait waits for.
 struct ModelBlocker {
     owner: usize,
-    /// Which of its waits, if that is ahead in the queue.
+    /// The owner's wait ahead in the queue; `None` for a holder.
     ahead: Option<WaiterId>,
-    /// It is one of several of whom some are enough.
+    /// Whether it suffices that some of these blockers end.
     counts: bool,
-    /// Only that wait has to end, as nobody needs what it gets.
+    /// Whether only that wait has to end, because its grant would not block.
     only: bool,
 }
 
@@ -210,19 +211,19 @@ pub(super) struct ModelGrant {
     pub(super) call: Call,
     number: u64,
     since: i64,
-    /// Of which mode a hold is given back if it is revoked. None if a release has given back its own.
-    owes: Option<Mode>,
-    /// It was acknowledged, and its client may know of it.
+    /// Mode of the hold to release if the grant is revoked; `None` if its hold was already released.
+    hold_mode: Option<Mode>,
+    /// Whether the grant was acknowledged, so that its client may know of it.
     is_answered: bool,
 }
 
 impl ModelGrant {
-    /// Its client is not told before it is confirmed.
-    fn is_kept_back(&self) -> bool {
-        self.call.notify.is_some() || (self.call.confirmed_later && !self.is_answered)
+    /// Whether the client is answered only after the confirmation.
+    fn is_withheld(&self) -> bool {
+        self.call.notify.is_some() || (self.call.awaits_replicas && !self.is_answered)
     }
 
-    /// Until when it is to be confirmed, if its client is told by a message.
+    /// Time until which the grant must be confirmed, if it has `NOTIFY`.
     fn grace_end(&self) -> Option<i64> {
         self.call.notify.map(|_| self.since + self.call.grace())
     }
@@ -233,21 +234,21 @@ pub(super) struct Model {
     pub(super) locks: [ModelLock; LOCKS.len()],
     pub(super) now: i64,
     pub(super) paused: bool,
-    /// Until when locks may be forgotten, if ever.
+    /// End of the quarantine, if there is one.
     quarantine: Option<i64>,
     holds_ever: u64,
     waiters_ever: u64,
-    /// Grants that have not arrived.
+    /// Grants that are not delivered.
     pub(super) in_flight: Vec<ModelGrant>,
-    /// Holds, of a lock and by their number, that end as a connection has closed.
+    /// Locks and hold numbers that must end because a connection closed.
     closed: Vec<(usize, u64)>,
     pub(super) decisions: Vec<(WaiterId, Decision)>,
-    /// What messages say.
-    news: Vec<(WaiterId, News)>,
-    /// How many grants in a row a connection has not confirmed, as long as it has waits.
+    /// The content of messages.
+    inbox_events: Vec<(WaiterId, InboxEvent)>,
+    /// Number of grants in a row that each connection with waits has not confirmed.
     missed: BTreeMap<u64, u32>,
-    /// What owners are told: of which lock, and what has happened to it.
-    notices: Vec<(usize, usize, Happened)>,
+    /// Notices to owners: lock, owner and event.
+    notices: Vec<(usize, usize, HoldEvent)>,
 }
 
 impl ModelLock {
@@ -259,37 +260,37 @@ impl ModelLock {
         self.holds.iter_mut().find(|hold| hold.owner == owner)
     }
 
-    /// This hold is in the way.
+    /// Whether this hold excludes the call.
     fn excludes(hold: &ModelHold, call: &Call) -> bool {
         (!call.shared || hold.exclusive > 0) && (call.once || hold.owner != call.owner)
     }
 
-    /// Nobody's hold is in the way, and there are not too many.
+    /// Whether no hold excludes the call and its limit is not reached.
     fn admits(&self, call: &Call) -> bool {
         let counts = call.limit > 0 && (call.once || self.of(call.owner).is_none());
         let too_many = counts && self.holds.len() >= usize::try_from(call.limit).unwrap();
         !too_many && !self.holds.iter().any(|hold| Self::excludes(hold, call))
     }
 
-    /// The same while others may hold the lock of whom nothing is known: who is known to hold it may have more of the same kind.
+    /// Whether the call is admitted in a quarantine: a known holder may get more of the same kind.
     fn admits_known(&self, call: &Call) -> bool {
         let known = self.of(call.owner).is_some_and(|hold| call.shared || hold.exclusive > 0);
         known && !call.once && self.admits(call)
     }
 
-    /// It wants more of what its owner holds already.
+    /// Whether the owner already holds the lock and wants more.
     fn wants_more(&self, call: &Call) -> bool {
         !call.once && self.of(call.owner).is_some()
     }
 
-    /// Who want more of what they hold already, and then everybody else: each in the order of arrival.
+    /// The queue in order of service: waits of holders, then all others, each in order of arrival.
     pub(super) fn line(&self) -> Vec<&ModelWaiter> {
         let (inside, outside): (Vec<_>, Vec<_>) =
             self.queue.iter().partition(|waiter| self.wants_more(&waiter.call));
         inside.into_iter().chain(outside).collect()
     }
 
-    /// Holds without a count are over, and so are the bindings of those who hold nothing.
+    /// Removes holds without a count, and bindings of owners that hold nothing.
     fn tidy(&mut self) {
         self.holds.retain(|hold| hold.exclusive + hold.shared > 0);
         let holders: Vec<usize> = self.holds.iter().map(|hold| hold.owner).collect();
@@ -299,7 +300,7 @@ impl ModelLock {
 }
 
 impl ModelLock {
-    /// Ends the bindings that are not to stay.
+    /// Ends the bindings that do not satisfy `stays`.
     fn unbind_but(&mut self, stays: impl Fn(&usize, &ModelBinding) -> bool) {
         let ended = &mut self.ended;
         self.bindings.retain(|owner, binding| {
@@ -321,12 +322,12 @@ impl Model {
         self.now * 1000
     }
 
-    /// Locks may be forgotten whose leases still run.
+    /// Whether locks with running leases may have been forgotten.
     pub(super) fn is_quarantined(&self) -> bool {
         self.quarantine.is_some_and(|until| self.now < until)
     }
 
-    /// Nobody's hold is in the way, of those that are known and those that are not.
+    /// Whether no hold, known or forgotten, excludes the call.
     fn admits(&self, lock: usize, call: &Call) -> bool {
         let lock = &self.locks[lock];
         if self.is_quarantined() {
@@ -336,7 +337,7 @@ impl Model {
         }
     }
 
-    /// Everything that is to happen at this moment, happens.
+    /// Applies everything that is due now.
     pub(super) fn settle(&mut self) {
         let now = self.now;
         for lock in &mut self.locks {
@@ -365,44 +366,44 @@ impl Model {
             self.expire(lock);
             self.end_closed(lock);
             self.renew_watched(lock);
-            while let Some(id) = self.whose_turn(lock) {
+            while let Some(id) = self.next_waiter(lock) {
                 let at = self.locks[lock].queue.iter().position(|waiter| waiter.id == id).unwrap();
                 let ModelWaiter { id, call, .. } = self.locks[lock].queue.remove(at);
                 self.hand_over(lock, id, call);
             }
-            // A short lease of what was granted may be due for a longer one.
+            // A newly granted short lease may be due for a longer one.
             self.renew_watched(lock);
         }
-        // Who waits still to be told of a grant is told that its hold has ended.
+        // A client that still waits for its answer is notified that its hold has ended.
         let locks = &self.locks;
         let lost = self.in_flight.extract_if(.., |grant| {
             let held = locks[grant.lock].holds.iter().any(|hold| hold.number == grant.number);
-            grant.call.confirmed_later && !grant.is_answered && !held
+            grant.call.awaits_replicas && !grant.is_answered && !held
         });
         self.decisions.extend(lost.map(|grant| (grant.id, Decision::Lost)));
         self.void_notified();
     }
 
-    /// A wait was decided: its client is answered, or told by a message.
+    /// Answers the client of a decided wait, or notifies it by a message.
     fn decide(&mut self, call: &Call, id: WaiterId, decision: Decision) {
         match (call.notify, &decision) {
             (None, _) => self.decisions.push((id, decision)),
             (Some(_), Decision::Superseded) => {}
-            (Some(_), Decision::Granted(_)) => self.news.push((id, News::Granted)),
-            (Some(_), _) => self.news.push((id, News::Lost)),
+            (Some(_), Decision::Granted(_)) => self.inbox_events.push((id, InboxEvent::Granted)),
+            (Some(_), _) => self.inbox_events.push((id, InboxEvent::Lost)),
         }
     }
 
-    /// What was told, leaving out grants that are not on their way any more.
-    pub(super) fn take_news(&mut self) -> Vec<(WaiterId, News)> {
-        let mut news = std::mem::take(&mut self.news);
+    /// Takes the messages, leaving out grants that are no longer in flight.
+    pub(super) fn take_inbox_events(&mut self) -> Vec<(WaiterId, InboxEvent)> {
+        let mut inbox_events = std::mem::take(&mut self.inbox_events);
         let in_flight: BTreeSet<WaiterId> = self.in_flight.iter().map(|grant| grant.id).collect();
-        news.retain(|(id, news)| *news == News::Lost || in_flight.contains(id));
-        news.sort_by_key(|(id, _)| *id);
-        news
+        inbox_events.retain(|(id, inbox_events)| *inbox_events == InboxEvent::Lost || in_flight.contains(id));
+        inbox_events.sort_by_key(|(id, _)| *id);
+        inbox_events
     }
 
-    /// Grants of which messages tell are void whose holds have ended, and as if they had never been.
+    /// Forgets grants with `NOTIFY` whose holds have ended, as if they had never been made.
     fn void_notified(&mut self) {
         let locks = &self.locks;
         let void = self.in_flight.extract_if(.., |grant| {
@@ -410,8 +411,8 @@ impl Model {
             grant.call.notify.is_some() && !held
         });
         for grant in void.collect::<Vec<_>>() {
-            self.news.push((grant.id, News::Lost));
-            // Beside what is no lock nothing is written.
+            self.inbox_events.push((grant.id, InboxEvent::Lost));
+            // Nothing is written beside a key that is not a lock.
             if !self.locks[grant.lock].other {
                 self.never_granted(grant.lock, &grant.call);
             }
@@ -425,7 +426,7 @@ impl Model {
         self.locks[lock].unconfirmed.remove(&(call.owner, id));
     }
 
-    /// A connection that has no waits begins anew.
+    /// Resets the count of connections without waits.
     fn forget_missed(&mut self) {
         let queued = self.locks.iter().flat_map(|lock| &lock.queue).map(|waiter| &waiter.call);
         let all = queued.chain(self.in_flight.iter().map(|grant| &grant.call));
@@ -433,42 +434,42 @@ impl Model {
         self.missed.retain(|connection, _| with_waits.contains(connection));
     }
 
-    /// A grant was not confirmed in time, or its message not heard.
+    /// Handles a grant that was not confirmed in time, or whose message had no subscriber.
     fn miss(&mut self, at: usize) {
         let (id, call) = (self.in_flight[at].id, self.in_flight[at].call.clone());
         let connection = call.notify.unwrap().0;
         let missed = self.missed.entry(connection).or_default();
         *missed += 1;
-        let loses_others = *missed >= 3;
+        let drops_waits = *missed >= 3;
         self.decide(&call, id, Decision::Lost);
         if !self.paused {
-            // Somebody may have made the lease as short as that.
+            // Another call may have made the lease as short as that.
             self.expire(self.in_flight[at].lock);
         }
         self.not_arrived(at);
-        if loses_others {
+        if drops_waits {
             self.drop_waits_of(connection, true);
         }
         self.forget_missed();
     }
 
-    /// Ends the queued waits that belong to a connection.
+    /// Ends the queued waits of a connection.
     fn drop_waits_of(&mut self, connection: u64, tells: bool) {
         for lock in &mut self.locks {
             let is_its = |call: &Call| call.notify.is_some_and(|(of, _)| of == connection);
             for waiter in lock.queue.extract_if(.., |waiter| is_its(&waiter.call)) {
-                self.news.extend(tells.then_some((waiter.id, News::Lost)));
+                self.inbox_events.extend(tells.then_some((waiter.id, InboxEvent::Lost)));
             }
         }
     }
 
-    /// Nobody has heard the message that tells of a grant.
-    pub(super) fn unheard(&mut self, which: usize) {
+    /// Handles a message about a grant that had no subscriber.
+    pub(super) fn message_unheard(&mut self, which: usize) {
         self.miss(which);
         self.settle();
     }
 
-    /// A grant of which a message tells is final.
+    /// Confirms a grant with `NOTIFY`.
     fn confirm(&mut self, at: usize) -> i64 {
         let ModelGrant { lock, ref call, since, .. } = self.in_flight[at];
         let (owner, id, connection) = (call.owner, call.id.unwrap(), call.notify.unwrap().0);
@@ -485,8 +486,14 @@ impl Model {
         since
     }
 
-    /// Gives back a part of what an owner holds. Returns what is left; `None` if it holds nothing of that kind.
-    fn give_back(&mut self, lock: usize, owner: usize, scope: ReleaseScope, id: Option<u8>) -> Option<i64> {
+    /// Releases holds of an owner. Returns the number that is left; `None` if it has none of that kind.
+    fn release_hold(
+        &mut self,
+        lock: usize,
+        owner: usize,
+        scope: ReleaseScope,
+        id: Option<u8>,
+    ) -> Option<i64> {
         let hold = self.locks[lock].of(owner)?;
         let mode = match scope {
             ReleaseScope::OneOf(mode) => mode,
@@ -501,46 +508,47 @@ impl Model {
             (hold.exclusive, hold.shared) = (0, 0);
             return Some(0);
         }
-        if let Some(at) = self.whose_hold(lock, owner, mode, id) {
-            if self.in_flight[at].is_kept_back() {
+        if let Some(at) = self.grant_to_release(lock, owner, mode, id) {
+            if self.in_flight[at].is_withheld() {
                 let (grant, call) = (self.in_flight[at].id, self.in_flight[at].call.clone());
                 self.decide(&call, grant, Decision::Lost);
                 self.not_arrived(at);
-                // What is left may have had a shorter lease, which is over.
+                // The remaining holds may have a shorter lease that is over.
                 self.expire(lock);
                 return Some(self.locks[lock].of(owner).map_or(0, |hold| hold.exclusive + hold.shared));
             }
-            // Had there been no such grant, a release that does not say which hold would have given back another one.
+            // Without this grant, a release that names no hold would have released another one.
             let is_named = id.is_some() && self.in_flight[at].call.id == id;
             let other = scope == ReleaseScope::One && mode == Mode::Exclusive && !is_named;
             let other = other && self.certain(lock, owner, Mode::Shared) > 0;
-            self.in_flight[at].owes = other.then_some(Mode::Shared);
+            self.in_flight[at].hold_mode = other.then_some(Mode::Shared);
         }
         let hold = self.locks[lock].of_mut(owner)?;
         *hold.count_mut(mode) -= 1;
         Some(hold.exclusive + hold.shared)
     }
 
-    /// The grants in flight that one of these holds belongs to.
-    fn owing(&self, lock: usize, owner: usize, mode: Mode) -> Vec<usize> {
+    /// The grants in flight to which one of these holds belongs.
+    fn grants_with_hold(&self, lock: usize, owner: usize, mode: Mode) -> Vec<usize> {
         let number = self.locks[lock].of(owner).map(|hold| hold.number);
-        let is_its =
-            |grant: &ModelGrant| (grant.lock, Some(grant.number), grant.owes) == (lock, number, Some(mode));
+        let is_its = |grant: &ModelGrant| {
+            (grant.lock, Some(grant.number), grant.hold_mode) == (lock, number, Some(mode))
+        };
         (0..self.in_flight.len()).filter(|at| is_its(&self.in_flight[*at])).collect()
     }
 
-    /// How many holds of this mode are no grants in flight.
+    /// Number of holds of this mode that belong to no grant in flight.
     fn certain(&self, lock: usize, owner: usize, mode: Mode) -> i64 {
         let held = self.locks[lock].of(owner).map_or(0, |hold| hold.count(mode));
-        held - i64::try_from(self.owing(lock, owner, mode).len()).unwrap()
+        held - i64::try_from(self.grants_with_hold(lock, owner, mode).len()).unwrap()
     }
 
-    /// The grant in flight whose hold is given back: the one that is named, or if none of the owner's holds is certain, the first
-    /// whose client may know of it, or the first.
-    fn whose_hold(&self, lock: usize, owner: usize, mode: Mode, id: Option<u8>) -> Option<usize> {
-        let all = self.owing(lock, owner, mode);
+    /// The grant in flight whose hold is released: the named one. If none of the owner's holds is certain,
+    /// the first whose client may know of it, or else the first.
+    fn grant_to_release(&self, lock: usize, owner: usize, mode: Mode, id: Option<u8>) -> Option<usize> {
+        let all = self.grants_with_hold(lock, owner, mode);
         let named = all.iter().find(|at| id.is_some() && self.in_flight[**at].call.id == id);
-        let told = all.iter().find(|at| !self.in_flight[**at].is_kept_back());
+        let told = all.iter().find(|at| !self.in_flight[**at].is_withheld());
         let uncertain = told.or(all.first()).filter(|_| self.certain(lock, owner, mode) <= 0);
         named.or(uncertain).copied()
     }
@@ -553,12 +561,12 @@ impl Model {
         }
     }
 
-    /// The owner's lease is what this call asks for, from now on.
+    /// Sets the owner's lease to the call's, from now on.
     fn set_whole_lease(&mut self, lock: usize, call: &Call) {
         let lease = call.lease_from(self.now);
         self.locks[lock].of_mut(call.owner).unwrap().set_lease(None, lease);
         self.locks[lock].known.insert(call.owner);
-        self.lease_was_set(lock, call);
+        self.note_lease(lock, call);
         self.note_end(lock, call.owner);
     }
 
@@ -566,11 +574,19 @@ impl Model {
         let reply = self.grant(lock, &call, Some(id));
         let number = self.locks[lock].of(call.owner).unwrap().number;
         self.decide(&call, id, Decision::Granted(reply));
-        let owes = Some(call.wants().mode);
-        self.in_flight.push(ModelGrant { id, lock, call, number, since: self.now, owes, is_answered: false });
+        let hold_mode = Some(call.wants().mode);
+        self.in_flight.push(ModelGrant {
+            id,
+            lock,
+            call,
+            number,
+            since: self.now,
+            hold_mode,
+            is_answered: false,
+        });
     }
 
-    fn whose_turn(&self, at: usize) -> Option<WaiterId> {
+    fn next_waiter(&self, at: usize) -> Option<WaiterId> {
         let lock = &self.locks[at];
         let line = lock.line();
         let can = |waiter: &&&ModelWaiter| self.admits(at, &waiter.call);
@@ -581,31 +597,30 @@ impl Model {
 
     pub(super) fn expire(&mut self, lock: usize) {
         let now = self.now;
-        self.lose(lock, Happened::Expired, |hold| now > hold.expires_at);
+        self.lose_holds(lock, HoldEvent::Expired, |hold| now > hold.expires_at);
         self.locks[lock].tidy();
     }
 
-    /// Ends these holds, otherwise than by their owners, who are told.
-    fn lose(&mut self, at: usize, happened: Happened, lost: impl Fn(&ModelHold) -> bool) {
+    /// Ends these holds by another cause than their owners, and notifies the owners.
+    fn lose_holds(&mut self, at: usize, event: HoldEvent, lost: impl Fn(&ModelHold) -> bool) {
         let lock = &mut self.locks[at];
         for hold in lock.holds.extract_if(.., |hold| lost(hold)) {
-            // Of a break everybody is told.
-            if lock.known.remove(&hold.owner) || happened == Happened::Broken {
-                self.notices.push((at, hold.owner, happened));
+            // A break notifies every holder.
+            if lock.known.remove(&hold.owner) || event == HoldEvent::Broken {
+                self.notices.push((at, hold.owner, event));
             }
         }
     }
 
-    /// What owners are to be told by now.
-    pub(super) fn take_notices(&mut self) -> Vec<(usize, usize, Happened)> {
+    /// Takes the pending notices.
+    pub(super) fn take_notices(&mut self) -> Vec<(usize, usize, HoldEvent)> {
         let mut notices = std::mem::take(&mut self.notices);
-        notices.retain(|(lock, _, happened)| {
-            *happened != Happened::Contended || !self.locks[*lock].queue.is_empty()
-        });
+        notices
+            .retain(|(lock, _, event)| *event != HoldEvent::Contended || !self.locks[*lock].queue.is_empty());
         notices
     }
 
-    /// Ends the holds whose connection has closed, if their lease has not done that before.
+    /// Ends holds whose connection has closed, unless their lease ended first.
     fn end_closed(&mut self, at: usize) {
         let now = self.now;
         let closed: Vec<_> =
@@ -619,7 +634,7 @@ impl Model {
             let given_back =
                 |name: &(usize, u8)| lock.released.get(name).is_some_and(|(_, until)| now <= *until);
             let got = &lock.granted_hold;
-            // It is as if the calls that it comes from had never been made.
+            // The calls that got it count as never made.
             lock.granted.retain(|name, _| {
                 let is_its =
                     name.0 == hold.owner && got.get(name).is_some_and(|(got, _)| *got == hold.number);
@@ -650,7 +665,7 @@ impl Model {
         }
     }
 
-    /// `by`: the waiter that is granted, which may turn out to be gone.
+    /// Grants a call. `by` is the waiter that is granted, whose grant may be revoked.
     fn grant(&mut self, at: usize, call: &Call, by: Option<WaiterId>) -> Reply {
         let (now, now_us) = (self.now, self.now_us());
         self.holds_ever += 1;
@@ -709,14 +724,14 @@ impl Model {
             lock.ended.remove(&(call.owner, id));
         }
         if by.is_none() {
-            self.lease_was_set(at, call);
+            self.note_lease(at, call);
         }
         self.note_end(at, call.owner);
         reply
     }
 
-    /// The lease that is renewed, if one is, is that of the last call that cannot be revoked.
-    fn lease_was_set(&mut self, lock: usize, call: &Call) {
+    /// Notes that the lease was set. The renewed lease is that of the last irrevocable call.
+    fn note_lease(&mut self, lock: usize, call: &Call) {
         let now_us = self.now_us();
         let lease = self.lease_of(lock, call);
         let written = self.locks[lock].of(call.owner).unwrap().written;
@@ -728,13 +743,13 @@ impl Model {
         }
     }
 
-    /// How long a lease is renewed by a call: one that gives none keeps what it found.
+    /// The length at which a lease is renewed: a call without a lease keeps the length that it found.
     fn lease_of(&self, lock: usize, call: &Call) -> i64 {
         let left = self.locks[lock].of(call.owner).unwrap().written - self.now;
         call.lease.max(if call.keeps { left } else { 0 })
     }
 
-    /// It was this server that has set the owner's lease.
+    /// Notes that this server has set the owner's lease.
     fn note_end(&mut self, lock: usize, owner: usize) {
         let now_us = self.now_us();
         let lock = &mut self.locks[lock];
@@ -745,9 +760,9 @@ impl Model {
         }
     }
 
-    /// `takes`: whose place the connection takes: nobody's, that of the same call, or that of all. `since`: when it was granted,
-    /// or asked for.
-    fn bind(&mut self, lock: usize, call: &Call, takes: Takes, since: i64) {
+    /// Binds a hold. `mode` tells which connections the new one replaces. `since` is the time of the grant
+    /// or of the call.
+    fn bind(&mut self, lock: usize, call: &Call, mode: BindMode, since: i64) {
         let Some((connection, watchdog, ephemeral)) = call.bind else { return };
         let now_us = self.now_us();
         if let Some((_, bound)) =
@@ -762,40 +777,40 @@ impl Model {
             binding.lease = lease;
         }
         let first = call.id.and_then(|id| binding.requests.remove(&id));
-        let again = first.filter(|_| takes == Takes::Repeated);
-        // What a renewal has taken over is not taken back by a call that was made before it.
-        let (since, overtaken) =
-            again.map_or((since, call.overtaken), |(.., since, overtaken, _)| (since, overtaken));
-        if takes == Takes::All {
-            binding.requests.values_mut().for_each(|(.., overtaken, _)| {
-                overtaken.0 |= watchdog;
-                overtaken.1 |= ephemeral;
+        let again = first.filter(|_| mode == BindMode::ReplaceOwn);
+        // An earlier call does not take back what a renewal has taken over.
+        let (since, taken_over) =
+            again.map_or((since, call.taken_over), |(.., since, taken_over, _)| (since, taken_over));
+        if mode == BindMode::ReplaceAll {
+            binding.requests.values_mut().for_each(|(.., taken_over, _)| {
+                taken_over.0 |= watchdog;
+                taken_over.1 |= ephemeral;
             });
         }
         let until_us = call.max.map(|max| (since + max) * 1000);
         let first = first.map(|(connection, ..)| connection);
-        binding.plain.extend(first.filter(|_| takes == Takes::Part));
+        binding.plain.extend(first.filter(|_| mode == BindMode::Add));
         let add = |to: &mut BTreeSet<u64>| {
-            match takes {
-                Takes::Part => {}
-                Takes::Repeated => to.retain(|other| Some(*other) != first),
-                Takes::All => to.clear(),
+            match mode {
+                BindMode::Add => {}
+                BindMode::ReplaceOwn => to.retain(|other| Some(*other) != first),
+                BindMode::ReplaceAll => to.clear(),
             }
             to.insert(connection);
         };
-        if watchdog && !overtaken.0 {
+        if watchdog && !taken_over.0 {
             add(&mut binding.watchdogs);
             let later = binding.until_us.zip(until_us).map(|(one, other)| one.max(other));
-            binding.until_us = match takes {
-                Takes::All => until_us,
+            binding.until_us = match mode {
+                BindMode::ReplaceAll => until_us,
                 _ if !was_renewed => until_us,
                 _ => later,
             };
         }
-        if ephemeral && !overtaken.1 {
+        if ephemeral && !taken_over.1 {
             add(&mut binding.ephemeral);
         }
-        // What cannot come again is forgotten, but not what it bound.
+        // A request that can no longer be repeated is forgotten; its connection stays bound.
         let (requests, plain) = (&mut binding.requests, &mut binding.plain);
         requests.retain(|_, (connection, .., until)| {
             let may_come = *until >= now_us;
@@ -803,13 +818,13 @@ impl Model {
             may_come
         });
         if let Some(id) = call.id {
-            binding.requests.insert(id, (connection, ephemeral, since, overtaken, now_us + TTL * 1000));
+            binding.requests.insert(id, (connection, ephemeral, since, taken_over, now_us + TTL * 1000));
         } else {
             binding.plain.insert(connection);
         }
         let (watchdogs, ephemeral) = (&binding.watchdogs, &binding.ephemeral);
         binding.plain.retain(|connection| watchdogs.contains(connection) || ephemeral.contains(connection));
-        self.lease_was_set(lock, call);
+        self.note_lease(lock, call);
         self.note_end(lock, call.owner);
     }
 
@@ -841,10 +856,12 @@ impl Model {
                         return Some(Seen::Left(*left));
                     }
                 }
-                let Some(left) = self.give_back(lock, owner, scope, id) else { return Some(Seen::NotOwner) };
+                let Some(left) = self.release_hold(lock, owner, scope, id) else {
+                    return Some(Seen::NotOwner);
+                };
                 if let Some((hold, lease)) = self.locks[lock].of_mut(owner).zip(lease).filter(|_| left > 0) {
                     hold.set_lease(None, Lease::To(now + lease));
-                    self.lease_was_set(lock, &Call { owner, lease, ..Call::default() });
+                    self.note_lease(lock, &Call { owner, lease, ..Call::default() });
                     self.note_end(lock, owner);
                 }
                 if let Some(id) = id {
@@ -870,34 +887,34 @@ impl Model {
                 hold.set_lease(None, Lease::To(now + lease));
                 let holds = hold.exclusive + hold.shared;
                 let call = Call { owner, lease, bind, max, ..Call::default() };
-                self.lease_was_set(lock, &call);
+                self.note_lease(lock, &call);
                 self.note_end(lock, owner);
                 self.locks[lock].known.insert(owner);
                 if let Some((_, watchdog, ephemeral)) = bind {
                     let is_its = |grant: &&mut ModelGrant| grant.lock == lock && grant.number == number;
                     for grant in self.in_flight.iter_mut().filter(is_its) {
-                        grant.call.overtaken.0 |= watchdog;
-                        grant.call.overtaken.1 |= ephemeral;
+                        grant.call.taken_over.0 |= watchdog;
+                        grant.call.taken_over.1 |= ephemeral;
                     }
                 }
-                self.bind(lock, &call, Takes::All, now);
+                self.bind(lock, &call, BindMode::ReplaceAll, now);
                 Some(Seen::Renewed(holds))
             }
             Op::Cancel { lock, owner, id } => Some(Seen::Cancelled(self.cancel(lock, owner, id))),
             Op::Break { lock } => {
                 let lost = self.locks[lock].holds.len();
-                self.lose(lock, Happened::Broken, |_| true);
+                self.lose_holds(lock, HoldEvent::Broken, |_| true);
                 Some(Seen::Broken(lost))
             }
             Op::Delete { lock } => {
-                self.lose(lock, Happened::Deleted, |_| true);
+                self.lose_holds(lock, HoldEvent::Deleted, |_| true);
                 self.locks[lock].other = false;
                 None
             }
             Op::Expire { lock, lease } => {
                 self.expire(lock);
                 for held in &mut self.locks[lock].holds {
-                    // The key's end is that of an exclusive hold, and a bound for shared ones.
+                    // The key's end is exact for an exclusive hold, and a bound for shared ones.
                     let end = now + lease;
                     let end = if held.exclusive > 0 { end } else { held.expires_at.min(end) };
                     held.set_by_a_foreign_write(end);
@@ -926,18 +943,18 @@ impl Model {
                 None
             }
             Op::Overwrite { lock } => {
-                self.lose(lock, Happened::Deleted, |_| true);
+                self.lose_holds(lock, HoldEvent::Deleted, |_| true);
                 self.locks[lock].other ^= true;
                 None
             }
             Op::Flush => {
-                // What is stored of requests goes where the holds go, or comes back with them.
+                // Records of requests leave and return with the holds.
                 for grant in self.in_flight.extract_if(.., |grant| grant.call.notify.is_some()) {
-                    self.news.push((grant.id, News::Lost));
+                    self.inbox_events.push((grant.id, InboxEvent::Lost));
                 }
                 self.forget_missed();
                 for lock in 0..LOCKS.len() {
-                    self.lose(lock, Happened::Deleted, |_| true);
+                    self.lose_holds(lock, HoldEvent::Deleted, |_| true);
                     self.locks[lock].other = false;
                 }
                 None
@@ -960,17 +977,17 @@ impl Model {
         }
     }
 
-    /// True if the request's hold has ended and its owner holds the lock anew. The keyspace does not tell the two holds
-    /// apart: whether a cancel gives the newer one back depends on what the server happens to remember, if the request has bound
-    /// its hold. Of others nothing is remembered.
+    /// Whether the request's hold has ended and its owner has a later hold. The keyspace does not distinguish
+    /// the two. If the request bound its hold, a cancel may release the later hold, depending on what the
+    /// server remembers. About other requests the server remembers nothing.
     pub(super) fn is_of_an_earlier_hold(&self, lock: usize, owner: usize, id: u8) -> bool {
         let lock = &self.locks[lock];
         let got = lock.granted_hold.get(&(owner, id));
         lock.of(owner).is_some_and(|hold| got.is_some_and(|(got, bound)| *bound && hold.number != *got))
     }
 
-    /// True if the request's hold has ended otherwise, and then a later one of the same owner with a connection. The keyspace does
-    /// not tell the two holds apart.
+    /// Whether the request's hold ended, and then a later hold of the same owner ended with a connection. The
+    /// keyspace does not distinguish the two.
     pub(super) fn is_of_an_earlier_hold_than_one_closed(&self, lock: usize, owner: usize, id: u8) -> bool {
         let lock = &self.locks[lock];
         let got = lock.granted_hold.get(&(owner, id)).filter(|_| lock.granted.contains_key(&(owner, id)));
@@ -1000,7 +1017,7 @@ impl Model {
             self.not_arrived(at);
             true
         } else if let Some((reply, _)) = granted.filter(|_| !ended) {
-            let released = self.give_back(lock, owner, ReleaseScope::OneOf(reply.mode), None).is_some();
+            let released = self.release_hold(lock, owner, ReleaseScope::OneOf(reply.mode), None).is_some();
             if released {
                 self.unbind_request(lock, owner, id);
             }
@@ -1012,11 +1029,11 @@ impl Model {
         undone
     }
 
-    /// What this call bound is bound no more, but for what others did.
+    /// Unbinds the connection of this call, unless other calls bound it too.
     fn unbind_request(&mut self, lock: usize, owner: usize, id: u8) {
         let now_us = self.now_us();
         let Some(binding) = self.locks[lock].bindings.get_mut(&owner) else { return };
-        // One that is not remembered any more names another call.
+        // A request that is no longer remembered belongs to another call.
         let known = binding.requests.get(&id).is_some_and(|(.., until)| *until >= now_us);
         let Some((connection, ..)) = known.then(|| binding.requests.remove(&id)).flatten() else { return };
         let others = binding.requests.values().any(|(other, ..)| *other == connection);
@@ -1041,13 +1058,13 @@ impl Model {
             let since = self.confirm(at);
             let reply = self.locks[lock].granted[&(call.owner, call.id.unwrap())].0.clone();
             self.set_whole_lease(lock, call);
-            self.bind(lock, call, Takes::Part, since);
+            self.bind(lock, call, BindMode::Add, since);
             return Seen::Granted(reply);
         }
         if let Some(name) = call.id.map(|id| (call.owner, id)) {
             let is_remembered = self.locks[lock].granted.get(&name).is_some_and(|(_, until)| now <= *until);
             if is_remembered && self.locks[lock].unconfirmed.contains(&name) {
-                // It was granted before this server was a replica.
+                // The grant was made before this server was a replica.
                 if self.locks[lock].of(call.owner).is_some() {
                     self.set_whole_lease(lock, call);
                     self.confirm_record(lock, name);
@@ -1067,9 +1084,9 @@ impl Model {
                     is_same && Some(grant.number) == number
                 };
                 if let Some(at) = self.in_flight.iter().position(same) {
-                    let (id, confirmed_later) =
-                        (self.in_flight[at].id, self.in_flight[at].call.confirmed_later);
-                    self.decisions.extend(confirmed_later.then_some((id, Decision::Superseded)));
+                    let (id, awaits_replicas) =
+                        (self.in_flight[at].id, self.in_flight[at].call.awaits_replicas);
+                    self.decisions.extend(awaits_replicas.then_some((id, Decision::Superseded)));
                     self.arrived(at, false);
                 }
                 let now_us = self.now_us();
@@ -1081,15 +1098,15 @@ impl Model {
                     binding.is_some_and(|binding| binding.requests.contains_key(&id))
                 });
                 if let Some(hold) = self.locks[lock].of_mut(call.owner).filter(|_| !ended) {
-                    // To be seen by whoever granted it.
+                    // Makes the repetition visible to the server that granted it.
                     if !bound {
                         hold.set_lease(None, Lease::AtLeast(hold.expires_at + 1));
                     }
                     self.locks[lock].known.insert(call.owner);
                     let hold = self.locks[lock].of_mut(call.owner).unwrap();
-                    // The binding is about the hold as it is, whoever set its lease.
+                    // The binding belongs to the hold as it is now, even if another client set its lease.
                     hold.written = hold.expires_at;
-                    self.bind(lock, call, Takes::Repeated, now);
+                    self.bind(lock, call, BindMode::ReplaceOwn, now);
                     self.note_end(lock, call.owner);
                 }
                 return Seen::Granted(reply);
@@ -1106,14 +1123,14 @@ impl Model {
                 self.decide(&before.call, before.id, Decision::Superseded);
                 self.forget_missed();
             }
-            if call.confirmed_later {
+            if call.awaits_replicas {
                 self.waiters_ever += 1;
                 let id = WaiterId(self.waiters_ever);
                 self.hand_over(lock, id, call.clone());
                 return Seen::Waits(id);
             }
             let reply = self.grant(lock, call, None);
-            self.bind(lock, call, Takes::Part, now);
+            self.bind(lock, call, BindMode::Add, now);
             return Seen::Granted(reply);
         }
         let Some(ms) = block else {
@@ -1135,7 +1152,7 @@ impl Model {
             None => self.locks[lock].queue.push(waiter),
         }
         if self.locks[lock].queue.len() == 1 && !waited {
-            let holders = self.locks[lock].holds.iter().map(|hold| (lock, hold.owner, Happened::Contended));
+            let holders = self.locks[lock].holds.iter().map(|hold| (lock, hold.owner, HoldEvent::Contended));
             self.notices.extend(holders);
         }
         if self.waits_for_itself(lock, id) {
@@ -1145,16 +1162,16 @@ impl Model {
         Seen::Waits(id)
     }
 
-    /// Whom a wait is for directly.
+    /// The direct blockers of a wait.
     fn blockers(&self, (lock, id): (usize, WaiterId)) -> Vec<ModelBlocker> {
         let lock = &self.locks[lock];
         let line = lock.line();
         let call = &line.iter().find(|waiter| waiter.id == id).unwrap().call;
-        // The first of an owner's waits lets in the others, unless the hold is in their way.
+        // The first of an owner's waits admits the others, unless they are excluded by the owner's own hold.
         let served =
             |waiter: &&ModelWaiter| waiter.id == id || (!call.once && waiter.call.owner == call.owner);
         let at = line.iter().position(served).unwrap();
-        // Who wants it with a limited number of others is concerned by all who have it or will have it before.
+        // A request with a limit is blocked by all owners that hold the lock or will get it first.
         let limited = call.limit > 0;
         let as_one = Call { shared: call.shared && !limited, ..call.clone() };
         let holders = lock.holds.iter().filter(|hold| ModelLock::excludes(hold, &as_one));
@@ -1183,8 +1200,8 @@ impl Model {
         holders.chain(ahead).collect()
     }
 
-    /// True if this wait can never end: one that can is crossed out, until there is none.
-    fn never_ends(&self, wait: (usize, WaiterId)) -> bool {
+    /// Whether this wait can never end. Waits that can end are crossed out until none is left.
+    fn is_endless(&self, wait: (usize, WaiterId)) -> bool {
         let all = self.locks.iter().enumerate();
         let mut left: BTreeSet<(usize, WaiterId)> =
             all.flat_map(|(at, lock)| lock.queue.iter().map(move |waiter| (at, waiter.id))).collect();
@@ -1194,7 +1211,7 @@ impl Model {
         left.contains(&wait)
     }
 
-    /// True if a wait does not end as long as these do not. It is asked because of `from`.
+    /// Whether a wait cannot end as long as the others do not. The query is about `from`.
     fn is_stuck(
         &self,
         wait: (usize, WaiterId),
@@ -1207,8 +1224,10 @@ impl Model {
         }
         let origin = self.call(from).owner;
         let keeps = |blocker: &ModelBlocker| {
-            let led_to = self.led_to(wait.0, blocker);
-            led_to.iter().any(|other| left.contains(other) && (blocker.owner != origin || *other == from))
+            let waits_behind = self.waits_behind(wait.0, blocker);
+            waits_behind
+                .iter()
+                .any(|other| left.contains(other) && (blocker.owner != origin || *other == from))
         };
         let blockers = self.blockers(wait);
         let counted: BTreeSet<usize> = blockers
@@ -1224,9 +1243,9 @@ impl Model {
         &self.locks[lock].queue.iter().find(|waiter| waiter.id == id).unwrap().call
     }
 
-    /// The waits of an owner that are waited for by who waits for the owner at this lock: not those of its other threads that
-    /// want the same lock for themselves.
-    fn led_to(
+    /// The waits of an owner that matter to a waiter behind it at this lock. Waits of its other threads with
+    /// `once` do not.
+    fn waits_behind(
         &self,
         lock: usize,
         &ModelBlocker { owner, ahead, only, .. }: &ModelBlocker,
@@ -1246,8 +1265,8 @@ impl Model {
         waits.collect()
     }
 
-    /// A way leads back to this wait, and it can never end. The way does not pass through a wait that is there because of its owner's own hold, nor through
-    /// another wait of the same owner.
+    /// Whether a path leads back to this wait and it can never end. The path passes through no wait that the
+    /// owner's own hold excludes, and through no other wait of the same owner.
     fn waits_for_itself(&self, lock: usize, id: WaiterId) -> bool {
         let owner = self.call((lock, id)).owner;
         let (mut found, mut todo) = (BTreeSet::new(), vec![(lock, id)]);
@@ -1257,19 +1276,19 @@ impl Model {
                 continue;
             }
             for blocker in self.blockers(wait) {
-                let led_to = self.led_to(wait.0, &blocker);
-                if led_to.contains(&(lock, id)) {
-                    return self.never_ends((lock, id));
+                let waits_behind = self.waits_behind(wait.0, &blocker);
+                if waits_behind.contains(&(lock, id)) {
+                    return self.is_endless((lock, id));
                 }
                 if blocker.owner != owner {
-                    todo.extend(led_to.into_iter().filter(|wait| found.insert(*wait)));
+                    todo.extend(waits_behind.into_iter().filter(|wait| found.insert(*wait)));
                 }
             }
         }
         false
     }
 
-    /// Everybody whom an owner waits for.
+    /// All owners that an owner waits for.
     pub(super) fn blockers_of(&self, owner: usize) -> BTreeSet<usize> {
         let mut owners = BTreeSet::new();
         let mut todo = self.waits_of(owner);
@@ -1277,8 +1296,8 @@ impl Model {
         while let Some(wait) = todo.pop() {
             for blocker in self.blockers(wait) {
                 owners.insert(blocker.owner);
-                let led_to = self.led_to(wait.0, &blocker);
-                todo.extend(led_to.into_iter().filter(|wait| found.insert(*wait)));
+                let waits_behind = self.waits_behind(wait.0, &blocker);
+                todo.extend(waits_behind.into_iter().filter(|wait| found.insert(*wait)));
             }
         }
         owners
@@ -1291,12 +1310,12 @@ impl Model {
         self.settle();
     }
 
-    /// Replicas have acknowledged one of the grants. Returns which.
+    /// Notes that replicas have acknowledged a grant. Returns the grant.
     pub(super) fn answer(&mut self, which: usize) -> Option<WaiterId> {
         let at = which.checked_rem(self.in_flight.len()).filter(|at| self.has_hold(*at))?;
         let grant = &mut self.in_flight[at];
-        grant.is_answered |= grant.call.confirmed_later;
-        grant.call.confirmed_later.then_some(grant.id)
+        grant.is_answered |= grant.call.awaits_replicas;
+        grant.call.awaits_replicas.then_some(grant.id)
     }
 
     pub(super) fn deliver(&mut self, which: usize, arrives: bool) {
@@ -1308,7 +1327,7 @@ impl Model {
         self.settle();
     }
 
-    /// True if the hold of this grant has not ended.
+    /// Whether the hold of this grant has not ended.
     pub(super) fn has_hold(&self, which: usize) -> bool {
         let ModelGrant { lock, call, number, .. } = &self.in_flight[which];
         let live = |hold: &ModelHold| hold.number == *number && self.now <= hold.expires_at;
@@ -1316,9 +1335,9 @@ impl Model {
     }
 
     fn not_arrived(&mut self, which: usize) {
-        let ModelGrant { id, lock, call, number, owes, .. } = self.in_flight.remove(which);
+        let ModelGrant { id, lock, call, number, hold_mode, .. } = self.in_flight.remove(which);
         if let Some(hold) = self.locks[lock].of_mut(call.owner).filter(|hold| hold.number == number) {
-            hold.undelivered(id, owes);
+            hold.undelivered(id, hold_mode);
             self.note_end(lock, call.owner);
             self.never_granted(lock, &call);
         } else if call.notify.is_some() {
@@ -1327,14 +1346,14 @@ impl Model {
         self.locks[lock].tidy();
     }
 
-    /// `bind`: the connection is the one that waited.
+    /// Confirms a grant. `bind` tells whether its connection is the one that waited.
     fn arrived(&mut self, which: usize, bind: bool) {
         let ModelGrant { id, lock, call, number, since, .. } = self.in_flight.remove(which);
         if let Some(hold) = self.locks[lock].of_mut(call.owner).filter(|hold| hold.number == number) {
             hold.delivered(id);
-            self.lease_was_set(lock, &call);
+            self.note_lease(lock, &call);
             if bind {
-                self.bind(lock, &call, Takes::Part, since);
+                self.bind(lock, &call, BindMode::Add, since);
             }
             self.note_end(lock, call.owner);
         }
@@ -1361,7 +1380,7 @@ impl Model {
         self.settle();
     }
 
-    /// The server was a replica for a while, in which somebody may have given an owner another lease.
+    /// Makes the server a replica for a while, in which another primary may set a lease.
     pub(super) fn away(&mut self, meddle: Option<(usize, i64)>) {
         let mut ended: Vec<_> = self.locks.iter_mut().flat_map(|lock| lock.queue.drain(..)).collect();
         ended.sort_by_key(|waiter| waiter.id);
@@ -1369,9 +1388,9 @@ impl Model {
             self.decide(&waiter.call, waiter.id, Decision::Demoted);
         }
         self.locks.iter_mut().for_each(|lock| lock.known.clear());
-        // What is on its way is left as it is, and who waits still is told why.
+        // Grants in flight stay as they are, and waiting clients get the reason.
         for grant in std::mem::take(&mut self.in_flight) {
-            if grant.is_kept_back() {
+            if grant.is_withheld() {
                 self.decide(&grant.call, grant.id, Decision::Demoted);
             }
         }

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT
 
-//! Much becomes due at one lock, which is done in portions. Between two of them somebody calls: what is due of its own was done, and
-//! what is due of others, but was not done yet, gives nobody anything (1, 2, 5, 7).
+//! Large amounts of due work at one lock, done in portions. A call between two portions finds its own due
+//! work done. Other owners' pending work gives it nothing (1, 2, 5, 7).
 
 use super::side_by_side::MANY;
 use super::*;
 
-/// A server on which this has happened, and then that, before the timer fires again. So much of it is done at once.
+/// A server after two lists of operations. The timer has not fired since the second one. `portion` limits the
+/// work done at once.
 fn after(before: &[Op], due: &[Op], portion: usize) -> Real {
     let mut real = Real::new(true);
     for op in before {
@@ -27,7 +28,7 @@ fn happens(real: &mut Real, op: &Op) {
         Op::Advance { ms } => real.now += ms,
         Op::Close { connection } => {
             real.locks.connection_closed(ConnectionId(connection), real.time());
-            // A call may come before its own connection has closed, which is nothing to compare.
+            // A call may come before its own connection has closed. That case is not compared.
             real.locks.close_all(real.time());
         }
         Op::Leave { which } => {
@@ -37,10 +38,10 @@ fn happens(real: &mut Real, op: &Op) {
             }
         }
         Op::Deliver { which, arrives } => {
-            let in_flight: Vec<WaiterId> = real.locks.on_their_way().into_iter().collect();
+            let in_flight: Vec<WaiterId> = real.locks.in_flight().into_iter().collect();
             let Some(id) = in_flight.get(which % in_flight.len().max(1)) else { return };
             if real.locks.connection_of(*id).is_some() {
-                real.locks.unheard(*id);
+                real.locks.message_unheard(*id);
             } else if arrives {
                 real.locks.delivered(*id, real.time());
             } else {
@@ -53,7 +54,7 @@ fn happens(real: &mut Real, op: &Op) {
     }
 }
 
-/// What ends many holds at once.
+/// Operations that end many holds at once.
 fn end_of_many() -> impl Strategy<Value = Op> {
     prop_oneof![
         3 => (0..3u64).prop_map(|connection| Op::Close { connection }),
@@ -62,7 +63,7 @@ fn end_of_many() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Mostly readers of one lock, who are granted it by messages or depend on connections.
+/// Mostly readers of one lock, with `NOTIFY` or with bindings.
 fn readers() -> impl Strategy<Value = Op> {
     let bind = prop_oneof![Just((true, false)), Just((false, true)), Just((true, true))];
     let bind = prop::option::weighted(0.6, (0..3u64, bind));
@@ -76,14 +77,15 @@ fn readers() -> impl Strategy<Value = Op> {
     prop_oneof![4 => acquire, 1 => op()]
 }
 
-/// Holders of a lock and their counts. A watchdog renews what is due soon whenever the timer fires, so leases may differ.
+/// Holders of a lock and their counts. Leases may differ, because a watchdog renews leases due soon whenever
+/// the timer fires.
 fn counts(real: &Real, key: &[u8]) -> Vec<(Owner, i64, i64)> {
     let holders = visible(real, key);
     let holds = holders.iter().flat_map(Holders::iter);
     holds.map(|hold| (hold.owner.clone(), hold.exclusive, hold.shared)).collect()
 }
 
-/// A call of one owner about what it has already.
+/// A call of one owner about its own holds.
 fn about_its_own() -> impl Strategy<Value = Op> {
     let (lock, owner, id) = (0..2usize, 0..OWNERS.len(), 0..2u8);
     let scope = prop_oneof![Just(ReleaseScope::One), Just(ReleaseScope::All)];
@@ -125,9 +127,10 @@ fn break_serves_the_queue_in_its_step() {
 proptest! {
     #![proptest_config(histories(20_000))]
 
-    /// A caller gets the same as if all had been done at once. But who wants a lock anew may have to wait a little longer.
+    /// A caller gets the same reply as if all due work had been done at once. A new request may have to wait
+    /// a little longer.
     #[test]
-    fn between_portions_callers_see_their_own_settled(
+    fn callers_find_their_own_work_done(
         before in prop::collection::vec(readers(), 1..40),
         due in prop::collection::vec(end_of_many(), 1..5),
         call in about_its_own(),
@@ -137,22 +140,22 @@ proptest! {
         let (expected, seen) = (at_once.step(&call), in_portions.step(&call));
         let differs = match (&seen, &expected) {
             (Some(Seen::Busy | Seen::Waits(_)), Some(Seen::Granted(_))) => true,
-            // Holds that are still to end exclude the owner, so a quarantine does not have to.
+            // Holds that are about to end exclude the owner already, without the quarantine.
             (Some(Seen::Busy), Some(Seen::Quarantined)) => true,
-            // Who was served first holds the lock alone until the next portion, and may have more of it.
+            // The first served owner is alone until the next portion, and may re-enter.
             (Some(Seen::Granted(reply)), Some(Seen::Busy)) => reply.mode == Mode::Exclusive && reply.holds > 1,
-            // More of the owner's own waits may still be to be served.
+            // The owner's other waits may not be served yet.
             (Some(Seen::Granted(_)), Some(Seen::Granted(_))) => true,
             _ => false,
         };
         prop_assert!(seen == expected || differs, "{:?} and not {:?}", seen, expected);
         for real in [&mut at_once, &mut in_portions] {
             real.timer = true;
-            // A lease that is over is seen a millisecond later, or when the timer fires for something else.
+            // An expired lease is noticed a millisecond later, or when the timer fires for another reason.
             real.tick();
             real.fire();
         }
-        // An acquire may be carried out before a wait of the same owner that is still to be served.
+        // An acquire may run before a pending wait of the same owner is served.
         let ends_alike = !matches!(call, Op::Acquire { .. });
         for key in LOCKS.into_iter().filter(|_| ends_alike) {
             prop_assert_eq!(counts(&in_portions, key), counts(&at_once, key));

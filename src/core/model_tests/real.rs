@@ -1,36 +1,36 @@
 // SPDX-License-Identifier: MIT
 
-//! The core with a keyspace, a clock and a timer around it, as the module has them in a server.
+//! The core with a keyspace, a clock and a timer, as in a server.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use super::super::waits_for::{Edge, Step, PORTION};
+use super::super::waits_for::{Edge, Progress, PORTION};
 use super::*;
 
-/// What a key holds.
+/// The content of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::core) enum Stored {
     Lock(Holders),
     Other,
 }
 
-/// What is stored beside a lock.
+/// The records beside a lock.
 #[derive(Default)]
-pub(in crate::core) struct Beside {
+pub(in crate::core) struct StoredRecords {
     counter: Option<Token>,
     granted: HashMap<RequestId, (Reply, WallMs)>,
-    /// Those of them that are still to be confirmed.
+    /// Requests whose recorded grants must still be confirmed.
     unconfirmed: HashSet<RequestId>,
     released: HashMap<RequestId, (i64, WallMs)>,
     cancelled: HashMap<RequestId, (bool, WallMs)>,
     now: WallMs,
-    /// The channel of the lock has subscribers.
+    /// Whether the lock's channel has subscribers.
     listeners: bool,
-    /// It is to be announced to them that the lock is free.
+    /// Whether an announcement that the lock is free is pending.
     announce: bool,
 }
 
-impl Records for Beside {
+impl Records for StoredRecords {
     fn next_token(&mut self, above: Option<Token>) -> Result<Token, Refusal> {
         let after = self.counter.max(above).map_or(0, |last| last + 1);
         self.counter = Some(after.max(self.now * 1000));
@@ -100,57 +100,67 @@ impl Records for Beside {
     }
 }
 
-/// Who passes whom, and at which lock.
-pub(in crate::core) type Pass = (WaiterId, WaiterId, &'static [u8]);
+/// A wait, the wait that it overtakes, and their lock.
+pub(in crate::core) type Overtake = (WaiterId, WaiterId, &'static [u8]);
 
-/// What was decided, for whom.
+/// Decisions with their waits.
 type Decided = Vec<(WaiterId, Decision)>;
 
-/// The core with a keyspace, a clock and a timer around it, as `crate::driver` has them.
+/// Builds the value that commands make of an opened key.
+pub(in crate::core) fn open_lock<'a>(
+    lookup: LockLookup<'a>,
+    holders: &'a mut Holders,
+    records: &'a mut StoredRecords,
+    now: Now,
+) -> OpenLock<'a> {
+    OpenLock { lookup, holders, records, now }
+}
+
+/// The core with a keyspace, a clock and a timer, like `crate::driver`.
 pub(in crate::core) struct Real {
     pub(in crate::core) locks: LockManager,
     pub(in crate::core) keys: BTreeMap<&'static [u8], Stored>,
-    beside: BTreeMap<&'static [u8], Beside>,
+    records: BTreeMap<&'static [u8], StoredRecords>,
     pub(in crate::core) now: i64,
     pub(in crate::core) paused: bool,
     /// Whether the timer fires by itself after each step.
     pub(in crate::core) timer: bool,
     pub(in crate::core) decisions: Vec<(WaiterId, Decision)>,
-    /// Until when locks may be forgotten.
+    /// End of the time in which locks may have been forgotten.
     quarantine: Option<MonoUs>,
-    /// The channels of all locks have subscribers.
+    /// Whether the channels of all locks have subscribers.
     pub(in crate::core) listeners: bool,
-    /// The locks of which it was published that they are free, one by one.
+    /// The locks announced as free, one entry per announcement.
     pub(in crate::core) messages: Vec<&'static [u8]>,
-    /// What owners were told.
+    /// Notices to owners.
     pub(in crate::core) notices: Vec<Notice>,
-    /// Calls that were let pass another one at a lock, by what was found in one search, and what that decided.
-    pub(in crate::core) passes: Vec<(Vec<Pass>, Decided)>,
-    /// The same of searches after a call.
-    pub(in crate::core) late_passes: Vec<(Vec<Pass>, Decided)>,
-    /// How waits are searched that come to wait for their own owners after they began.
+    /// Swaps found by each search during a call, with the resulting decisions.
+    pub(in crate::core) overtakes: Vec<(Vec<Overtake>, Decided)>,
+    /// Swaps found by each search after a call, with the resulting decisions.
+    pub(in crate::core) late_overtakes: Vec<(Vec<Overtake>, Decided)>,
+    /// Treatment of waits that join a cycle after they began.
     pub(in crate::core) late: Late,
-    /// How much a search looks at in one go.
+    /// Amount that a search examines at once.
     pub(in crate::core) portion: usize,
-    /// Only one portion is looked at after each step.
+    /// Whether each step examines only one portion.
     pub(in crate::core) lazy: bool,
-    /// Those that ended so.
+    /// Waits that ended as deadlocks.
     pub(in crate::core) deadlocked: Vec<WaiterId>,
 }
 
-/// What is done about a wait that was found in a circle.
+/// Treatment of a wait that was found in a cycle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::core) enum Late {
-    /// It is refused if it has just begun. No other wait is searched.
+    /// A new wait is refused. No other wait is searched.
     NotSearched,
-    /// It ends, whenever that was found.
+    /// The wait ends, at any time.
     Ends,
-    /// It stays.
+    /// The wait stays.
     Stays,
 }
 
 impl Real {
-    /// Where the channels of all locks have subscribers from the start.
+    /// A server on which the channels of all locks have subscribers from the start.
     pub(in crate::core) fn with_subscribers(timer: bool) -> Real {
         let mut real = Real::new(timer);
         real.listeners = true;
@@ -159,11 +169,11 @@ impl Real {
 
     pub(in crate::core) fn new(timer: bool) -> Real {
         let keys = KEYS.map(|key| (key, Stored::Lock(Holders::Free))).into();
-        let beside = KEYS.map(|key| (key, Beside::default())).into();
+        let records = KEYS.map(|key| (key, StoredRecords::default())).into();
         Real {
             locks: LockManager::default(),
             keys,
-            beside,
+            records,
             now: 1_000,
             paused: false,
             timer,
@@ -172,8 +182,8 @@ impl Real {
             listeners: false,
             messages: Vec::new(),
             notices: Vec::new(),
-            passes: Vec::new(),
-            late_passes: Vec::new(),
+            overtakes: Vec::new(),
+            late_overtakes: Vec::new(),
             late: Late::NotSearched,
             portion: PORTION,
             lazy: false,
@@ -182,11 +192,11 @@ impl Real {
     }
 
     pub(in crate::core) fn time(&self) -> Now {
-        // The clocks are not in step, as in life.
+        // The two clocks differ, as in a real server.
         Now { wall: self.now, mono: self.now.unsigned_abs() * 1000 + 77 }
     }
 
-    /// What opening a key finds: a lease that is over is over.
+    /// Opens a key: an expired lease ends.
     fn open(&mut self, key: &'static [u8]) -> Result<Holders, ()> {
         let time = self.time();
         match self.keys.get_mut(key).unwrap() {
@@ -194,7 +204,7 @@ impl Real {
                 if holders.expires_at().is_some_and(|at| time.wall > at) {
                     *holders = Holders::Free;
                     // The server raises `expired` for it.
-                    self.locks.key_changed(at(key), KeyChange::Gone(Happened::Expired), time);
+                    self.locks.key_changed(at(key), KeyChange::Gone(HoldEvent::Expired), time);
                     return Ok(Holders::Free);
                 }
                 let mut holders = holders.clone();
@@ -217,37 +227,37 @@ impl Real {
         self.keys.insert(key, Stored::Lock(holders));
     }
 
-    /// Opens a lock, does something with it, and stores it.
+    /// Opens a lock, runs `what` on it, and stores it.
     fn on<T>(
         &mut self,
         key: &'static [u8],
-        body: impl FnOnce(&mut LockManager, Known<'_>, &mut Holders, &mut Beside, Now) -> (T, InHand),
+        body: impl FnOnce(&mut LockManager, OpenLock<'_>) -> (T, StepOutput),
     ) -> Result<T, Seen> {
         let mut holders = self.open(key).map_err(|()| Seen::WrongType)?;
         let now = self.time();
-        let beside = self.beside.get_mut(key).unwrap();
-        (beside.now, beside.listeners) = (self.now, self.listeners);
+        let records = self.records.get_mut(key).unwrap();
+        (records.now, records.listeners) = (self.now, self.listeners);
         let (was_free, end_before) = (holders.is_free(), holders.expires_at());
-        let known = self.locks.look_up(at(key));
-        let (result, in_hand) = body(&mut self.locks, known, &mut holders, beside, now);
-        let announce = std::mem::take(&mut beside.announce);
-        let unannounced = in_hand.unannounced && was_free && holders.is_free();
-        if in_hand.is_reserved {
+        let open = open_lock(self.locks.look_up(at(key)), &mut holders, records, now);
+        let (result, output) = body(&mut self.locks, open);
+        let announce = std::mem::take(&mut records.announce);
+        let unannounced = output.unannounced && was_free && holders.is_free();
+        if output.is_reserved {
             if (!was_free && holders.is_free()) || announce {
-                self.locks.was_withheld(in_hand);
+                self.locks.note_withheld(output);
             }
         } else if (!was_free && holders.is_free()) || announce || unannounced {
             self.messages.push(key);
-            self.locks.announced(at(key), in_hand, self.listeners, now);
+            self.locks.announced(at(key), output, self.listeners, now);
         }
-        let is_shortened = match in_hand.foreseen {
-            Foreseen::AsWritten => end_before > holders.expires_at(),
-            Foreseen::Until(end) => end_before > Some(end),
-            Foreseen::MaybeSooner => true,
+        let is_shortened = match output.expected_end {
+            ExpectedEnd::AsWritten => end_before > holders.expires_at(),
+            ExpectedEnd::Until(end) => end_before > Some(end),
+            ExpectedEnd::MaybeSooner => true,
         };
         if let Some(end) = holders.first_end().filter(|_| is_shortened) {
             if self.listeners {
-                self.locks.lease_shortened(at(key), in_hand, end);
+                self.locks.lease_shortened(at(key), output, end);
             }
         }
         self.store(key, holders);
@@ -261,7 +271,7 @@ impl Real {
         self.decisions.extend(self.locks.take_decisions());
         self.take_notices();
         if let Op::Pause(false) = op {
-            // The timer that was set again and again meanwhile.
+            // The timer that was reset repeatedly meanwhile.
             self.tick();
         }
         self.verify();
@@ -272,13 +282,13 @@ impl Real {
     }
 
     fn verify(&self) {
-        // Those who wait for each other do so for ever, until one of them is told.
+        // A cycle of waits lasts forever until one of them is refused.
         if self.late != Late::Stays && !self.locks.has_searches() {
             self.locks.verify();
         }
     }
 
-    /// Does what follows an input that is no step.
+    /// Handles the consequences of an input that is not a step.
     pub(in crate::core) fn settle(&mut self) {
         self.serve_bundles();
         self.search_again();
@@ -286,15 +296,15 @@ impl Real {
         self.fire();
     }
 
-    /// What messages say, in the order of the waits that they are about.
-    pub(in crate::core) fn take_news(&mut self) -> Vec<(WaiterId, News)> {
+    /// The content of messages, ordered by wait.
+    pub(in crate::core) fn take_inbox_events(&mut self) -> Vec<(WaiterId, InboxEvent)> {
         let messages = std::iter::from_fn(|| self.locks.next_message());
-        let mut news: Vec<_> = messages.map(|message| (message.id, message.news)).collect();
-        news.sort_by_key(|(id, _)| *id);
-        news
+        let mut inbox_events: Vec<_> = messages.map(|message| (message.id, message.event)).collect();
+        inbox_events.sort_by_key(|(id, _)| *id);
+        inbox_events
     }
 
-    /// What the driver does before each acquire, and when the timer fires.
+    /// Updates the quarantine, as the driver does before each acquire and when the timer fires.
     fn keep_quarantine(&mut self) {
         self.locks.quarantine(self.quarantine, self.time());
     }
@@ -316,8 +326,7 @@ impl Real {
         self.keep_quarantine();
         if let Some(lock) = self.locks.tick(self.time(), !self.paused) {
             let key = KEYS.into_iter().find(|key| **key == *lock.key).unwrap();
-            let served = self
-                .on(key, |locks, at, holders, beside, now| ((), locks.reconcile(at, holders, beside, now)));
+            let served = self.on(key, |locks, open| ((), locks.reconcile(open)));
             if served.is_err() {
                 self.locks.refuse_all(at(key), &Decision::WrongType);
             }
@@ -329,7 +338,7 @@ impl Real {
         self.verify();
     }
 
-    /// Ends waits that have come to wait for their own owners: in portions, of which the rest is left if this is `lazy`.
+    /// Searches waits that may have joined a cycle, in portions. If `lazy`, the rest is left for later.
     pub(in crate::core) fn search_again(&mut self) {
         while let Some(mut search) = self.locks.next_search(true, self.time()) {
             if self.late == Late::NotSearched {
@@ -337,17 +346,17 @@ impl Real {
             }
             search.allow(self.portion);
             let id = search.of_wait().unwrap();
-            let lead = self.locks.lead_of(id);
-            let in_call = std::mem::take(&mut self.passes);
+            let first_wait = self.locks.first_wait_of(id);
+            let in_call = std::mem::take(&mut self.overtakes);
             let found = self.resolve(search);
-            self.late_passes.extend(std::mem::replace(&mut self.passes, in_call));
+            self.late_overtakes.extend(std::mem::replace(&mut self.overtakes, in_call));
             match found {
                 Ok(Some(_)) if self.late == Late::Ends => {
                     self.locks.end_deadlocked(id);
-                    self.deadlocked.push(lead);
+                    self.deadlocked.push(first_wait);
                 }
                 Ok(_) => {}
-                Err(search) => self.locks.put_off(*search),
+                Err(search) => self.locks.suspend_search(*search),
             }
             if self.lazy {
                 break;
@@ -361,30 +370,22 @@ impl Real {
             Op::Release { lock, owner, scope, lease, id } => {
                 let id = id.map(|id| request_id(owner, id));
                 let release = Release { owner: Owner::new(OWNERS[owner]), scope, lease_ms: lease, id };
-                let left = self.on(KEYS[lock], |locks, at, holders, beside, now| {
-                    locks.release(at, holders, beside, &release, now)
-                })?;
+                let left = self.on(KEYS[lock], |locks, open| locks.release(open, &release))?;
                 Ok(Some(left.map_or(Seen::NotOwner, Seen::Left)))
             }
             Op::Cancel { lock, owner, id } => {
                 let id = request_id(owner, id);
-                let undone = self.on(KEYS[lock], |locks, at, holders, beside, now| {
-                    locks.cancel(at, holders, beside, &id, now)
-                })?;
+                let undone = self.on(KEYS[lock], |locks, open| locks.cancel(open, &id))?;
                 Ok(Some(Seen::Cancelled(undone.unwrap())))
             }
             Op::Renew { lock, owner, lease, bind, max } => {
                 let (owner, bind) = (Owner::new(OWNERS[owner]), bind_of(bind, max));
                 let renewal = Renewal { owner, lease_ms: lease, bind, client: None };
-                let held = self.on(KEYS[lock], |locks, at, holders, beside, now| {
-                    locks.renew(at, holders, beside, &renewal, now)
-                })?;
+                let held = self.on(KEYS[lock], |locks, open| locks.renew(open, &renewal))?;
                 Ok(Some(held.map_or(Seen::NotOwner, Seen::Renewed)))
             }
             Op::Break { lock } => {
-                let lost = self.on(KEYS[lock], |locks, at, holders, beside, now| {
-                    locks.break_lock(at, holders, beside, now)
-                })?;
+                let lost = self.on(KEYS[lock], |locks, open| locks.break_lock(open))?;
                 Ok(Some(Seen::Broken(lost)))
             }
             _ => {
@@ -399,27 +400,29 @@ impl Real {
         let now = self.time();
         self.keep_quarantine();
         let deadline = block.filter(|ms| *ms > 0).map(|ms| now.mono + ms * 1000);
-        let patience = match block {
-            Some(_) => Patience::Waits { deadline, at_most: None, on_primary: true },
-            None => Patience::Leaves,
+        let policy = match block {
+            Some(_) => WaitPolicy::Wait { deadline, at_most: None, on_primary: true },
+            None => WaitPolicy::NoWait,
         };
         let known = self.locks.look_up(at(key));
         let planned = self.locks.next_wakeup(now, !self.paused);
-        let beside = self.beside.entry(key).or_default();
-        beside.now = now.wall;
-        let is_new = |id: &RequestId| matches!(beside.granted(id), Ok(None));
-        let unseen = self.locks.queue_unseen(known, &request, patience, (false, is_new), now);
+        let records = self.records.entry(key).or_default();
+        records.now = now.wall;
+        let is_new = |id: &RequestId| matches!(records.granted(id), Ok(None));
+        let unseen = self.locks.queue_fast(known, &request, policy, (false, is_new), now);
         let (outcome, holders) = match unseen {
-            Some(Unseen { id, may_be_in_cycle, plans }) => {
+            Some(FastQueued { id, may_be_in_cycle, plans }) => {
                 let wakeup = self.locks.next_wakeup(now, !self.paused);
-                assert!(plans || wakeup == planned, "something is to be planned");
+                assert!(plans || wakeup == planned, "a deadline must be scheduled");
                 let holders = visible(self, key).expect("a lock");
                 assert_eq!(may_be_in_cycle, self.locks.may_be_in_cycle(id, &holders));
                 (Outcome::Queued(id), holders)
             }
-            None => self.on(key, |locks, at, holders, beside, now| {
-                let (outcome, in_hand) = locks.acquire(at, holders, beside, &request, patience, now);
-                ((outcome, holders.clone()), in_hand)
+            None => self.on(key, |locks, open| {
+                let OpenLock { lookup, holders, records, now } = open;
+                let open = OpenLock { lookup, holders: &mut *holders, records, now };
+                let (outcome, output) = locks.acquire(open, &request, policy);
+                ((outcome, holders.clone()), output)
             })?,
         };
         match outcome {
@@ -428,7 +431,7 @@ impl Real {
             Outcome::Queued(id) => {
                 self.serve_bundles();
                 if let Some(cycle) = self.deadlock_of(id).filter(|_| self.late != Late::Stays) {
-                    assert!(self.locks.may_be_in_cycle(id, &holders), "a cycle that is not searched for");
+                    assert!(self.locks.may_be_in_cycle(id, &holders), "a cycle without a search");
                     assert_eq!(cycle.last().unwrap().owner.as_bytes(), OWNERS[call.owner]);
                     self.locks.leave(id);
                     return Ok(Seen::Deadlock);
@@ -442,7 +445,7 @@ impl Real {
         }
     }
 
-    /// If a wait is in a circle of waits, that; but first those are let pass whom that helps.
+    /// Returns the cycle of a wait, if it is in one that no overtaking resolves.
     fn deadlock_of(&mut self, id: WaiterId) -> Option<Vec<Edge>> {
         let mut search = Search::cycle(&self.locks, id, self.time())?;
         search.allow(self.portion);
@@ -456,26 +459,26 @@ impl Real {
         loop {
             let (step, searched) = self.search(search);
             let soft = match step {
-                Step::Cycle(cycle, _) => return Ok(Some(cycle)),
-                Step::Soft(soft) => soft,
-                Step::Later => return Err(Box::new(searched)),
-                Step::Read(_) | Step::Done => return Ok(None),
+                Progress::Cycle(cycle, _) => return Ok(Some(cycle)),
+                Progress::Soft(soft) => soft,
+                Progress::Later => return Err(Box::new(searched)),
+                Progress::Read(_) | Progress::Done => return Ok(None),
             };
-            assert!(!soft.is_empty(), "nobody is let pass");
+            assert!(!soft.is_empty(), "no wait overtakes");
             self.decisions.extend(self.locks.take_decisions());
-            let (mut locks, mut passes) = (BTreeSet::new(), Vec::new());
-            for (who, part) in &soft {
-                let leads = (self.locks.lead_of(*who), self.locks.lead_of(*part));
-                let lock = self.locks.let_pass(*who, *part).expect("a lock");
+            let (mut locks, mut overtakes) = (BTreeSet::new(), Vec::new());
+            for (overtaker, part) in &soft {
+                let leads = (self.locks.first_wait_of(*overtaker), self.locks.first_wait_of(*part));
+                let lock = self.locks.overtake(*overtaker, *part).expect("a lock");
                 let key = KEYS.into_iter().find(|key| **key == *lock.key).unwrap();
-                passes.push((leads.0, leads.1, key));
+                overtakes.push((leads.0, leads.1, key));
                 locks.insert(lock);
             }
             for lock in locks {
                 self.reconcile(&lock);
                 self.serve_bundles();
             }
-            self.passes.push((passes, self.locks.take_decisions()));
+            self.overtakes.push((overtakes, self.locks.take_decisions()));
             match searched.again(&self.locks, self.time()) {
                 Some(again) => search = again,
                 None => return Ok(None),
@@ -485,31 +488,28 @@ impl Real {
 
     fn reconcile(&mut self, lock: &LockId) {
         let key = KEYS.into_iter().find(|key| **key == *lock.key).unwrap();
-        let served =
-            self.on(key, |locks, at, holders, beside, now| ((), locks.reconcile(at, holders, beside, now)));
+        let served = self.on(key, |locks, open| ((), locks.reconcile(open)));
         if served.is_err() {
             self.locks.refuse_all(at(key), &Decision::WrongType);
         }
     }
 
-    /// Grants what is to be had to those who wait for several locks.
+    /// Grants available locks to bundles.
     pub(in crate::core) fn serve_bundles(&mut self) {
-        while let Some(Try { lead, parts }) = self.locks.next_try() {
-            let blocked_at = self.try_bundle(lead, &parts);
-            for lock in self.locks.was_tried(blocked_at) {
+        while let Some(BundleTry { first_wait, members: parts }) = self.locks.begin_try() {
+            let blocked_at = self.try_bundle(first_wait, &parts);
+            for lock in self.locks.end_try(blocked_at) {
                 self.reconcile(&lock);
             }
         }
     }
 
-    fn try_bundle(&mut self, lead: WaiterId, parts: &[(LockId, WaiterId)]) -> Option<WaiterId> {
+    fn try_bundle(&mut self, first_wait: WaiterId, parts: &[(LockId, WaiterId)]) -> Option<WaiterId> {
         let key_of = |lock: &LockId| KEYS.into_iter().find(|key| **key == *lock.key).unwrap();
         for (lock, part) in parts {
-            let found = self.on(key_of(lock), |locks, at, holders, beside, now| {
-                locks.try_part(at, holders, beside, *part, now)
-            });
+            let found = self.on(key_of(lock), |locks, open| locks.try_member(open, *part));
             match found {
-                Ok(Some(Verdict::May)) => {}
+                Ok(Some(Verdict::Available)) => {}
                 Ok(Some(Verdict::Busy { .. })) => return Some(*part),
                 Ok(None) => return None,
                 Ok(Some(other)) => panic!("{other:?}"),
@@ -520,31 +520,27 @@ impl Real {
             }
         }
         let granted = |(lock, part): &(LockId, WaiterId)| {
-            let granted = self.on(key_of(lock), |locks, at, holders, beside, now| {
-                locks.grant_part(at, holders, beside, (*part, true), now)
-            });
-            granted.unwrap().expect("it was to be had")
+            let granted = self.on(key_of(lock), |locks, open| locks.grant_member(open, *part, true));
+            granted.unwrap().expect("the lock was available")
         };
         let replies = parts.iter().map(granted).collect();
-        self.locks.granted_all(lead, replies);
+        self.locks.granted_all(first_wait, replies);
         None
     }
 
-    /// Takes several locks at once, or waits for them.
+    /// Acquires several locks at once, or waits for them.
     pub(in crate::core) fn acquire_all(&mut self, locks: &[usize], call: &Call, block: Option<u64>) -> Seen {
         let (request, now) = (call.request(), self.time());
         let deadline = block.filter(|ms| *ms > 0).map(|ms| now.mono + ms * 1000);
-        let patience = match block {
-            Some(_) => Patience::Waits { deadline, at_most: None, on_primary: true },
-            None => Patience::Leaves,
+        let policy = match block {
+            Some(_) => WaitPolicy::Wait { deadline, at_most: None, on_primary: true },
+            None => WaitPolicy::NoWait,
         };
         let mut busy = None;
         for lock in locks {
-            let checked = self.on(KEYS[*lock], |locks, at, holders, beside, now| {
-                locks.check(at, holders, beside, &request, patience, now)
-            });
+            let checked = self.on(KEYS[*lock], |locks, open| locks.check(open, &request, policy));
             match checked.map(|checked| checked.verdict) {
-                Ok(Verdict::May) => {}
+                Ok(Verdict::Available) => {}
                 Ok(Verdict::Busy { .. }) => {
                     busy.get_or_insert(*lock);
                 }
@@ -555,12 +551,8 @@ impl Real {
         let Some(busy) = busy else {
             let mut last = None;
             for lock in locks {
-                last = self
-                    .on(KEYS[*lock], |locks, at, holders, beside, now| {
-                        locks.take(at, holders, beside, &request, now)
-                    })
-                    .unwrap();
-                assert!(last.is_some(), "a lock was not to be had any more");
+                last = self.on(KEYS[*lock], |locks, open| locks.take(open, &request)).unwrap();
+                assert!(last.is_some(), "a lock was no longer available");
             }
             self.serve_bundles();
             return Seen::Granted(last.unwrap());
@@ -572,33 +564,31 @@ impl Real {
         let mut bundle = None;
         for lock in locks {
             let part = self
-                .on(KEYS[*lock], |locks, at, holders, beside, now| {
-                    locks.queue_part(at, holders, beside, (&request, deadline), &mut bundle, now)
-                })
+                .on(KEYS[*lock], |locks, open| locks.queue_member(open, &request, deadline, &mut bundle))
                 .unwrap();
             if *lock == busy {
-                self.locks.begin_blocked(bundle.unwrap().lead, part);
+                self.locks.note_blocked(bundle.unwrap().first_wait, part);
             }
         }
-        let lead = bundle.unwrap().lead;
+        let first_wait = bundle.unwrap().first_wait;
         self.serve_bundles();
-        if self.deadlock_of(lead).is_some() && self.late != Late::Stays {
-            self.locks.leave(lead);
+        if self.deadlock_of(first_wait).is_some() && self.late != Late::Stays {
+            self.locks.leave(first_wait);
             return Seen::Deadlock;
         }
-        Seen::Waits(lead)
+        Seen::Waits(first_wait)
     }
 
-    /// Whom an owner waits for, by the core's search.
+    /// The owners that an owner waits for, by the core's search.
     pub(in crate::core) fn blockers(&self, owner: &[u8]) -> Vec<Owner> {
         let (_, search) = self.search(Search::blockers(&self.locks, &Owner::new(owner)));
         search.into_edges().into_iter().map(|edge| edge.owner).collect()
     }
 
-    fn search(&self, mut search: Search) -> (Step, Search) {
+    fn search(&self, mut search: Search) -> (Progress, Search) {
         loop {
             match search.step(&self.locks, self.time()) {
-                Step::Read(lock) => {
+                Progress::Read(lock) => {
                     let holders = visible(self, &lock.key).unwrap_or(Holders::Free);
                     search.learn(&self.locks, &lock, holders);
                 }
@@ -607,13 +597,13 @@ impl Real {
         }
     }
 
-    /// Carries out foreign writes, and what the server does.
+    /// Applies foreign writes and server events.
     fn meddle(&mut self, op: &Op) {
         let time = self.time();
         match *op {
             Op::Delete { lock } => {
                 self.store(KEYS[lock], Holders::Free);
-                self.locks.key_changed(at(KEYS[lock]), KeyChange::Gone(Happened::Deleted), time);
+                self.locks.key_changed(at(KEYS[lock]), KeyChange::Gone(HoldEvent::Deleted), time);
             }
             Op::Expire { lock, lease } => {
                 self.expire(KEYS[lock], lease);
@@ -623,8 +613,8 @@ impl Real {
                 let key = KEYS[lock];
                 let other = self.keys[key] != Stored::Other;
                 self.keys.insert(key, if other { Stored::Other } else { Stored::Lock(Holders::Free) });
-                // RENAME over it raises an event.
-                self.locks.key_changed(at(key), KeyChange::Gone(Happened::Deleted), time);
+                // A RENAME over the key raises an event.
+                self.locks.key_changed(at(key), KeyChange::Gone(HoldEvent::Deleted), time);
             }
             Op::External { lock, lease } => {
                 self.take(KEYS[lock], lease);
@@ -644,7 +634,7 @@ impl Real {
         }
     }
 
-    /// An external client takes a lock if it is free.
+    /// Lets an external client take a lock if it is free.
     pub(in crate::core) fn take(&mut self, key: &'static [u8], lease: i64) -> bool {
         let free = self.open(key) == Ok(Holders::Free);
         if free {
@@ -669,12 +659,12 @@ impl Real {
         }
     }
 
-    /// The server is a replica for a while.
+    /// Makes the server a replica for a while.
     pub(in crate::core) fn away(&mut self, meddle: Option<(usize, i64)>) {
         self.locks.demote();
         self.decisions.extend(self.locks.take_decisions());
-        assert_eq!(self.locks.waiting_total(), 0, "somebody waits for a replica");
-        assert!(self.locks.only_forgets(), "a replica has nothing to do");
+        assert_eq!(self.locks.waiting_total(), 0, "a replica has waiters");
+        assert!(self.locks.only_forgets(), "a replica has due work");
         if let Some((lock, lease)) = meddle {
             self.expire(KEYS[lock], lease);
         }
@@ -686,7 +676,7 @@ impl Real {
         let end = self.now + ms;
         loop {
             let wakeup = self.locks.next_wakeup(self.time(), !self.paused);
-            assert_eq!(wakeup.is_none(), self.locks.plans_nothing());
+            assert_eq!(wakeup.is_none(), self.locks.has_no_deadline());
             let at = wakeup.map_or(end, |ms| self.now + i64::try_from(ms).unwrap());
             if at > end || wakeup.is_none() {
                 break;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-//! The core and its model, step by step: after each, clients have seen the same, and the keyspace holds the same.
+//! The core and its model, step by step. After each step, clients have seen the same and the keyspaces are
+//! equal.
 
 use std::collections::BTreeSet;
 
@@ -10,40 +11,40 @@ use super::model::Model;
 use super::real::Real;
 use super::*;
 
-/// More than can be due at one lock.
+/// More work than can be due at one lock.
 pub(super) const MANY: usize = 1_000;
 
-/// Both of them, after the same history.
+/// The core and the model after the same history.
 pub(super) struct SideBySide {
     pub(super) real: Real,
     pub(super) model: Model,
-    tells_owners: bool,
+    notifies_owners: bool,
 }
 
 impl SideBySide {
-    pub(super) fn new(tells_owners: bool) -> SideBySide {
-        SideBySide::in_portions(tells_owners, MANY)
+    pub(super) fn new(notifies_owners: bool) -> SideBySide {
+        SideBySide::in_portions(notifies_owners, MANY)
     }
 
-    /// The core does so much of what is due at one lock at once, and the rest when its timer fires again.
-    pub(super) fn in_portions(tells_owners: bool, portion: usize) -> SideBySide {
+    /// The core does a portion of the work due at one lock, and the rest when its timer fires again.
+    pub(super) fn in_portions(notifies_owners: bool, portion: usize) -> SideBySide {
         let mut real = Real::new(true);
         real.locks.do_at_once(portion);
-        real.locks.tell_owners(tells_owners);
+        real.locks.notify_owners(notifies_owners);
         let model = Model::at(real.now);
-        SideBySide { real, model, tells_owners }
+        SideBySide { real, model, notifies_owners }
     }
 
-    /// Lets this happen to both. An error tells where they differ. False if it cannot happen now, and so did not.
+    /// Applies an operation to both. Fails if they differ. False if the operation is impossible now.
     pub(super) fn step(&mut self, op: &Op) -> Result<bool, TestCaseError> {
-        let SideBySide { real, model, tells_owners } = self;
-        let tells_owners = *tells_owners;
+        let SideBySide { real, model, notifies_owners } = self;
+        let notifies_owners = *notifies_owners;
         let was_paused = model.paused;
         if model.paused && !runs_while_paused(op) {
             return Ok(false);
         }
         if matches!(op, Op::External { .. }) && model.is_quarantined() {
-            // A free lock that others wait for: its taker may be one of them.
+            // A free lock with waiters: its taker may be one of them.
             return Ok(false);
         }
         if matches!(*op, Op::Cancel { lock, owner, id } if model.is_of_an_earlier_hold(lock, owner, id)) {
@@ -58,7 +59,7 @@ impl SideBySide {
         }
         real.messages.clear();
         let held_before = LOCKS.map(|key| {
-            // Of what a foreign write deletes, only what was granted here is known to have been a lock.
+            // After a foreign delete, only a lock granted here is known to have been a lock.
             visible(real, key).is_some_and(|holders| !holders.is_free())
                 && (!matches!(op, Op::Delete { .. }) || real.locks.was_granted(at(key)))
         });
@@ -97,12 +98,13 @@ impl SideBySide {
             }
             Op::Deliver { which, arrives } => {
                 let len = model.in_flight.len();
-                // Whether one whose lease is over arrives makes no difference that could be told from when that is noticed.
+                // The delivery of a grant whose lease has ended depends on when the end is noticed. So the
+                // case is skipped.
                 let is_notified = len > 0 && model.in_flight[which % len].call.notify.is_some();
                 if is_notified && !arrives && model.has_hold(which % len) {
                     let id = model.in_flight[which % len].id;
-                    model.unheard(which % len);
-                    prop_assert!(real.locks.unheard(id));
+                    model.message_unheard(which % len);
+                    prop_assert!(real.locks.message_unheard(id));
                     real.fire();
                 } else if len > 0 && !is_notified && (!arrives || model.has_hold(which % len)) {
                     let id = model.in_flight[which % len].id;
@@ -122,38 +124,38 @@ impl SideBySide {
             }
             _ => prop_assert_eq!(real.step(op), model.step(op), "reply to {:?}", op),
         }
-        // Every lock that is given back and that nobody takes is announced free, once.
+        // Every lock that is released and not granted again is announced as free once.
         if let Op::Release { lock, .. } | Op::Break { lock } | Op::Delete { lock } = *op {
             let free = model.locks[lock].holds.is_empty() && !model.locks[lock].other;
             let announced = real.messages.iter().filter(|key| **key == LOCKS[lock]).count();
-            // Where it was free before, that may have been the first to see that a lease had ended.
+            // If the lock was free before, this step may be the first to notice an expired lease.
             let expected = usize::from(free && held_before[lock])..=usize::from(free);
             prop_assert!(expected.contains(&announced), "{} messages after {:?}", announced, op);
         }
         real.locks.verify();
-        // Two locks may be served in either order; for each waiter it is the same.
+        // Two locks may be served in either order. Each waiter sees the same.
         let by_id = |decisions: &mut Vec<(WaiterId, Decision)>| {
             let mut taken = std::mem::take(decisions);
             taken.sort_by_key(|(id, _)| *id);
             taken
         };
         prop_assert_eq!(by_id(&mut real.decisions), by_id(&mut model.decisions), "after {:?}", op);
-        prop_assert_eq!(real.take_news(), model.take_news(), "messages after {:?}", op);
+        prop_assert_eq!(real.take_inbox_events(), model.take_inbox_events(), "messages after {:?}", op);
         let mut told = std::mem::take(&mut real.notices);
-        let expected = model.take_notices().into_iter().map(|(lock, owner, happened)| {
+        let expected = model.take_notices().into_iter().map(|(lock, owner, event)| {
             let lock = at(LOCKS[lock]).to_id();
-            Notice { lock, owner: Owner::new(OWNERS[owner]), happened }
+            Notice { lock, owner: Owner::new(OWNERS[owner]), event }
         });
-        let mut expected: Vec<_> = expected.filter(|_| tells_owners).collect();
+        let mut expected: Vec<_> = expected.filter(|_| notifies_owners).collect();
         told.sort();
         expected.sort();
-        // What ends twice in a pause, by its lease and otherwise, is told after it in one way or the other.
+        // A hold that ends twice during a pause, by its lease and otherwise, is reported in either way.
         if !was_paused && !model.paused {
             prop_assert_eq!(told, expected, "told after {:?}", op);
         }
         for (lock, key) in LOCKS.into_iter().enumerate() {
-            // A paused server may still show a grant that is to be revoked, and those whose hold is over
-            // at the positions that they had.
+            // A paused server may still show a grant to be revoked, and waits of former holders at their old
+            // positions.
             if !model.paused {
                 let expected: Vec<_> = model.locks[lock].line().iter().map(|waiter| waiter.id).collect();
                 prop_assert_eq!(real.waiting(key), expected, "queue of {} after {:?}", lock, op);
@@ -171,7 +173,7 @@ impl SideBySide {
         Ok(true)
     }
 
-    /// Everybody leaves: fails if anything is kept.
+    /// Lets all clients leave. Fails if anything is remembered.
     pub(super) fn end(mut self) {
         let blocked = self.model.in_flight.iter().filter(|grant| grant.call.notify.is_none());
         let in_flight: Vec<_> = blocked.map(|grant| grant.id).collect();

@@ -4,30 +4,30 @@
 //!
 //! ```text
 //! alice acquires k[, OPTION…] -> holds 1[, a new token] | busy | quarantined | waits | deadlock | unblocked | wrong type
-//! alice waits for k[, OPTION…]                  the same with `BLOCK`, and the call has to wait
-//!     OPTION: shared | lease 20 ms | at most 50 ms | fenced | id 1 | watchdog | ephemeral | replicas
+//! alice waits for k[, OPTION…]                  with `BLOCK`; the call is queued
+//!     OPTION: shared | once | limit 2 | lease 20 ms | at most 50 ms | fenced | id 1 | watchdog | ephemeral | replicas
 //! alice releases k[, all][, shared][, lease 20 ms][, id 1] -> 0 left | not owner | wrong type
 //! alice renews k, lease 20 ms[, watchdog][, ephemeral] -> holds 1 | not owner | wrong type
 //! alice cancels k, id 1 -> undone | nothing undone
-//! an operator breaks k -> 1 lost                how many owners lost their holds
+//! an operator breaks k -> 1 lost                number of owners that lost their holds
 //! alice's grant is delivered | alice's client is gone
 //! a foreign write deletes k | replaces k | sets the lease of k to 20 ms
 //! external clients listen
 //! an external client takes k[, lease 20 ms] -> taken | not free
 //! clients are paused | the pause is over | the timer is late | the timer fires
 //! the server is a replica for a moment | locks may be forgotten for 20 ms
-//! alice is granted k, holds 1                   seen: what a waiter is answered
-//! alice's wait for k ends: timed out            seen, and likewise superseded, cancelled, demoted, lost, wrong type
-//! k is announced free                           seen, where external clients listen
+//! alice is granted k, holds 1                   event: the reply to a waiter
+//! alice's wait for k ends: timed out            event; also superseded, cancelled, demoted, lost, wrong type
+//! k is announced free                           event, if external clients listen
 //! nothing happens
 //! queue of k: alice, bob | nobody
 //! holders of k: alice 1 until 20 ms; bob 1 shared until 30 ms | nobody
-//! at 50 ms: LINE                                the clock goes on to 50 ms after the scenario's beginning
+//! at 50 ms: LINE                                advances the clock to 50 ms after the scenario's beginning
 //! 16 times: LINE; LINE
 //! ```
 //!
-//! Owners are alice, bob, carol and dave; `bob/2` is another connection of bob. Locks are k, m and n. A lease that is not
-//! given is one of 30 seconds which shortens nothing, as in the module. A call waits at most as long as `at most` says.
+//! Owners are alice, bob, carol and dave; `bob/2` is another connection of bob. Locks are k, m and n. The default
+//! lease is 30 seconds and shortens nothing, as in the module. A call waits without a deadline unless `at most` is given.
 
 use crate::core::model_tests::{Call, Op, LOCKS};
 use crate::core::{Mode, ReleaseScope};
@@ -36,7 +36,7 @@ pub(super) const OWNERS: [&str; 4] = ["alice", "bob", "carol", "dave"];
 
 const DEFAULT_LEASE_MS: i64 = 30_000;
 
-/// A connection of an owner: both by number, the first connection is 0.
+/// A connection, by the number of its owner and its own. The first connection is 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Client {
     pub(super) owner: usize,
@@ -59,21 +59,21 @@ impl Client {
         }
     }
 
-    /// The connection's id, which no other client has.
+    /// The connection's id, unique among all clients.
     pub(super) fn connection(self) -> u64 {
         u64::try_from(self.owner).unwrap() * 100 + self.number
     }
 }
 
-/// What one line says.
+/// The meaning of one line.
 #[derive(Debug)]
 pub(super) enum Line {
-    /// The clock goes on until then, in milliseconds since the beginning.
+    /// Advances the clock to this time, in milliseconds since the beginning.
     At(i64, Box<Line>),
     Times(usize, Vec<Line>),
-    /// A client's call, or an operator's, and its reply.
+    /// A call of a client or an operator, and its expected reply.
     Call(Option<Client>, Op, String),
-    /// A foreign write, or something that befalls the whole server.
+    /// A foreign write, or an event of the whole server.
     Happens(Op),
     Takes(usize, i64, String),
     Delivered(Client),
@@ -81,7 +81,7 @@ pub(super) enum Line {
     Listen,
     TimerIsLate,
     TimerFires,
-    /// What is seen of a decision or an announcement.
+    /// An expected decision or announcement.
     Seen(String),
     Nothing,
     Queue(usize, String),
@@ -89,7 +89,7 @@ pub(super) enum Line {
 }
 
 impl Line {
-    /// The line that this text is; `None` if it is not understood.
+    /// Parses a line; `None` if it is not understood.
     pub(super) fn parse(text: &str) -> Option<Line> {
         let text = text.trim();
         if let Some((at, line)) = text.strip_prefix("at ").and_then(|rest| rest.split_once(" ms: ")) {
@@ -117,7 +117,7 @@ fn lock_of(name: &str) -> Option<usize> {
     ["k", "m", "n"].iter().take(LOCKS.len()).position(|lock| *lock == name)
 }
 
-/// What has no reply.
+/// Parses a line without a reply.
 fn parse_event(text: &str) -> Option<Line> {
     let event = match text {
         "external clients listen" => Line::Listen,
@@ -178,7 +178,7 @@ fn ms(text: &str) -> Option<i64> {
     text.strip_suffix(" ms")?.parse().ok()
 }
 
-/// A lock, and what stands after it between commas.
+/// A lock and the comma-separated options after it.
 fn split_options(text: &str) -> Option<(usize, Vec<&str>)> {
     let mut parts = text.split(", ");
     let lock = lock_of(parts.next()?)?;
@@ -221,7 +221,7 @@ fn parse_call(call: &str, reply: &str) -> Option<Line> {
     Some(Line::Call(Some(client), op, reply.into()))
 }
 
-/// A call to acquire, and how long it waits if that is limited.
+/// An acquire and its time to wait, if that is limited.
 fn acquire_options(client: Client, options: &[&str]) -> Option<(Call, Option<u64>)> {
     let mut call = Call { owner: client.owner, lease: DEFAULT_LEASE_MS, keeps: true, ..Call::default() };
     let mut block = None;
@@ -233,7 +233,7 @@ fn acquire_options(client: Client, options: &[&str]) -> Option<(Call, Option<u64
             "fenced" => call.fence = true,
             "watchdog" => watchdog = true,
             "ephemeral" => ephemeral = true,
-            "replicas" => call.confirmed_later = true,
+            "replicas" => call.awaits_replicas = true,
             _ if option.starts_with("watchdog at most ") => {
                 watchdog = true;
                 call.max = Some(ms(option.strip_prefix("watchdog at most ")?)?);

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
 
-//! Named interleavings as text: each file beside this one tells scenarios of one subject, which drive the lock manager with
-//! a clock, a timer and a keyspace of its own.
+//! Named interleavings as text. Each text file beside this one has the scenarios of one subject. They drive
+//! the lock manager with a clock, a timer and a keyspace.
 //!
-//! Each line of a scenario is something that happens, or something that must be seen. What it sets off (a grant, the end of
-//! a wait, an announcement) must be named by the lines that follow, in its order and in its millisecond: a scenario fails
-//! if anything happens that it does not tell. [`line`] has the grammar, [`stage`] carries the lines out.
+//! Each line is an input or an expected event. The events that an input causes (a grant, the end of a wait,
+//! an announcement) must follow in their order and in their millisecond. A scenario fails on any event that
+//! it does not name. [`line`] has the grammar, and [`stage`] runs the lines.
 //!
-//! A line that begins with `#` is a remark. `# (4) …` quotes an invariant of `docs/design.md`, which must have these words.
+//! A line that begins with `#` is a comment. `# (4) …` quotes an invariant of `docs/design.md` word for word.
 
 mod line;
 mod stage;
@@ -17,7 +17,7 @@ use stage::Stage;
 
 const DESIGN: &str = include_str!("../../../docs/design.md");
 
-/// One line of a file that is no remark: its number, and its text.
+/// A line that is not a comment: its number and its text.
 type Numbered<'a> = (usize, &'a str);
 
 /// The scenarios of a file, each with its heading.
@@ -55,7 +55,7 @@ fn play(file: &str, text: &str) {
     }
 }
 
-/// Fails unless the file quotes an invariant, and each that it quotes as `docs/design.md` has it.
+/// Fails unless the file quotes an invariant, and every quote matches `docs/design.md`.
 fn assert_quotes(file: &str, text: &str) {
     let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
     let invariants = words(DESIGN.rsplit("## What are the invariants?").next().unwrap());
@@ -63,11 +63,14 @@ fn assert_quotes(file: &str, text: &str) {
     assert!(!quotes.is_empty(), "{file} quotes no invariant");
     for quote in quotes {
         let numbered = words(&quote.replacen(')', ".", 1));
-        assert!(invariants.contains(&numbered), "{file} quotes what docs/design.md does not say: {quote}");
+        assert!(
+            invariants.contains(&numbered),
+            "{file} quotes an invariant that docs/design.md does not have: {quote}"
+        );
     }
 }
 
-/// A test for each file.
+/// Defines a test per file.
 macro_rules! subjects {
     ($($subject:ident),*) => {
         $(
@@ -82,9 +85,9 @@ macro_rules! subjects {
 
 subjects!(queue, once, limit, watchdog, upgrade, downgrade, retry, revocation, fairness, quarantine);
 
-/// What a scenario does not tell, tells wrongly or misspells is found.
+/// A missing, wrong or misspelled line fails.
 #[test]
-fn a_scenario_that_is_wrong_fails() {
+fn a_wrong_scenario_fails() {
     let begin = "alice acquires k -> holds 1\nbob waits for k\n";
     for (wrong, why) in [
         ("alice acquires k -> holds 1", "-> holds 2"),

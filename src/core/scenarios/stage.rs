@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Carries out the lines of one scenario, and notices what they set off.
+//! Runs the lines of one scenario and collects the events that they cause.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -11,27 +11,27 @@ use crate::core::{ConnectionId, Decision, Hold, Owner, Reply, Token, WaiterId};
 
 const LOCK_NAMES: [&str; 3] = ["k", "m", "n"];
 
-/// A wait that was not decided, or whose grant was neither delivered nor revoked.
+/// An undecided wait, or a grant that is neither delivered nor revoked.
 struct Wait {
     id: WaiterId,
     lock: usize,
     is_granted: bool,
 }
 
-/// The tokens of one lock that were seen.
+/// The tokens of one lock seen so far.
 #[derive(Default)]
 struct Tokens {
     newest: Token,
     of_owners: BTreeMap<usize, Token>,
 }
 
-/// The lock manager and what surrounds it, as one scenario has them.
+/// The lock manager and its environment in one scenario.
 pub(super) struct Stage {
     real: Real,
     begin: i64,
     waits: BTreeMap<Client, Wait>,
     tokens: [Tokens; 3],
-    /// What was seen and is still to be told, in its order: of decisions, and of announcements.
+    /// Decisions, and announcements, that the scenario has not named yet, in order.
     decisions: VecDeque<String>,
     announcements: VecDeque<String>,
 }
@@ -50,10 +50,10 @@ impl Stage {
         }
     }
 
-    /// Carries out one line. Fails if something else is seen than it says.
+    /// Runs one line. Fails if the observed event or reply differs.
     pub(super) fn play(&mut self, line: &Line) -> Result<(), String> {
         if !matches!(line, Line::Seen(_) | Line::Times(..)) {
-            self.assert_all_told()?;
+            self.assert_all_named()?;
         }
         match line {
             Line::At(at, line) => {
@@ -71,9 +71,10 @@ impl Stage {
         Ok(())
     }
 
-    /// Ends the scenario: nothing is left to be told, and when all have left nothing is kept (9).
+    /// Ends the scenario. Fails if an event was not named, or if anything is remembered once all clients have
+    /// left (9).
     pub(super) fn end(mut self) -> Result<(), String> {
-        self.assert_all_told()?;
+        self.assert_all_named()?;
         self.real.timer = true;
         for client in self.waits.keys() {
             self.real.locks.connection_closed(ConnectionId(client.connection()), self.real.time());
@@ -106,7 +107,7 @@ impl Stage {
                 self.fire();
             }
             Line::Seen(event) => return self.seen(event),
-            Line::Nothing => return self.assert_all_told(),
+            Line::Nothing => return self.assert_all_named(),
             Line::Queue(lock, expected) => equal(&self.queue(*lock), expected, &queue_of(*lock))?,
             Line::Holders(lock, expected) => equal(&self.holders(*lock), expected, &holders_of(*lock))?,
         }
@@ -156,7 +157,7 @@ impl Stage {
         Ok(())
     }
 
-    /// A connection is lost: with it the client's wait, or a grant that it has not got yet, and what is bound to it.
+    /// Closes a connection with its wait, its undelivered grant and its bindings.
     fn gone(&mut self, client: Client) {
         match self.waits.remove(&client) {
             Some(wait) if wait.is_granted => self.real.locks.undelivered(wait.id),
@@ -173,10 +174,10 @@ impl Stage {
         }
     }
 
-    /// The clock goes on, to a time at which something may happen, but not before.
+    /// Advances the clock, but not past an event.
     fn advance(&mut self, at: i64) -> Result<(), String> {
         while self.real.now < self.begin + at {
-            self.assert_all_told().map_err(|why| format!("at {} ms: {why}", self.real.now - self.begin))?;
+            self.assert_all_named().map_err(|why| format!("at {} ms: {why}", self.real.now - self.begin))?;
             self.real.advance(1);
             self.notice();
         }
@@ -187,7 +188,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Puts what was decided and announced into the words of a scenario.
+    /// Translates decisions and announcements into the words of a scenario.
     fn notice(&mut self) {
         for (id, decision) in std::mem::take(&mut self.real.decisions) {
             let client = self.waits.iter().find(|(_, wait)| wait.id == id).map(|(client, _)| *client);
@@ -218,7 +219,7 @@ impl Stage {
         }
     }
 
-    /// A grant in the words of a scenario.
+    /// Describes a grant in the words of a scenario.
     fn granted(&mut self, client: Client, lock: usize, reply: &Reply) -> String {
         let tokens = &mut self.tokens[lock];
         let known = tokens.of_owners.get(&client.owner).copied();
@@ -248,9 +249,9 @@ impl Stage {
         }
     }
 
-    fn assert_all_told(&self) -> Result<(), String> {
+    fn assert_all_named(&self) -> Result<(), String> {
         match self.decisions.front().or(self.announcements.front()) {
-            Some(event) => Err(format!("Not told: {event}")),
+            Some(event) => Err(format!("Not named: {event}")),
             None => Ok(()),
         }
     }

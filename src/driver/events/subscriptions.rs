@@ -6,7 +6,7 @@
 use std::cell::Cell;
 
 use crate::config;
-use crate::core::{Happened, KeyChange, LockRef};
+use crate::core::{HoldEvent, KeyChange, LockRef};
 use crate::driver::quarantine;
 use crate::driver::state::with;
 use crate::keyspace::reader_cache;
@@ -28,16 +28,16 @@ impl KeyspaceEvents for KeyEvents {
         reader_cache::invalidate(ctx, key);
         // These events end every hold on the key, also by putting another value in its place.
         let change = match event {
-            b"expired" => KeyChange::Gone(Happened::Expired),
-            b"evicted" => KeyChange::Gone(Happened::Evicted),
+            b"expired" => KeyChange::Gone(HoldEvent::Expired),
+            b"evicted" => KeyChange::Gone(HoldEvent::Evicted),
             b"del" | b"rename_from" | b"move_from" | b"rename_to" | b"move_to" | b"restore" | b"copy_to" => {
-                KeyChange::Gone(Happened::Deleted)
+                KeyChange::Gone(HoldEvent::Deleted)
             }
             _ => KeyChange::Changed,
         };
         with(ctx, |driver| {
             // The common case, in which the event costs nothing else: there are no waiters.
-            if driver.locks.ignores(change) {
+            if driver.locks.ignores_change(change) {
                 return;
             }
             if driver.locks.key_changed(LockRef { db: ctx.db(), key }, change, ctx.now()) {

@@ -2,7 +2,7 @@
 
 //! Writes a lock after a step of the core and notifies external clients.
 
-use crate::core::{InHand, LockRef, WallMs};
+use crate::core::{LockRef, StepOutput, WallMs};
 use crate::driver::events::subscriptions;
 use crate::driver::state::with;
 use crate::keyspace::{channel, Lock};
@@ -11,9 +11,15 @@ use crate::server::Ctx;
 
 /// Writes a lock that a command has opened and the core has changed. `found_free` says whether the lock was free before
 /// the step.
-pub(crate) fn commit(ctx: Ctx<'_>, at: LockRef<'_>, in_hand: InHand, lock: &mut Lock<'_>, found_free: bool) {
+pub(crate) fn commit(
+    ctx: Ctx<'_>,
+    at: LockRef<'_>,
+    in_hand: StepOutput,
+    lock: &mut Lock<'_>,
+    found_free: bool,
+) {
     subscriptions::subscribe(ctx);
-    let shortened = lock.shortened_to(in_hand.foreseen);
+    let shortened = lock.shortened_to(in_hand.expected_end);
     store(ctx, at, in_hand, lock, found_free, shortened);
 }
 
@@ -23,7 +29,7 @@ pub(crate) fn commit(ctx: Ctx<'_>, at: LockRef<'_>, in_hand: InHand, lock: &mut 
 pub(crate) fn store(
     ctx: Ctx<'_>,
     at: LockRef<'_>,
-    in_hand: InHand,
+    in_hand: StepOutput,
     lock: &mut Lock<'_>,
     found_free: bool,
     shortened: Option<WallMs>,
@@ -35,7 +41,7 @@ pub(crate) fn store(
         lock.store().or_else(|| unannounced.then(|| channel::publish_free(ctx, Propagation::of(ctx), name)));
     let receivers = if in_hand.is_reserved {
         if receivers.is_some() {
-            with(ctx, |driver| driver.locks.was_withheld(in_hand));
+            with(ctx, |driver| driver.locks.note_withheld(in_hand));
         }
         None
     } else {

@@ -3,7 +3,7 @@
 //! Deadlock detection: follows the wait graph and reads the holders of each lock from its key.
 
 use crate::config;
-use crate::core::waits_for::{Edge, Step, PORTION};
+use crate::core::waits_for::{Edge, Progress, PORTION};
 use crate::core::{Holders, LockId, LockManager, Owner, Search, WaiterId, Waits};
 use crate::driver::clients::blocked_clients::WaitOutcome;
 use crate::driver::locks::reconcile::{reconcile, serve_bundles};
@@ -79,13 +79,13 @@ pub(crate) fn run_deferred_searches(ctx: Ctx<'_>) {
         left -= 1;
         match (resolve(ctx, search, reported), id) {
             (SearchResult::Interrupted(search), _) => {
-                with(ctx, |driver| driver.locks.put_off(*search));
+                with(ctx, |driver| driver.locks.suspend_search(*search));
                 left = 0;
             }
             (SearchResult::NoDeadlock(rest), _) => left = left.min(rest),
             (SearchResult::Deadlock(edges, rest), Some(id)) => with(ctx, |driver| {
                 left = left.min(rest);
-                let lead = driver.locks.lead_of(id);
+                let lead = driver.locks.first_wait_of(id);
                 driver.stats.deadlocks += 1;
                 driver.locks.end_deadlocked(id);
                 driver.blocked.end(lead, WaitOutcome::Deadlock(edges));
@@ -93,20 +93,20 @@ pub(crate) fn run_deferred_searches(ctx: Ctx<'_>) {
             (SearchResult::Deadlock(..), None) => return defect!("a deadlock without a wait"),
         }
     }
-    with(ctx, |driver| driver.locks.rest_from_searches(ctx.now()));
+    with(ctx, |driver| driver.locks.pause_searches(ctx.now()));
 }
 
 /// Runs a search to its end. Applies overtakes that resolve a cycle, and ends the waits of disconnected clients.
 fn resolve(ctx: Ctx<'_>, mut search: Search, reported: bool) -> SearchResult {
     loop {
         match run_search(ctx, &mut search) {
-            Step::Cycle(edges, others) if reported => {
+            Progress::Cycle(edges, others) if reported => {
                 if !end_waits_of_gone_clients(ctx, &edges, others) {
                     return SearchResult::Deadlock(edges, search.left());
                 }
             }
-            Step::Soft(overtakes) => apply_overtakes(ctx, &overtakes),
-            Step::Later => return SearchResult::Interrupted(Box::new(search)),
+            Progress::Soft(overtakes) => apply_overtakes(ctx, &overtakes),
+            Progress::Later => return SearchResult::Interrupted(Box::new(search)),
             _ => return SearchResult::NoDeadlock(search.left()),
         }
         let left = search.left();
@@ -121,7 +121,7 @@ fn resolve(ctx: Ctx<'_>, mut search: Search, reported: bool) -> SearchResult {
 /// these waits ended.
 fn end_waits_of_gone_clients(ctx: Ctx<'_>, edges: &[Edge], others: Vec<WaiterId>) -> bool {
     let any = with(ctx, |driver| {
-        let waits = edges.iter().map(|edge| edge.by).chain(others).map(|id| driver.locks.lead_of(id));
+        let waits = edges.iter().map(|edge| edge.by).chain(others).map(|id| driver.locks.first_wait_of(id));
         let disconnected: Vec<WaiterId> = waits.filter(|id| driver.blocked.is_hung_up(*id)).collect();
         for id in &disconnected {
             driver.locks.leave(*id);
@@ -138,7 +138,7 @@ fn end_waits_of_gone_clients(ctx: Ctx<'_>, edges: &[Edge], others: Vec<WaiterId>
 /// Swaps each waiter with the bundle member ahead of it, and serves their locks.
 fn apply_overtakes(ctx: Ctx<'_>, overtakes: &[(WaiterId, WaiterId)]) {
     let apply =
-        |(waiter, member): &(WaiterId, WaiterId)| with(ctx, |driver| driver.locks.let_pass(*waiter, *member));
+        |(waiter, member): &(WaiterId, WaiterId)| with(ctx, |driver| driver.locks.overtake(*waiter, *member));
     let mut locks: Vec<LockId> = overtakes.iter().filter_map(apply).collect();
     if locks.is_empty() {
         return defect!("no wait overtakes to break the cycle");
@@ -159,10 +159,10 @@ pub(crate) fn describe_cycle_for_caller(ctx: Ctx<'_>, edges: &[Edge]) -> String 
 /// Runs a call for several locks, then serves the waiting bundles. A lock that became free is announced only if no
 /// bundle got it.
 pub(crate) fn in_multi_lock_call<T>(ctx: Ctx<'_>, body: impl FnOnce() -> T) -> T {
-    with(ctx, |driver| driver.locks.begin_several());
+    with(ctx, |driver| driver.locks.begin_multi_release());
     let done = body();
     serve_bundles(ctx);
-    for lock in with(ctx, |driver| driver.locks.end_several()) {
+    for lock in with(ctx, |driver| driver.locks.end_multi_release()) {
         ctx.in_db(lock.db, || reconcile(ctx, &lock));
     }
     serve_bundles(ctx);
@@ -190,11 +190,11 @@ pub(crate) fn blockers_of(ctx: Ctx<'_>, owner: &Owner) -> Vec<Edge> {
     search.into_edges()
 }
 
-fn run_search(ctx: Ctx<'_>, search: &mut Search) -> Step {
+fn run_search(ctx: Ctx<'_>, search: &mut Search) -> Progress {
     loop {
         let now = ctx.now();
         match with(ctx, |driver| search.step(&driver.locks, now)) {
-            Step::Read(lock) => {
+            Progress::Read(lock) => {
                 // Outside of `with`: reading an expired key raises an event.
                 let name = Str::new(&lock.key);
                 let holders = ctx.in_db(lock.db, || keyspace::read_holders(ctx, &name, now));

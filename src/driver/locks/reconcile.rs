@@ -4,7 +4,9 @@
 
 use foldhash::HashSet;
 
-use crate::core::{Decision, InHand, Known, LockId, LockManager, Now, Reply, Try, Verdict, WaiterId};
+use crate::core::{
+    BundleTry, Decision, LockId, LockLookup, LockManager, Now, Reply, StepOutput, Verdict, WaiterId,
+};
 use crate::driver::locks::commit::store;
 use crate::driver::locks::remembered::Remembered;
 use crate::driver::state::with;
@@ -32,9 +34,8 @@ fn reconcile_without_bundles(ctx: Ctx<'_>, lock: &LockId) {
         return refuse(Decision::Moved);
     }
     let now = ctx.now();
-    let read = with_lock(ctx, lock, &name, now, |locks, known, open| {
-        ((), locks.reconcile(known, &mut open.holders, &mut open.records, now))
-    });
+    let read =
+        with_lock(ctx, lock, &name, now, |locks, known, open| ((), locks.reconcile(open.opened(known, now))));
     if read.is_err() {
         refuse(Decision::WrongType);
     }
@@ -45,7 +46,7 @@ fn reconcile_without_bundles(ctx: Ctx<'_>, lock: &LockId) {
 #[inline]
 pub(crate) fn serve_bundles(ctx: Ctx<'_>) {
     // Usually no bundle waits.
-    if with(ctx, |driver| driver.locks.any_due()) {
+    if with(ctx, |driver| driver.locks.has_due_bundle()) {
         serve_due(ctx);
     }
 }
@@ -53,11 +54,13 @@ pub(crate) fn serve_bundles(ctx: Ctx<'_>) {
 #[cold]
 fn serve_due(ctx: Ctx<'_>) {
     let mut failed: HashSet<WaiterId> = HashSet::default();
-    while let Some(Try { lead, parts }) = with(ctx, |driver| driver.locks.next_try()) {
+    while let Some(BundleTry { first_wait: lead, members: parts }) =
+        with(ctx, |driver| driver.locks.begin_try())
+    {
         let db = parts.first().map_or_else(|| ctx.db(), |(lock, _)| lock.db);
         let blocked_at = ctx.in_db(db, || {
             let blocked_at = try_bundle(ctx, lead, &parts);
-            for lock in with(ctx, |driver| driver.locks.was_tried(blocked_at)) {
+            for lock in with(ctx, |driver| driver.locks.end_try(blocked_at)) {
                 reconcile_without_bundles(ctx, &lock);
             }
             blocked_at
@@ -83,10 +86,10 @@ fn try_bundle(ctx: Ctx<'_>, lead: WaiterId, parts: &[(LockId, WaiterId)]) -> Opt
     let now = ctx.now();
     for (name, (lock, part)) in names.iter().zip(parts) {
         let found = with_lock(ctx, lock, name, now, |locks, known, open| {
-            locks.try_part(known, &mut open.holders, &mut open.records, *part, now)
+            locks.try_member(open.opened(known, now), *part)
         });
         match found {
-            Ok(Some(Verdict::May)) => {}
+            Ok(Some(Verdict::Available)) => {}
             Ok(Some(Verdict::Busy { .. })) => return Some(*part),
             Ok(Some(Verdict::Refused(refusal))) => return end(Decision::Refused(refusal)),
             Ok(Some(Verdict::Repeats(_)) | None) => return None,
@@ -123,7 +126,7 @@ fn grant_members(ctx: Ctx<'_>, lead: WaiterId, parts: &[(LockId, WaiterId)], rec
     let now = ctx.now();
     let granted = |(lock, part): &(LockId, WaiterId)| {
         let granted = with_lock(ctx, lock, &Str::new(&lock.key), now, |locks, known, open| {
-            locks.grant_part(known, &mut open.holders, &mut open.records, (*part, waits), now)
+            locks.grant_member(open.opened(known, now), *part, waits)
         });
         granted.ok().flatten()
     };
@@ -139,7 +142,7 @@ fn with_lock<T>(
     lock: &LockId,
     name: &Str<'_>,
     now: Now,
-    step: impl FnOnce(&mut LockManager, Known<'_>, &mut Lock<'_>) -> (T, InHand),
+    step: impl FnOnce(&mut LockManager, LockLookup<'_>, &mut Lock<'_>) -> (T, StepOutput),
 ) -> Result<T, Error> {
     let remembered = Remembered::of(ctx, lock.as_ref());
     Lock::open(ctx, name, None, &remembered, now, |open| {
@@ -147,7 +150,7 @@ fn with_lock<T>(
         let (found, in_hand) = with(ctx, |driver| step(&mut driver.locks, remembered.lock, open));
         // The length of a lease that a foreign write has ended is unknown.
         let shortened =
-            if found_free { open.holders.first_end() } else { open.shortened_to(in_hand.foreseen) };
+            if found_free { open.holders.first_end() } else { open.shortened_to(in_hand.expected_end) };
         store(ctx, lock.as_ref(), in_hand, open, found_free, shortened);
         found
     })

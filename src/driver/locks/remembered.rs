@@ -2,7 +2,7 @@
 
 //! Locks as the core remembers them, and queueing a request without reading its lock.
 
-use crate::core::{Hold, Known, LockRef, Now, Patience, Request, RequestId, Unseen};
+use crate::core::{FastQueued, Hold, LockLookup, LockRef, Now, Request, RequestId, WaitPolicy};
 use crate::driver::state::with;
 use crate::keyspace::{granted, Memory};
 use crate::server::keys::key;
@@ -12,7 +12,7 @@ use crate::server::{Ctx, Str};
 #[derive(Clone, Copy)]
 pub(crate) struct Remembered<'a> {
     ctx: Ctx<'a>,
-    pub(crate) lock: Known<'a>,
+    pub(crate) lock: LockLookup<'a>,
 }
 
 impl<'a> Remembered<'a> {
@@ -39,10 +39,10 @@ pub(crate) fn queue_unseen(
     name: &Str<'_>,
     remembered: &Remembered<'_>,
     request: &Request,
-    patience: Patience,
+    patience: WaitPolicy,
     now: Now,
-) -> Option<Unseen> {
-    if patience == Patience::Leaves {
+) -> Option<FastQueued> {
+    if patience == WaitPolicy::NoWait {
         return None;
     }
     // A field may expire before the lock's lease. The first waiter has to read when.
@@ -50,6 +50,6 @@ pub(crate) fn queue_unseen(
     let is_new = |id: &RequestId| matches!(granted(ctx, name, id), Ok(None));
     with(ctx, |driver| {
         driver.update_quarantine(now);
-        driver.locks.queue_unseen(remembered.lock, request, patience, (must_read_first, is_new), now)
+        driver.locks.queue_fast(remembered.lock, request, patience, (must_read_first, is_new), now)
     })
 }

@@ -8,7 +8,7 @@
 
 use std::rc::Rc;
 
-use crate::core::{Message, MonoUs, News, WaiterId};
+use crate::core::{InboxEvent, Message, MonoUs, WaiterId};
 use crate::driver::state::{with, WaitStart};
 use crate::error::Error;
 use crate::server::clients::caller::Caller;
@@ -43,7 +43,7 @@ pub(crate) fn await_message(ctx: Ctx<'_>, start: WaitStart) {
 pub(crate) fn on_turn_end(ctx: Ctx<'_>, (): ()) {
     let started = ctx.now().mono;
     while let Some(message) = with(ctx, |driver| driver.locks.next_message()) {
-        if publish(ctx, &message) == 0 && message.news == News::Granted {
+        if publish(ctx, &message) == 0 && message.event == InboxEvent::Granted {
             skip_unheard_waiter(ctx, message.id);
         }
         if ctx.now().mono.saturating_sub(started) >= BUDGET_US {
@@ -57,7 +57,7 @@ pub(crate) fn on_turn_end(ctx: Ctx<'_>, (): ()) {
 /// another node.
 fn skip_unheard_waiter(ctx: Ctx<'_>, id: WaiterId) {
     with(ctx, |driver| {
-        if !driver.in_cluster && driver.locks.unheard(id) {
+        if !driver.in_cluster && driver.locks.message_unheard(id) {
             driver.schedule_soon(ctx);
         }
     });
@@ -65,10 +65,10 @@ fn skip_unheard_waiter(ctx: Ctx<'_>, id: WaiterId) {
 
 /// Publishes `granted <request> <key>` or `lost <request> <key>`. Returns the number of subscribers at this server that
 /// received it.
-fn publish(ctx: Ctx<'_>, Message { inbox, lock, request, news, .. }: &Message) -> usize {
-    let word: &[u8] = match news {
-        News::Granted => b"granted ",
-        News::Lost => b"lost ",
+fn publish(ctx: Ctx<'_>, Message { inbox, lock, request, event, .. }: &Message) -> usize {
+    let word: &[u8] = match event {
+        InboxEvent::Granted => b"granted ",
+        InboxEvent::Lost => b"lost ",
     };
     let text = [word, request.id(), b" ", &lock.key].concat();
     calls::publish(ctx, &channel(inbox), &Str::new(&text))

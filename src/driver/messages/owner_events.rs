@@ -16,7 +16,7 @@ const BATCH: usize = 100;
 
 /// Turns events on or off, as `lock.events` says.
 pub(crate) fn apply_setting(ctx: Ctx<'_>) {
-    with(ctx, |driver| driver.locks.tell_owners(config::events()));
+    with(ctx, |driver| driver.locks.notify_owners(config::events()));
     subscriptions::subscribe_to_fields(ctx);
 }
 

@@ -37,7 +37,7 @@ pub(crate) fn on_timer(ctx: Ctx<'_>) {
         driver.replica_waits.drop_stale_hook(ctx);
         driver.inboxes.drop_idle_hook(ctx, &driver.locks);
         if driver.in_cluster && driver.rechecks.take_all_due(started) {
-            let is_remembered = driver.locks.look_at_all();
+            let is_remembered = driver.locks.recheck_all();
             if driver.locks.waiting_total() > 0 {
                 driver.rechecks.plan_all(started);
             } else if is_remembered {
@@ -71,7 +71,7 @@ pub(crate) fn on_timer(ctx: Ctx<'_>) {
     let flush_unannounced = with(ctx, |driver| {
         let is_announced = driver.flush_unannounced && (may_write || !primary);
         driver.flush_unannounced &= !is_announced;
-        let contended = || driver.locks.wanted_here().map(|lock| lock.key.to_vec()).collect::<Vec<_>>();
+        let contended = || driver.locks.contended_locks().map(|lock| lock.key.to_vec()).collect::<Vec<_>>();
         (is_announced && primary).then(contended)
     });
     if let Some(wanted_here) = flush_unannounced {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
 
-//! What a state of the model looks like: two that look alike must behave alike from then on.
+//! The look of a state of the model. Two states with the same look must behave the same from then on.
 //!
-//! Names that clients never see are left out: waits and holds count by their order, times from now on, and what is over by now
-//! in no way at all. Fencing tokens are no part of it, as they grow with the clock.
+//! Names that clients never see are left out: waits and holds count by their order, and times count from now.
+//! Past times have no look. Neither have fencing tokens, as they grow with the clock.
 
 use super::*;
 
-/// A look at a state, as a list of numbers that no two different states have in common.
+/// The look of a state: a list of numbers that no two different states share.
 pub(in crate::core::model_tests) struct Look {
     seen: Vec<i64>,
     now: i64,
@@ -16,7 +16,7 @@ pub(in crate::core::model_tests) struct Look {
 }
 
 impl Model {
-    /// What this state looks like.
+    /// The look of this state.
     pub(in crate::core::model_tests) fn look(&self) -> Vec<i64> {
         let queued = self.locks.iter().flat_map(|lock| &lock.queue).map(|waiter| waiter.id);
         let waits: BTreeSet<_> = queued.chain(self.in_flight.iter().map(|grant| grant.id)).collect();
@@ -34,7 +34,7 @@ impl Model {
 }
 
 impl Look {
-    // Nothing is left out by mistake: every structure is taken apart by the names of all its fields.
+    // Every structure is destructured field by field, so that no field is left out by mistake.
 
     fn model(&mut self, model: &Model) {
         let Model {
@@ -47,23 +47,26 @@ impl Look {
             in_flight,
             closed,
             decisions,
-            news,
+            inbox_events,
             missed,
             notices,
         } = model;
-        assert!(decisions.is_empty() && news.is_empty() && notices.is_empty(), "in the middle of a step");
+        assert!(
+            decisions.is_empty() && inbox_events.is_empty() && notices.is_empty(),
+            "in the middle of a step"
+        );
         locks.iter().for_each(|lock| self.lock(lock));
         self.add(*paused);
         self.option(quarantine.filter(|until| *until > self.now), |look, until| look.add(until - look.now));
         self.list(in_flight, |look, grant| {
-            let ModelGrant { id, lock, call, number, since, owes, is_answered } = grant;
+            let ModelGrant { id, lock, call, number, since, hold_mode, is_answered } = grant;
             look.wait(*id);
             look.index(*lock);
             look.call(call);
             look.hold_number(*number);
-            look.option(*owes, |look, mode| look.add(mode == Mode::Shared));
+            look.option(*hold_mode, |look, mode| look.add(mode == Mode::Shared));
             look.add(*is_answered);
-            // Of others nothing is counted from then on.
+            // Other calls do not affect these counts from now on.
             let counts = call.notify.is_some() || call.bind.is_some();
             look.option(Some(*since).filter(|_| counts), |look, since| look.add(since - look.now));
         });
@@ -171,26 +174,26 @@ impl Look {
         self.add(*lease_end - self.now);
         self.list(watchdogs, |look, connection| look.count(*connection));
         self.option(*until_us, |look, until| look.add(until - now_us));
-        // Who does not renew has nothing that is due.
+        // A binding without a watchdog has no due time.
         self.option(Some(*due_us).filter(|_| !watchdogs.is_empty()), |look, due| look.add(due - now_us));
         self.list(ephemeral, |look, connection| look.count(*connection));
-        self.list(requests, |look, (id, (connection, ephemeral, since, overtaken, until))| {
+        self.list(requests, |look, (id, (connection, ephemeral, since, taken_over, until))| {
             look.add(*id);
             look.count(*connection);
             look.add(*ephemeral);
             look.add(*since - look.now);
-            look.add(overtaken.0);
-            look.add(overtaken.1);
+            look.add(taken_over.0);
+            look.add(taken_over.1);
             look.add(*until - now_us);
         });
         self.list(plain, |look, connection| look.count(*connection));
     }
 
     fn call(&mut self, call: &Call) {
-        let Call { owner, shared, once, limit, lease, keeps, fence, id, confirmed_later, .. } = call;
-        let Call { bind, overtaken, max, notify, .. } = call;
+        let Call { owner, shared, once, limit, lease, keeps, fence, id, awaits_replicas, .. } = call;
+        let Call { bind, taken_over, max, notify, .. } = call;
         self.index(*owner);
-        [shared, once, keeps, fence, confirmed_later].into_iter().for_each(|is| self.add(*is));
+        [shared, once, keeps, fence, awaits_replicas].into_iter().for_each(|is| self.add(*is));
         self.add(*limit);
         self.add(*lease);
         self.option(*id, Look::add);
@@ -199,8 +202,8 @@ impl Look {
             look.add(watchdog);
             look.add(ephemeral);
         });
-        self.add(overtaken.0);
-        self.add(overtaken.1);
+        self.add(taken_over.0);
+        self.add(taken_over.1);
         self.option(*max, Look::add);
         self.option(*notify, |look, (connection, grace)| {
             look.count(connection);
@@ -225,7 +228,7 @@ impl Look {
         self.add(id);
     }
 
-    /// One that is over says nothing but that it was.
+    /// An ended wait counts only as ended.
     fn wait(&mut self, id: WaiterId) {
         self.add(self.waits.get(&id).copied().unwrap_or(-1));
     }

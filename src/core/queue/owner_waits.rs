@@ -1,31 +1,32 @@
 // SPDX-License-Identifier: MIT
 
-//! Where one owner waits: mostly for one lock, now and then for a few, and where many calls have one name, for thousands.
+//! The waits of one owner: usually for one lock, sometimes for a few, and for thousands if many calls share a
+//! name.
 
 use std::collections::BTreeSet;
 
 use smallvec::{smallvec, SmallVec};
 
-use super::table::LockIdx;
-use super::WaiterId;
+use crate::core::table::LockIdx;
+use crate::core::WaiterId;
 
-/// With more waits than this they are kept in a tree.
+/// More waits than this are stored in a tree.
 const FEW: usize = 32;
 
-/// The waits of one owner, in the order of the locks' handles and then of arrival.
+/// The waits of one owner, ordered by lock handle and then by arrival.
 #[derive(Debug)]
-pub(super) enum OwnerWaits {
+pub(in crate::core) enum OwnerWaits {
     Few(SmallVec<[(LockIdx, WaiterId); 1]>),
     Many(BTreeSet<(LockIdx, WaiterId)>),
 }
 
 impl OwnerWaits {
     #[inline(always)]
-    pub(super) fn one(lock: LockIdx, id: WaiterId) -> OwnerWaits {
+    pub(in crate::core) fn one(lock: LockIdx, id: WaiterId) -> OwnerWaits {
         OwnerWaits::Few(smallvec![(lock, id)])
     }
 
-    pub(super) fn insert(&mut self, lock: LockIdx, id: WaiterId) {
+    pub(in crate::core) fn insert(&mut self, lock: LockIdx, id: WaiterId) {
         match self {
             OwnerWaits::Few(few) if few.len() == FEW => {
                 let mut many: BTreeSet<_> = few.drain(..).collect();
@@ -43,7 +44,7 @@ impl OwnerWaits {
     }
 
     #[inline(always)]
-    pub(super) fn remove(&mut self, lock: LockIdx, id: WaiterId) {
+    pub(in crate::core) fn remove(&mut self, lock: LockIdx, id: WaiterId) {
         match self {
             OwnerWaits::Few(few) => {
                 if let Ok(at) = few.binary_search(&(lock, id)) {
@@ -57,16 +58,16 @@ impl OwnerWaits {
     }
 
     #[inline(always)]
-    pub(super) fn is_empty(&self) -> bool {
+    pub(in crate::core) fn is_empty(&self) -> bool {
         match self {
             OwnerWaits::Few(few) => few.is_empty(),
             OwnerWaits::Many(many) => many.is_empty(),
         }
     }
 
-    /// True if they are for more than one lock.
+    /// Whether the waits are for more than one lock.
     #[inline(always)]
-    pub(super) fn span_locks(&self) -> bool {
+    pub(in crate::core) fn span_locks(&self) -> bool {
         let ends = match self {
             OwnerWaits::Few(few) => (few.first(), few.last()),
             OwnerWaits::Many(many) => (many.first(), many.last()),
@@ -74,7 +75,7 @@ impl OwnerWaits {
         matches!(ends, (Some((first, _)), Some((last, _))) if first != last)
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (LockIdx, WaiterId)> + '_ {
+    pub(in crate::core) fn iter(&self) -> impl Iterator<Item = (LockIdx, WaiterId)> + '_ {
         let (few, many) = match self {
             OwnerWaits::Few(few) => (Some(few.iter()), None),
             OwnerWaits::Many(many) => (None, Some(many.iter())),
@@ -82,8 +83,8 @@ impl OwnerWaits {
         few.into_iter().flatten().chain(many.into_iter().flatten()).copied()
     }
 
-    /// Those for this lock.
-    pub(super) fn at(&self, lock: LockIdx) -> impl Iterator<Item = WaiterId> + '_ {
+    /// The waits for this lock.
+    pub(in crate::core) fn at(&self, lock: LockIdx) -> impl Iterator<Item = WaiterId> + '_ {
         let (few, many) = match self {
             OwnerWaits::Few(few) => {
                 let from = few.partition_point(|(of, _)| *of < lock);

@@ -2,8 +2,8 @@
 
 //! Holds that depend on a connection: renewed while it is open, or released when it closes.
 //!
-//! A binding belongs to an owner's hold on a lock, and ends with it: whoever takes the same lock later under the
-//! same name starts without. What is to be written for it is written when the lock is reconciled.
+//! A binding belongs to one owner's hold on a lock and ends with it. A later hold under the same name starts
+//! without one. Changes caused by bindings are written when the lock is reconciled.
 
 use std::collections::BTreeSet;
 
@@ -11,84 +11,85 @@ use foldhash::HashMap;
 use smallvec::SmallVec;
 
 use super::binding::{Binding, NewBind};
-use super::ended::Ended;
-use super::few::Few;
+use super::ended::EndedRequests;
 use super::lease::{Lease, SetLease};
 use super::schedule::earlier;
+use super::small_map::SmallMap;
 use super::spare::free_spare;
 use super::table::LockIdx;
 use super::{ConnectionId, Holders, LockId, MonoUs, Now, Owner, Records, ReleaseScope, RequestId, WallMs};
 
-/// How many bindings are looked through at a time for what cannot come again.
+/// Maximum number of bindings per sweep.
 const SWEEP_BATCH: usize = 1_000;
 
-/// How many of the holds that are renewed next are looked through for those of one lock.
-const RENEWED_NEXT: usize = 256;
+/// Number of upcoming renewals that are searched for holds of one lock.
+const RENEWAL_SCAN_LIMIT: usize = 256;
 
 /// A hold that depends on a connection.
 type BoundHold = (LockIdx, Owner);
 
 /// The bindings of one lock.
 #[derive(Default)]
-struct OfLock {
-    bindings: Few<Owner, Binding>,
-    /// Whose holds are to end, as a connection has closed.
-    closed: Few<Owner, ()>,
-    /// Some were renewed, and others that are due soon are still to be.
-    renews_on: bool,
-    /// Some of them may be about holds that have ended.
+struct LockBindings {
+    bindings: SmallMap<Owner, Binding>,
+    /// Owners whose holds must end because a connection closed.
+    closed: SmallMap<Owner, ()>,
+    /// Whether further holds are due for a joint renewal in the next step.
+    has_more_renewals: bool,
+    /// Whether some bindings may belong to holds that have ended.
     doubtful: bool,
 }
 
-/// Whose holds a step may have ended.
+/// The owners whose holds a step may have ended.
 #[derive(Clone, Copy)]
-pub(super) enum MayHaveEnded<'a> {
-    /// Only those of the owner who calls.
-    Of(&'a Owner),
+pub(super) enum AffectedOwners<'a> {
+    /// The calling owner only.
+    Only(&'a Owner),
     Any,
 }
 
-/// All bindings, the schedules that go with them, and the requests that have had one.
+/// All bindings with their schedules, and the requests that had one.
 #[derive(Default)]
-pub(super) struct Sessions {
-    /// The bindings of each lock that has some.
-    of_locks: HashMap<LockIdx, OfLock>,
-    /// Which holds depend on a connection.
-    by_connection: HashMap<ConnectionId, Few<BoundHold, ()>>,
-    /// When a watchdog is to renew; the binding has that time too.
+pub(super) struct Bindings {
+    /// The bindings of each lock that has any.
+    by_lock: HashMap<LockIdx, LockBindings>,
+    /// The holds that depend on each connection.
+    by_connection: HashMap<ConnectionId, SmallMap<BoundHold, ()>>,
+    /// Times of the next renewals by watchdogs. Each binding has its time too.
     renewals: BTreeSet<(MonoUs, BoundHold)>,
-    /// When to look through a binding for requests that cannot come again; the binding has that time too.
+    /// Times at which bindings are swept for requests that can no longer be repeated. Each binding has its
+    /// time too.
     sweeps: BTreeSet<(MonoUs, BoundHold)>,
-    /// Requests that bound a hold which has ended, and owners whose holds have ended with a connection.
-    ended: Ended,
-    /// Until when a request may come again that was granted here, at most.
+    /// Requests whose hold has ended, and owners whose holds ended with a connection.
+    ended: EndedRequests,
+    /// Latest time until which a request that was granted here may be repeated.
     requests_until: MonoUs,
-    /// How many holds end with a connection.
+    /// Number of holds that end with a connection.
     ephemeral: usize,
-    /// This server is not the primary: bindings wait to see whether it will be again.
+    /// Whether this server is not the primary. Bindings are kept in case it becomes the primary again.
     suspended: bool,
 }
 
-impl Sessions {
-    /// True if a hold of this lock depends on a connection, or did.
+impl Bindings {
+    /// Whether a hold of this lock depends on a connection, or did.
     #[inline(always)]
     pub(super) fn knows(&self, lock: LockIdx) -> bool {
-        !self.of_locks.is_empty() && self.of_locks.contains_key(&lock)
+        !self.by_lock.is_empty() && self.by_lock.contains_key(&lock)
     }
 
-    /// True if any hold depends on a connection.
+    /// Whether any hold depends on a connection.
     pub(super) fn any_bound(&self) -> bool {
         !self.by_connection.is_empty()
     }
 
     fn binding(&mut self, lock: LockIdx, owner: &Owner) -> Option<&mut Binding> {
-        if self.of_locks.is_empty() {
+        if self.by_lock.is_empty() {
             return None;
         }
-        self.of_locks.get_mut(&lock)?.bindings.get_mut(owner)
+        self.by_lock.get_mut(&lock)?.bindings.get_mut(owner)
     }
 
-    /// The owner's hold depends on a connection from now on.
+    /// Makes the owner's hold depend on a connection.
     #[inline(always)]
     pub(super) fn bind(
         &mut self,
@@ -98,21 +99,21 @@ impl Sessions {
         lease: Lease,
         now: Now,
     ) {
-        let bindings = &mut self.of_locks.entry(lock).or_default().bindings;
+        let bindings = &mut self.by_lock.entry(lock).or_default().bindings;
         let new = || Binding::new(lease, bind.begins.then_some(bind.since));
         let Some(binding) = bindings.get_or_insert_with(owner, new) else {
-            return defect!("a binding is missing from its index");
+            return defect!("a new binding is missing");
         };
         let hold = (lock, owner.clone());
         let connection = bind.bind.connection;
         let (sweep_at, due, was_ephemeral) = (binding.sweep_at(), binding.due(), binding.is_ephemeral());
-        let let_go = binding.bind(bind, id, lease, now);
+        let replaced = binding.bind(bind, id, lease, now);
         self.ephemeral += usize::from(binding.is_ephemeral() && !was_ephemeral);
-        binding.lease_was_set(lease, now);
+        binding.note_lease(lease, now);
         let depends = binding.depends_on(connection);
         plan(&mut self.sweeps, &hold, sweep_at, binding.sweep_at());
         plan(&mut self.renewals, &hold, due, binding.due());
-        for other in let_go {
+        for other in replaced {
             unlink(&mut self.by_connection, other, &hold);
         }
         if depends {
@@ -120,18 +121,19 @@ impl Sessions {
         }
     }
 
-    /// The owner has set its lease: the next renewal is a third of that away.
-    pub(super) fn lease_was_set(&mut self, lock: LockIdx, owner: &Owner, lease: Lease, now: Now) {
-        self.plan_anew(lock, owner, |binding| binding.lease_was_set(lease, now));
+    /// Notes that the owner has set its lease: the next renewal is due after a third of it.
+    pub(super) fn note_lease(&mut self, lock: LockIdx, owner: &Owner, lease: Lease, now: Now) {
+        self.reschedule(lock, owner, |binding| binding.note_lease(lease, now));
     }
 
-    /// The owner's lease ends then, but what is renewed stays as it is. That may be due earlier now.
-    pub(super) fn lease_end_was_set(&mut self, lock: LockIdx, owner: &Owner, end: WallMs, now: Now) {
-        self.plan_anew(lock, owner, |binding| binding.lease_end_was_set(end, now));
+    /// Notes a new end of the owner's lease. The renewed length stays the same; the next renewal may become
+    /// due earlier.
+    pub(super) fn note_lease_end(&mut self, lock: LockIdx, owner: &Owner, end: WallMs, now: Now) {
+        self.reschedule(lock, owner, |binding| binding.note_lease_end(end, now));
     }
 
-    /// Changes the binding of an owner's hold, if there is one, and when it is to be renewed.
-    fn plan_anew(&mut self, lock: LockIdx, owner: &Owner, change: impl FnOnce(&mut Binding)) {
+    /// Changes the binding of an owner's hold, if it has one, and reschedules its renewal.
+    fn reschedule(&mut self, lock: LockIdx, owner: &Owner, change: impl FnOnce(&mut Binding)) {
         let Some(binding) = self.binding(lock, owner) else { return };
         let before = binding.due();
         change(binding);
@@ -141,24 +143,25 @@ impl Sessions {
         }
     }
 
-    /// What the owner's hold depends on, if it does and that is certain.
+    /// The binding of the owner's hold, if it is certain and has a connection.
     pub(super) fn binding_of(&self, lock: LockIdx, owner: &Owner) -> Option<&Binding> {
-        let of_lock = self.of_locks.get(&lock).filter(|of_lock| !of_lock.doubtful && !self.suspended)?;
-        of_lock.bindings.get(owner).filter(|binding| !binding.is_doubtful() && binding.client().is_some())
+        let bound = self.by_lock.get(&lock).filter(|bound| !bound.doubtful && !self.suspended)?;
+        bound.bindings.get(owner).filter(|binding| !binding.is_doubtful() && binding.client().is_some())
     }
 
-    /// True if this request bound the owner's hold to a connection before.
+    /// Whether this request bound the owner's hold to a connection.
     pub(super) fn has_bound(&self, lock: LockIdx, owner: &Owner, id: &RequestId) -> bool {
-        let binding = self.of_locks.get(&lock).and_then(|of_lock| of_lock.bindings.get(owner));
+        let binding = self.by_lock.get(&lock).and_then(|bound| bound.bindings.get(owner));
         binding.is_some_and(|binding| binding.has_bound(id))
     }
 
-    /// True if the hold that this request got has ended since.
+    /// Whether the hold that this request got has ended.
     pub(super) fn has_ended(&self, lock: impl FnOnce() -> LockId, id: &RequestId, now: Now) -> bool {
         !self.ended.is_empty() && self.ended.contains(&(lock(), id.clone()), now.mono)
     }
 
-    /// True if the owner's holds have ended with a connection since this request got one, and it may be one of those.
+    /// Whether the owner's holds ended with a connection since this request was granted, so that its hold may
+    /// be among them.
     pub(super) fn ended_with_connection(
         &self,
         lock: impl FnOnce() -> LockId,
@@ -169,21 +172,21 @@ impl Sessions {
         !self.ended.is_empty() && self.ended.was_closed(lock(), owner, id, now.mono)
     }
 
-    /// A request has got a hold for its owner, whatever became of an earlier one with the same id.
-    pub(super) fn has_begun(
+    /// Notes that a request got a hold for its owner, after any earlier request with the same id.
+    pub(super) fn note_granted(
         &mut self,
         lock: impl FnOnce() -> LockId,
         (owner, id): (&Owner, &RequestId),
         now: Now,
     ) {
-        self.requests_until = self.requests_until.max(may_come_until(id.ttl_ms, now));
+        self.requests_until = self.requests_until.max(repeatable_until(id.ttl_ms, now));
         if !self.ended.is_empty() {
-            self.ended.has_begun(lock(), owner, id);
+            self.ended.note_granted(lock(), owner, id);
         }
     }
 
-    /// The hold that this request got was given back: what is left of the owner's holds does not depend on its
-    /// connection, unless another call made it so.
+    /// Notes that the hold of this request was released. The owner's remaining holds do not depend on its
+    /// connection, unless another call bound them too.
     pub(super) fn unbind_request(&mut self, lock: LockIdx, owner: &Owner, id: &RequestId, now: Now) {
         let Some(binding) = self.binding(lock, owner) else { return };
         let (before, was_ephemeral) = (binding.due(), binding.is_ephemeral());
@@ -196,8 +199,8 @@ impl Sessions {
         self.drop_if_idle(&hold, now.mono);
     }
 
-    /// A connection was closed: takes one of the holds that depended on it. Returns its lock, and whether it is to end; `None` if
-    /// there is none left.
+    /// Handles one of the holds that depended on a closed connection. Returns its lock, and whether the hold
+    /// must end; `None` if no hold is left.
     pub(super) fn close_next(&mut self, connection: ConnectionId, now: Now) -> Option<(LockIdx, bool)> {
         let holds = self.by_connection.get_mut(&connection)?;
         let hold = holds.pop_first().map(|(hold, ())| hold);
@@ -208,7 +211,7 @@ impl Sessions {
         self.close_hold(connection, hold?, now)
     }
 
-    /// Takes this one of the holds that depended on a connection which was closed, if it is one of them.
+    /// Handles this hold if it depended on the closed connection.
     pub(super) fn close_one(&mut self, connection: ConnectionId, hold: &BoundHold, now: Now) {
         let Some(holds) = self.by_connection.get(&connection) else { return };
         if holds.get(hold).is_some() {
@@ -218,10 +221,11 @@ impl Sessions {
     }
 
     fn close_hold(&mut self, connection: ConnectionId, hold: BoundHold, now: Now) -> Option<(LockIdx, bool)> {
-        let of_lock = self.of_locks.get_mut(&hold.0);
-        let bound =
-            of_lock.and_then(|of_lock| Some((of_lock.bindings.get_mut(&hold.1)?, &mut of_lock.closed)));
-        let Some((binding, closed)) = bound else { return defect!("a connection has no hold", None) };
+        let bound = self.by_lock.get_mut(&hold.0);
+        let bound = bound.and_then(|bound| Some((bound.bindings.get_mut(&hold.1)?, &mut bound.closed)));
+        let Some((binding, closed)) = bound else {
+            return defect!("a connection is linked to a missing binding", None);
+        };
         let (was_ephemeral, due) = (binding.is_ephemeral(), binding.due());
         let ends = binding.connection_closed(connection);
         if ends {
@@ -233,42 +237,43 @@ impl Sessions {
         Some((hold.0, ends))
     }
 
-    /// Owners whose holds are to end, as a connection has closed.
+    /// The owners whose holds must end because a connection closed.
     pub(super) fn closed(&self, lock: LockIdx) -> impl Iterator<Item = &Owner> {
-        let of_lock = self.of_locks.get(&lock).filter(|_| !self.suspended);
-        of_lock.into_iter().flat_map(|of_lock| of_lock.closed.keys())
+        let bound = self.by_lock.get(&lock).filter(|_| !self.suspended);
+        bound.into_iter().flat_map(|bound| bound.closed.keys())
     }
 
-    /// How many holds those are.
+    /// Number of holds that must end because a connection closed.
     pub(super) fn closed_len(&self, lock: LockIdx) -> usize {
-        let of_lock = self.of_locks.get(&lock).filter(|_| !self.suspended);
-        of_lock.map_or(0, |of_lock| of_lock.closed.len())
+        let bound = self.by_lock.get(&lock).filter(|_| !self.suspended);
+        bound.map_or(0, |bound| bound.closed.len())
     }
 
-    /// How many holds of this lock depend on connections.
+    /// Number of holds of this lock that depend on connections.
     pub(super) fn len_of(&self, lock: LockIdx) -> usize {
-        if self.of_locks.is_empty() {
+        if self.by_lock.is_empty() {
             return 0;
         }
-        self.of_locks.get(&lock).map_or(0, |of_lock| of_lock.bindings.len())
+        self.by_lock.get(&lock).map_or(0, |bound| bound.bindings.len())
     }
 
-    /// The locks with holds that a watchdog is to renew by now. They stay due until the lock is reconciled.
+    /// The locks with a renewal due by now. They stay due until the lock is reconciled.
     pub(super) fn due_for_renewal(&self, now: Now) -> impl Iterator<Item = LockIdx> + '_ {
         self.renewals.iter().take_while(move |(at, _)| *at <= now.mono).map(|(_, (lock, _))| *lock)
     }
 
-    /// When the next renewal is due.
+    /// Time of the next renewal.
     pub(super) fn next_renewal(&self) -> Option<MonoUs> {
         self.renewals.first().map(|(at, _)| *at)
     }
 
-    /// When [`sweep`](Sessions::sweep) has something to do.
+    /// Time at which [`sweep`](Bindings::sweep) is due.
     pub(super) fn next_sweep(&self) -> Option<MonoUs> {
         earlier(self.sweeps.first().map(|(at, _)| *at), self.ended.due())
     }
 
-    /// Forgets requests that cannot come again, and bindings that were kept for them. Returns the locks of the latter.
+    /// Forgets requests that can no longer be repeated, and bindings kept for them. Returns the locks of
+    /// these bindings.
     pub(super) fn sweep(&mut self, now: MonoUs) -> Vec<LockIdx> {
         self.ended.sweep(now);
         let mut dropped = Vec::new();
@@ -295,13 +300,13 @@ impl Sessions {
         idle
     }
 
-    /// Takes a binding out of every index.
+    /// Removes a binding from every index.
     #[inline(always)]
     fn take(&mut self, hold: &BoundHold) -> Option<impl Iterator<Item = (RequestId, MonoUs)>> {
-        let of_lock = self.of_locks.get_mut(&hold.0)?;
-        let binding = of_lock.bindings.get_mut(&hold.1)?;
-        if !of_lock.closed.is_empty() {
-            of_lock.closed.remove(&hold.1);
+        let bound = self.by_lock.get_mut(&hold.0)?;
+        let binding = bound.bindings.get_mut(&hold.1)?;
+        if !bound.closed.is_empty() {
+            bound.closed.remove(&hold.1);
         }
         self.ephemeral -= usize::from(binding.is_ephemeral());
         plan(&mut self.renewals, hold, binding.due(), None);
@@ -310,15 +315,15 @@ impl Sessions {
             unlink(&mut self.by_connection, connection, hold);
         }
         let requests = binding.take_requests();
-        of_lock.bindings.discard(&hold.1);
-        if of_lock.bindings.is_empty() {
-            self.of_locks.remove(&hold.0);
-            free_spare(&mut self.of_locks);
+        bound.bindings.discard(&hold.1);
+        if bound.bindings.is_empty() {
+            self.by_lock.remove(&hold.0);
+            free_spare(&mut self.by_lock);
         }
         Some(requests)
     }
 
-    /// The owner holds nothing any more.
+    /// Ends the binding of an owner that holds nothing.
     #[inline(always)]
     fn unbind(&mut self, hold: &BoundHold, name: &LockId) {
         for (request, until) in self.take(hold).into_iter().flatten() {
@@ -326,64 +331,61 @@ impl Sessions {
         }
     }
 
-    /// Ends the bindings of those who hold nothing any more, of whom that may be so.
+    /// Ends the bindings of owners without a hold. `affected` names the owners to check, and `ended` tells whether
+    /// an owner holds nothing.
     #[inline(always)]
     pub(super) fn unbind_ended(
         &mut self,
         lock: LockIdx,
         name: &LockId,
-        who: MayHaveEnded<'_>,
+        affected: AffectedOwners<'_>,
         ended: impl Fn(&Owner) -> bool,
     ) {
-        let Some(of_lock) = self.of_locks.get(&lock) else { return };
-        let gone: SmallVec<[Owner; 1]> = match who {
-            MayHaveEnded::Of(owner) => {
+        let Some(bound) = self.by_lock.get(&lock) else { return };
+        let gone: SmallVec<[Owner; 1]> = match affected {
+            AffectedOwners::Only(owner) => {
                 Some(owner).filter(|owner| ended(owner)).cloned().into_iter().collect()
             }
-            MayHaveEnded::Any => of_lock
-                .bindings
-                .iter()
-                .map(|(owner, _)| owner)
-                .filter(|owner| ended(owner))
-                .cloned()
-                .collect(),
+            AffectedOwners::Any => {
+                bound.bindings.iter().map(|(owner, _)| owner).filter(|owner| ended(owner)).cloned().collect()
+            }
         };
         for owner in gone {
             self.unbind(&(lock, owner), name);
         }
     }
 
-    /// This server is not the primary any more, and renews and releases nothing.
+    /// Stops renewals and releases: this server is no longer the primary.
     pub(super) fn suspend(&mut self) {
         self.suspended = true;
         self.renewals.clear();
-        for of_lock in self.of_locks.values_mut() {
-            of_lock.doubtful = true;
-            of_lock.bindings.values_mut().for_each(Binding::suspend);
+        for bound in self.by_lock.values_mut() {
+            bound.doubtful = true;
+            bound.bindings.values_mut().for_each(Binding::suspend);
         }
     }
 
-    /// This server is the primary again. Returns the locks to be reconciled.
+    /// Resumes after a promotion. Returns the locks to reconcile.
     pub(super) fn resume(&mut self) -> Vec<LockIdx> {
         self.suspended = false;
-        self.of_locks.keys().copied().collect()
+        self.by_lock.keys().copied().collect()
     }
 
-    /// The holds may not be those any more that the bindings are about.
+    /// Notes that the owners may have different holds by now.
     pub(super) fn doubt(&mut self, lock: LockIdx) {
-        if let Some(of_lock) = self.of_locks.get_mut(&lock) {
-            of_lock.doubtful = true;
-            of_lock.bindings.values_mut().for_each(Binding::doubt);
+        if let Some(bound) = self.by_lock.get_mut(&lock) {
+            bound.doubtful = true;
+            bound.bindings.values_mut().for_each(Binding::doubt);
         }
     }
 
-    /// Ends holds whose connection has closed, and renews such whose time it is: of many, a portion. Returns whose were ended, and
-    /// the leases that were set.
+    /// Ends holds whose connection has closed, and renews leases that are due, at most a portion of each.
+    /// Returns the owners whose holds ended, and the leases that were set.
     #[inline(always)]
     pub(super) fn follow(
         &mut self,
         (lock, name): (LockIdx, &LockId),
-        (who, portion): (MayHaveEnded<'_>, usize),
+        (affected, portion): (AffectedOwners<'_>, usize),
         holders: &mut Holders,
         records: &mut dyn Records,
         now: Now,
@@ -392,10 +394,10 @@ impl Sessions {
             return (Vec::new(), Vec::new());
         }
         self.settle_doubts(lock, name, holders, now);
-        let closed = self.end_closed((lock, name), (who, portion), holders, records, now);
+        let closed = self.end_closed((lock, name), (affected, portion), holders, records, now);
         let mut set = Vec::new();
-        // Nearly always none is due, and nobody's binding needs a look.
-        if self.next_renewal().is_none_or(|at| at > now.mono) && !self.renews_on(lock) {
+        // Nearly always, no renewal is due.
+        if self.next_renewal().is_none_or(|at| at > now.mono) && !self.has_more_renewals(lock) {
             return (closed, set);
         }
         for (owner, ms) in self.due_of(lock, portion, now) {
@@ -403,75 +405,76 @@ impl Sessions {
                 self.unbind(&(lock, owner), name);
                 continue;
             };
-            // Somebody may have made it longer than we would.
+            // Another call may have set a later end than the renewal would.
             let wanted = now.wall.saturating_add(ms);
             let end = wanted.max(hold.expires_at);
             if end > hold.expires_at {
                 let _ = holders.renew(owner.as_bytes(), end);
             }
-            self.lease_was_set(lock, &owner, Lease::new(ms, end), now);
+            self.note_lease(lock, &owner, Lease::new(ms, end), now);
             set.push((owner, SetLease::AtLeast(wanted), end));
         }
         (closed, set)
     }
 
-    /// True if a step has left holds of this lock to the next that are to be renewed together.
-    pub(super) fn renews_on(&self, lock: LockIdx) -> bool {
-        self.of_locks.get(&lock).is_some_and(|of_lock| of_lock.renews_on)
+    /// Whether the previous step left further holds of this lock for a joint renewal.
+    pub(super) fn has_more_renewals(&self, lock: LockIdx) -> bool {
+        self.by_lock.get(&lock).is_some_and(|bound| bound.has_more_renewals)
     }
 
-    /// Whose leases to renew, and how many milliseconds each is long: if one is due, others that will be soon too. Of many, a
-    /// portion of those that are due first.
+    /// The owners whose leases to renew, with the lengths in milliseconds. If one is due, others due soon are
+    /// included, at most a portion of those due first.
     fn due_of(&mut self, lock: LockIdx, portion: usize, now: Now) -> Vec<(Owner, i64)> {
-        let Some(of_lock) = self.of_locks.get_mut(&lock) else { return Vec::new() };
-        let renews_on = std::mem::take(&mut of_lock.renews_on);
+        let Some(bound) = self.by_lock.get_mut(&lock) else { return Vec::new() };
+        let has_more_renewals = std::mem::take(&mut bound.has_more_renewals);
         let is_due =
             |binding: &Binding| !binding.is_closed() && binding.due().is_some_and(|at| at <= now.mono);
         let due = |(owner, binding): (&Owner, &Binding)| Some((owner.clone(), binding.due_lease(now)?));
-        if of_lock.bindings.len() <= portion {
-            if !of_lock.bindings.iter().any(|(_, binding)| is_due(binding)) {
+        if bound.bindings.len() <= portion {
+            if !bound.bindings.iter().any(|(_, binding)| is_due(binding)) {
                 return Vec::new();
             }
-            return of_lock.bindings.iter().filter_map(due).collect();
+            return bound.bindings.iter().filter_map(due).collect();
         }
-        // Those of other locks may stand between them, which are not looked through for long.
-        let first = self.renewals.iter().take(RENEWED_NEXT).filter(|(_, (of, _))| *of == lock);
-        let first = first.filter_map(|(_, (_, owner))| Some((owner, of_lock.bindings.get(owner)?)));
+        // Renewals of other locks may stand between, so the search is bounded.
+        let first = self.renewals.iter().take(RENEWAL_SCAN_LIMIT).filter(|(_, (of, _))| *of == lock);
+        let first = first.filter_map(|(_, (_, owner))| Some((owner, bound.bindings.get(owner)?)));
         let mut first = first.skip_while(|(_, binding)| binding.is_closed()).peekable();
-        if !renews_on && !first.peek().is_some_and(|(_, binding)| is_due(binding)) {
+        if !has_more_renewals && !first.peek().is_some_and(|(_, binding)| is_due(binding)) {
             return Vec::new();
         }
         let first: Vec<_> = first.filter_map(due).take(portion).collect();
-        of_lock.renews_on = first.len() == portion;
+        bound.has_more_renewals = first.len() == portion;
         first
     }
 
-    /// Ends holds whose connection has closed: the caller's, and of the others a portion. Returns whose.
+    /// Ends holds whose connection has closed: the caller's, and a portion of the others. Returns their
+    /// owners.
     #[inline(always)]
     pub(super) fn end_closed(
         &mut self,
         (lock, name): (LockIdx, &LockId),
-        (who, portion): (MayHaveEnded<'_>, usize),
+        (affected, portion): (AffectedOwners<'_>, usize),
         holders: &mut Holders,
         records: &mut dyn Records,
         now: Now,
     ) -> Vec<Owner> {
-        let Some(of_lock) = self.of_locks.get(&lock).filter(|of_lock| !of_lock.closed.is_empty()) else {
+        let Some(bound) = self.by_lock.get(&lock).filter(|bound| !bound.closed.is_empty()) else {
             return Vec::new();
         };
-        let own = match who {
-            MayHaveEnded::Of(owner) => Some(owner).filter(|owner| of_lock.closed.get(owner).is_some()),
-            MayHaveEnded::Any => None,
+        let own = match affected {
+            AffectedOwners::Only(owner) => Some(owner).filter(|owner| bound.closed.get(owner).is_some()),
+            AffectedOwners::Any => None,
         };
-        let others = of_lock.closed.keys().filter(|owner| own != Some(*owner)).take(portion);
+        let others = bound.closed.keys().filter(|owner| own != Some(*owner)).take(portion);
         let ended: Vec<Owner> = own.into_iter().chain(others).cloned().collect();
         for owner in &ended {
-            let Some(binding) = of_lock.bindings.get(owner) else { continue };
+            let Some(binding) = bound.bindings.get(owner) else { continue };
             let _ = holders.release(owner.as_bytes(), ReleaseScope::All, None);
             binding.requests(now).for_each(|request| records.forget_grant(request));
-            // Those of its requests that did not bind it, or another server has granted, are not known here.
+            // Requests that did not bind the hold, or that another server granted, are unknown here.
             let was_held_before = binding.held_since().is_none();
-            let until = if was_held_before { may_come_until(records.request_ttl_ms(), now) } else { 0 };
+            let until = if was_held_before { repeatable_until(records.request_ttl_ms(), now) } else { 0 };
             let until = until.max(self.requests_until);
             if until >= now.mono {
                 self.ended.close(name.clone(), owner.clone(), until);
@@ -483,14 +486,14 @@ impl Sessions {
         ended
     }
 
-    /// Ends the bindings that are about other holds than those that there are now.
+    /// Ends bindings whose owner has a different hold now.
     #[inline(always)]
     fn settle_doubts(&mut self, lock: LockIdx, name: &LockId, holders: &Holders, now: Now) {
-        let Some(of_lock) = self.of_locks.get_mut(&lock) else { return };
-        if !std::mem::take(&mut of_lock.doubtful) {
+        let Some(bound) = self.by_lock.get_mut(&lock) else { return };
+        if !std::mem::take(&mut bound.doubtful) {
             return;
         }
-        let doubtful = of_lock.bindings.iter().filter(|(_, binding)| binding.is_doubtful());
+        let doubtful = bound.bindings.iter().filter(|(_, binding)| binding.is_doubtful());
         for owner in doubtful.map(|(owner, _)| owner.clone()).collect::<Vec<_>>() {
             let end = holders.of(owner.as_bytes()).map(|hold| hold.expires_at);
             let hold = (lock, owner);
@@ -506,46 +509,52 @@ impl Sessions {
         }
     }
 
-    /// True if nothing is to be done at some time.
-    pub(super) fn plans_nothing(&self) -> bool {
+    /// Whether no deadline is pending.
+    pub(super) fn has_no_deadline(&self) -> bool {
         self.sweeps.is_empty() && self.ended.is_empty() && self.renewals.is_empty()
     }
 
-    /// True if nothing is to be renewed.
+    /// Whether no renewal is scheduled.
     #[cfg(test)]
-    pub(super) fn renews_nothing(&self) -> bool {
+    pub(super) fn has_no_renewal(&self) -> bool {
         self.renewals.is_empty()
     }
 
-    /// How many holds are renewed, and how many end with a connection.
+    /// Number of renewed holds, and of holds that end with a connection.
     pub(super) fn count(&self) -> (usize, usize) {
         (self.renewals.len(), self.ephemeral)
     }
 
-    /// How many connections holds depend on, how many ended requests are remembered, and how many bindings are to be swept.
+    /// Numbers of connections with bindings, of remembered ended requests, and of scheduled sweeps.
     pub(super) fn lens(&self) -> (usize, usize, usize) {
         (self.by_connection.len(), self.ended.len(), self.sweeps.len())
     }
 
-    /// Fails if an index is not what the bindings say. `knows` says whether a lock is in the table.
+    /// Fails if an index disagrees with the bindings. `knows` tells whether a lock is in the table.
     #[cfg(test)]
     pub(super) fn verify(&self, knows: impl Fn(LockIdx) -> bool) {
         let (mut links, mut renewals, mut sweeps) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
         let mut ephemeral = 0;
-        for (lock, of_lock) in &self.of_locks {
-            assert!(knows(*lock) && !of_lock.bindings.is_empty(), "{lock:?} has bindings and is not known");
-            let closed = of_lock.bindings.iter().filter(|(_, binding)| binding.is_closed());
+        for (lock, bound) in &self.by_lock {
             assert!(
-                closed.map(|(owner, _)| owner).eq(of_lock.closed.keys()),
-                "the index of who ends is wrong"
+                knows(*lock) && !bound.bindings.is_empty(),
+                "{lock:?} has bindings and is not in the table"
             );
-            for (owner, binding) in of_lock.bindings.iter() {
+            let closed = bound.bindings.iter().filter(|(_, binding)| binding.is_closed());
+            assert!(
+                closed.map(|(owner, _)| owner).eq(bound.closed.keys()),
+                "the index of closed holds is wrong"
+            );
+            for (owner, binding) in bound.bindings.iter() {
                 let hold = (*lock, owner.clone());
                 links.extend(binding.each_connection().map(|connection| (connection, hold.clone())));
                 renewals.extend(binding.due().map(|at| (at, hold.clone())));
                 sweeps.extend(binding.sweep_at().map(|at| (at, hold.clone())));
                 ephemeral += usize::from(binding.is_ephemeral());
-                assert!(!binding.is_doubtful() || of_lock.doubtful, "{hold:?} is doubted for ever");
+                assert!(
+                    !binding.is_doubtful() || bound.doubtful,
+                    "the doubt about {hold:?} is never settled"
+                );
             }
         }
         let linked: BTreeSet<_> = self
@@ -560,12 +569,12 @@ impl Sessions {
     }
 }
 
-/// Until when a request that is granted now may come again.
-fn may_come_until(ttl_ms: i64, now: Now) -> MonoUs {
+/// Time until which a request granted now may be repeated.
+fn repeatable_until(ttl_ms: i64, now: Now) -> MonoUs {
     now.mono.saturating_add(ttl_ms.unsigned_abs().saturating_mul(1000))
 }
 
-/// Something that was planned for one time is planned for another.
+/// Moves an entry from one time to another.
 #[inline(always)]
 fn plan(
     planned: &mut BTreeSet<(MonoUs, BoundHold)>,
@@ -586,7 +595,7 @@ fn plan(
 
 #[inline(always)]
 fn unlink(
-    by_connection: &mut HashMap<ConnectionId, Few<BoundHold, ()>>,
+    by_connection: &mut HashMap<ConnectionId, SmallMap<BoundHold, ()>>,
     connection: ConnectionId,
     hold: &BoundHold,
 ) {

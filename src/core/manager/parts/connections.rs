@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: MIT
+
+//! The end of connections, with their waits and holds.
+
+use super::Parts;
+use crate::core::queue::waiters::{Wait, WaitState};
+use crate::core::table::LockIdx;
+use crate::core::{ConnectionId, Counted, Decision, Now, Owner, WaiterId};
+
+/// The reason why a connection loses its waits with `NOTIFY`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::core::manager) enum ConnectionEnd {
+    /// The connection has closed: it loses all waits, and its holds end.
+    Closed,
+    /// The connection does not confirm its grants: it loses its queued waits.
+    Unresponsive,
+}
+
+impl Parts {
+    /// Handles a grant with `NOTIFY` that its connection has not confirmed, or whose message had no
+    /// subscriber. False if the grant no longer exists.
+    pub(in crate::core::manager) fn miss(&mut self, id: WaiterId) -> bool {
+        let wait = self.waiters.get(id).filter(|wait| wait.state() == WaitState::Granted);
+        let Some((lock, request)) = wait.map(|wait| (wait.lock(), wait.request().clone())) else {
+            return false;
+        };
+        let Some(notify) = &request.notify else { return false };
+        self.statistics.count(Counted::NotConfirmed);
+        let drops_waits = self.waiters.notified.note_missed(notify.connection);
+        self.decide(id, lock, &request, Decision::Lost);
+        self.mark_for_revocation(id);
+        if drops_waits {
+            self.ending_connections.entry(notify.connection).or_insert(ConnectionEnd::Unresponsive);
+        }
+        true
+    }
+
+    /// Ends a portion of the waits and holds of ending connections. The next tick continues.
+    pub(in crate::core::manager) fn end_connections(&mut self, now: Now) {
+        for _ in 0..4 * self.portion.0 {
+            let Some((connection, end)) =
+                self.ending_connections.first_key_value().map(|(at, end)| (*at, *end))
+            else {
+                return;
+            };
+            if !self.end_next_of(connection, end, now) {
+                self.ending_connections.remove(&connection);
+            }
+        }
+    }
+
+    /// Ends a portion of the state of a closed connection at once, so that the next call does not rely on it.
+    /// Nearly always that is all. Returns whether anything may be left.
+    pub(in crate::core::manager) fn end_portion_of(&mut self, connection: ConnectionId, now: Now) -> bool {
+        (0..4 * self.portion.0).all(|_| self.end_next_of(connection, ConnectionEnd::Closed, now))
+    }
+
+    /// Ends the owner's hold on this lock if it depends on a closed connection that is still being ended.
+    #[cold]
+    pub(in crate::core::manager) fn end_closed_hold(&mut self, lock: LockIdx, owner: &Owner, now: Now) {
+        let closed = self.ending_connections.iter().filter(|(_, end)| **end == ConnectionEnd::Closed);
+        let closed: Vec<ConnectionId> = closed.map(|(connection, _)| *connection).collect();
+        for connection in closed {
+            self.bindings.close_one(connection, &(lock, owner.clone()), now);
+        }
+    }
+
+    /// Ends the next wait or hold of a connection. False if none is left.
+    pub(super) fn end_next_of(&mut self, connection: ConnectionId, end: ConnectionEnd, now: Now) -> bool {
+        let next = match end {
+            ConnectionEnd::Closed => self.waiters.notified.next_of(connection),
+            ConnectionEnd::Unresponsive => self.waiters.notified.next_queued_of(connection),
+        };
+        if let Some(id) = next {
+            let decision = (end == ConnectionEnd::Unresponsive).then_some(Decision::Lost);
+            self.statistics.add(Counted::Dropped, usize::from(decision.is_some()));
+            if !self.end_wait(id, decision) {
+                self.mark_for_revocation(id);
+            }
+            // Removes it in any state.
+            self.waiters.notified.remove(connection, id);
+            return true;
+        }
+        if end == ConnectionEnd::Unresponsive {
+            return false;
+        }
+        let Some((lock, ends)) = self.bindings.close_next(connection, now) else { return false };
+        if ends && !self.demoted {
+            self.table.set_ready(lock);
+        }
+        self.drop_if_idle(lock);
+        true
+    }
+
+    /// Whether the connection of this wait has closed or loses its waits.
+    #[inline(always)]
+    pub(in crate::core::manager) fn is_dropped(&self, wait: &Wait) -> bool {
+        // Nearly always, no connection is ending.
+        !self.ending_connections.is_empty() && self.has_dropped(wait)
+    }
+
+    #[cold]
+    pub(super) fn has_dropped(&self, wait: &Wait) -> bool {
+        wait.request()
+            .notify
+            .as_ref()
+            .is_some_and(|notify| self.ending_connections.contains_key(&notify.connection))
+    }
+
+    /// Ends a queued wait of an ending connection.
+    #[cold]
+    pub(in crate::core::manager) fn drop_wait(&mut self, id: WaiterId) {
+        let of = |wait: &Wait| wait.request().notify.as_ref().map(|notify| notify.connection);
+        let connection = self.waiters.get(id).and_then(of);
+        if connection.and_then(|connection| self.ending_connections.get(&connection))
+            == Some(&ConnectionEnd::Unresponsive)
+        {
+            self.statistics.count(Counted::Dropped);
+            self.end_queued(id, Decision::Lost);
+        } else {
+            self.take_out(id);
+        }
+    }
+}

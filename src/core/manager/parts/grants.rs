@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: MIT
+
+//! Grants in flight: confirmed, marked for revocation, or void.
+
+use super::Parts;
+use crate::core::bindings::AffectedOwners;
+use crate::core::lease::{Lease, SetLease};
+use crate::core::pending_grants::SetToken;
+use crate::core::queue::waiters::{Wait, WaitState};
+use crate::core::table::LockIdx;
+use crate::core::{Decision, Now, Owner, Request, WaiterId, WallMs};
+
+impl Parts {
+    /// Number of grants and bindings of a lock that end with their holds.
+    pub(in crate::core::manager) fn remembered_of(&self, lock: LockIdx) -> usize {
+        self.table.get(lock).map_or(0, |state| state.unconfirmed.len()) + self.bindings.len_of(lock)
+    }
+
+    /// Ends the grace of a grant that is confirmed, revoked or void.
+    pub(super) fn grace_ends(&mut self, id: WaiterId, request: &Request) {
+        if request.notify.is_some() {
+            self.deadlines.set(&id, None);
+        }
+    }
+
+    /// Marks a grant for revocation: it did not reach its client. Each of its locks is ready, and its next
+    /// step revokes the grant.
+    pub(in crate::core::manager) fn mark_for_revocation(&mut self, id: WaiterId) {
+        for id in self.waiters.together(id) {
+            self.mark_alone_for_revocation(id);
+        }
+    }
+
+    /// Marks a single member of a bundle, or a single grant, for revocation.
+    pub(in crate::core::manager) fn mark_alone_for_revocation(&mut self, id: WaiterId) {
+        if !self.waiters.mark_for_revocation(id) {
+            return;
+        }
+        let Some(wait) = self.waiters.get(id) else { return };
+        let lock = wait.lock();
+        if wait.request().notify.is_some() {
+            self.deadlines.set(&id, None);
+        }
+        if let Some(state) = self.table.get_mut(lock) {
+            state.unconfirmed.mark_for_revocation(id, &wait.request().owner);
+            self.table.set_ready(lock);
+        }
+    }
+
+    /// Voids everything pending for owners whose holds have ended: deliveries, revocations, renewals and
+    /// releases.
+    pub(in crate::core::manager) fn void_ended(
+        &mut self,
+        lock: LockIdx,
+        affected: AffectedOwners<'_>,
+        ended: impl Fn(&Owner) -> bool,
+    ) {
+        self.void_grants(lock, true, affected, &ended);
+        if self.bindings.knows(lock) {
+            let Some(name) = self.name(lock) else { return };
+            self.bindings.unbind_ended(lock, &name, affected, &ended);
+        }
+    }
+
+    /// Voids grants in flight of owners whose holds have ended, but keeps their bindings. `forgets` is false
+    /// if the records left with the holds.
+    pub(in crate::core::manager) fn void_grants(
+        &mut self,
+        lock: LockIdx,
+        forgets: bool,
+        affected: AffectedOwners<'_>,
+        ended: impl Fn(&Owner) -> bool,
+    ) {
+        let Some(state) = self.table.get_mut(lock) else { return };
+        for id in state.unconfirmed.void(affected, ended) {
+            let Some((wait, _)) = self.waiters.remove(id) else { continue };
+            if wait.request().notify.is_some() {
+                self.void_notified(id, lock, &wait, forgets);
+            } else if wait.state() == WaitState::Marked && forgets && !self.demoted {
+                // The grant would have been revoked anyway.
+                let state = self.table.get_mut(lock);
+                if let Some((state, request)) = state.zip(wait.request().id.clone()) {
+                    state.unconfirmed.was_voided(request);
+                }
+            }
+            // A client that still waits for all locks of its bundle has lost one.
+            let waits = |first_wait: &WaiterId| {
+                wait.request().awaits_replicas && !self.waiters.bundles.is_answered(*first_wait)
+            };
+            self.lost_bundles.extend(wait.first_wait().filter(waits));
+        }
+    }
+
+    /// Handles an unconfirmed grant with `NOTIFY` whose hold has ended.
+    #[cold]
+    pub(super) fn void_notified(&mut self, id: WaiterId, lock: LockIdx, wait: &Wait, forgets: bool) {
+        self.grace_ends(id, wait.request());
+        if wait.state() == WaitState::Granted {
+            self.decide(id, lock, wait.request(), Decision::Lost);
+        }
+        // A repeated call must not get the voided reply.
+        let state = self.table.get_mut(lock).filter(|_| forgets && !self.demoted);
+        if let Some((state, request)) = state.zip(wait.request().id.clone()) {
+            state.unconfirmed.was_voided(request);
+        }
+    }
+
+    /// Ends waits whose clients have not been answered yet although their holds have ended. Nearly always,
+    /// none exist.
+    #[inline(always)]
+    pub(in crate::core::manager) fn end_lost(&mut self, lock: LockIdx, decision: &Decision) {
+        if !self.lost_bundles.is_empty() {
+            self.end_lost_bundles(decision);
+        }
+        let Some(state) = self.table.get_mut(lock).filter(|state| state.unconfirmed.any_lost()) else {
+            return;
+        };
+        let lost = state.unconfirmed.take_lost();
+        self.decisions.extend(lost.into_iter().map(|id| (id, decision.clone())));
+    }
+
+    #[cold]
+    pub(super) fn end_lost_bundles(&mut self, decision: &Decision) {
+        for first_wait in std::mem::take(&mut self.lost_bundles) {
+            self.decisions.push_back((first_wait, decision.clone()));
+            if !self.demoted {
+                self.mark_for_revocation(first_wait);
+            }
+        }
+    }
+
+    /// Notes that an irrevocable call has set the lease or the token of a hold.
+    pub(in crate::core::manager) fn note_setting(
+        &mut self,
+        lock: LockIdx,
+        owner: &Owner,
+        lease: Option<(SetLease, WallMs)>,
+        token: Option<SetToken>,
+    ) {
+        if let Some(state) = self.table.get_mut(lock) {
+            state.unconfirmed.note_setting(owner, lease, token);
+        }
+    }
+
+    /// Confirms a delivered grant without consequences, as most are. False if the grant may have
+    /// consequences, and then nothing has changed.
+    #[inline(always)]
+    pub(in crate::core::manager) fn confirm_plain(&mut self, id: WaiterId) -> bool {
+        let is_plain = |wait: &&Wait| {
+            let Request { id, bind, notify, awaits_replicas, .. } = wait.request();
+            let is_simple = id.is_none() && bind.is_none() && notify.is_none() && !awaits_replicas;
+            wait.state() == WaitState::Granted && is_simple && !wait.is_member()
+        };
+        let Some(wait) = self.waiters.get(id).filter(is_plain) else { return false };
+        let lock = wait.lock();
+        if self.bindings.knows(lock) {
+            return false;
+        }
+        let Some(state) = self.table.get_mut(lock) else { return false };
+        if !state.unconfirmed.confirm_plain(id, &wait.request().owner) {
+            return false;
+        }
+        self.waiters.forget_plain(id);
+        self.drop_if_idle(lock);
+        true
+    }
+
+    /// Confirms a delivered grant. If that shortens the lease, the lock becomes ready to write it. Returns
+    /// the wait and its lease.
+    pub(in crate::core::manager) fn confirm(&mut self, id: WaiterId, now: Now) -> Option<(Wait, Lease)> {
+        self.waiters.get(id).filter(|wait| wait.state() == WaitState::Granted)?;
+        let (wait, _) = self.waiters.remove(id)?;
+        self.grace_ends(id, wait.request());
+        let state = self.table.get_mut(wait.lock());
+        let confirmed = state.and_then(|state| state.unconfirmed.confirm(id, &wait.request().owner));
+        let Some(confirmed) = confirmed else { return defect!("a grant is unknown to its lock", None) };
+        if confirmed.settles {
+            self.table.set_ready(wait.lock());
+        }
+        let request = wait.request();
+        let lease = Lease { end: confirmed.written, ..request.lease(confirmed.end, now) };
+        self.bindings.note_lease(wait.lock(), &request.owner, lease, now);
+        Some((wait, lease))
+    }
+}

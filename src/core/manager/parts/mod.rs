@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: MIT
+
+//! The state of the lock manager. Only the files of this folder see more than one of its parts.
+
+mod connections;
+mod grants;
+mod lock_state;
+mod notices;
+mod waits;
+mod watch;
+
+pub(in crate::core::manager) use connections::ConnectionEnd;
+pub(in crate::core::manager) use lock_state::LockState;
+
+use crate::core::bindings::Bindings;
+use crate::core::fragile::FragileLocks;
+use crate::core::granted_keys::GrantedKeys;
+use crate::core::queue::waiters::Waiters;
+use crate::core::schedule::{Calendar, Schedule};
+use crate::core::searches::Searches;
+use crate::core::table::{LockIdx, LockTable};
+use crate::core::{ConnectionId, Decision, LockId, Message, MonoUs, Notice, Statistics, WaiterId, WallMs};
+use std::collections::{BTreeMap, VecDeque};
+
+/// Maximum amount of due work that a step does at one lock: grants made, revoked or voided, and holds ended
+/// or renewed. Thousands at once would stall the server, so the rest is left to the next step, which the
+/// timer starts soon.
+#[derive(Clone, Copy)]
+pub(in crate::core::manager) struct Portion(pub(in crate::core::manager) usize);
+
+impl Default for Portion {
+    fn default() -> Portion {
+        Portion(64)
+    }
+}
+
+/// All state in memory. The types of the fields describe it.
+#[derive(Default)]
+pub(in crate::core::manager) struct Parts {
+    pub(in crate::core::manager) table: LockTable<LockState>,
+    pub(in crate::core::manager) waiters: Waiters,
+    pub(in crate::core::manager) bindings: Bindings,
+    /// Deadlines of waits, and of the graces of grants.
+    pub(in crate::core::manager) deadlines: Schedule<MonoUs, WaiterId>,
+    /// End of the first lease of each held lock with native or known external waiters, or with owners to
+    /// notify.
+    pub(in crate::core::manager) leases: Calendar<WallMs, LockIdx>,
+    /// The lock handed over last, if its queue became empty. It stays in `leases` until the timer fires or
+    /// another lock takes its place. Often a waiter arrives at once, and removing and adding the entry would
+    /// cost more.
+    pub(in crate::core::manager) last_handed_over: Option<LockIdx>,
+    /// End of fairness windows, and of the memory of subscribers.
+    pub(in crate::core::manager) windows: Calendar<MonoUs, LockIdx>,
+    /// Locks in `leases` that a foreign write can free without an event.
+    pub(in crate::core::manager) fragile: FragileLocks,
+    pub(in crate::core::manager) granted_keys: GrantedKeys,
+    /// Whether holds are forgotten for locks without waiters.
+    pub(in crate::core::manager) forgets_holds: bool,
+    /// Maximum amount of due work per step.
+    pub(in crate::core::manager) portion: Portion,
+    /// Connections whose waits and holds must still be ended.
+    pub(in crate::core::manager) ending_connections: BTreeMap<ConnectionId, ConnectionEnd>,
+    /// End of the quarantine. Until then, only owners that hold a lock are granted it, since other holds may
+    /// have been forgotten.
+    pub(in crate::core::manager) quarantined_until: Option<MonoUs>,
+    /// Whether this server is not the primary.
+    pub(in crate::core::manager) demoted: bool,
+    pub(in crate::core::manager) windows_given: usize,
+    pub(in crate::core::manager) windows_used: usize,
+    pub(in crate::core::manager) decisions: VecDeque<(WaiterId, Decision)>,
+    /// Decisions that leave as messages.
+    pub(in crate::core::manager) messages: VecDeque<Message>,
+    /// Granted bundles whose clients still wait although a hold has ended.
+    pub(in crate::core::manager) lost_bundles: Vec<WaiterId>,
+    /// Whether owners get notices about their holds.
+    pub(in crate::core::manager) notifies_owners: bool,
+    pub(in crate::core::manager) notices: VecDeque<Notice>,
+    /// Number of leases that expired under their owners, as far as known.
+    pub(in crate::core::manager) expired_leases: usize,
+    pub(in crate::core::manager) statistics: Statistics,
+    /// Waits that may wait for their own owners.
+    pub(in crate::core::manager) searches: Searches,
+}
+
+/// Maximum number of waits to search per owner, and of owners per lock.
+pub(in crate::core::manager) const MAX_SEARCHED_WAITS: usize = 16;
+
+impl Parts {
+    pub(in crate::core::manager) fn state(&self, lock: LockIdx) -> Option<&LockState> {
+        self.table.get(lock)
+    }
+
+    pub(in crate::core::manager) fn state_mut(&mut self, lock: LockIdx) -> Option<&mut LockState> {
+        self.table.get_mut(lock)
+    }
+
+    /// The name of a lock.
+    pub(in crate::core::manager) fn name(&self, lock: LockIdx) -> Option<LockId> {
+        self.table.id(lock).cloned()
+    }
+
+    /// Whether the state of this lock can be forgotten.
+    #[inline(always)]
+    pub(in crate::core::manager) fn is_idle(&self, lock: LockIdx) -> bool {
+        self.table.get(lock).is_some_and(|state| {
+            state.queue.is_empty()
+                && state.fairness.is_idle()
+                && state.unconfirmed.is_empty()
+                && state.held.is_empty()
+                && !state.unannounced
+                && !self.table.is_ready(lock)
+                && state.lease_planned.is_none()
+                && !self.bindings.knows(lock)
+        })
+    }
+
+    /// Forgets a lock whose state is empty.
+    #[inline(always)]
+    pub(in crate::core::manager) fn drop_if_idle(&mut self, lock: LockIdx) {
+        if self.is_idle(lock) {
+            self.table.remove(lock);
+        }
+    }
+}

@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: MIT
+
+//! The begin, the moves and the end of waits.
+
+use super::lock_state::LockState;
+use super::{Parts, MAX_SEARCHED_WAITS};
+use crate::core::queue::wait_queue::Position;
+use crate::core::queue::waiters::{Crossing, NewWait, Unqueued, Wait};
+use crate::core::table::LockIdx;
+use crate::core::{Counted, Decision, InboxEvent, Message, MonoUs, Notify, Now, Owner, Request, WaiterId};
+use smallvec::SmallVec;
+
+/// Maximum number of an owner's waits for one lock to search when the first of them ends.
+const MAX_SEARCHED_LEFT_BEHIND: usize = 4;
+
+impl Parts {
+    /// Ends a queued wait with a decision. The lock stays in the table even if it is idle now.
+    pub(in crate::core::manager) fn end_queued(&mut self, id: WaiterId, decision: Decision) {
+        let first_wait = self.waiters.first_wait_of(id);
+        if let Some(wait) = self.take_out(id) {
+            self.count_end(&wait, &decision);
+            self.decide(first_wait, wait.lock(), wait.request(), decision);
+        }
+    }
+
+    /// Emits a decision: as a reply to a blocked client, or as a message.
+    #[inline(always)]
+    pub(in crate::core::manager) fn decide(
+        &mut self,
+        id: WaiterId,
+        lock: LockIdx,
+        request: &Request,
+        decision: Decision,
+    ) {
+        match &request.notify {
+            None => self.decisions.push_back((id, decision)),
+            // The repeated call is answered instead.
+            Some(_) if decision == Decision::Superseded => {}
+            Some(notify) => self.send(id, lock, (request, notify), decision),
+        }
+    }
+
+    #[cold]
+    pub(super) fn send(
+        &mut self,
+        id: WaiterId,
+        lock: LockIdx,
+        (request, notify): (&Request, &Notify),
+        decision: Decision,
+    ) {
+        let (Some(lock), Some(request)) = (self.name(lock), request.id.clone()) else {
+            return defect!("a message without a lock or a request");
+        };
+        let event =
+            if matches!(decision, Decision::Granted(_)) { InboxEvent::Granted } else { InboxEvent::Lost };
+        self.messages.push_back(Message { id, inbox: notify.inbox.clone(), lock, request, event });
+    }
+
+    /// Ends a queued wait, with a decision or because its client left. Waiters behind it may become ready.
+    /// False if it is not queued.
+    pub(in crate::core::manager) fn end_wait(&mut self, id: WaiterId, decision: Option<Decision>) -> bool {
+        if self.waiters.queued(id).is_none() {
+            return false;
+        }
+        let (id, member) = (self.waiters.first_wait_of(id), id);
+        let Some(wait) = self.take_out(member) else { return false };
+        let lock = wait.lock();
+        if let Some(decision) = decision {
+            self.count_end(&wait, &decision);
+            self.decide(id, lock, wait.request(), decision);
+        }
+        let Some(state) = self.table.get(lock) else { return defect!("a wait for an unknown lock", true) };
+        let unblocks_next =
+            state.queue.unblocks_next(wait.position(), wait.request().wants, wait.is_member());
+        // The announcement of a bundle's free lock may have been withheld.
+        if (unblocks_next || wait.is_member()) && !self.demoted {
+            self.table.set_ready(lock);
+        }
+        self.unwatch_lease(lock);
+        self.drop_if_idle(lock);
+        true
+    }
+
+    /// Counts a wait that ended without a grant.
+    pub(super) fn count_end(&mut self, wait: &Wait, decision: &Decision) {
+        if *decision == Decision::TimedOut {
+            self.statistics.count(Counted::TimedOut);
+            let waited = wait.deadline().unwrap_or_default().saturating_sub(wait.since());
+            self.count_wait(wait.lock(), waited);
+        }
+    }
+
+    /// Records the duration of a wait that was granted or timed out.
+    #[inline(always)]
+    pub(in crate::core::manager) fn count_wait(&mut self, lock: LockIdx, waited: MonoUs) {
+        let Some((name, state)) = self.table.named_state(lock) else { return };
+        self.statistics.waited(name, &mut state.place_in_top, waited);
+    }
+
+    /// Removes a queued wait from every index, with the other members of its bundle.
+    pub(super) fn take_out(&mut self, id: WaiterId) -> Option<Wait> {
+        let is_member =
+            !self.waiters.bundles.is_empty() && self.waiters.queued(id).is_some_and(Wait::is_member);
+        if is_member {
+            for other in self.waiters.together(id).into_iter().filter(|other| *other != id) {
+                let Some(wait) = self.take_out_alone(other) else { continue };
+                // The other lock is not open: reconciling it serves waiters behind the member, or drops it if
+                // idle.
+                if !self.demoted {
+                    self.table.set_ready(wait.lock());
+                }
+            }
+        }
+        self.take_out_alone(id)
+    }
+
+    pub(super) fn take_out_alone(&mut self, id: WaiterId) -> Option<Wait> {
+        let (wait, crossing) = self.waiters.remove(id)?;
+        self.leave_queue(id, (wait.lock(), wait.position(), wait.deadline()), crossing);
+        // The owner's other waits here were served with this one, and may be blocked now.
+        let others = self.waiters.of_owner_at(wait.lock(), wait.request().owner.as_bytes());
+        for other in others.take(MAX_SEARCHED_LEFT_BEHIND) {
+            if self.waiters.queued(other).is_some_and(|other| other.position() > wait.position()) {
+                self.searches.insert(other);
+            }
+        }
+        if let Some(state) = self.table.get_mut(wait.lock()).filter(|state| state.queue.is_empty()) {
+            // The lock has no waiters left.
+            state.plain_hold = None;
+        }
+        Some(wait)
+    }
+
+    /// Adds a wait to the queue of its lock. `holds` tells whether the owner holds the lock.
+    #[inline(always)]
+    pub(in crate::core::manager) fn insert_wait(
+        &mut self,
+        lock: LockIdx,
+        (id, first_wait): (WaiterId, Option<WaiterId>),
+        (request, holds): (Request, bool),
+        deadline: Option<MonoUs>,
+        (ticket, since): (u64, MonoUs),
+    ) {
+        let position = Position::new(request.wants, holds, ticket);
+        if let Some(state) = self.table.get_mut(lock) {
+            if state.queue.is_empty() {
+                self.statistics.contention_begins();
+            }
+            state.queue.insert(position, (id, first_wait.is_some()), request.wants);
+        }
+        // A bundle has one deadline.
+        if deadline.is_some() && first_wait.is_none_or(|first_wait| first_wait == id) {
+            self.deadlines.set(&id, deadline);
+        }
+        let new = NewWait { lock, request, deadline, position, since, first_wait };
+        let crossing = self.waiters.queue(id, new);
+        self.statistics.record_waiters(self.waiters.queued_len());
+        self.mark_crossing(crossing);
+    }
+
+    /// Moves a wait from its queue to the grants in flight. Returns its duration, and whether its owner has
+    /// other queued waits.
+    #[inline(always)]
+    pub(in crate::core::manager) fn grant_wait(
+        &mut self,
+        id: WaiterId,
+        now: Now,
+        begins: bool,
+    ) -> (MonoUs, bool) {
+        let Some(ended) = self.waiters.grant(id, now.mono, begins) else {
+            return defect!("an unknown wait was granted", (0, false));
+        };
+        let Unqueued { place, crossing, waits_more, waited } = ended;
+        self.leave_queue(id, place, crossing);
+        (waited, waits_more)
+    }
+
+    #[inline(always)]
+    pub(super) fn leave_queue(
+        &mut self,
+        id: WaiterId,
+        (lock, position, deadline): (LockIdx, Position, Option<MonoUs>),
+        crossing: Crossing,
+    ) {
+        if deadline.is_some() {
+            self.deadlines.set(&id, None);
+        }
+        let removed = |state: &mut LockState| state.queue.leave(position, id).then(|| state.queue.is_empty());
+        match self.table.get_mut(lock).and_then(removed) {
+            Some(true) => self.statistics.contention_ends(),
+            Some(false) => {}
+            None => defect!("a wait is missing from its queue"),
+        }
+        self.mark_crossing(crossing);
+    }
+
+    /// Notes in the queues which waits belong to owners that also wait for other locks.
+    #[inline(always)]
+    pub(in crate::core::manager) fn mark_crossing(&mut self, crossing: Crossing) {
+        // Nearly every owner waits for one lock at a time.
+        if crossing.is_empty() {
+            return;
+        }
+        for (ids, crosses) in [(crossing.begin, true), (crossing.cease, false)] {
+            for id in ids {
+                let Some(wait) = self.waiters.queued(id) else { continue };
+                if let Some(state) = self.table.get_mut(wait.lock()) {
+                    state.queue.set_crossing(wait.position(), crosses);
+                }
+            }
+        }
+    }
+
+    /// Moves the queued waits of a new holder for this lock ahead of all newcomers. The newcomers that they
+    /// overtake wait for the holder from now on, so its waits are searched for cycles.
+    pub(in crate::core::manager) fn move_waits_ahead(&mut self, lock: LockIdx, owner: &Owner) {
+        let waits: SmallVec<[WaiterId; 4]> = self.waiters.of_owner_at(lock, owner.as_bytes()).collect();
+        let overtakes = waits.into_iter().fold(false, |overtakes, id| self.move_wait(id, true) | overtakes);
+        if overtakes {
+            self.search_waits_of(owner);
+        }
+    }
+
+    /// Schedules searches for an owner that holds more than before: waiters for its holds may be among its
+    /// blockers.
+    #[cold]
+    pub(in crate::core::manager) fn search_waits_of(&mut self, owner: &Owner) {
+        for id in self.waiters.of_owner(owner.as_bytes()).take(MAX_SEARCHED_WAITS) {
+            self.searches.insert(id);
+        }
+    }
+
+    /// Whether a holder of this lock may block an owner that did not stand behind it. Without members of
+    /// bundles in the queue, the first to arrive is granted first.
+    pub(in crate::core::manager) fn has_members(&self, lock: LockIdx) -> bool {
+        !self.waiters.bundles.is_empty() && self.state(lock).is_some_and(|state| state.queue.has_members())
+    }
+
+    /// Moves a queued wait after its owner got or lost its hold on the lock. Returns whether its position has
+    /// changed.
+    pub(in crate::core::manager) fn move_wait(&mut self, id: WaiterId, holds: bool) -> bool {
+        let Some(wait) = self.waiters.queued(id) else { return false };
+        let (lock, before, wants, is_member) =
+            (wait.lock(), wait.position(), wait.request().wants, wait.is_member());
+        let after = Position::new(wants, holds, before.ticket());
+        let Some(state) = self.table.get_mut(lock).filter(|_| before != after) else { return false };
+        let crosses = state.queue.is_crossing(before);
+        state.queue.remove(before);
+        state.queue.insert(after, (id, is_member), wants);
+        self.searches.note_move();
+        if crosses {
+            state.queue.set_crossing(after, true);
+        }
+        self.waiters.set_position(id, after);
+        true
+    }
+}

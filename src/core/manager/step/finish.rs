@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: MIT
+
+//! Finishes a step, and tells the caller what to do after the write.
+
+use super::output::{ExpectedEnd, StepOutput};
+use super::{counted, Step};
+use crate::core::schedule::earlier;
+use crate::core::table::LockIdx;
+use crate::core::{Decision, Hold, Holders};
+
+impl Step<'_> {
+    /// Serves the queue and ends the step.
+    pub(in crate::core::manager) fn finish(mut self) -> StepOutput {
+        if let Some(lock) = self.lock {
+            self.serve(lock);
+        }
+        self.forget_if_free();
+        self.close()
+    }
+
+    /// Ends a step whose call unblocks no waiter: updates the schedules, and drops unneeded state.
+    #[inline(always)]
+    pub(in crate::core::manager) fn close(mut self) -> StepOutput {
+        match self.lock {
+            Some(lock) => self.close_known(lock),
+            None => StepOutput {
+                lock: None,
+                watches_lease: false,
+                unannounced: false,
+                is_reserved: false,
+                expected_end: ExpectedEnd::AsWritten,
+            },
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn close_known(&mut self, lock: LockIdx) -> StepOutput {
+        if self.parts.notifies_owners && (self.examines_all || self.is_call()) {
+            self.settle_held(lock, self.affected);
+        }
+        self.note_crowd(lock);
+        self.parts.end_lost(lock, &Decision::Lost);
+        self.settle_fairness(lock);
+        let watches_lease = self.watch_lease(lock);
+        let alone = self.holders.alone();
+        let plain = alone.filter(|(_, token)| token.is_none()).map(|(hold, _)| hold);
+        let (is_bound, forgets) = (self.parts.bindings.knows(lock), self.parts.forgets_holds);
+        let handed_over = self.handed_over;
+        let bundles = &self.parts.waiters.bundles;
+        let is_reserved = !bundles.is_empty()
+            && self.holders.is_free()
+            && bundles.is_reserved(lock, || self.parts.has_members(lock));
+        let is_free = self.holders.is_free();
+        let expected_end = &mut self.expected_end;
+        let unannounced = self.parts.state_mut(lock).is_some_and(|state| {
+            if state.unconfirmed_whole_lease && !is_reserved && !state.unconfirmed.any_to_confirm() {
+                // The grant was not confirmed. If the lock is free, it is announced anyway.
+                state.unconfirmed_whole_lease = false;
+                if !is_free {
+                    *expected_end = ExpectedEnd::MaybeSooner;
+                }
+            }
+            // The hold of an external client is not remembered while no native client wants the lock.
+            let is_wanted = !state.queue.is_empty() || state.unconfirmed.any_in_flight() || is_bound;
+            let mark_kept = is_wanted || state.plain_hold.is_some();
+            let plain = plain.filter(|_| if forgets { !state.queue.is_empty() } else { mark_kept });
+            if handed_over || state.plain_hold.as_ref() != plain {
+                state.plain_hold = plain.map(|hold| Hold { renewed: false, ..hold.clone() });
+            }
+            if alone.is_none() {
+                state.take_held_since();
+            }
+            !is_reserved && std::mem::take(&mut state.unannounced)
+        });
+        self.parts.drop_if_idle(lock);
+        StepOutput {
+            lock: Some(lock),
+            watches_lease,
+            unannounced,
+            is_reserved,
+            expected_end: self.expected_end,
+        }
+    }
+
+    /// Notes the number of holders if the lock has more grants and bindings than a step examines, and whether
+    /// work is left.
+    #[inline(always)]
+    pub(super) fn note_crowd(&mut self, lock: LockIdx) {
+        let is_crowded = self.parts.remembered_of(lock) > self.parts.portion.0;
+        let holders = if is_crowded { counted(self.holders.len()) } else { 0 };
+        if let Some(state) = self.parts.state_mut(lock) {
+            state.note_holders(holders);
+        }
+        if (self.is_unfinished || self.is_due_again) && !self.parts.demoted {
+            self.parts.table.set_ready(lock);
+        }
+    }
+
+    pub(super) fn forget_if_free(&mut self) {
+        if self.holders.is_free() {
+            self.parts.granted_keys.remove(self.name);
+        }
+    }
+
+    /// Drops unneeded fairness history, now or after a while.
+    #[inline(always)]
+    pub(super) fn settle_fairness(&mut self, lock: LockIdx) {
+        let (is_free, now) = (self.holders.is_free(), self.now);
+        let Some(state) = self.parts.state_mut(lock) else { return };
+        let used = state.fairness.settle(is_free, !state.queue.is_empty(), now);
+        self.parts.windows_used += usize::from(used);
+        self.parts.schedule_window(lock);
+    }
+
+    /// Schedules the end of the first lease of a lock with waiters. Returns whether it has one.
+    #[inline(always)]
+    pub(super) fn watch_lease(&mut self, lock: LockIdx) -> bool {
+        let is_free = self.holders.is_free();
+        let Some(state) = self.parts.state(lock) else { return false };
+        let is_waited_for = !state.queue.is_empty() || (!is_free && state.fairness.has_subscribers());
+        if !is_waited_for && !state.has_owners_to_notify() {
+            if self.handed_over && !is_free {
+                self.parts.keep_watching(lock);
+            } else {
+                self.parts.schedule_lease(lock, None);
+            }
+            return false;
+        }
+        let ends_unheard = match self.holders {
+            // One reader fewer unblocks an upgrade or a request with a limit. All other changes raise an
+            // event.
+            Holders::Shared(_) => state.queue.needs_fewer_holders(),
+            Holders::Free | Holders::Exclusive(_) => is_waited_for,
+        };
+        let of_holders = self.holders.first_end();
+        let end = earlier(of_holders, state.held.first_end());
+        self.parts.schedule_lease(lock, end);
+        if ends_unheard && self.holders.outlives_its_field() {
+            self.parts.fragile.insert(lock);
+        } else if !self.parts.fragile.is_empty() {
+            self.parts.fragile.remove(lock);
+        }
+        of_holders.is_some()
+    }
+}

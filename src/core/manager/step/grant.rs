@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: MIT
+
+//! Grants the lock to a request.
+
+use super::output::ExpectedEnd;
+use super::Step;
+use crate::core::binding::BindMode;
+use crate::core::held::HoldRecord;
+use crate::core::holders::Admission;
+use crate::core::pending_grants::{GrantEffect, SetToken};
+use crate::core::queue::bundles::Verdict;
+use crate::core::{
+    Counted, Decision, Hold, Mode, MonoUs, Refusal, Reply, Request, Token, WaiterId, WallMs, Wants,
+};
+
+/// A granted request.
+pub(super) struct Grant {
+    pub(super) reply: Reply,
+    pub(super) effect: GrantEffect,
+    /// End of the owner's lease and its token, if it already held the lock.
+    pub(super) before: Option<(WallMs, Option<Token>)>,
+    /// End of its lease now.
+    pub(super) written: WallMs,
+}
+
+/// The reason why a request was not granted.
+pub(super) enum NotGranted {
+    Busy,
+    Refused(Refusal),
+}
+
+/// The receiver of the reply to a grant.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum ReplyTarget {
+    /// The caller: the grant cannot be revoked.
+    Caller,
+    /// A waiting client, which may be gone.
+    Waiter,
+}
+
+impl Step<'_> {
+    /// Whether a call that can wait until this time lets external clients go first.
+    pub(in crate::core::manager) fn yields(&self, ready_until: MonoUs) -> bool {
+        self.holders.is_free()
+            && self.state().is_some_and(|state| state.fairness.yields(ready_until, self.now))
+    }
+
+    /// Decides whether known or forgotten holders exclude this request. Forgotten holders are compatible with
+    /// the known one, so they do not exclude more of the same kind.
+    #[inline(always)]
+    pub(super) fn admits(&self, owner: &[u8], wants: Wants) -> Admission {
+        let is_re_entry = |hold: &Hold| !wants.once && hold.allows_more(wants.mode);
+        match self.parts.quarantined_until {
+            Some(until) if self.now.mono < until && !self.holders.of(owner).is_some_and(is_re_entry) => {
+                Admission::Busy
+            }
+            _ => self.holders.admits(owner, wants),
+        }
+    }
+
+    /// Whether only a forgotten holder may exclude this request.
+    pub(in crate::core::manager) fn is_quarantined(&self, request: &Request) -> bool {
+        let owner = request.owner.as_bytes();
+        self.holders.admits(owner, request.wants) != Admission::Busy
+            && self.admits(owner, request.wants) == Admission::Busy
+    }
+
+    /// Whether the owner already holds the lock and may get more, so that no waiter blocks it.
+    pub(in crate::core::manager) fn wants_more(&self, request: &Request) -> bool {
+        !request.wants.once && self.holders.of(request.owner.as_bytes()).is_some()
+    }
+
+    /// Grants a request that is first, if the holders admit it.
+    #[inline(always)]
+    pub(super) fn grant(&mut self, request: &Request, to: ReplyTarget) -> Result<Grant, NotGranted> {
+        let owner = request.owner.as_bytes();
+        let holds = match self.admits(owner, request.wants) {
+            Admission::Busy => return Err(NotGranted::Busy),
+            Admission::Overflow => return Err(NotGranted::Refused(Refusal::Overflow)),
+            Admission::Grant(holds) => holds,
+        };
+        let hold = self.holders.of(owner);
+        if hold.is_some() && self.state().is_some_and(|state| state.unconfirmed_whole_lease) {
+            // The owner may not confirm its earlier grant, and then hold the lock by this lease alone.
+            self.expected_end = ExpectedEnd::MaybeSooner;
+        }
+        let before = hold.map(|hold| (hold.expires_at, hold.token));
+        let before_end = hold.map(|hold| hold.expires_at);
+        // A first exclusive hold needs a new token: other readers may have newer ones than the shared hold.
+        let re_entry = hold.filter(|hold| hold.allows_more(request.wants.mode));
+        let upgrade = hold.is_some() && re_entry.is_none();
+        let token = if request.fence {
+            match re_entry.and_then(|hold| hold.token) {
+                Some(token) => Some(token),
+                None => {
+                    self.parts.statistics.count(Counted::Token);
+                    Some(self.records.next_token(self.holders.token()).map_err(NotGranted::Refused)?)
+                }
+            }
+        } else {
+            None
+        };
+        let token_is_set = request.fence || upgrade;
+        let effect = GrantEffect {
+            lease: match to {
+                ReplyTarget::Caller => request.set_lease(self.now),
+                ReplyTarget::Waiter => request.set_lease_after_wait(self.now),
+            },
+            token: token_is_set.then_some(SetToken { token, upgrade }),
+        };
+        let written = match to {
+            ReplyTarget::Caller => effect.lease.after(before_end),
+            ReplyTarget::Waiter => effect.lease.while_revocable(before_end),
+        };
+        self.holders.add(&request.owner, request.wants.mode, written, token);
+        let since = before.is_none().then_some(self.now.mono);
+        self.note_held(&request.owner, HoldRecord { end: written, since, client: request.client });
+        // Needed even for an owner from another server: this one now knows the key as a lock.
+        self.parts.granted_keys.insert(self.name);
+        let now = self.now;
+        if let Some(state) = self.state_mut() {
+            state.fairness.granted(now);
+            state.unannounced = false;
+            if request.wants.mode == Mode::Exclusive && before.is_none() {
+                state.hold_begins(now.mono);
+            }
+        }
+        let reply = request.reply(holds, token);
+        if let Some(id) = &request.id {
+            self.parts.bindings.note_granted(|| self.name.to_id(), (&request.owner, id), self.now);
+            match &request.notify {
+                Some(notify) if to == ReplyTarget::Waiter => {
+                    self.records.remember_unconfirmed(id, &reply, notify.grace_ms, self.now);
+                }
+                _ => self.records.remember_grant(id, &reply, self.now),
+            }
+        }
+        Ok(Grant { reply, effect, before, written })
+    }
+
+    /// Grants the caller's request. `None` if the holders exclude it.
+    pub(in crate::core::manager) fn grant_caller(
+        &mut self,
+        request: &Request,
+    ) -> Result<Option<Reply>, Refusal> {
+        let Grant { reply, effect, before, written } = match self.grant(request, ReplyTarget::Caller) {
+            Ok(grant) => grant,
+            Err(NotGranted::Busy) => return Ok(None),
+            Err(NotGranted::Refused(refusal)) => return Err(refusal),
+        };
+        self.count_grant(before.is_none());
+        let lease = request.lease(written, self.now);
+        if let Some(lock) = self.lock {
+            if before.is_some() {
+                self.parts.note_setting(lock, &request.owner, Some((effect.lease, written)), effect.token);
+            }
+            self.parts.bindings.note_lease(lock, &request.owner, lease, self.now);
+            self.parts.move_waits_ahead(lock, &request.owner);
+            if self.parts.has_members(lock) {
+                self.parts.search_waits_of(&request.owner);
+            }
+            // The request may have been queued before with different arguments.
+            self.supersede(lock, request);
+        }
+        if let Some(bind) = request.bind {
+            self.bind(&request.owner, bind, (BindMode::Add, before.is_none()), (request.id.as_ref(), lease));
+        }
+        Ok(Some(reply))
+    }
+
+    /// Counts a grant without a wait.
+    #[inline(always)]
+    pub(super) fn count_grant(&mut self, begins: bool) {
+        let counted = if begins { Counted::GrantedAtOnce } else { Counted::Reentered };
+        self.parts.statistics.count(counted);
+    }
+
+    /// Grants the caller's request in flight, so that it can be revoked. `None` if the holders exclude it.
+    #[cold]
+    pub(in crate::core::manager) fn grant_in_flight(
+        &mut self,
+        request: &Request,
+    ) -> Result<Option<WaiterId>, Refusal> {
+        let grant = match self.grant(request, ReplyTarget::Waiter) {
+            Ok(grant) => grant,
+            Err(NotGranted::Busy) => return Ok(None),
+            Err(NotGranted::Refused(refusal)) => return Err(refusal),
+        };
+        let id = self.queue(request.clone(), None);
+        let lock = self.known();
+        self.count_grant(grant.before.is_none());
+        let reply = self.hand_over(lock, id, request, grant, false);
+        self.parts.decisions.push_back((id, Decision::Granted(reply)));
+        Ok(Some(id))
+    }
+
+    /// Grants a member that is next in its queue, see [`Step::may_grant`]. `waits` tells whether its client
+    /// waited.
+    #[cold]
+    pub(in crate::core::manager) fn grant_member(&mut self, id: WaiterId, waits: bool) -> Option<Reply> {
+        let wait = self.parts.waiters.queued(id)?;
+        let (lock, request) = (wait.lock(), wait.request().clone());
+        self.unbind_earlier(lock, &request.owner);
+        match self.grant(&request, ReplyTarget::Waiter) {
+            Ok(grant) => {
+                if !waits {
+                    self.count_grant(grant.before.is_none());
+                }
+                Some(self.hand_over(lock, id, &request, grant, waits))
+            }
+            Err(_) => defect!("a member that is next cannot be granted", None),
+        }
+    }
+
+    /// Whether the holders admit this request and its records can be written.
+    #[cold]
+    pub(in crate::core::manager) fn may_grant(&mut self, request: &Request) -> Verdict {
+        let owner = request.owner.as_bytes();
+        match self.admits(owner, request.wants) {
+            Admission::Busy => return Verdict::Busy { quarantined: self.is_quarantined(request) },
+            Admission::Overflow => return Verdict::Refused(Refusal::Overflow),
+            Admission::Grant(_) => {}
+        }
+        let hold = self.holders.of(owner);
+        let re_entry = hold.filter(|hold| hold.allows_more(request.wants.mode));
+        if request.fence && re_entry.and_then(|hold| hold.token).is_none() {
+            if let Err(refusal) = self.records.has_next_token(self.holders.token()) {
+                return Verdict::Refused(refusal);
+            }
+        }
+        Verdict::Available
+    }
+
+    /// Whether this member can be granted now. `None` if it no longer waits.
+    #[cold]
+    pub(in crate::core::manager) fn try_member(&mut self, id: WaiterId) -> Option<Verdict> {
+        let wait = self.parts.waiters.queued(id)?;
+        let (lock, position, request) = (wait.lock(), wait.position(), wait.request().clone());
+        let state = self.parts.state(lock)?;
+        let is_left_free = self.holders.is_free() && state.fairness.yields(MonoUs::MAX, self.now);
+        if self.is_unfinished || is_left_free || state.queue.must_wait(position) {
+            return Some(Verdict::Busy { quarantined: false });
+        }
+        Some(self.may_grant(&request))
+    }
+}

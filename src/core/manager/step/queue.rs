@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: MIT
+
+//! The caller and its place in the queue.
+
+use super::Step;
+use crate::core::manager::fast_queue::has_too_many;
+use crate::core::queue::bundles::NewBundle;
+use crate::core::queue::waiters::WaitState;
+use crate::core::table::LockIdx;
+use crate::core::{Decision, MonoUs, Notify, Request, RequestId, WaiterId, Wants};
+
+impl Step<'_> {
+    /// Whether a waiter blocks a new request for this, by an owner without a hold.
+    #[inline]
+    pub(in crate::core::manager) fn must_wait(&self, wants: Wants) -> bool {
+        self.state().is_some_and(|state| state.queue.blocks(wants))
+    }
+
+    /// Whether the lock has waiters.
+    pub(in crate::core::manager) fn has_queue(&self) -> bool {
+        self.state().is_some_and(|state| !state.queue.is_empty())
+    }
+
+    /// Number of waiters.
+    pub(in crate::core::manager) fn queue_len(&self) -> usize {
+        self.state().map_or(0, |state| state.queue.len())
+    }
+
+    /// Whether this request is queued on another connection.
+    pub(in crate::core::manager) fn is_queued(&self, request: &Request) -> bool {
+        let of_request = |lock| self.parts.waiters.of_request(lock, request.id.as_ref()?);
+        self.lock.and_then(of_request).is_some_and(|(_, wait)| wait.state() == WaitState::Queued)
+    }
+
+    /// Whether any wait or unconfirmed grant has `NOTIFY`.
+    #[inline]
+    pub(in crate::core::manager) fn any_notified(&self) -> bool {
+        !self.parts.waiters.notified.is_empty()
+    }
+
+    /// Whether this connection has the maximum number of waits with `NOTIFY`.
+    pub(in crate::core::manager) fn has_too_many(&self, notify: &Notify) -> bool {
+        has_too_many(self.parts, notify)
+    }
+
+    /// Queues a request. If it is already queued on another connection, it keeps its position and the other
+    /// wait ends.
+    pub(in crate::core::manager) fn queue(&mut self, request: Request, deadline: Option<MonoUs>) -> WaiterId {
+        let lock = self.known();
+        let id = self.parts.waiters.next_id();
+        let before = self.supersede(lock, &request);
+        let holds = self.holders.of(request.owner.as_bytes()).is_some();
+        let arrived = before.unwrap_or((id.0, self.now.mono));
+        self.parts.insert_wait(lock, (id, None), (request, holds), deadline, arrived);
+        id
+    }
+
+    /// Queues a member of a request for several locks. All members have the same ticket.
+    #[cold]
+    pub(in crate::core::manager) fn queue_member(
+        &mut self,
+        request: Request,
+        deadline: Option<MonoUs>,
+        bundle: &mut Option<NewBundle>,
+    ) -> WaiterId {
+        let lock = self.known();
+        let id = self.parts.waiters.next_id();
+        let before = self.supersede(lock, &request);
+        let (ticket, since) = before.unwrap_or((id.0, self.now.mono));
+        let NewBundle { first_wait, ticket, since } =
+            *bundle.get_or_insert(NewBundle { first_wait: id, ticket, since });
+        let holds = self.holders.of(request.owner.as_bytes()).is_some();
+        self.parts.insert_wait(lock, (id, Some(first_wait)), (request, holds), deadline, (ticket, since));
+        id
+    }
+
+    /// Ends the queued wait of this request, if any. Returns its ticket and its start.
+    pub(super) fn supersede(&mut self, lock: LockIdx, request: &Request) -> Option<(u64, MonoUs)> {
+        let (before, wait) = self.parts.waiters.of_request(lock, request.id.as_ref()?)?;
+        if wait.state() != WaitState::Queued {
+            return None;
+        }
+        let position = (wait.position().ticket(), wait.since());
+        // The repeated call may have different arguments that can be granted.
+        self.parts.table.set_ready(lock);
+        self.parts.end_queued(before, Decision::Superseded);
+        Some(position)
+    }
+
+    /// Ends the wait of this request, or revokes its grant in flight. `None` if neither exists.
+    pub(in crate::core::manager) fn cancel_wait(&mut self, request: &RequestId) -> Option<()> {
+        let lock = self.lock?;
+        let (id, wait) = self.parts.waiters.of_request(lock, request)?;
+        match wait.state() {
+            WaitState::Queued => {
+                self.parts.end_queued(id, Decision::Cancelled);
+                Some(())
+            }
+            WaitState::Granted if self.holders.of(wait.request().owner.as_bytes()).is_none() => {
+                // The lease has expired, which no step has noticed yet.
+                None
+            }
+            // The client has been answered and keeps its other locks.
+            WaitState::Granted
+                if wait
+                    .first_wait()
+                    .is_some_and(|first_wait| self.parts.waiters.bundles.is_answered(first_wait)) =>
+            {
+                let owner = wait.request().owner.clone();
+                self.parts.mark_alone_for_revocation(id);
+                self.revoke_marked(lock, Some(&owner), usize::MAX);
+                Some(())
+            }
+            WaitState::Granted => {
+                // The client may be answered in this turn of the event loop, but not with a grant.
+                let (first_wait, waits) = (self.parts.waiters.first_wait_of(id), wait.request().clone());
+                self.parts.decide(first_wait, lock, &waits, Decision::Cancelled);
+                self.parts.mark_for_revocation(id);
+                self.revoke_marked(lock, Some(&waits.owner), usize::MAX);
+                Some(())
+            }
+            WaitState::Marked => None,
+        }
+    }
+
+    /// Notes that a newcomer has opened the key and the keys beside it.
+    pub(in crate::core::manager) fn note_look(&mut self) {
+        let now = self.now.mono;
+        if let Some(state) = self.state_mut() {
+            state.note_look(now);
+        }
+    }
+}

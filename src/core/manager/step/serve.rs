@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: MIT
+
+//! Serves the queue: grants the lock to waiters.
+
+use super::grant::{Grant, NotGranted, ReplyTarget};
+use super::output::ExpectedEnd;
+use super::Step;
+use crate::core::holders::Admission;
+use crate::core::manager::parts::LockState;
+use crate::core::queue::fairness::WhenFree;
+use crate::core::queue::waiters::Wait;
+use crate::core::table::LockIdx;
+use crate::core::unconfirmed::ConfirmedBy;
+use crate::core::{Counted, Decision, Mode, Owner, Reply, Request, WaiterId};
+use smallvec::SmallVec;
+
+impl Step<'_> {
+    /// Serves the queue before the call. Other commands may run between a foreign `DEL` and the timer, and
+    /// waiters come before them.
+    pub(in crate::core::manager) fn serve_first(&mut self) {
+        if let Some(lock) = self.lock {
+            self.serve(lock);
+            self.forget_if_free();
+            self.settle_fairness(lock);
+        }
+    }
+
+    /// Serves the queue, at most a portion of it.
+    pub(super) fn serve(&mut self, lock: LockIdx) {
+        // Owners without a hold have nothing left to deliver, release or renew.
+        if self.examines_all || self.is_call() {
+            let holders = &*self.holders;
+            self.parts.void_ended(lock, self.affected, |owner| holders.of(owner.as_bytes()).is_none());
+        }
+        self.forget_voided(lock);
+        self.move_former_holders_back(lock);
+        if self.parts.waiters.bundles.is_stopped(lock) || self.is_unfinished {
+            return;
+        }
+        if self.holders.is_free() && self.is_left_free(lock) {
+            return;
+        }
+        let mut served = 0;
+        while let Some(id) = self.next_to_serve(lock) {
+            if served == self.portion {
+                self.is_due_again = true;
+                return;
+            }
+            served += 1;
+            let Some(wait) = self.parts.waiters.get(id) else {
+                return defect!("a queue names an unknown wait");
+            };
+            if wait.is_over(self.now) {
+                self.parts.end_queued(id, Decision::TimedOut);
+                continue;
+            }
+            if self.parts.is_dropped(wait) {
+                self.parts.drop_wait(id);
+                continue;
+            }
+            let request = wait.request().clone();
+            self.unbind_earlier(lock, &request.owner);
+            match self.grant(&request, ReplyTarget::Waiter) {
+                Ok(grant) => {
+                    let reply = self.hand_over(lock, id, &request, grant, true);
+                    if let Some(notify) = &request.notify {
+                        let grace_us = notify.grace_ms.unsigned_abs().saturating_mul(1000);
+                        self.parts.deadlines.set(&id, Some(self.now.mono.saturating_add(grace_us)));
+                    }
+                    self.parts.decide(id, lock, &request, Decision::Granted(reply));
+                    if self.excludes_all(lock) {
+                        return;
+                    }
+                }
+                Err(NotGranted::Refused(refusal)) => self.parts.end_queued(id, Decision::Refused(refusal)),
+                Err(NotGranted::Busy) => return defect!("the next wait cannot be granted"),
+            }
+        }
+    }
+
+    /// Whether no waiter can be admitted beside the current holder.
+    pub(super) fn excludes_all(&self, lock: LockIdx) -> bool {
+        let only_newcomers = |state: &LockState| !state.queue.has_holders() && !state.queue.has_members();
+        self.holders.mode() == Some(Mode::Exclusive) && self.parts.state(lock).is_some_and(only_newcomers)
+    }
+
+    /// The next wait that can be decided. If that could be a member, its bundle becomes due.
+    #[inline(always)]
+    pub(super) fn next_to_serve(&mut self, lock: LockIdx) -> Option<WaiterId> {
+        let mut due = SmallVec::<[WaiterId; 4]>::new();
+        let next = self.parts.state(lock)?.queue.next(|id| {
+            let Some(wait) = self.parts.waiters.get(id) else { return false };
+            let Request { owner, wants, .. } = wait.request();
+            if wait.is_over(self.now) || self.parts.is_dropped(wait) {
+                return true;
+            }
+            let is_next = self.admits(owner.as_bytes(), *wants) != Admission::Busy;
+            match wait.first_wait() {
+                None => is_next,
+                // Readers that belong to other bundles may follow.
+                Some(first_wait) => {
+                    if is_next && self.parts.waiters.bundles.may_be_due(first_wait, lock) {
+                        due.push(first_wait);
+                    }
+                    false
+                }
+            }
+        });
+        for first_wait in due {
+            self.parts.waiters.bundles.is_due(first_wait, lock);
+        }
+        next
+    }
+
+    /// Ends a wait with a grant in flight. Returns the reply.
+    // A grant is large: it is passed in place.
+    #[inline(always)]
+    pub(super) fn hand_over(
+        &mut self,
+        lock: LockIdx,
+        id: WaiterId,
+        Request { owner, wants, lease_ms, awaits_replicas, notify, .. }: &Request,
+        grant: Grant,
+        waits: bool,
+    ) -> Reply {
+        let Grant { reply, effect, before, written } = grant;
+        self.handed_over = true;
+        let (waited, waits_more) = self.parts.grant_wait(id, self.now, before.is_none());
+        if waits {
+            self.parts.statistics.count(Counted::GrantedAfterWaiting);
+            self.parts.count_wait(lock, waited);
+        }
+        if before.is_some() {
+            self.parts.bindings.note_lease_end(lock, owner, written, self.now);
+        }
+        if waits_more {
+            // The owner's other waits here are no longer blocked by waiters.
+            self.parts.move_waits_ahead(lock, owner);
+            if self.parts.has_members(lock) && !self.parts.waiters.get(id).is_some_and(Wait::is_member) {
+                self.parts.search_waits_of(owner);
+            }
+        }
+        if let Some(state) = self.parts.state_mut(lock) {
+            let whole_lease = notify.is_some() && wants.mode == Mode::Exclusive && before.is_none();
+            if state.unconfirmed_whole_lease {
+                // External clients may know of a later end than that of the previous grace, which alone is
+                // stored.
+                self.expected_end = ExpectedEnd::MaybeSooner;
+            } else if whole_lease && self.expected_end != ExpectedEnd::MaybeSooner {
+                self.expected_end = ExpectedEnd::Until(self.now.wall.saturating_add(*lease_ms));
+            }
+            state.unconfirmed_whole_lease = whole_lease;
+            let confirmed_by = match (awaits_replicas, notify) {
+                (true, _) => ConfirmedBy::Acknowledgement,
+                (false, Some(_)) => ConfirmedBy::Repetition,
+                (false, None) => ConfirmedBy::Delivery,
+            };
+            state.unconfirmed.granted((id, owner, wants.mode, confirmed_by), effect, before, written);
+        }
+        reply
+    }
+
+    /// Moves waits of owners that no longer hold the lock behind the holders.
+    pub(super) fn move_former_holders_back(&mut self, lock: LockIdx) {
+        let Some(state) = self.parts.state(lock).filter(|state| state.queue.has_holders()) else { return };
+        let inside: Vec<WaiterId> = state.queue.holders().map(|(id, _)| id).collect();
+        for id in inside {
+            let holds = |owner: &Owner| self.holders.of(owner.as_bytes()).is_some();
+            if !self.parts.waiters.get(id).is_some_and(|wait| holds(&wait.request().owner)) {
+                self.parts.move_wait(id, false);
+                // The waits ahead of it now may wait for its owner.
+                self.parts.searches.insert(id);
+            }
+        }
+    }
+
+    /// Whether a free lock is left to external clients for now.
+    pub(super) fn is_left_free(&mut self, lock: LockIdx) -> bool {
+        let Some(state) = self.parts.table.get_mut(lock) else { return false };
+        let LockState { queue, fairness, unannounced, .. } = state;
+        let first = queue.first().and_then(|id| self.parts.waiters.get(id));
+        let first_deadline = first.and_then(|wait| wait.deadline());
+        let granted_keys = &self.parts.granted_keys;
+        let becomes_free = || !queue.is_empty() || *unannounced || granted_keys.contains(self.name);
+        match fairness.when_free(first_deadline, becomes_free, self.now) {
+            WhenFree::Serve => false,
+            WhenFree::Leave => true,
+            WhenFree::Ask if self.records.has_listeners() => {
+                self.records.announce();
+                fairness.open(self.now);
+                *unannounced = false;
+                self.parts.windows_given += 1;
+                true
+            }
+            WhenFree::Ask => {
+                fairness.no_subscribers(self.now);
+                false
+            }
+        }
+    }
+}

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: MIT
+
+//! One owner's hold as a certain part with pending grants on top, which may be revoked.
+
+use super::lease::SetLease;
+use super::{Token, WaiterId, WallMs};
+
+/// The effect of a grant on the fencing token of its owner's hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SetToken {
+    /// The token in the client's reply, if it requested one.
+    pub(super) token: Option<Token>,
+    /// Whether the hold was shared only before, so that its token does not count for an exclusive hold.
+    pub(super) upgrade: bool,
+}
+
+/// The effect of a grant on its owner's hold, apart from the count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct GrantEffect {
+    pub(super) lease: SetLease,
+    /// `None` if the token stays as it is.
+    pub(super) token: Option<SetToken>,
+}
+
+/// The effect of one grant that may be revoked.
+#[derive(Clone, Copy, Debug)]
+struct PendingGrant {
+    id: WaiterId,
+    /// `None` if a later call has set the lease for certain.
+    lease: Option<SetLease>,
+    /// `None` if the grant took no token, or a later call has set the token for certain.
+    token: Option<SetToken>,
+}
+
+/// The hold of one owner: its certain part, and on top of it the grants that may be revoked, in order.
+#[derive(Debug)]
+pub(super) struct PendingGrants {
+    /// End of the lease if all pending grants are revoked; `None` if no hold is left then.
+    lease: Option<WallMs>,
+    /// Fencing token if all pending grants are revoked.
+    token: Option<Token>,
+    grants: Vec<PendingGrant>,
+    /// End of the lease that this server wrote last. If the key has a different one, another client has set
+    /// it since.
+    written: WallMs,
+}
+
+impl PendingGrants {
+    /// A hold without pending grants. `lease` is `None` if the owner holds nothing.
+    pub(super) fn new(lease: Option<WallMs>, token: Option<Token>) -> PendingGrants {
+        PendingGrants { lease, token, grants: Vec::new(), written: lease.unwrap_or_default() }
+    }
+
+    /// Adds a grant that may be revoked. The lease ended at `before`, and ends at `written` for now.
+    #[inline(always)]
+    pub(super) fn granted(
+        &mut self,
+        id: WaiterId,
+        effect: GrantEffect,
+        before: Option<WallMs>,
+        written: WallMs,
+    ) {
+        if self.lease_is_certain() {
+            self.lease = before;
+        }
+        self.grants.push(PendingGrant { id, lease: Some(effect.lease), token: effect.token });
+        self.written = written;
+    }
+
+    /// Notes that an irrevocable call has set the lease, which ends at `written` for now.
+    pub(super) fn note_lease(&mut self, lease: SetLease, written: WallMs) {
+        if self.lease_is_certain() {
+            self.lease = Some(written);
+        } else {
+            self.settle_lease(self.grants.len(), lease);
+        }
+        self.written = written;
+    }
+
+    /// Notes that an irrevocable call has taken a token, or an exclusive hold without one.
+    pub(super) fn note_token(&mut self, token: Option<Token>) {
+        self.settle_token(self.grants.len(), token);
+    }
+
+    /// Notes that another client has set the lease: earlier settings no longer matter.
+    pub(super) fn lease_is_foreign(&mut self) {
+        self.grants.iter_mut().for_each(|grant| grant.lease = None);
+        self.lease = None;
+    }
+
+    /// Merges a grant that has reached its client into the certain part.
+    pub(super) fn delivered(&mut self, id: WaiterId) {
+        let Some(at) = self.position_of(id) else { return };
+        let grant = self.grants[at];
+        if let Some(lease) = grant.lease {
+            self.settle_lease(at, lease);
+        }
+        if let Some(SetToken { token, .. }) = grant.token {
+            self.settle_token(at, token);
+        }
+        self.grants.remove(at);
+    }
+
+    /// Removes a grant that has not reached its client. Returns the token of the remaining hold if it
+    /// changes. `exclusive` tells whether the owner still holds the lock exclusively.
+    pub(super) fn revoked(&mut self, id: WaiterId, exclusive: bool) -> Option<Option<Token>> {
+        let at = self.position_of(id)?;
+        let effect = self.grants.remove(at).token?;
+        let (before, after) = self.grants.split_at(at);
+        if after.iter().any(|grant| grant.token.is_some()) {
+            return None;
+        }
+        let before = before.iter().rev().find_map(|grant| grant.token);
+        let token = before.map_or(self.token, |before| before.token);
+        Some(token.filter(|_| !(effect.upgrade && exclusive)))
+    }
+
+    /// Returns the new end of the lease once the outcome of every relevant grant is known. `ends` is its end
+    /// in the key. `None` if an outcome is open, the end is right, or another client has set it.
+    pub(super) fn settled_lease(&mut self, ends: WallMs) -> Option<WallMs> {
+        let is_certain = self.lease_is_certain();
+        let end = self.lease.filter(|end| is_certain && self.written == ends && *end != ends)?;
+        self.written = end;
+        Some(end)
+    }
+
+    /// The end of the lease that this server wrote last, and its end as far as it is certain.
+    pub(super) fn ends(&self) -> (WallMs, WallMs) {
+        let certain = self.lease.filter(|_| self.lease_is_certain());
+        (self.written, certain.unwrap_or(self.written))
+    }
+
+    /// Whether no pending grant is left.
+    pub(super) fn is_over(&self) -> bool {
+        self.grants.is_empty()
+    }
+
+    pub(super) fn lease_is_certain(&self) -> bool {
+        self.grants.iter().all(|grant| grant.lease.is_none())
+    }
+
+    pub(super) fn position_of(&self, id: WaiterId) -> Option<usize> {
+        self.grants.iter().position(|grant| grant.id == id)
+    }
+
+    /// Settles the lease as certain. Earlier settings matter only as far as it preserves them.
+    pub(super) fn settle_lease(&mut self, before: usize, lease: SetLease) {
+        self.lease = Some(lease.after(self.lease));
+        for grant in &mut self.grants[..before] {
+            match (lease, &mut grant.lease) {
+                (SetLease::To(_), lease) => *lease = None,
+                (SetLease::AtLeast(end), Some(lease)) => lease.at_least(end),
+                (SetLease::AtLeast(_), None) => {}
+            }
+        }
+    }
+
+    pub(super) fn settle_token(&mut self, before: usize, token: Option<Token>) {
+        self.token = token;
+        self.grants[..before].iter_mut().for_each(|grant| grant.token = None);
+    }
+}
