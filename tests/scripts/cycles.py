@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
 """Fails if source files of the module have cyclic dependencies, or if a file adds inherent methods to a type of another file.
-Such methods could use the type's private parts outside its file.
+Such methods could use the type's private parts outside its file. A type of a `mod.rs` may have methods in the files of its folder,
+which see its private parts in any case.
 
 A file depends on each file that defines an item it names. Re-exports are resolved. A `use` or a path in the code determines the
 module. Tests do not count.
@@ -161,7 +162,9 @@ def main():
             wrong.append(f"  {files[module].path.relative_to(SRC)} needs {inside}")
     for file in files.values():
         for name in IMPL.findall(file.text):
-            if name.split("::")[-1] not in file.items:
+            name = name.split("::")[-1]
+            folders = (files.get(file.module[:depth]) for depth in range(1, len(file.module)))
+            if name not in file.items and not any(folder and name in folder.items for folder in folders):
                 wrong.append(f"{file.path.relative_to(SRC)} adds methods to {name}, a type of another file")
     print("\n".join(wrong), end="\n" if wrong else "")
     return bool(wrong)
