@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
 """Fails if source files of the module have cyclic dependencies, or if a file adds inherent methods to a type of another file.
-Such methods could use the type's private parts outside its file. A type of a `mod.rs` may have methods in the files of its folder,
-which see its private parts in any case.
+Such methods could use the type's private parts outside its file. A type of a `mod.rs` may have methods in the files of its
+folder, which see its private parts in any case.
 
 A file depends on each file that defines an item it names. Re-exports are resolved. A `use` or a path in the code determines the
 module. Tests do not count.
