@@ -190,7 +190,7 @@ fn check<'a>(ctx: Ctx<'_>, words: Words<'a>) -> Result<Call<'a>, Error> {
         id: options.id.get().map(|id| checks::request(ctx, command, &key, &owner, id)).transpose()?,
         bind: checks::bind(ctx, command, options.watchdog.binding(&options.ephemeral, command)?)?,
         client: super::client_for_events(ctx),
-        awaits_replicas: awaits_replicas,
+        awaits_replicas,
         notify: match wait {
             WaitMode::NoWait | WaitMode::Block(_) => None,
             WaitMode::Notify(notify) => {
