@@ -83,7 +83,7 @@ impl EndedRequests {
         self.forgotten_at.values().map(Vec::len).sum()
     }
 
-    /// Time of the next [`sweep`](Ended::sweep).
+    /// Time of the next [`sweep`](EndedRequests::sweep).
     pub(super) fn due(&self) -> Option<MonoUs> {
         self.forgotten_at.first_key_value().map(|(at, _)| *at)
     }

@@ -9,7 +9,7 @@ use crate::core::schedule::earlier;
 use crate::core::table::LockIdx;
 use crate::core::{Decision, LockId, MonoUs, Now};
 
-/// Number of locks with due renewals that one [`tick`] makes ready.
+/// Number of locks with due renewals that one [`tick`](super::LockManager::tick) makes ready.
 const TICK_BATCH: usize = 64;
 
 /// Time until the next attempt while writes are not allowed, in milliseconds.
