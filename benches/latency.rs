@@ -300,7 +300,7 @@ fn since(due: Instant, read: Instant) -> f64 {
 
 /// Takes `count` samples.
 fn take(count: usize, mut sample: impl FnMut(usize) -> Outcome<f64>) -> Outcome<Samples> {
-    // The first ones find cold caches.
+    // The first samples meet cold caches, so they are not counted.
     for number in 0..count / 50 {
         sample(number)?;
     }

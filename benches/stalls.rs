@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT
 
-//! The longest time for which a server that has much to do at once does not reply to other clients.
+//! The longest time for which a busy server does not reply to other clients.
 //!
 //! First 100,000 locks are held, 10,000 of them with a waiter. They are listed, released, and expire in the same millisecond.
-//! Then one lock has 10,000 readers, and is inspected, gets writers that wait, and its leases end. Finally one lock has 40,000
-//! readers, which are granted the lock, lose their connections, or are renewed at once.
+//! Then one lock has 10,000 readers: it is inspected, writers wait for it, and the readers' leases end. Finally one
+//! lock has 40,000 readers, which are granted the lock, lose their connections, or are renewed at once.
 //!
-//! Meanwhile a client sends `PING` without pause. A stall is its longest wait for a reply, in the worst of all rounds. The base
-//! is a server without the module, with 100,000 hashes that are deleted or expire. The stall of an idle server shows how often
-//! the machine itself delays a reply.
+//! Meanwhile another client sends `PING` without pause. A stall is the longest wait of that client for a reply, in the
+//! worst of all rounds. The base is a server without the module, with 100,000 hashes that are deleted or expire. The
+//! stall of an idle server shows for how long the machine itself delays a reply.
 
 mod support;
 

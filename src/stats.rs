@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Counters of the driver. The core has its own: [`Statistics`](crate::core::Statistics).
+//! Counters of the driver. The counters of the core are in [`Statistics`](crate::core::Statistics).
 
 /// Counters since the module was loaded.
 #[derive(Default)]

@@ -9,13 +9,13 @@ use super::ring::Calls;
 use super::swarm::{Client, Io};
 use super::{packed, Outcome};
 
-/// Returns the calls of a client of a [`ring`](super::ring), with the default lease of the server.
+/// Returns the calls that a client of a [`ring`](super::ring) makes, with the default lease of the server.
 pub fn native_calls(key: &str, number: usize) -> Calls {
     ring_calls("LOCK", key, number)
 }
 
-/// Returns the calls of a client of a [`ring`](super::ring) to the floor module. The arguments are those of [`native_calls`], so
-/// parsing them costs the same.
+/// Returns the calls that a client of a [`ring`](super::ring) makes to the floor module. The arguments are those of
+/// [`native_calls`], so parsing them costs the same.
 pub fn floor_calls(key: &str, number: usize) -> Calls {
     ring_calls("FLOOR", key, number)
 }

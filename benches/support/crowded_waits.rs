@@ -96,7 +96,7 @@ impl CrowdedWaits {
         Ok(())
     }
 
-    /// Connections close that have many waiting calls of one owner, or a waiting call for many locks.
+    /// Measures the close of connections with many waiting calls of one owner, or with a waiting call for many locks.
     fn measure_closing(&mut self, stall: &Stall) -> Outcome<()> {
         let waits = unless_quick(10_000, 500);
         let mut server = Server::start()?;

@@ -105,7 +105,7 @@ pub fn client() -> Queued {
     Queued::new(acquire, release)
 }
 
-/// Returns the calls of a client of a [`ring`](super::ring).
+/// Returns the calls that a client of a [`ring`](super::ring) makes.
 pub fn calls() -> Calls {
     Calls { acquire: execute("acquire"), release: execute("release") }
 }

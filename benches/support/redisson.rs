@@ -39,7 +39,7 @@ impl Scripts {
         self.0.iter().find(|script| script.0 == name).map_or("unknown-script", |script| &script.1)
     }
 
-    /// Returns the value of a word in the calls of a [`Path`](super::paths::Path).
+    /// Expands a placeholder in the calls of a [`Path`](super::paths::Path).
     pub fn expand_word(&self, word: &str, round: u32) -> String {
         if let Some(name) = word.strip_prefix("sha:") {
             self.sha(name).to_owned()

@@ -33,7 +33,7 @@ impl Samples {
         self.per_mille(1000)
     }
 
-    /// Returns points of the distribution for a picture: a value, and the share of samples up to that value.
+    /// Returns points of the distribution for a chart. Each is a value, and the share of samples up to that value.
     pub fn distribution(&self) -> Vec<(f64, f64)> {
         let mut values = self.0.clone();
         values.sort_unstable_by(f64::total_cmp);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-//! The server's cost of a hand-over if all sleep: the clients until their reply, and the server between any two calls. Measured
-//! for the module, and for the floor, a module that only queues clients and unblocks them.
+//! The server's cost of a hand-over if everything sleeps: the clients until their reply, and the server between any two
+//! calls. Compares this module with the floor, a module that only queues clients and unblocks them.
 
 use super::callgrind::Part;
 use super::clients::{floor_calls, native_calls};

@@ -176,7 +176,7 @@ impl<C: Client> Swarm<C> {
         Ok(swarm)
     }
 
-    /// Runs the clients for a time. Returns the events in that time.
+    /// Runs the clients for this time, and returns the events that happened meanwhile.
     pub fn run(&mut self, time: Duration) -> Outcome<Log> {
         self.log = Log::default();
         let end = Instant::now() + time;

@@ -302,7 +302,7 @@ impl<'a> CommandOption<'a> for Wait<'a> {
         const GRACE: Argument = Argument::new(
             c"milliseconds",
             ArgumentKind::Integer,
-            c"time in which repeating the call confirms the grant, 5000 by default",
+            c"time limit for confirming the grant by repeating the call, 5000 by default",
         )
         .after(c"GRACE")
         .optional();

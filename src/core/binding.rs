@@ -70,8 +70,8 @@ pub(super) struct NewBind {
     pub(super) taken_over: TakenOver,
 }
 
-/// Dependencies that renewals took over, either from a grant before its delivery was confirmed, or from a
-/// request that may be repeated.
+/// The dependencies that a renewal took over from an unconfirmed grant, or from a request that may be
+/// repeated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct TakenOver {
     pub(super) watchdog: bool,

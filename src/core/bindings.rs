@@ -436,7 +436,7 @@ impl Bindings {
             }
             return bound.bindings.iter().filter_map(due).collect();
         }
-        // Renewals of other locks may stand between, so the search is bounded.
+        // Renewals of other locks may lie in between, so the search is bounded.
         let first = self.renewals.iter().take(RENEWAL_SCAN_LIMIT).filter(|(_, (of, _))| *of == lock);
         let first = first.filter_map(|(_, (_, owner))| Some((owner, bound.bindings.get(owner)?)));
         let mut first = first.skip_while(|(_, binding)| binding.is_closed()).peekable();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Decides whether a wait can ever end if only some of its blockers have to.
+//! Decides whether a wait can ever end. Some waits need only some of their blockers to leave.
 //!
 //! A request with limit `n` waits until fewer owners hold the lock, no matter which of them leave. So it
 //! waits forever only if `n` of the owners that hold the lock, or will hold it first, wait forever

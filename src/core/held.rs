@@ -10,7 +10,7 @@ use super::bindings::AffectedOwners;
 use super::small_map::SmallMap;
 use super::{ConnectionId, Holders, LockId, MonoUs, Owner, WallMs};
 
-/// An event of a hold that its owner did not cause.
+/// Something that happened to a hold and that its owner did not cause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum HoldEvent {
     /// The lease expired.
@@ -128,7 +128,7 @@ impl Held {
         self.0.as_ref().map(|records| records.first_end)
     }
 
-    /// Removes and returns the owners that hold the lock no longer and did not release it. Call it with the
+    /// Removes and returns the owners that no longer hold the lock and did not release it. Call it with the
     /// key's holders before changing them.
     pub(super) fn take_lost(&mut self, holders: &Holders, now: WallMs) -> Vec<(Owner, HoldEvent)> {
         // A large set is compared only if a hold may be missing.

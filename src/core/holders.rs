@@ -38,7 +38,7 @@ impl Wants {
         self.mode == Mode::Exclusive || self.limit.is_some()
     }
 
-    /// Whether the lock has as many shared holders as the request's limit allows.
+    /// Whether the request's limit permits no further shared holder.
     fn is_above_limit(self, holders: usize, holds: bool) -> bool {
         (self.once || !holds)
             && self.limit.is_some_and(|limit| holders >= usize::try_from(limit.get()).unwrap_or(usize::MAX))
@@ -259,7 +259,7 @@ impl Holders {
             Holders::Free => return Admission::Grant(1),
             Holders::Exclusive(hold) if excludes(hold, owner, wants) => return Admission::Busy,
             Holders::Exclusive(hold) => Some(hold),
-            // Two holds decide for all: readers are all of one kind.
+            // Two holds are enough to check: all are shared, and at most one of the two is the caller's.
             Holders::Shared(holds) if holds.two().any(|hold| excludes(hold, owner, wants)) => {
                 return Admission::Busy;
             }

@@ -48,7 +48,7 @@ pub(crate) struct Driver {
     pub(super) disconnect_hook: bool,
     /// Time at which locks with running leases may have been lost, on the monotonic clock.
     pub(super) locks_lost_at: Option<MonoUs>,
-    /// This server is a node of a cluster, which never changes.
+    /// This server is a node of a cluster. The value never changes while the server runs.
     pub(super) in_cluster: bool,
     /// All keys of a database may be gone, and external clients have not been notified yet.
     pub(super) flush_unannounced: bool,

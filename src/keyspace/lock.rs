@@ -219,7 +219,7 @@ impl<'a> Lock<'a> {
             Stored::Plain(owner, _) => stays(owner.as_bytes()),
             Stored::Fenced(owner, ..) => stays(owner.as_bytes()),
             Stored::Fields(_, before) => before.iter().any(|hold| stays(hold.owner.as_bytes())),
-            // At most one reader is left: the fields are not deleted one by one.
+            // Without a crowd, at most one reader is left. Then the key is deleted, not its fields one by one.
             Stored::Crowd(_) => self.holders.crowd().is_some(),
         };
         // On a hand-over the key stays and gets another field. To every observer, the key is deleted and created again.

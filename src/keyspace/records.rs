@@ -46,7 +46,7 @@ struct RequestIndex {
 
 /// The fencing counter, after its first use.
 struct Counter<'a> {
-    /// Open from reading the counter until writing it.
+    /// Stays open from the read of the counter to its write.
     key: OwnedKey<'a>,
     value: Option<Token>,
     /// The counter exists, and a foreign write has removed its TTL.
@@ -57,7 +57,7 @@ struct Counter<'a> {
 /// The record of one request, after its first use.
 struct OpenRecord<'a> {
     record: Record,
-    /// Open from reading the record until writing it; `None` if another request has a record of the same name.
+    /// Stays open from the read of the record to its write; `None` if another request has a record of the same name.
     key: Option<OwnedKey<'a>>,
     changed: bool,
 }

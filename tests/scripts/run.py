@@ -90,10 +90,10 @@ SMOKE = (
     "multiple_locks", "notify", "pauses", "replicas", "slot_migrations", "waiting",
 )  # fmt: skip
 
-# The variant of the programs of docs/clients that belongs to every change. The packages have tests of their own.
+# Only this variant of the programs of docs/clients is tested for every change. The packages have tests of their own.
 RAW_CLIENTS = ("python",)
 
-# Tests of the weekly run whose server belongs to an earlier run: an old client, and the second library of a package.
+# Tests that only the weekly run makes, on servers of the earlier runs: an old client, a package's second library.
 WEEKLY = ("redisson_3_17_7", "long_node_redis", "long_java_jedis")
 
 # Files with the slowest tests. They start first: a slow test that started last would run alone at the end.

@@ -212,7 +212,7 @@ fn a_lost_reply_counts_once(kind: Kind, flavor: Flavor) {
     assert_nothing_stays(server, client);
 }
 
-/// The stored token is the last one granted, and higher than an earlier one.
+/// The stored token is the last one granted, and higher than a token granted before the program started.
 fn the_newest_token_is_stored(kind: Kind, flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
     let mut client = server.client();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-//! Holds that depend on a connection: `WATCHDOG` renews them while it is open, `EPHEMERAL` ends them when it closes.
+//! Holds that depend on a connection: `WATCHDOG` renews a hold while the connection is open, `EPHEMERAL` ends the hold
+//! when the connection closes.
 
 use crate::support::server::{load_module, module, unload_module};
 use crate::support::{in_world, until, Client, Flavor, Server, World};

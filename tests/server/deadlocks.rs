@@ -23,6 +23,7 @@ crate::on_every_server!(
     odd_names_are_escaped_and_shortened,
     an_overtaken_call_is_served_later,
     a_later_cycle_is_reported,
+    overtaking_newcomers_is_searched_for_cycles,
     searches_stay_fast_in_a_crowd,
     blockers_are_listed_nearest_first,
     contended_locks_are_listed,
@@ -355,6 +356,27 @@ fn a_later_cycle_is_reported(flavor: Flavor) {
         assert_eq!(v.recv(), "1");
         a.call("LOCK.RELEASE K o");
         assert_eq!(behind.recv(), "1");
+    });
+}
+
+/// The grant of p's shared wait moves its exclusive wait ahead of e, which then waits for p.
+fn overtaking_newcomers_is_searched_for_cycles(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = holds(world, &[("x", "K"), ("e", "L")]);
+        let mut elsewhere = world.waiting("LOCK.ACQUIRE L p BLOCK 0");
+        let mut reader = world.waiting("LOCK.ACQUIRE K p SHARED BLOCK 0");
+        let mut e = world.waiting("LOCK.ACQUIRE K e SHARED BLOCK 0");
+        let mut upgrade = world.waiting("LOCK.ACQUIRE K p BLOCK 0");
+        assert_eq!(a.call("LOCK.RELEASE K x"), "0");
+        assert_eq!(reader.recv(), "1");
+        assert_eq!(upgrade.recv(), "2");
+        assert_eq!(
+            elsewhere.recv(),
+            "DEADLOCK waiting could never end: p waits for e (lock L), e for p (lock K)"
+        );
+        assert_eq!(deadlock_count(world), "1");
+        assert_eq!(a.call("LOCK.RELEASE K p ALL"), "0");
+        assert_eq!(e.recv(), "1");
     });
 }
 

@@ -47,7 +47,7 @@ fn counts_exactly(flavor: Flavor, workers: u64, increments: u64) {
 fn python_reports_a_lost_lock(flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
     let Some(run) = start_counter(&server, 10, 1000) else { return };
-    // The worker that is the holder at this moment has not released the lock yet, so its release fails.
+    // `LOCK.BREAK` ends the hold of a worker that has not released the lock yet, so that worker's release fails.
     let break_lock = format!("LOCK.BREAK {LOCK}");
     until("a worker holds the lock", || server.client().call(&break_lock) == "1");
     let output = run.finish();

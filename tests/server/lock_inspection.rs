@@ -19,6 +19,7 @@ crate::on_every_server!(
     blockers_show_their_connections,
     scan_finds_every_held_lock,
     scan_follows_the_servers_conventions,
+    scan_examines_at_most_a_thousand_keys,
     a_stuck_lock_leads_to_its_process,
 );
 
@@ -285,6 +286,21 @@ fn scan_finds_every_held_lock(flavor: Flavor) {
         follower.follow(world);
         held.insert("lock:7".to_owned(), "exclusive 1 0".to_owned());
         assert_eq!(scan(&mut follower.client(), "COUNT 1000").0, held, "a replica does not know the waiters");
+    });
+}
+
+/// A greater `COUNT` would keep other clients waiting.
+fn scan_examines_at_most_a_thousand_keys(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        for at in 0..5_000 {
+            a.send(&format!("SET key:{at} value"));
+        }
+        (0..5_000).for_each(|_| assert_eq!(a.recv(), "OK"));
+        a.call("LOCK.ACQUIRE k a PX 100000");
+        let (found, calls) = scan(&mut a, "COUNT 1000000000");
+        assert_eq!(found.into_keys().collect::<Vec<_>>(), ["k"]);
+        assert!(calls >= 4, "{calls}");
     });
 }
 

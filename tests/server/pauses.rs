@@ -79,8 +79,8 @@ fn waits_time_out_during_a_pause(flavor: Flavor) {
     });
 }
 
-/// `refuse` makes the server refuse all clients' writes with an error that begins with `error`, and `allow` ends that. In
-/// between nothing is granted or renewed, and waits still time out.
+/// `refuse` makes the server refuse all writes with an error that begins with `error`, and `allow` makes it accept them
+/// again. In between, nothing is granted or renewed, and waits still time out.
 fn nothing_is_granted_while(server: &Server, error: &str, refuse: impl Fn(), allow: impl Fn()) {
     let mut a = server.client();
     for key in ["ends", "left", "kept"] {

@@ -55,7 +55,7 @@ const KEY: &str = "k";
 const LIMIT: Duration = Duration::from_secs(2);
 /// An address without a server.
 const NO_SERVER: &str = "redis://127.0.0.1:1";
-/// Longer than any test.
+/// A duration longer than any test run.
 const LONG: Duration = Duration::from_secs(1_000);
 
 fn start_five(flavor: Flavor, module_args: &[&str]) -> [Server; 5] {

@@ -29,7 +29,7 @@ libc() {
     objdump -T "$@" | grep -o 'GLIBC_[0-9.]*' | sed 's/GLIBC_//' | sort -V | tail -n 1
 }
 
-# Builds a Debian package of a folder. Arguments: name and additional control fields; the standard input has the description.
+# Builds a Debian package of a folder. Arguments: name, additional control fields. Standard input: the description.
 package() {
     root=$tmp/$1
     find "$root" -type f -executable -o -name '*.so' -type f | xargs -r strip --strip-unneeded

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Work that time brings about, and its schedule.
+//! Work that becomes due as time passes, and its schedule.
 
 use super::LockManager;
 use crate::core::manager::parts::Parts;

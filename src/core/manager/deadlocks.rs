@@ -7,7 +7,7 @@ use crate::core::searches::Next;
 use crate::core::{Decision, LockId, Now, Search, WaiterId};
 
 impl LockManager {
-    /// Whether waits are left to search for cycles.
+    /// Whether any wait must still be searched for cycles.
     #[inline]
     pub(crate) fn has_searches(&self) -> bool {
         !self.parts.searches.is_empty()
@@ -42,7 +42,7 @@ impl LockManager {
         self.parts.searches.suspend_search(search);
     }
 
-    /// Ends a portion of searches that is used up.
+    /// Ends a portion of searches whose budget is used up.
     pub(crate) fn pause_searches(&mut self, now: Now) {
         self.parts.searches.rest(now.mono);
     }

@@ -124,7 +124,7 @@ impl LockManager {
         parts.granted_keys = GrantedKeys::default();
         parts.bindings.suspend();
         for lock in parts.table.handles(None) {
-            // Losses from before are still reported. The remaining holds belong to the next primary.
+            // Earlier losses are still reported. The remaining holds belong to the next primary.
             let lost = parts.state_mut(lock).map(|state| state.held.take_ended());
             parts.push_notices(lock, lost.into_iter().flatten());
             parts.forget_held(lock);

@@ -70,7 +70,7 @@ impl LockManager {
     }
 
     /// Grants the request if the holders admit it and no waiter comes first. Otherwise it queues the request
-    /// if the policy allows that, and else changes nothing but due work.
+    /// if the policy allows that. If not, it only does work that is due.
     ///
     /// A repeated request gets its first reply again, or keeps its position in the queue. A request that can
     /// wait lets external clients go first in their fairness window.

@@ -66,7 +66,8 @@ pub(crate) struct QueueInfo {
 }
 
 impl LockManager {
-    /// The other locks of a granted, unanswered call for several: a cancel of its request releases them too.
+    /// The other locks of a granted, unanswered call for several locks: a cancel of its request releases
+    /// them too.
     /// The caller must [reconcile](LockManager::reconcile) each of them in the same command.
     pub(crate) fn sibling_locks(&self, lock: LockLookup<'_>, id: &RequestId) -> Vec<LockId> {
         let parts = &self.parts;

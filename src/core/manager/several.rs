@@ -52,7 +52,8 @@ impl Ready {
 }
 
 impl LockManager {
-    /// Checks whether a request for several locks could be granted this one. Changes nothing but due work.
+    /// Checks whether a request for several locks could be granted this one. Does due work, and changes
+    /// nothing else.
     pub(crate) fn check(
         &mut self,
         open: OpenLock<'_>,
@@ -70,7 +71,7 @@ impl LockManager {
         (CheckedLock { verdict, is_full }, step.close())
     }
 
-    /// Grants this lock to a request for several, all of which are available.
+    /// Grants this lock to a request for several locks, all of which are available.
     pub(crate) fn take(&mut self, open: OpenLock<'_>, request: &Request) -> (Option<Reply>, StepOutput) {
         let parts = &mut self.parts;
         let ready = Ready::of(parts, open.lookup);
@@ -142,8 +143,8 @@ impl LockManager {
         Some(BundleTry { first_wait, members: named })
     }
 
-    /// Checks whether a member could be granted now. Changes nothing but due work. `None` if the member no
-    /// longer waits.
+    /// Checks whether a member could be granted now. Does due work, and changes nothing else. `None` if the
+    /// member no longer waits.
     pub(crate) fn try_member(
         &mut self,
         open: OpenLock<'_>,

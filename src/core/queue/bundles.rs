@@ -152,8 +152,8 @@ impl Bundles {
         is_trying && self.stopped.contains(&lock)
     }
 
-    /// Whether a due or tried bundle waits for this lock, or any bundle does while a call releases several
-    /// locks.
+    /// Whether this lock is reserved for a bundle: a due or tried bundle waits for it. While a call releases
+    /// several locks, any bundle that waits for the lock reserves it.
     pub(in crate::core) fn is_reserved(&self, lock: LockIdx, is_waited_for: impl FnOnce() -> bool) -> bool {
         let waits = |first_wait: &WaiterId| self.members(*first_wait).iter().any(|(of, _)| *of == lock);
         self.due.iter().chain(&self.tried).any(waits) || (self.withheld.is_some() && is_waited_for())

@@ -182,7 +182,7 @@ impl WaitQueue {
 
     /// Whether a new request that wants this has to wait behind a place in the queue.
     pub(in crate::core) fn blocks(&self, wants: Wants) -> bool {
-        // A single-lock wait that does not block by order waits because the lock is unavailable.
+        // If a wait for a single lock does not block by its order, it waits because the lock is unavailable.
         let only_members = self.members == self.places.len();
         !self.is_empty()
             && (!only_members || wants.mode == Mode::Exclusive || self.readers < self.places.len())

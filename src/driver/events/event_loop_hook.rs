@@ -2,8 +2,8 @@
 
 //! Registration of a callback at the end of each turn of the event loop.
 //!
-//! The hook costs every turn, and registering and unregistering it costs more. So it is registered with the first work
-//! to do, and the timer unregisters it.
+//! The hook costs every turn, and registering and unregistering it costs more. So it is registered when the first work
+//! arises, and the timer unregisters it.
 
 use crate::server::events::event_loop;
 use crate::server::Ctx;

@@ -29,7 +29,7 @@ pub(crate) fn on_turn_end(ctx: Ctx<'_>, (): ()) {
     }
 }
 
-/// Ends the calls whose deadline is over. Called by the timer.
+/// Ends the calls whose deadline has passed. Called by the timer.
 pub(crate) fn end_overdue(ctx: Ctx<'_>) {
     let now = ctx.now().mono;
     if with(ctx, |driver| driver.replica_waits.first_deadline()).is_some_and(|at| at <= now) {
@@ -37,7 +37,7 @@ pub(crate) fn end_overdue(ctx: Ctx<'_>) {
     }
 }
 
-/// Ends the calls that can end.
+/// Ends the calls whose outcome is decided: acknowledged, or impossible to acknowledge in time.
 fn end_calls(ctx: Ctx<'_>, progress: Option<&Progress>) {
     with(ctx, |driver| {
         let mut any_revoked = false;

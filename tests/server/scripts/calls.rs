@@ -41,7 +41,7 @@ pub(super) enum Call {
         owner: usize,
         lease: i64,
     },
-    /// The request number is equal only for the same release.
+    /// Two releases have the same request number only if one repeats the other.
     Release {
         owner: usize,
         lease: i64,
@@ -211,7 +211,7 @@ impl Call {
     }
 }
 
-/// A lease as an option, which the server's default does not need.
+/// A lease as an option; empty if the lease is the server's default.
 fn px(lease: i64) -> String {
     if lease == 30_000 {
         String::new()

@@ -32,7 +32,7 @@ impl Desk {
     pub(super) fn open(world: &World, variant: Variant) -> Desk {
         let (mut client, mut listener) = (world.client(), world.client());
         let scripts = Scripts::load(&mut client, variant);
-        // For `settle`. An earlier desk may hold it already.
+        // `settle` needs this lock. An earlier desk may already hold it.
         client.call("LOCK.ACQUIRE settling a PX 3600000");
         assert!(listener.call(&format!("PSUBSCRIBE {CHANNELS}")).starts_with("[psubscribe"));
         assert!(listener.call("SUBSCRIBE end").starts_with("[subscribe"));
@@ -46,7 +46,7 @@ impl Desk {
         self.messages();
     }
 
-    /// A key for this history only: replaces the star by a unique text.
+    /// A key for this history only: replaces the star with a unique text.
     pub(super) fn key(&self, name: &str) -> String {
         name.replace('*', &format!("{:?}-{}", self.scripts.variant, self.histories))
     }

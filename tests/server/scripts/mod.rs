@@ -114,7 +114,7 @@ where
     });
 }
 
-/// Asserts that the histories have every outcome; without them they would prove nothing.
+/// Asserts that the histories contain every outcome; otherwise the test would prove nothing.
 fn assert_all_seen(seen: &BTreeSet<(Way, Outcome, bool)>) {
     for way in [Way::Command, Way::Script] {
         let once = Outcome::ALL.map(|outcome| (way, outcome, false));

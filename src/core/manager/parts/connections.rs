@@ -77,7 +77,7 @@ impl Parts {
             if !self.end_wait(id, decision) {
                 self.mark_for_revocation(id);
             }
-            // Removes it in any state.
+            // The wait must leave this index in any state.
             self.waiters.notified.remove(connection, id);
             return true;
         }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! The begin, the moves and the end of waits.
+//! The start, the moves and the end of waits.
 
 use super::lock_state::LockState;
 use super::{Parts, MAX_SEARCHED_WAITS};

@@ -81,7 +81,7 @@ impl Step<'_> {
         };
         let hold = self.holders.of(owner);
         if hold.is_some() && self.state().is_some_and(|state| state.unconfirmed_whole_lease) {
-            // The owner may not confirm its earlier grant, and then hold the lock by this lease alone.
+            // If the owner never confirms its earlier grant, it holds the lock by this lease alone.
             self.expected_end = ExpectedEnd::MaybeSooner;
         }
         let before = hold.map(|hold| (hold.expires_at, hold.token));

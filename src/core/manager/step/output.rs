@@ -14,8 +14,8 @@ pub(crate) struct StepOutput {
     pub(crate) watches_lease: bool,
     /// Whether a hold ended without a call, and the lock must be announced if it is free.
     pub(crate) unannounced: bool,
-    /// Whether the lock is free and a bundle may take it in this command. It is not announced before that was
-    /// tried.
+    /// Whether the lock is free and a bundle may take it in this command. It is not announced before that
+    /// bundle was tried.
     pub(crate) is_reserved: bool,
     /// The end of the hold, as external clients need to know it.
     pub(crate) expected_end: ExpectedEnd,
@@ -28,8 +28,8 @@ pub(crate) enum ExpectedEnd {
     /// The end of the lease as written.
     #[default]
     AsWritten,
-    /// This time. A grant with `NOTIFY` has a short lease, whose end is watched, and the whole one once it is
-    /// confirmed.
+    /// This time. An unconfirmed grant with `NOTIFY` has a short lease, whose end is watched. It is extended
+    /// to the whole lease by the confirmation.
     Until(WallMs),
     /// Possibly earlier than external clients know. The end that they saw is no longer stored, so no
     /// comparison is possible.

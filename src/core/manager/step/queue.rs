@@ -10,7 +10,7 @@ use crate::core::table::LockIdx;
 use crate::core::{Decision, MonoUs, Notify, Request, RequestId, WaiterId, Wants};
 
 impl Step<'_> {
-    /// Whether a waiter blocks a new request for this, by an owner without a hold.
+    /// Whether a waiter blocks a new request of this kind from an owner without a hold.
     #[inline]
     pub(in crate::core::manager) fn must_wait(&self, wants: Wants) -> bool {
         self.state().is_some_and(|state| state.queue.blocks(wants))

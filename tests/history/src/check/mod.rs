@@ -80,7 +80,7 @@ pub enum Rule {
     Guard,
     /// Reported holders or waiters are impossible.
     Report,
-    /// An error that the call cannot get.
+    /// A call got an error that a correct server never replies to it.
     Error,
 }
 
@@ -94,7 +94,7 @@ impl fmt::Display for Violation {
 /// The result of a check, with statistics.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// Empty if a correct server can have replied so.
+    /// Empty if a correct server can have replied in this way.
     pub violations: Vec<Violation>,
     /// Number of calls in the history.
     pub calls: usize,
@@ -108,7 +108,7 @@ pub struct Report {
     pub holds: usize,
     /// Number of comparisons of such an interval with a call or another interval.
     pub pairs: usize,
-    /// Number of pairs of a wait and a later call that was present during it.
+    /// Number of pairs of a wait and a later call that ran during the wait.
     pub orders: usize,
     /// Number of pairs of owners that both held a lock at some time although one excludes the other.
     pub doubled: usize,

@@ -10,7 +10,7 @@ use super::{Promise, Shared};
 use crate::record::{Call, Closed, Command, Micros, Opened, Outcome, Record};
 use crate::wire::{Answer, End, Silence, Wire};
 
-/// The way a call is broken.
+/// The way in which the connection of a call is broken.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Breakage {
     /// Only this number of bytes is sent.

@@ -13,7 +13,7 @@ use super::Shared;
 use crate::record::{Acquire, Command, Listened, Message, Micros, Outcome, Record, Release};
 use crate::wire::{End, Wire};
 
-/// A subscription to an inbox. Its drop records the time of the subscription.
+/// A subscription to an inbox. Dropping it records the time span of the subscription.
 pub(super) struct Inbox<'a> {
     shared: &'a Shared,
     name: String,
@@ -46,7 +46,7 @@ struct Listener<'a> {
     rng: StdRng,
 }
 
-/// Makes a quarter of other clients' calls, as it waits most of the time.
+/// Makes a quarter as many calls as other clients, as it waits most of the time.
 pub(super) fn run(shared: &Shared, client: u32) {
     let (line, rng) = (Line::new(shared, client), shared.rng(client));
     let mut listener = Listener { shared, client, line, inbox: None, rng };

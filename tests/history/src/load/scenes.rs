@@ -20,7 +20,7 @@ use crate::wire::{End, Wire};
 
 /// Lease of a hold that outlasts its scene, in milliseconds.
 const LONG: i64 = 8_000;
-/// Longest wait in milliseconds; shorter than such a hold.
+/// Longest wait in milliseconds; shorter than the lease [`LONG`].
 const WAIT_LIMIT: i64 = 5_000;
 /// Lease of a hold that ends within its scene, in milliseconds.
 const SHORT: i64 = 40;

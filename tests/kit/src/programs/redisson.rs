@@ -243,7 +243,7 @@ impl Pending<'_> {
                 return answer;
             }
             let left = deadline.saturating_duration_since(Instant::now());
-            // A panic must not poison the lock, which dropping the JVM needs.
+            // A panic must not poison the mutex, because dropping the JVM locks it again.
             let (ended, late) = (arrived.ended, left.is_zero());
             if ended || late {
                 drop(arrived);

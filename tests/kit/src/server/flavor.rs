@@ -60,8 +60,8 @@ impl Flavor {
         })
     }
 
-    /// Returns false and prints a line if the server is not installed. Panics instead for a required server if
-    /// `REQUIRE_ALL_SERVERS` is set.
+    /// Returns false and prints a line if the server is not installed. If `REQUIRE_ALL_SERVERS` is set and the
+    /// server is required, panics instead.
     pub fn is_installed(self) -> bool {
         if self.found().is_some() {
             return true;

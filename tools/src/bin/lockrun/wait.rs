@@ -39,7 +39,7 @@ pub(crate) enum Outcome {
 /// Reports errors during the wait, and gives up if no server was ever reached.
 struct ErrorHandler {
     begun: Instant,
-    /// The time without a connection after which the wait is given up, if there was none yet.
+    /// The time after which the wait is given up if no connection was ever made.
     connect_timeout: Duration,
     canceller: Canceller,
     report: Box<dyn Fn(&str) + Send + Sync>,

@@ -33,7 +33,7 @@ const OWNER: Style = Style::new().fg(Color::Yellow);
 const BAD: Style = Style::new().fg(Color::Red).add_modifier(Modifier::BOLD);
 const PALE: Style = Style::new().fg(Color::DarkGray);
 
-/// The wait in milliseconds from which it is highlighted.
+/// A wait of at least this many milliseconds is highlighted.
 const LONG_WAIT_MS: i64 = 10_000;
 
 /// Draws the whole screen.

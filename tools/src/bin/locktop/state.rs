@@ -43,7 +43,7 @@ pub(crate) struct Holder {
     pub owner: String,
     pub holds: i64,
     pub ttl_ms: i64,
-    /// `None` where the server does not know.
+    /// `None` if the server does not know the start of the hold.
     pub since_ms: Option<i64>,
     pub client: Option<i64>,
     pub watchdog: bool,
