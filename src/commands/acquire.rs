@@ -150,7 +150,7 @@ fn acquire_or_queue<'a>(
         if super::is_foreign_fair_lock(lock, &call.request, now) {
             return Err(Error::FairLock);
         }
-        let (outcome, in_hand) = driver::with(ctx, |driver| {
+        let (outcome, output) = driver::with(ctx, |driver| {
             driver.update_quarantine(now);
             driver.locks.acquire(lock.opened(known, now), &call.request, patience)
         });
@@ -158,7 +158,7 @@ fn acquire_or_queue<'a>(
             Outcome::Queued(id) => driver::may_be_in_cycle(ctx, id, &lock.holders),
             _ => false,
         };
-        Ok(((outcome, may_be_in_cycle), in_hand))
+        Ok(((outcome, may_be_in_cycle), output))
     })
 }
 

@@ -45,8 +45,8 @@ impl Command for Cancel {
         let done = super::update_one_of_several(ctx, Target::of_owner(&key, &owner), now, |lock, known| {
             Ok(driver::with(ctx, |driver| {
                 let beside = driver.locks.sibling_locks(known, &id);
-                let (undone, in_hand) = driver.locks.cancel(lock.opened(known, now), &id);
-                ((undone, beside), in_hand)
+                let (undone, output) = driver.locks.cancel(lock.opened(known, now), &id);
+                ((undone, beside), output)
             }))
         });
         if let Ok((_, beside)) = &done {

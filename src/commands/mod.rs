@@ -145,8 +145,8 @@ fn open_and_update<'a, T>(
     let at = remembered.lock.name();
     let done = Lock::open(ctx, key, owner, &remembered, now, |lock| {
         let found_free = lock.holders.is_free();
-        let (reply, in_hand) = call(lock, remembered.lock)?;
-        driver::commit(ctx, at, in_hand, lock, found_free);
+        let (reply, output) = call(lock, remembered.lock)?;
+        driver::commit(ctx, at, output, lock, found_free);
         Ok(reply)
     });
     match done {

@@ -76,7 +76,7 @@ fn released_before(
     let (mut before, mut missing) = (Vec::new(), None);
     for key in keys {
         super::update_one_of_several(ctx, Target::of_owner(key, owner), now, |lock, known| {
-            let in_hand = driver::with(ctx, |driver| driver.locks.reconcile(lock.opened(known, now)));
+            let output = driver::with(ctx, |driver| driver.locks.reconcile(lock.opened(known, now)));
             let released = call.id.as_ref().map(|id| lock.records.released(id)).transpose();
             match released.map(Option::flatten) {
                 Ok(Some(left)) => before.push(left),
@@ -89,7 +89,7 @@ fn released_before(
                     missing.get_or_insert(Error::Refused(refusal));
                 }
             }
-            Ok(((), in_hand))
+            Ok(((), output))
         })?;
     }
     match missing {

@@ -47,10 +47,10 @@ impl Command for Release {
         let call = Call { owner: Owner::new(owner.as_bytes()), scope, lease_ms: options.lease.ms(), id };
         let now = ctx.now();
         let (left, fair) = super::update(ctx, Target::of_owner(&key, &owner), now, |lock, known| {
-            let (left, in_hand) =
+            let (left, output) =
                 driver::with(ctx, |driver| driver.locks.release(lock.opened(known, now), &call));
             let fair = left == Err(NotReleased::NotOwner) && lock.is_fair(now);
-            Ok(((left, fair), in_hand))
+            Ok(((left, fair), output))
         })?;
         driver::dispatch(ctx, now);
         ctx.reply_integer(left.map_err(|why| match why {

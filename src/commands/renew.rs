@@ -55,10 +55,10 @@ impl Command for Renew {
         };
         let now = ctx.now();
         let (held, fair) = super::update(ctx, Target::of_owner(&key, &owner), now, |lock, known| {
-            let (held, in_hand) =
+            let (held, output) =
                 driver::with(ctx, |driver| driver.locks.renew(lock.opened(known, now), &call));
             let fair = held.is_err() && lock.is_fair(now);
-            Ok(((held, fair), in_hand))
+            Ok(((held, fair), output))
         })?;
         driver::dispatch(ctx, now);
         let holds = held.map_err(|_| if fair { Error::FairLock } else { Error::NotOwner })?;

@@ -39,7 +39,7 @@ impl Wants {
     }
 
     /// Whether the request's limit permits no further shared holder.
-    fn is_above_limit(self, holders: usize, holds: bool) -> bool {
+    fn is_limit_reached(self, holders: usize, holds: bool) -> bool {
         (self.once || !holds)
             && self.limit.is_some_and(|limit| holders >= usize::try_from(limit.get()).unwrap_or(usize::MAX))
     }
@@ -265,7 +265,7 @@ impl Holders {
             }
             Holders::Shared(holds) => {
                 let hold = holds.get(owner);
-                if wants.is_above_limit(holds.len(), hold.is_some()) {
+                if wants.is_limit_reached(holds.len(), hold.is_some()) {
                     return Admission::Busy;
                 }
                 hold

@@ -150,7 +150,7 @@ impl Unconfirmed {
     }
 
     /// Whether the lock's next step has to settle any grant.
-    pub(super) fn is_to_settle(&self) -> bool {
+    pub(super) fn has_work(&self) -> bool {
         self.may_end() > 0 || self.any_voided() || self.any_lost()
     }
 

@@ -132,7 +132,7 @@ impl Fleet {
     }
 }
 
-/// A failover scenario: the acknowledgment that clients wait for, and the settings of the servers.
+/// A failover scenario: the acknowledgement that clients wait for, and the settings of the servers.
 #[derive(Clone, Copy)]
 pub(super) struct Case {
     pub(super) promise: Promise,

@@ -235,7 +235,7 @@ fn a_departed_client_keeps_no_grant(flavor: Flavor) {
                 assert_eq!(waiter.recv(), "nil");
             });
         }
-        // A client that awaits a renewal's acknowledgment keeps its hold.
+        // A client that awaits a renewal's acknowledgement keeps its hold.
         a.call("LOCK.ACQUIRE k b PX 100000");
         let waiter = world.waiting("LOCK.RENEW k b PX 100000 REPLICAS 1 WITHIN 60000");
         waiter.close();
@@ -520,7 +520,7 @@ fn a_cancelled_request_is_not_granted(flavor: Flavor) {
     });
 }
 
-/// The acknowledgment comes when most of the lease has passed. A watchdog of this or another connection renews it in time.
+/// The acknowledgement comes when most of the lease has passed. A watchdog of this or another connection renews it in time.
 fn a_watchdog_renews_late_acknowledged_holds(flavor: Flavor) {
     with_replica(flavor, |world| {
         let (mut a, mut b) = (world.client(), world.client());

@@ -47,7 +47,7 @@ impl LockManager {
             && parts.quarantined_until.is_none()
             && parts.waiters.bundles.is_empty()
             && !parts.table.is_ready(lock);
-        let state = parts.state(lock).filter(|state| is_plain && !state.unconfirmed.is_to_settle())?;
+        let state = parts.state(lock).filter(|state| is_plain && !state.unconfirmed.has_work())?;
         let is_recent = state.has_recent_look(now.mono, LOOK_VALID_US);
         let has_place = at_most.is_none_or(|most| state.queue.len() < most);
         let is_first = state.queue.is_empty();

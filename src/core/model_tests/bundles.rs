@@ -131,7 +131,7 @@ impl Plain {
         (0..self.waits.len()).filter(conflicts).collect()
     }
 
-    fn is_to_be_granted(&self, at: usize) -> bool {
+    fn should_be_granted(&self, at: usize) -> bool {
         let wait = &self.waits[at];
         wait.locks
             .iter()
@@ -199,7 +199,7 @@ impl Plain {
             return Ok(());
         };
         *self = after;
-        let left = (0..self.waits.len()).find(|at| self.is_to_be_granted(*at));
+        let left = (0..self.waits.len()).find(|at| self.should_be_granted(*at));
         prop_assert!(left.is_none(), "{:?} was not granted", left.map(|at| &self.waits[at]));
         Ok(())
     }
@@ -211,7 +211,7 @@ impl Plain {
             return Some(self.clone());
         }
         granted.iter().find_map(|id| {
-            let at = self.index(*id).filter(|at| self.is_to_be_granted(*at))?;
+            let at = self.index(*id).filter(|at| self.should_be_granted(*at))?;
             let mut after = self.clone();
             let Wait { id, owner, locks, mode, .. } = after.waits.remove(at);
             after.grant(owner, &locks, mode);
@@ -406,7 +406,7 @@ fn acquire(
     };
     plain.waits.push(wait);
     let at = plain.waits.len() - 1;
-    if plain.is_to_be_granted(at) {
+    if plain.should_be_granted(at) {
         plain.waits.pop();
         plain.grant(owner, locks, mode);
         prop_assert!(matches!(seen, Seen::Granted(_)), "{:?} instead of a grant", seen);

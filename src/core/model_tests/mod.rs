@@ -712,7 +712,7 @@ fn holds_after_unheard_grants_may_end_sooner() {
     let (_, output) =
         locks.release(open_lock(known, &mut holders, &mut StoredRecords::default(), now), &release);
     assert_eq!(output.expected_end, ExpectedEnd::Until(200_000));
-    assert!(locks.message_unheard(id));
+    assert!(locks.message_had_no_subscriber(id));
     let next = Call { owner: 2, lease: 2_000, ..Call::default() };
     let (outcome, output) = acquire(&mut locks, &mut holders, next, WaitPolicy::NoWait);
     assert!(matches!(outcome, Outcome::Granted(_)), "{outcome:?}");

@@ -464,7 +464,7 @@ impl Model {
     }
 
     /// Handles a message about a grant that had no subscriber.
-    pub(super) fn message_unheard(&mut self, which: usize) {
+    pub(super) fn message_had_no_subscriber(&mut self, which: usize) {
         self.miss(which);
         self.settle();
     }

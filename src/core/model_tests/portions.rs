@@ -41,7 +41,7 @@ fn happens(real: &mut Real, op: &Op) {
             let in_flight: Vec<WaiterId> = real.locks.in_flight().into_iter().collect();
             let Some(id) = in_flight.get(which % in_flight.len().max(1)) else { return };
             if real.locks.connection_of(*id).is_some() {
-                real.locks.message_unheard(*id);
+                real.locks.message_had_no_subscriber(*id);
             } else if arrives {
                 real.locks.delivered(*id, real.time());
             } else {

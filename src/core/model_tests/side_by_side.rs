@@ -103,8 +103,8 @@ impl SideBySide {
                 let is_notified = len > 0 && model.in_flight[which % len].call.notify.is_some();
                 if is_notified && !arrives && model.has_hold(which % len) {
                     let id = model.in_flight[which % len].id;
-                    model.message_unheard(which % len);
-                    prop_assert!(real.locks.message_unheard(id));
+                    model.message_had_no_subscriber(which % len);
+                    prop_assert!(real.locks.message_had_no_subscriber(id));
                     real.fire();
                 } else if len > 0 && !is_notified && (!arrives || model.has_hold(which % len)) {
                     let id = model.in_flight[which % len].id;

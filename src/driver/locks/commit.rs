@@ -14,13 +14,13 @@ use crate::server::Ctx;
 pub(crate) fn commit(
     ctx: Ctx<'_>,
     at: LockRef<'_>,
-    in_hand: StepOutput,
+    output: StepOutput,
     lock: &mut Lock<'_>,
     found_free: bool,
 ) {
     subscriptions::subscribe(ctx);
-    let shortened = lock.shortened_to(in_hand.expected_end);
-    store(ctx, at, in_hand, lock, found_free, shortened);
+    let shortened = lock.shortened_to(output.expected_end);
+    store(ctx, at, output, lock, found_free, shortened);
 }
 
 /// Writes a lock and notifies external clients if it is free, even if this was only noticed now. Also notifies them if
@@ -29,34 +29,34 @@ pub(crate) fn commit(
 pub(crate) fn store(
     ctx: Ctx<'_>,
     at: LockRef<'_>,
-    in_hand: StepOutput,
+    output: StepOutput,
     lock: &mut Lock<'_>,
     found_free: bool,
     shortened: Option<WallMs>,
 ) {
     let name = lock.name();
-    let unannounced = in_hand.unannounced && found_free && lock.holders.is_free();
-    lock.withholds_announcement = in_hand.is_reserved;
+    let unannounced = output.unannounced && found_free && lock.holders.is_free();
+    lock.withholds_announcement = output.is_reserved;
     let receivers =
         lock.store().or_else(|| unannounced.then(|| channel::publish_free(ctx, Propagation::of(ctx), name)));
-    let receivers = if in_hand.is_reserved {
+    let receivers = if output.is_reserved {
         if receivers.is_some() {
-            with(ctx, |driver| driver.locks.note_withheld(in_hand));
+            with(ctx, |driver| driver.locks.note_withheld(output));
         }
         None
     } else {
         receivers
     };
     // For most locks, nothing is remembered and no subscriber listens.
-    if let Some(receivers) = receivers.filter(|receivers| *receivers > 0 || in_hand.is_known()) {
-        with(ctx, |driver| driver.locks.announced(at, in_hand, receivers > 0, ctx.now()));
+    if let Some(receivers) = receivers.filter(|receivers| *receivers > 0 || output.is_known()) {
+        with(ctx, |driver| driver.locks.announced(at, output, receivers > 0, ctx.now()));
     }
-    if in_hand.watches_lease {
+    if output.watches_lease {
         if let Some(end) = lock.first_field_expiry() {
-            with(ctx, |driver| driver.locks.field_ends(in_hand, end, ctx.now()));
+            with(ctx, |driver| driver.locks.field_ends(output, end, ctx.now()));
         }
     }
     if let Some(end) = shortened.filter(|_| channel::has_subscribers(ctx, name)) {
-        with(ctx, |driver| driver.locks.lease_shortened(at, in_hand, end));
+        with(ctx, |driver| driver.locks.lease_shortened(at, output, end));
     }
 }

@@ -147,11 +147,11 @@ fn with_lock<T>(
     let remembered = Remembered::of(ctx, lock.as_ref());
     Lock::open(ctx, name, None, &remembered, now, |open| {
         let found_free = open.holders.is_free();
-        let (found, in_hand) = with(ctx, |driver| step(&mut driver.locks, remembered.lock, open));
+        let (found, output) = with(ctx, |driver| step(&mut driver.locks, remembered.lock, open));
         // The length of a lease that a foreign write has ended is unknown.
         let shortened =
-            if found_free { open.holders.first_end() } else { open.shortened_to(in_hand.expected_end) };
-        store(ctx, lock.as_ref(), in_hand, open, found_free, shortened);
+            if found_free { open.holders.first_end() } else { open.shortened_to(output.expected_end) };
+        store(ctx, lock.as_ref(), output, open, found_free, shortened);
         found
     })
 }

@@ -57,7 +57,7 @@ pub(crate) fn on_turn_end(ctx: Ctx<'_>, (): ()) {
 /// another node.
 fn skip_unheard_waiter(ctx: Ctx<'_>, id: WaiterId) {
     with(ctx, |driver| {
-        if !driver.in_cluster && driver.locks.message_unheard(id) {
+        if !driver.in_cluster && driver.locks.message_had_no_subscriber(id) {
             driver.schedule_soon(ctx);
         }
     });

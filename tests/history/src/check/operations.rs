@@ -551,7 +551,7 @@ fn connections(records: &[Record], calls: &[&Call]) -> HashMap<u64, Connection> 
 }
 
 /// Whether the call may have had an effect. A grant that replicas have not acknowledged may exist for a while or on another
-/// primary. The lease of a renewal may end before the acknowledgment.
+/// primary. The lease of a renewal may end before the acknowledgement.
 fn is_unknown(call: &Call) -> bool {
     match &call.outcome {
         Outcome::Unknown => true,

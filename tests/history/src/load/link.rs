@@ -246,7 +246,7 @@ impl Link {
 }
 
 impl Promise {
-    /// Waits for the acknowledgment that the promise needs after a reply.
+    /// Waits for the acknowledgement that the promise needs after a reply.
     fn is_kept(self, command: &Command, answer: &Answer, wire: &mut Wire) -> bool {
         let has_changed = matches!(command, Command::Acquire(_) | Command::Renew(_))
             && answer.as_ref().is_ok_and(|reply| !reply.is_null());

@@ -63,7 +63,7 @@ pub struct Settings {
     pub features: Features,
     /// Number of replicas of the server.
     pub replicas: u32,
-    /// The acknowledgment that an acquire or a renewal needs before it counts.
+    /// The acknowledgement that an acquire or a renewal needs before it counts.
     pub promise: Promise,
     /// Disturbances of connections and of the server.
     pub faults: Faults,
@@ -121,7 +121,7 @@ impl Features {
     pub const READERS: Features = Features { shared: true, ..Features::EXCLUSIVE };
 }
 
-/// The acknowledgment that a client waits for before it trusts a grant.
+/// The acknowledgement that a client waits for before it trusts a grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Promise {
     /// The primary's reply.
