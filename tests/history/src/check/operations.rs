@@ -6,6 +6,8 @@ use std::collections::{BTreeMap, HashMap};
 
 use serde_json::Value;
 
+use super::replies::was_bound_later;
+
 use crate::record::{
     Acquire, Call, Claim, Closed, Command, Disturbance, Fault, Listened, Message, Micros, Outcome, Record,
     Release, Renew, Run, MS,
@@ -375,12 +377,14 @@ impl<'a> History<'a> {
 
     /// Splits the calls of one request into parts. A late call can be a new request, as the record of the first call may
     /// have expired. So can a retry of an ephemeral acquire on another connection, after the first hold has ended with its
-    /// connection.
+    /// connection. The end of a hold with its connection also makes retries of the owner's other acquires new requests.
     fn split_by_record<'b>(&self, calls: &'b [&'a Call]) -> Vec<&'b [&'a Call]> {
         let ttl = millis(self.run.request_ttl);
         let mut parts = Vec::new();
         let mut begin = 0;
         let bound = matches!(&calls[0].command, Command::Acquire(acquire) if acquire.ephemeral);
+        let bound_later = calls.len() > 1
+            && matches!(&calls[0].command, Command::Acquire(acquire) if was_bound_later(self, acquire, calls));
         for (number, call) in calls.iter().enumerate() {
             let is_late = match call.answered {
                 Some(answered) => answered > calls[begin].sent + ttl - ttl / 20,
@@ -388,7 +392,8 @@ impl<'a> History<'a> {
             };
             let granted = |one: &&&Call| reply(one).is_some_and(|reply| !reply.is_null());
             let before = calls[begin..number].iter().find(granted);
-            let is_new_request = bound && before.is_some_and(|before| before.connection != call.connection);
+            let is_new_request =
+                before.is_some_and(|before| bound_later || bound && before.connection != call.connection);
             if (is_late || is_new_request) && number > begin {
                 parts.push(&calls[begin..number]);
                 begin = number;

@@ -265,7 +265,7 @@ fn check_repetitions(history: &History<'_>, key: &str, words: &str, calls: &[&Ca
 }
 
 /// Whether another call bound the owner's hold of such a lock to a connection before the last of these replies.
-fn was_bound_later(history: &History<'_>, acquire: &Acquire, calls: &[&Call]) -> bool {
+pub(super) fn was_bound_later(history: &History<'_>, acquire: &Acquire, calls: &[&Call]) -> bool {
     let made = calls.iter().filter_map(|call| reply(call)?.get("owner")?.as_str());
     let owners: Vec<&str> = std::iter::once(acquire.owner.as_str()).chain(made).collect();
     let last = calls.iter().map(|call| call.answered.unwrap_or(Micros::MAX)).max();

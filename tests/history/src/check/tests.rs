@@ -312,6 +312,20 @@ fn ephemeral_holds_end_with_their_connection() {
 }
 
 #[test]
+fn retries_after_a_closed_connection_may_be_granted_again() {
+    // The connection ended a later hold, and so the records of all acquires of this owner.
+    accepts(
+        "1 0..1 ACQUIRE k a PX 100 ID x = 1\n2 120..121 ACQUIRE k a PX 500 EPHEMERAL = 1\nclose 2 130
+         3 150..151 ACQUIRE k a PX 100 ID x = 1\n3 152..153 RELEASE k a = 0",
+    );
+    refuses(
+        Rule::Count,
+        "1 0..1 ACQUIRE k a PX 100 ID x = 1\n2 120..121 ACQUIRE k a PX 20 = 1
+         3 150..151 ACQUIRE k a PX 100 ID x = 1\n3 152..153 RELEASE k a = 0",
+    );
+}
+
+#[test]
 fn limits_are_checked() {
     refuses(
         Rule::Exclusion,
