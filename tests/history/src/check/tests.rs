@@ -312,7 +312,7 @@ fn ephemeral_holds_end_with_their_connection() {
 }
 
 #[test]
-fn retries_after_a_closed_connection_may_be_granted_again() {
+fn retries_after_a_closed_connection_may_be_new() {
     // The connection ended a later hold, and so the records of all acquires of this owner.
     accepts(
         "1 0..1 ACQUIRE k a PX 100 ID x = 1\n2 120..121 ACQUIRE k a PX 500 EPHEMERAL = 1\nclose 2 130
