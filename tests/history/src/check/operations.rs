@@ -6,8 +6,6 @@ use std::collections::{BTreeMap, HashMap};
 
 use serde_json::Value;
 
-use super::replies::was_bound_later;
-
 use crate::record::{
     Acquire, Call, Claim, Closed, Command, Disturbance, Fault, Listened, Message, Micros, Outcome, Record,
     Release, Renew, Run, MS,
@@ -268,6 +266,24 @@ impl<'a> History<'a> {
         steps.sum()
     }
 
+    /// Whether a hold of such an owner and lock may have ended with its connection by a time, whichever call bound it. `calls`
+    /// are the calls of the acquire.
+    pub(super) fn may_have_disconnected(&self, acquire: &Acquire, calls: &[&Call], by: Micros) -> bool {
+        let made = calls.iter().filter_map(|call| reply(call)?.get("owner")?.as_str());
+        let owners: Vec<&str> = std::iter::once(acquire.owner.as_str()).chain(made).collect();
+        self.calls.iter().take_while(|call| call.sent <= by).any(|call| {
+            let (ephemeral, owner, keys) = match &call.command {
+                Command::Renew(renew) => (renew.ephemeral, &renew.owner, &renew.keys),
+                Command::Acquire(other) => (other.ephemeral, &other.owner, &other.keys),
+                _ => return false,
+            };
+            ephemeral
+                && owners.contains(&owner.as_str())
+                && keys.iter().any(|key| acquire.keys.contains(key))
+                && self.open_until(call.connection) <= by
+        })
+    }
+
     /// Whether a grant with a reply may have been revoked, as its client was already being killed.
     fn may_be_killed(&self, call: &Call) -> bool {
         let Some(id) = self.connections.get(&call.connection).map(|one| one.server_id) else { return false };
@@ -376,24 +392,20 @@ impl<'a> History<'a> {
     }
 
     /// Splits the calls of one request into parts. A late call can be a new request, as the record of the first call may
-    /// have expired. So can a retry of an ephemeral acquire on another connection, after the first hold has ended with its
-    /// connection. The end of a hold with its connection also makes retries of the owner's other acquires new requests.
+    /// have expired. So can a retry after a hold of the owner has ended with its connection.
     fn split_by_record<'b>(&self, calls: &'b [&'a Call]) -> Vec<&'b [&'a Call]> {
         let ttl = millis(self.run.request_ttl);
         let mut parts = Vec::new();
         let mut begin = 0;
-        let bound = matches!(&calls[0].command, Command::Acquire(acquire) if acquire.ephemeral);
-        let bound_later = calls.len() > 1
-            && matches!(&calls[0].command, Command::Acquire(acquire) if was_bound_later(self, acquire, calls));
         for (number, call) in calls.iter().enumerate() {
             let is_late = match call.answered {
                 Some(answered) => answered > calls[begin].sent + ttl - ttl / 20,
                 None => call.sent > calls[begin].sent + ttl / 2,
             };
             let granted = |one: &&&Call| reply(one).is_some_and(|reply| !reply.is_null());
-            let before = calls[begin..number].iter().find(granted);
-            let is_new_request =
-                before.is_some_and(|before| bound_later || bound && before.connection != call.connection);
+            let is_new_request = calls[begin..number].iter().any(|before| granted(&before))
+                && matches!(&calls[0].command, Command::Acquire(acquire)
+                    if self.may_have_disconnected(acquire, calls, call.answered.unwrap_or(Micros::MAX)));
             if (is_late || is_new_request) && number > begin {
                 parts.push(&calls[begin..number]);
                 begin = number;

@@ -244,7 +244,9 @@ fn key_of(command: &Command) -> &str {
 fn check_repetitions(history: &History<'_>, key: &str, words: &str, calls: &[&Call], report: &mut Report) {
     let (may_end, by_message) = match &calls[0].command {
         Command::Acquire(acquire) => {
-            (acquire.ephemeral || was_bound_later(history, acquire, calls), acquire.notify.is_some())
+            let last = calls.iter().map(|call| call.answered.unwrap_or(Micros::MAX)).max();
+            let may_end = last.is_some_and(|last| history.may_have_disconnected(acquire, calls, last));
+            (may_end, acquire.notify.is_some())
         }
         _ => (false, false),
     };
@@ -262,21 +264,6 @@ fn check_repetitions(history: &History<'_>, key: &str, words: &str, calls: &[&Ca
             report.add(Rule::Retry, key, format!("{words} got two different replies"), &[first, later]);
         }
     }
-}
-
-/// Whether another call bound the owner's hold of such a lock to a connection before the last of these replies.
-pub(super) fn was_bound_later(history: &History<'_>, acquire: &Acquire, calls: &[&Call]) -> bool {
-    let made = calls.iter().filter_map(|call| reply(call)?.get("owner")?.as_str());
-    let owners: Vec<&str> = std::iter::once(acquire.owner.as_str()).chain(made).collect();
-    let last = calls.iter().map(|call| call.answered.unwrap_or(Micros::MAX)).max();
-    history.calls.iter().filter(|call| Some(call.sent) <= last).any(|call| {
-        let (ephemeral, owner, keys) = match &call.command {
-            Command::Renew(renew) => (renew.ephemeral, &renew.owner, &renew.keys),
-            Command::Acquire(other) => (other.ephemeral, &other.owner, &other.keys),
-            _ => return false,
-        };
-        ephemeral && owners.contains(&owner.as_str()) && keys.iter().any(|key| acquire.keys.contains(key))
-    })
 }
 
 fn check_cancelled(
