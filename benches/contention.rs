@@ -6,9 +6,9 @@
 //! The module is compared with a polling client, with Redisson's protocol, and with PostgreSQL's advisory locks. The clients of
 //! all four are TCP connections of one event loop, which sleeps until a reply arrives.
 //!
-//! The real Redisson runs as threads of one JVM, in two variants. In the first one, each thread has a client of its own, as if it
-//! was a process; the module is compared with this variant. In the second one, all threads share one client and its subscription,
-//! so a release wakes only one of them. The rounds of all contenders alternate.
+//! The real Redisson runs as threads of one JVM, in two variants. In the first one, each thread has its own
+//! client, like a separate process. The module is compared with this variant. In the second one, all threads share
+//! one client and its subscription, so a release wakes only one of them. The rounds of all contenders alternate.
 //!
 //! A polling client, or Redisson, may get the lock again right after releasing it, while other clients wait. This raises the
 //! number of grants, and starves the other clients. Such a grant is not counted as a hand-over.

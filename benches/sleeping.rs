@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 
 //! The cost of a hand-over among sleeping clients: 2 to 10,000 clients in a closed loop. Each one releases the lock once it has
-//! its grant, and queues up again once it has the reply. The base is the floor, a module that only queues clients and unblocks
-//! them (`tests/modules/floor.rs`).
+//! its grant, and queues up again once it has the reply. The baseline is the "floor", a module that only queues clients
+//! and unblocks them (`tests/modules/floor.rs`).
 //!
 //! First the server's instructions and system calls are counted. Each call is sent while the server sleeps, so the server wakes
 //! up for each call. In a loop without this pause, the server often reads two calls at once, and the second client finds a free

@@ -71,7 +71,7 @@ struct Rounds {
     cpu: Samples,
     /// The share of the time in which the server's main thread was busy.
     server: Samples,
-    /// The share of the time in which the busiest loading thread was busy.
+    /// The busy time of the busiest loading thread, as a share of the run.
     loader: Samples,
 }
 

@@ -52,8 +52,8 @@ fn usable_cores() -> Vec<usize> {
     }
 }
 
-/// Returns true if the main thread of the process sleeps. A thread that waits for a socket is awake as soon as a write to that
-/// socket returns.
+/// Returns true if the main thread of the process sleeps. After a write to a socket has returned,
+/// a thread that waited for that socket no longer sleeps.
 pub fn is_asleep(process: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{process}/task/{process}/stat")).unwrap_or_default();
     // `id (name) state …`, and a name may contain anything.
@@ -138,7 +138,8 @@ pub fn machine() -> String {
     format!("{} cores, {model}, Linux {}", cores(), kernel.trim())
 }
 
-/// Returns the load of the last minute. A benchmark itself causes about 0.4. With more, the machine was not idle.
+/// Returns the load average of the last minute. A benchmark itself causes about 0.4. If it is higher, other programs
+/// were running too.
 pub fn load() -> String {
     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     load.split(' ').next().unwrap_or_default().to_owned()

@@ -19,7 +19,7 @@ use super::{packed, Outcome};
 #[derive(Clone, Default)]
 pub struct Race {
     pub grants_per_second: f64,
-    /// The processor time of all threads or processes of the server for a grant, in microseconds.
+    /// The server's processor time per grant, in microseconds. All its threads or processes count.
     pub cpu_per_grant: f64,
     /// The times from one client's release to the next client's grant.
     pub hand_overs: Samples,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-//! Redisson: scripts that make the same calls as its scripts, and the real client, a JVM that runs the agent of
-//! `tests/clients/redisson`.
+//! Redisson in two forms: scripts that make the same calls as Redisson's own scripts, and the real client. The real
+//! client is a JVM that runs the agent of `tests/clients/redisson`.
 
 use std::process::Command;
 use std::time::Duration;

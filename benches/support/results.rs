@@ -102,7 +102,7 @@ impl Results {
         ]);
     }
 
-    /// Adds a value with a limit. The base is for information only.
+    /// Adds a value and the limit that it must keep. The base is for information only.
     pub fn limit(&mut self, what: &str, unit: Unit, value: f64, base: Option<(&str, f64)>, limit: Target) {
         self.rows.push([
             what.to_owned(),

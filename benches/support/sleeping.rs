@@ -11,15 +11,15 @@ use super::swarm::Endpoint;
 use super::wire::Wire;
 use super::{packed, unless_quick, Outcome};
 
-/// Hand-overs before the counted ones. They exclude the first allocations for a lock.
+/// Hand-overs before the counted ones, so that the first allocations for a lock are not counted.
 const WARM_UP: u32 = 100;
 
 /// The number of parts of equal length that are counted. The minimum is used: periodic work can only add to a part, and adds more
 /// on a busy machine.
 const PARTS: u32 = 4;
 
-/// A lease in milliseconds that a slow run under callgrind does not outlast. It is below 35 minutes, because servers before Redis
-/// 7.2.2 spin while a module's timer is further away.
+/// A lease in milliseconds, longer than a slow run under callgrind. It is below 35 minutes: servers before Redis 7.2.2
+/// run a busy loop while a module's timer is further away than that.
 const LONG_LEASE_MS: &str = "600000";
 
 /// Two rings run at a time up to this number of clients.

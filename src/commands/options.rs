@@ -23,7 +23,7 @@ const DEFAULT_GRACE_MS: i64 = 5000;
 pub(super) trait CommandOption<'a>: Default {
     const ARGUMENT: Argument;
 
-    /// Reads the option if `word` begins it. Returns whether it does.
+    /// Reads the option if `word` is its first word. Returns whether it is.
     fn read(&mut self, word: &'a [u8], args: &mut Cursor<'a>) -> Result<bool, Error>;
 }
 

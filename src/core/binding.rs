@@ -92,7 +92,7 @@ pub(super) enum BindMode {
     Add,
     /// Replaces all of them: a renewal takes over.
     ReplaceAll,
-    /// Replaces the connection that the same request used before.
+    /// Replaces only the connection that used the same `ID` earlier.
     ReplaceOwn,
 }
 

@@ -231,9 +231,8 @@ impl Search {
         self.locks.insert(lock, seen);
     }
 
-    /// Reduces many holders to those that wait themselves, and the origin: no path leads back through others.
-    /// The smaller of
-    /// both sets is scanned, as hardly any of 10,000 readers waits.
+    /// Reduces many holders to the origin and those that wait themselves: no path leads back through the
+    /// others. Scans the holders or the waiting owners, whichever are fewer: hardly any of 10,000 readers waits.
     fn relevant_holders(&mut self, waits: &impl Waits, holders: Holders) -> Holders {
         const FEW: usize = 8;
         if holders.len() <= FEW {
@@ -249,7 +248,7 @@ impl Search {
         if !found.iter().any(|hold| hold.owner == self.origin) {
             found.extend(hold_of(&self.origin));
         }
-        // Scanning is faster than following.
+        // A scanned owner counts as an eighth: scanning it is faster than following its waits.
         self.count(waiting.min(holders.len()) / 8);
         Holders::from_holds(found).unwrap_or(Holders::Free)
     }

@@ -342,7 +342,7 @@ fn a_successors_shorter_lease_is_announced(flavor: Flavor) {
     });
 }
 
-/// A notified grant has a short lease, which grows when the grant is confirmed. Both ends are announced.
+/// A notified grant has a short lease, and a longer one once it is confirmed. The ends of both leases are announced.
 fn a_notified_grants_end_is_announced(flavor: Flavor) {
     for (grace, then, holds) in [
         ("GRACE 100", "", ""),

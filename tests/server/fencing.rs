@@ -132,7 +132,7 @@ fn an_upgrade_has_a_new_token(flavor: Flavor) {
         let upgraded = acquire(&mut a, "LOCK.ACQUIRE k a FENCE");
         assert!(upgraded > other);
         assert_eq!(acquire(&mut a, "LOCK.ACQUIRE k a FENCE"), upgraded);
-        // The token is new even if a later call asks for it.
+        // The token is new even if the upgrade asks for none, and a later call does.
         a.call("LOCK.BREAK k");
         let shared = acquire(&mut a, "LOCK.ACQUIRE k a SHARED FENCE");
         a.call("LOCK.ACQUIRE k a");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! The benchmarks' baseline module has the queueing that they compare, on every server.
+//! The benchmarks' baseline module queues clients in order, on every server.
 
 use crate::support::programs::built;
 use crate::support::{Flavor, Server};

@@ -231,7 +231,7 @@ fn a_retry_reacquires_an_ephemeral_hold(flavor: Flavor) {
     });
 }
 
-/// A later call has bound the hold to the connection that closes.
+/// A later call binds the hold to a connection, and then that connection closes.
 fn a_hold_bound_later_is_reacquired(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();

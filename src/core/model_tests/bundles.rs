@@ -108,7 +108,7 @@ impl Plain {
         self.holders[lock].admits(OWNERS[owner], wants(mode)) != Admission::Busy
     }
 
-    /// The position of a wait: owners that hold the lock come first, then order of arrival.
+    /// The sort key of a wait for a lock. Holders of the lock come first; otherwise the order of arrival counts.
     fn position(&self, at: usize, lock: usize) -> (bool, usize) {
         (!self.holds(self.waits[at].owner, lock), at)
     }
@@ -222,8 +222,8 @@ impl Plain {
         })
     }
 
-    /// The owners that a wait waits for. An edge that exists only because of a member's place has that
-    /// member, if the wait may overtake it.
+    /// The owners that a wait waits for, as edges. If a bundle's member only stands ahead in the queue, and the
+    /// wait may overtake it, the edge names that member.
     fn edges(&self, at: usize) -> Vec<(usize, Option<(usize, WaiterId)>)> {
         let wait = &self.waits[at];
         let mut edges = Vec::new();

@@ -9,8 +9,8 @@ use crate::keyspace::{channel, Lock};
 use crate::server::replication::propagation::Propagation;
 use crate::server::Ctx;
 
-/// Writes a lock that a command has opened and the core has changed. `found_free` says whether the lock was free before
-/// the step.
+/// Writes a lock to its key, after a command opened it and a step changed it. `found_free` says whether the lock was
+/// free before the step.
 pub(crate) fn commit(
     ctx: Ctx<'_>,
     at: LockRef<'_>,

@@ -25,9 +25,9 @@ const NEXT_BATCH_DELAY_US: MonoUs = 1_000;
 /// The times of the next rereads.
 #[derive(Default)]
 pub(crate) struct RecheckSchedule {
-    /// The next reread of all locks; in a cluster only.
+    /// The time of the next reread of all locks; in a cluster only.
     all: Option<MonoUs>,
-    /// The next reread of fragile locks.
+    /// The time of the next reread of fragile locks, which a foreign write can free without an event.
     fragile: Option<MonoUs>,
     /// The server was woken up after the last reread of fragile locks.
     woken_up: bool,

@@ -46,7 +46,7 @@ pub(crate) trait BlockedClient {
     fn done(ctx: Ctx<'_>, token: u64, gone: bool);
 }
 
-/// Blocks the calling client, without a deadline at the server: its deadlines are imprecise, and race with [`unblock`].
+/// Blocks the calling client. The server gets no deadline: its timeouts are imprecise, and race with [`unblock`].
 pub(crate) fn block<C: BlockedClient>(ctx: Ctx<'_>) -> Option<ClientHandle> {
     unsafe extern "C" fn reply<C: BlockedClient>(
         ctx: *mut raw::RedisModuleCtx,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! The state of the lock manager. Only the files of this folder see more than one of its parts.
+//! The state of the lock manager. Only code in this folder sees more than one part of the state.
 
 mod connections;
 mod grants;

@@ -86,7 +86,7 @@ impl Step<'_> {
         }
         let before = hold.map(|hold| (hold.expires_at, hold.token));
         let before_end = hold.map(|hold| hold.expires_at);
-        // A first exclusive hold needs a new token: other readers may have newer ones than the shared hold.
+        // An upgrade to an exclusive hold needs a new token: other readers may have newer tokens than this owner.
         let re_entry = hold.filter(|hold| hold.allows_more(request.wants.mode));
         let upgrade = hold.is_some() && re_entry.is_none();
         let token = if request.fence {

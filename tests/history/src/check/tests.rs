@@ -283,7 +283,7 @@ fn possible_successions_are_accepted() {
         "1 0..1 ACQUIRE k a PX 50 = 1\n1 2..2 RELEASE k a = ?\n3 3..4 ACQUIRE k a PX 500 = 1
          2 10..11 ACQUIRE k b PX 500 = 1",
     );
-    // The client of the grant was being killed.
+    // The client was being killed already, so its grant may have been revoked.
     accepts("1 0..2 ACQUIRE k a PX 500 = 1\nfault kill 1 1..2\n2 10..11 ACQUIRE k b PX 500 = 1");
     // A retry reports a grant that is as old as the first call.
     accepts("1 0..0 ACQUIRE k a PX 100 ID x = ?\n3 90..91 ACQUIRE k a PX 100 ID x = 1\n2 105..106 ACQUIRE k b = 1");
@@ -315,7 +315,7 @@ fn ephemeral_holds_end_with_their_connection() {
 fn retries_after_a_closed_connection_may_be_new() {
     // The connection ended a later hold, and so the records of all acquires of this owner.
     accepts(
-        "1 0..1 ACQUIRE k a PX 100 ID x = 1\n2 120..121 ACQUIRE k a PX 500 EPHEMERAL = 1\nclose 2 130
+        "1 0..1 ACQUIRE k a PX 100 ID x = 1\n2 120..121 ACQUIRE k a PX 20 EPHEMERAL = 1\nclose 2 130
          3 150..151 ACQUIRE k a PX 100 ID x = 1\n3 152..153 RELEASE k a = 0",
     );
     refuses(
@@ -367,7 +367,7 @@ fn counts_are_checked() {
         "1 0..0 ACQUIRE k a PX 500 ID x = ?\n2 1..2 ACQUIRE k a PX 500 ID x = 1\n2 3..4 ACQUIRE k a PX 500 = 2
          2 5..5 RELEASE k a ID y = ?\n3 6..7 RELEASE k a ID y = 1\n3 8..9 RELEASE k a = 0",
     );
-    // A call without a reply may count or not.
+    // A call without a reply may have taken effect or not.
     accepts("1 0..1 ACQUIRE k a PX 500 = 1\n1 2..2 ACQUIRE k a = ?\n2 3..4 ACQUIRE k a PX 500 = 2");
     accepts("1 0..1 ACQUIRE k a PX 500 = 1\n1 2..2 ACQUIRE k a = ?\n2 3..4 ACQUIRE k a PX 500 = 3");
     refuses(
@@ -722,7 +722,7 @@ fn failovers_may_lose_unacknowledged_writes() {
     let released = "1 0..1 ACQUIRE k a = 1\n1 2..3 RELEASE k a = 0\nfault failover 4..5\n";
     accepts(&format!("{released}1 20..21 ACQUIRE k a = 2"));
     accepts(&format!("{held}1 20..21 RENEW k a = !NOTOWNER"));
-    // It may also lack a newer token, unless that was acknowledged. The remaining writes are in order.
+    // The new primary may also lack a newer token, unless replicas acknowledged it. The remaining writes are in order.
     let written = "1 0..1 ACQUIRE k a FENCE PX 5 = 1/10\n2 10..11 ACQUIRE k b FENCE REPLICAS = 1/11\nfault failover 12..13
         2 11..12 GUARD k TOKEN 11 w1 = 1\n1 14..15 GUARD k TOKEN 10 w2 = 1\n9 90..91 LOG k = LEFT";
     let with = |replicas: &str, left: &str| written.replace("REPLICAS", replicas).replace("LEFT", left);

@@ -105,7 +105,7 @@ impl Features {
         cancel: true,
         guard: true,
     };
-    /// Features that survive a failover: a hold that is bound to a connection ends with its primary.
+    /// Features that survive a failover. Holds bound to a connection do not: they end with their primary.
     pub const UNBOUND: Features = Features { bound: false, several: false, breaks: false, ..Features::ALL };
     /// Features that a checker for linearizability can decide: exclusive locks.
     pub const EXCLUSIVE: Features = Features {

@@ -22,7 +22,7 @@ pub use crate::artifacts::example as built;
 /// The longest run. The slowest program takes a few seconds on an idle machine.
 const RUN_PATIENCE: Duration = Duration::from_secs(120);
 
-/// A program that runs. Dropping it kills the program.
+/// A running program. Dropping this value kills it.
 pub struct Run {
     child: Child,
     /// Threads that read the output: a full pipe would block the program.

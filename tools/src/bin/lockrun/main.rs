@@ -184,7 +184,7 @@ impl Run {
                 Ok(Event::WaitEnded(Outcome::Failed(error))) => {
                     return Err(self.unavailable(&error));
                 }
-                // The wait continues in the server. The next event has its outcome.
+                // The wait continues in the server, and a later event has its outcome.
                 Ok(Event::Signal(Received::Stop)) => drop(nix::sys::signal::raise(Signal::SIGSTOP)),
                 Ok(Event::Signal(
                     Received::Forward(signal)

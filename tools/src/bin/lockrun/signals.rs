@@ -78,8 +78,8 @@ impl Stage {
         self.0.load(Ordering::Acquire) == stage
     }
 
-    /// Waits until the command has started. A process that is stopped between fork and exec would block its parent, so it is
-    /// continued until then.
+    /// Waits until the command has started. If the child is stopped between fork and exec, this program blocks. So the
+    /// child is sent SIGCONT until the command has started.
     fn wait_until_started(&self) {
         while self.is(STARTING) {
             crate::child::signal_all(Signal::SIGCONT);

@@ -107,7 +107,7 @@ pub(crate) fn acquire(
 }
 
 impl ErrorHandler {
-    /// Reports the first error after a connection, or gives up if no server is reached in time.
+    /// Reports the first error once a server was reached. Cancels the wait if none is reached in time.
     fn handle(&self, error: &Error) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.connected |= !error.is_unsent();

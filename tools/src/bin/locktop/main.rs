@@ -304,7 +304,8 @@ impl Top {
         self.selected = self.state.locks.get(at.min(last)).map(|lock| lock.raw.clone());
     }
 
-    /// Asks for confirmation to break the selected lock. Does not ask if the selection has moved by itself.
+    /// Asks for confirmation to break the selected lock. If the selection has moved by itself,
+    /// shows a message instead.
     fn ask_about_selected(&mut self) {
         let at = self.selected_index();
         let Some(lock) = self.state.locks.get(at) else { return };
