@@ -43,7 +43,7 @@ use std::ffi::{c_int, CStr};
 
 use redis_module::raw;
 
-use server::events::{selected_database, server_events, turn_end};
+use server::events::{iteration_end, selected_database, server_events};
 use server::registration::{command, info, load, unloading};
 use server::version::{self, Version};
 use server::{calls, Ctx};
@@ -164,7 +164,7 @@ pub unsafe extern "C" fn RedisModule_OnUnload(ctx: *mut raw::RedisModuleCtx) -> 
         let in_use = unloading::is_in_use(ctx);
         let may_unload = !in_use || config::allow_unload() && !unloading::is_named_by_acl(ctx);
         // The server is about to call the module. By the next iteration of its event loop it has done so.
-        let unloads = may_unload && !turn_end::is_pending(ctx);
+        let unloads = may_unload && !iteration_end::is_pending(ctx);
         if unloads {
             driver::stop(ctx);
         } else {

@@ -8,11 +8,11 @@
 //! 1. A command, the timer, or the reread of a changed lock passes an input to the core, writes the lock
 //!    ([`commit()`]), and calls [`dispatch`]. This delivers each decision to its waiter: the client is unblocked, and
 //!    the timer is set for the next deadline.
-//! 2. In the same turn of the event loop, the server calls [`clients::blocking`] to reply to the client if it is still
+//! 2. In the same iteration of the event loop, the server calls [`clients::blocking`] to reply to the client if it is still
 //!    connected. In any case it reports that it is done with the client.
 //! 3. A client that has disconnected by then does not keep its grant, even if the server has not noticed the disconnect
 //!    (the socket is checked). A client that the server has decided to close may still look alive in step 2 and be
-//!    freed right after, without its reply. So a grant is final only when that turn is over and its client was not
+//!    freed right after, without its reply. So a grant is final only when that iteration is over and its client was not
 //!    freed in that way ([`clients::deliveries`]).
 //!
 //! Nothing is written inside a keyspace event ([`subscriptions`]): the replicas would get the write before the change
@@ -40,7 +40,7 @@ pub(crate) use state::{dispatch, with, WaitStart};
 use crate::config;
 use crate::core::{KeyChange, LockRef};
 use crate::keyspace::reader_cache;
-use crate::server::events::{server_events, turn_end};
+use crate::server::events::{iteration_end, server_events};
 use crate::server::keys::string;
 use crate::server::registration::unloading;
 use crate::server::replication::replicas as server_replicas;
@@ -55,8 +55,8 @@ use timer::on_timer;
 pub(crate) fn start(ctx: Ctx<'_>) -> bool {
     with(ctx, |driver| {
         driver.alarm.set_callback(on_timer::on_timer);
-        driver.replica_waits.set_callback(completion::on_turn_end);
-        driver.inboxes.set_callback(inbox_publisher::on_turn_end);
+        driver.replica_waits.set_callback(completion::on_iteration_end);
+        driver.inboxes.set_callback(inbox_publisher::on_iteration_end);
     });
     owner_events::apply_setting(ctx);
     quarantine::on_load(ctx);
@@ -87,7 +87,7 @@ pub(crate) fn on_settings_changed(ctx: Ctx<'_>, (): ()) {
 pub(crate) fn stop(ctx: Ctx<'_>) {
     state::drop_state(ctx);
     reader_cache::invalidate_all(ctx);
-    turn_end::stop(ctx);
+    iteration_end::stop(ctx);
     string::forget_cached(ctx);
     server_replicas::forget_online(ctx);
     subscriptions::forget(ctx);

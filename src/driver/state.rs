@@ -24,7 +24,7 @@ const FLUSH_RETRY_MS: u64 = 10;
 /// While the server refuses all writes, the interval between checks whether it still does, in milliseconds.
 const REFUSED_RETRY_MS: u64 = 10;
 
-/// Time for which the end-of-turn hook stays registered after its last use, in milliseconds. Registering and
+/// Time for which the end-of-iteration hook stays registered after its last use, in milliseconds. Registering and
 /// unregistering costs more than keeping it.
 const HOOK_LINGER_MS: u64 = 100;
 

@@ -104,7 +104,7 @@ fn a_later_acquire_is_refused(flavor: Flavor) {
     });
 }
 
-/// The cancel arrives in the event loop cycle of the handover, so no client is sent the grant.
+/// The cancel arrives in the event loop iteration of the handover, so no client is sent the grant.
 fn an_unsent_grant_is_undone(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut client = world.client();

@@ -307,7 +307,7 @@ fn a_late_retry_binds_no_later_hold(flavor: Flavor) {
     });
 }
 
-/// The server closes the connection at the end of its event loop cycle; the release must not wait for the next event.
+/// The server closes the connection at the end of its event loop iteration; the release must not wait for the next event.
 fn quit_ends_ephemeral_holds_at_once(flavor: Flavor) {
     let server = Server::with_module(flavor, &["--hz", "1", "--dynamic-hz", "no"]);
     // Nearly all must be faster than the server's cron, which runs once a second.

@@ -255,7 +255,7 @@ fn ended_waits_and_holds_are_ignored(flavor: Flavor) {
     });
 }
 
-/// In one event loop cycle: the server has not yet seen that the other client has disconnected.
+/// In one event loop iteration: the server has not yet seen that the other client has disconnected.
 fn a_disconnected_waiter_is_ignored(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = holds(world, &[("a", "k1"), ("b", "k2")]);

@@ -163,7 +163,7 @@ fn demotion_ends_waits_for_replicated_locks(flavor: Flavor) {
     cluster.assert_healthy();
 }
 
-/// In one event loop cycle, which also has a pending grant.
+/// In one event loop iteration, which also has a pending grant.
 fn demotion_and_promotion_at_once_end_waits(flavor: Flavor) {
     let mut server = Server::with_module(flavor, &[]);
     let other = Server::start(flavor, &[]);

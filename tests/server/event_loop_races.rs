@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! A release, a disconnect, a deadline and an unblock that meet in one event loop cycle of the server.
+//! A release, a disconnect, a deadline and an unblock that meet in one event loop iteration of the server.
 
 use std::time::Duration;
 

@@ -176,7 +176,7 @@ fn a_slow_script_can_be_killed(flavor: Flavor) {
         assert!(guarded(&mut c, &["EVAL", "return 1", "0"]).starts_with("BUSY"));
         assert_eq!(b.call("SCRIPT KILL"), "OK");
         assert!(a.recv().contains("killed"));
-        // Several scripts in one event loop cycle.
+        // Several scripts in one event loop iteration.
         world.signal(libc::SIGSTOP);
         send(&mut a, &["EVAL", ENDLESS, "0"]);
         send(&mut c, &["EVAL", "return 2", "0"]);
@@ -195,7 +195,7 @@ fn the_lock_is_checked_when_the_script_starts(flavor: Flavor) {
         let (mut a, mut b) = (holder(world), world.client());
         // The lock is held once in each round.
         assert_eq!(b.call("LOCK.BREAK k"), "1");
-        // The server is suspended so that both calls arrive in one event loop cycle, in either order.
+        // The server is suspended so that both calls arrive in one event loop iteration, in either order.
         for _ in 0..20 {
             b.call("LOCK.ACQUIRE k a PX 100000");
             world.signal(libc::SIGSTOP);
@@ -283,7 +283,7 @@ fn a_script_has_the_callers_permissions(flavor: Flavor) {
     });
 }
 
-/// Guards a script that cannot start, as clients are paused in the same event loop cycle.
+/// Guards a script that cannot start, as clients are paused in the same event loop iteration.
 fn in_a_pause(world: &World, a: &mut Client, b: &mut Client) {
     in_a_pause_after(world, a, b, "PING");
 }

@@ -234,7 +234,7 @@ fn a_foreign_delete_is_reported(flavor: Flavor) {
         assert_eq!(a.call("LOCK.ACQUIRE k a"), "1");
         assert_eq!(a.call("PEXPIRE k 0"), "1");
         events.expects(&[if flavor.is_valkey() { "k: expired a" } else { "k: deleted a" }]);
-        // The lease expired before another value was stored, in the same event loop cycle.
+        // The lease expired before another value was stored, in the same event loop iteration.
         assert_eq!(a.call("LOCK.ACQUIRE k a PX 20"), "1");
         a.send_at_once(&["DEBUG SLEEP 0.1", "SET k x"]);
         (0..2).for_each(|_| drop(a.recv()));
@@ -261,7 +261,7 @@ fn a_foreign_field_delete_is_reported(flavor: Flavor) {
         assert_eq!(a.call("LOCK.ACQUIRE k a FENCE PX 100000 WATCHDOG").matches("holds, 1").count(), 1);
         assert_eq!(a.call("HDEL k a"), "1");
         events.expects(&["k: deleted a"]);
-        // With a waiter, and together with another acquire in one event loop cycle.
+        // With a waiter, and together with another acquire in one event loop iteration.
         assert!(a.call("LOCK.ACQUIRE k a FENCE PX 100000").contains("holds, 1"));
         let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0 FENCE PX 100000");
         events.expects(&["k: contended a"]);
@@ -467,7 +467,7 @@ fn a_demoted_server_sends_no_events(flavor: Flavor) {
     assert_eq!(b.call("DEL k"), "1");
     there.expects(&["k: deleted a"]);
     until("the old primary has deleted it, too", || a.call("EXISTS k") == "0");
-    // A loss in the event loop cycle of the demotion is still reported.
+    // A loss in the event loop iteration of the demotion is still reported.
     assert_eq!(b.call("LOCK.ACQUIRE k b"), "1");
     b.send_at_once(&["DEL k", "REPLICAOF 127.0.0.1 1"]);
     assert_eq!([b.recv(), b.recv()], ["1", "OK"]);

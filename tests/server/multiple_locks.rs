@@ -424,7 +424,7 @@ fn cancel_ends_the_wait_or_releases(flavor: Flavor) {
     });
 }
 
-/// The client has read the grant of both locks, but the server's event loop cycle has not ended yet. The test sends the call
+/// The client has read the grant of both locks, but the server's event loop iteration has not ended yet. The test sends the call
 /// and the release in one cycle, which also writes much output.
 fn cancel_after_the_reply_releases_one_lock(flavor: Flavor) {
     in_world(flavor, |world| {
@@ -457,7 +457,7 @@ fn cancel_before_the_reply_releases_all(flavor: Flavor) {
         for key in ["a", "b"] {
             a.call("LOCK.ACQUIRE a x PX 100000");
             let mut two = world.waiting(&format!("LOCK.MACQUIRE 2 a b me PX 100000 BLOCK 0 ID {key}"));
-            // In one event loop cycle: both locks are granted, and the cancel arrives before the reply is sent.
+            // In one event loop iteration: both locks are granted, and the cancel arrives before the reply is sent.
             let cancel = format!("LOCK.CANCEL {key} me ID {key}");
             a.send_at_once(&["LOCK.RELEASE a x", &cancel, "LOCK.CHECK a OWNER me", "LOCK.CHECK b OWNER me"]);
             assert_eq!([a.recv(), a.recv()], ["0", "1"]);

@@ -391,7 +391,7 @@ fn waits_end_with_their_connection(flavor: Flavor) {
         let mut killed = world.client();
         assert_eq!(killed.call("LOCK.ACQUIRE k b NOTIFY w ID r2"), "0");
         assert_eq!(a.call(&format!("CLIENT KILL ID {}", killed.id)), "1");
-        assert_eq!(a.call("LOCK.WAITERS k"), "[]", "not in the same event loop cycle");
+        assert_eq!(a.call("LOCK.WAITERS k"), "[]", "not in the same event loop iteration");
         assert_eq!(a.info("lock", "lock_table_inboxes"), "0");
     });
 }
@@ -451,7 +451,7 @@ fn a_retry_finds_a_lost_message(flavor: Flavor) {
         until("the message was sent", || !listener.has_nothing());
         listener.close();
         assert_eq!(b.call("LOCK.ACQUIRE k b NOTIFY w ID r"), "1");
-        // In one event loop cycle, the message is not needed.
+        // In one event loop iteration, the message is not needed.
         let mut listener = inbox(world, "w");
         a.send_at_once(&[
             "LOCK.ACQUIRE l a",

@@ -237,7 +237,7 @@ fn with_clocks(flavor: Flavor, seconds: [i64; 5]) -> [Server; 5] {
         server.set_clock(off);
         let mut client = server.client();
         client.call("CONFIG SET lock.request-ttl 1000");
-        // The server caches its clock and updates the copy once per event loop cycle.
+        // The server caches its clock and updates the copy once per event loop iteration.
         let here = || i64::try_from(now().as_secs()).unwrap();
         until("the clock is set", || (client_seconds(&mut client) - here() - off).abs() < 100);
         server

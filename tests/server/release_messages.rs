@@ -117,7 +117,7 @@ fn a_message_waits_for_the_pause_to_end(flavor: Flavor) {
         let mut there = listener(&world.replica, &[CHANNEL, "end"]);
         for _ in 0..5 {
             call_in_one_write(&mut a, &["LOCK.ACQUIRE k a", "LOCK.RELEASE k a", "CLIENT PAUSE 600000 WRITE"]);
-            // After several event loop cycles, the server still runs and has sent nothing.
+            // After several event loop iterations, the server still runs and has sent nothing.
             for _ in 0..20 {
                 assert_eq!(a.call("PING"), "PONG");
             }

@@ -320,7 +320,7 @@ fn a_closed_connection_prevents_the_grant(flavor: Flavor) {
             assert_eq!(a.call("WAIT 1 20000"), "1");
             world.replica.signal(libc::SIGSTOP);
             let mut again = world.waiting("LOCK.ACQUIRE k c PX 100000 REPLICAS 1 WITHIN 60000");
-            // The server reads the close and the other client's call in one event loop cycle.
+            // The server reads the close and the other client's call in one event loop iteration.
             world.primary.signal(libc::SIGSTOP);
             bound.close();
             next.send("LOCK.ACQUIRE k d PX 100000 BLOCK 0");
@@ -449,7 +449,7 @@ fn replicas_are_asked_once_per_cycle(flavor: Flavor) {
         // `WAIT` also asks replicas, once for each of the two calls.
         let before = count_requests(&mut a);
         assert!(before <= at_start + 2, "replicas were asked without need");
-        // The server reads all these calls in one event loop cycle.
+        // The server reads all these calls in one event loop iteration.
         let mut clients: Vec<Client> = (0..50).map(|_| world.client()).collect();
         world.primary.signal(libc::SIGSTOP);
         for (at, client) in clients.iter_mut().enumerate() {

@@ -180,7 +180,7 @@ fn an_unsent_grant_is_not_recorded(flavor: Flavor) {
         until("the grant is revoked", || a.call("KEYS *") == "[]");
         assert_eq!(a.call("LOCK.ACQUIRE k b BLOCK 0 ID one"), "1");
         assert_eq!(a.call("HGETALL k"), "[b, 1]");
-        // The retry arrives before that, in the same event loop cycle.
+        // The retry arrives before that, in the same event loop iteration.
         a.call("LOCK.RELEASE k b ALL");
         a.call("FLUSHALL");
         a.call("LOCK.ACQUIRE k a");

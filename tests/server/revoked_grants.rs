@@ -16,7 +16,7 @@ crate::on_every_server!(
     a_reentry_without_lease_shortens_nothing,
 );
 
-/// The server reads the release and the waiter's disconnect in one event loop cycle.
+/// The server reads the release and the waiter's disconnect in one event loop iteration.
 fn release_during_disconnect(world: &World, holder: &mut Client, release: &str, disconnected: &Client) {
     world.primary.signal(libc::SIGSTOP);
     holder.send(release);
@@ -121,7 +121,7 @@ fn a_retry_after_revocation_has_its_lease(flavor: Flavor) {
     });
 }
 
-/// In the same event loop cycle, after the grant that is revoked.
+/// In the same event loop iteration, after the grant that is revoked.
 fn later_renewals_survive_the_revocation(flavor: Flavor) {
     in_world(flavor, |world| {
         for (set, holds, lease) in [

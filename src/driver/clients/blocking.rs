@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::keyspace;
 use crate::server::clients::blocked::{self, BlockedClient, ClientHandle};
 use crate::server::clients::socket::Socket;
-use crate::server::events::turn_end;
+use crate::server::events::iteration_end;
 use crate::server::{Ctx, Str};
 
 /// Blocks the calling client until its waiter is decided and the required replicas have acknowledged the grant.
@@ -149,7 +149,7 @@ impl BlockedClient for Callbacks {
             has_grant
         });
         if has_grant {
-            turn_end::schedule(ctx, on_turn_end);
+            iteration_end::schedule(ctx, on_iteration_end);
         }
     }
 }
@@ -169,8 +169,8 @@ fn leave_queue(driver: &mut Driver, ctx: Ctx<'_>, handle: ClientHandle) {
     driver.schedule(ctx);
 }
 
-/// Confirms the grants of this turn: the replies have been sent, and all clients to be closed have been freed.
-fn on_turn_end(ctx: Ctx<'_>) {
+/// Confirms the grants of this iteration: the replies have been sent, and all clients to be closed have been freed.
+fn on_iteration_end(ctx: Ctx<'_>) {
     with(ctx, |driver| {
         let mut follows = false;
         let Driver { deliveries, locks, .. } = driver;

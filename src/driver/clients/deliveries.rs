@@ -2,29 +2,29 @@
 
 //! Grants that have been sent as a reply, until their delivery is certain.
 //!
-//! The server also replies to a client that it has decided to close. At the end of that turn it frees the client
-//! without sending the reply. So a grant is final only when this turn is over and its client was not freed in that way.
+//! The server also replies to a client that it has decided to close. At the end of that iteration it frees the client
+//! without sending the reply. So a grant is final only when this iteration is over and its client was not freed in that way.
 
 use crate::core::WaiterId;
 use crate::server::clients::caller;
 use crate::server::clients::socket::Socket;
 use crate::server::Ctx;
 
-/// A grant that was replied in this turn of the event loop.
+/// A grant that was replied in this iteration of the event loop.
 struct AnsweredGrant {
     id: WaiterId,
     client: u64,
     socket: Option<Socket>,
 }
 
-/// Number of grants per turn up to which the memory is reused.
+/// Number of grants per iteration up to which the memory is reused.
 const KEPT_CAPACITY: usize = 64;
 
-/// The grants that were replied in this turn of the event loop.
+/// The grants that were replied in this iteration of the event loop.
 #[derive(Default)]
 pub(crate) struct Deliveries(Vec<AnsweredGrant>);
 
-/// A grant of this turn whose client has been freed.
+/// A grant of this iteration whose client has been freed.
 pub(crate) struct FreedGrant {
     pub(crate) id: WaiterId,
     /// The client has received the grant.
@@ -46,7 +46,7 @@ impl Deliveries {
     /// A grant has not reached its client if the server had decided to close the client before it sent anything
     /// (`CLIENT LIST` shows that decision). One exception: a client that has closed the connection cleanly has read the
     /// reply, because its socket was still open just before. A client that is freed without such a decision was killed
-    /// by a command of the next turn, and has received its grant.
+    /// by a command of the next iteration, and has received its grant.
     pub(crate) fn client_freed(&mut self, ctx: Ctx<'_>, client: u64) -> Vec<FreedGrant> {
         if !self.0.iter().any(|answered| answered.client == client) {
             return Vec::new();
@@ -61,12 +61,12 @@ impl Deliveries {
             .collect()
     }
 
-    /// Removes all grants when this turn is over: they have reached their clients.
+    /// Removes all grants when this iteration is over: they have reached their clients.
     pub(crate) fn take(&mut self) -> impl Iterator<Item = WaiterId> + '_ {
         self.0.drain(..).map(|answered| answered.id)
     }
 
-    /// Frees the memory of an unusually large turn.
+    /// Frees the memory of an unusually large iteration.
     pub(crate) fn shrink(&mut self) {
         if self.0.is_empty() && self.0.capacity() > KEPT_CAPACITY {
             self.0 = Vec::new();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 
-//! Registration of a callback at the end of each turn of the event loop.
+//! Registration of a callback at the end of each iteration of the event loop.
 //!
-//! The hook costs every turn, and registering and unregistering it costs more. So it is registered when the first work
+//! The hook costs every iteration, and registering and unregistering it costs more. So it is registered when the first work
 //! arises, and the timer unregisters it.
 
 use crate::server::events::event_loop;
@@ -10,7 +10,7 @@ use crate::server::Ctx;
 
 pub(crate) struct EventLoopHook {
     purpose: event_loop::Purpose,
-    /// Called at the end of each turn.
+    /// Called at the end of each iteration.
     callback: Option<fn(Ctx<'_>, ())>,
     registered: bool,
 }
@@ -21,8 +21,8 @@ impl EventLoopHook {
     }
 
     /// Sets the callback.
-    pub(crate) fn set_callback(&mut self, on_turn_end: fn(Ctx<'_>, ())) {
-        self.callback = Some(on_turn_end);
+    pub(crate) fn set_callback(&mut self, on_iteration_end: fn(Ctx<'_>, ())) {
+        self.callback = Some(on_iteration_end);
     }
 
     pub(crate) fn is_registered(&self) -> bool {
@@ -30,16 +30,16 @@ impl EventLoopHook {
     }
 
     pub(crate) fn register(&mut self, ctx: Ctx<'_>) {
-        let Some(on_turn_end) = self.callback else { return };
+        let Some(on_iteration_end) = self.callback else { return };
         if !std::mem::replace(&mut self.registered, true) {
-            event_loop::listen_to_turns(ctx, self.purpose, on_turn_end);
+            event_loop::listen_to_iterations(ctx, self.purpose, on_iteration_end);
         }
     }
 
     /// Must not be called from an event: the server uses the subscription after the event.
     pub(crate) fn unregister(&mut self, ctx: Ctx<'_>) {
         if std::mem::take(&mut self.registered) {
-            event_loop::ignore_turns(ctx, self.purpose);
+            event_loop::ignore_iterations(ctx, self.purpose);
         }
     }
 }

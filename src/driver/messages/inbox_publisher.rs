@@ -2,7 +2,7 @@
 
 //! Publishes grants to clients that wait with `NOTIFY`.
 //!
-//! A message is published at the end of the event loop's turn in which it was decided, before the server writes to its
+//! A message is published at the end of the event loop's iteration in which it was decided, before the server writes to its
 //! clients. Otherwise Redis 7.0 would put a message that is published in a transaction of its own subscriber into the
 //! reply to that transaction. Messages are not replicated. A client that misses one asks again.
 
@@ -18,7 +18,7 @@ use crate::server::{calls, Ctx, Str};
 /// Prefix of the channel of an inbox.
 const CHANNEL_PREFIX: &[u8; 11] = b"lock:inbox:";
 
-/// Maximum time per turn for publishing messages, in microseconds. The rest follows in the next turn.
+/// Maximum time per iteration for publishing messages, in microseconds. The rest follows in the next iteration.
 const BUDGET_US: MonoUs = 4_000;
 
 /// Returns the inbox with this name. Fails if the caller may not subscribe to its channel, so that a client cannot fill
@@ -40,7 +40,7 @@ pub(crate) fn await_message(ctx: Ctx<'_>, start: WaitStart) {
 }
 
 /// Publishes the pending messages. Runs after the event loop has executed its input and before it writes to clients.
-pub(crate) fn on_turn_end(ctx: Ctx<'_>, (): ()) {
+pub(crate) fn on_iteration_end(ctx: Ctx<'_>, (): ()) {
     let started = ctx.now().mono;
     while let Some(message) = with(ctx, |driver| driver.locks.next_message()) {
         if publish(ctx, &message) == 0 && message.event == InboxEvent::Granted {

@@ -34,17 +34,17 @@ impl Default for Inboxes {
 }
 
 impl Inboxes {
-    /// Sets the function that publishes messages at the end of a turn.
-    pub(crate) fn set_callback(&mut self, on_turn_end: fn(Ctx<'_>, ())) {
-        self.hook.set_callback(on_turn_end);
+    /// Sets the function that publishes messages at the end of an iteration.
+    pub(crate) fn set_callback(&mut self, on_iteration_end: fn(Ctx<'_>, ())) {
+        self.hook.set_callback(on_iteration_end);
     }
 
-    /// Publishes messages at the end of this turn.
+    /// Publishes messages at the end of this iteration.
     pub(crate) fn schedule_publish(&mut self, ctx: Ctx<'_>) {
         self.hook.register(ctx);
     }
 
-    /// Whether the end-of-turn hook is registered.
+    /// Whether the end-of-iteration hook is registered.
     pub(crate) fn has_hook(&self) -> bool {
         self.hook.is_registered()
     }

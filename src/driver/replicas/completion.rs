@@ -11,7 +11,7 @@ use crate::server::Ctx;
 
 /// Completes calls and asks the replicas for acknowledgements. Runs after the event loop has executed its input and
 /// before it writes to clients and replicas.
-pub(crate) fn on_turn_end(ctx: Ctx<'_>, (): ()) {
+pub(crate) fn on_iteration_end(ctx: Ctx<'_>, (): ()) {
     if with(ctx, |driver| driver.replica_waits.len() == 0) {
         return;
     }

@@ -6,7 +6,7 @@
 //! replicas acknowledge the grant, it is in flight, like a grant whose reply has not been sent. If they do not
 //! acknowledge it in time, it is revoked in the same way.
 //!
-//! At the end of each turn of the event loop, all calls of that turn get the current offset of the replication stream.
+//! At the end of each iteration of the event loop, all calls of that iteration get the current offset of the replication stream.
 //! The replicas are asked once for all of these calls. Their answers wake the event loop up.
 
 use std::collections::BTreeMap;
@@ -59,7 +59,7 @@ struct AwaitingCall {
     written: AwaitedWrite,
     replicas: usize,
     deadline: MonoUs,
-    /// Offset of the stream that the replicas must have received; `None` until this turn ends.
+    /// Offset of the stream that the replicas must have received; `None` until this iteration ends.
     offset: Option<i64>,
 }
 
@@ -68,7 +68,7 @@ pub(crate) struct ReplicaWaits {
     calls: BTreeMap<WaiterId, AwaitingCall>,
     /// The deadlines of the calls.
     deadlines: Schedule<MonoUs, WaiterId>,
-    /// The replicas have not been asked yet for calls of this turn or an earlier one.
+    /// The replicas have not been asked yet for calls of this iteration or an earlier one.
     must_ask_replicas: bool,
     hook: EventLoopHook,
 }
@@ -85,9 +85,9 @@ impl Default for ReplicaWaits {
 }
 
 impl ReplicaWaits {
-    /// Sets the function that runs at the end of each turn while a call waits for replicas.
-    pub(crate) fn set_callback(&mut self, on_turn_end: fn(Ctx<'_>, ())) {
-        self.hook.set_callback(on_turn_end);
+    /// Sets the function that runs at the end of each iteration while a call waits for replicas.
+    pub(crate) fn set_callback(&mut self, on_iteration_end: fn(Ctx<'_>, ())) {
+        self.hook.set_callback(on_iteration_end);
     }
 
     pub(crate) fn insert(
@@ -121,7 +121,7 @@ impl ReplicaWaits {
         self.calls.is_empty() && !self.hook.is_registered()
     }
 
-    /// Whether the end-of-turn hook is registered although no call waits.
+    /// Whether the end-of-iteration hook is registered although no call waits.
     pub(crate) fn has_stale_hook(&self) -> bool {
         self.hook.is_registered() && self.calls.is_empty()
     }
@@ -131,27 +131,27 @@ impl ReplicaWaits {
         self.deadlines.first()
     }
 
-    /// Registers the end-of-turn hook if a call waits.
+    /// Registers the end-of-iteration hook if a call waits.
     pub(crate) fn register_hook(&mut self, ctx: Ctx<'_>) {
         if !self.calls.is_empty() {
             self.hook.register(ctx);
         }
     }
 
-    /// Unregisters the end-of-turn hook if no call waits. Must not be called from an event.
+    /// Unregisters the end-of-iteration hook if no call waits. Must not be called from an event.
     pub(crate) fn drop_stale_hook(&mut self, ctx: Ctx<'_>) {
         if self.has_stale_hook() {
             self.hook.unregister(ctx);
         }
     }
 
-    /// Gives the calls of this turn the offset that the stream has reached at its end.
+    /// Gives the calls of this iteration the offset that the stream has reached at its end.
     pub(crate) fn assign_offsets(&mut self, progress: &Progress) {
         let new = self.calls.values_mut().filter(|call| call.offset.is_none());
         self.must_ask_replicas |= new.map(|call| call.offset = Some(progress.sent)).count() > 0;
     }
 
-    /// Whether the replicas have to be asked for acknowledgements. True once after each turn with new calls.
+    /// Whether the replicas have to be asked for acknowledgements. True once after each iteration with new calls.
     pub(crate) fn take_question(&mut self) -> bool {
         std::mem::take(&mut self.must_ask_replicas)
     }

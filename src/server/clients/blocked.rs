@@ -107,7 +107,7 @@ fn as_pointer(token: u64) -> *mut c_void {
     std::ptr::without_provenance_mut(usize::try_from(token).unwrap_or(usize::MAX))
 }
 
-/// Returns the handle of a blocked client. If the client is still connected, the server sends the reply in this turn of
+/// Returns the handle of a blocked client. If the client is still connected, the server sends the reply in this iteration of
 /// its event loop. Must be called exactly once per handle, with a token other than 0.
 pub(crate) fn unblock(handle: ClientHandle, token: u64) {
     debug_assert_ne!(token, 0, "the server calls `done` only for a token that is not null");

@@ -18,7 +18,7 @@ static INBOXES: Listener<()> = ServerCell::new(Cell::new(None));
 
 const LISTENERS: [&Listener<()>; 4] = [&ON_WAKEUP, &MESSAGES, &ACKNOWLEDGEMENTS, &INBOXES];
 
-/// The purpose of an end-of-turn hook.
+/// The purpose of an end-of-iteration hook.
 #[derive(Clone, Copy)]
 pub(crate) enum Purpose {
     Messages,
@@ -36,7 +36,7 @@ impl Purpose {
     }
 }
 
-/// Calls `on_wakeup` whenever the event loop has waited for input, before it reads any. This costs every turn of the
+/// Calls `on_wakeup` whenever the event loop has waited for input, before it reads any. This costs every iteration of the
 /// loop, so end it with [`ignore_wakeups`].
 pub(crate) fn listen_to_wakeups(ctx: Ctx<'_>, on_wakeup: fn(Ctx<'_>, ())) {
     ON_WAKEUP.get(ctx).set(Some(on_wakeup));
@@ -49,15 +49,15 @@ pub(crate) fn ignore_wakeups(ctx: Ctx<'_>) {
     listen_to_loop(ctx);
 }
 
-/// Calls `on_turn_end` whenever the event loop has executed its input, before it writes to clients and replicas. This
-/// costs every turn of the loop, so end it with [`ignore_turns`].
-pub(crate) fn listen_to_turns(ctx: Ctx<'_>, purpose: Purpose, on_turn_end: fn(Ctx<'_>, ())) {
-    purpose.listener().get(ctx).set(Some(on_turn_end));
+/// Calls `on_iteration_end` whenever the event loop has executed its input, before it writes to clients and replicas. This
+/// costs every iteration of the event loop, so end it with [`ignore_iterations`].
+pub(crate) fn listen_to_iterations(ctx: Ctx<'_>, purpose: Purpose, on_iteration_end: fn(Ctx<'_>, ())) {
+    purpose.listener().get(ctx).set(Some(on_iteration_end));
     listen_to_loop(ctx);
 }
 
-/// Ends [`listen_to_turns`]. Must not be called inside an event: the server uses the subscription afterwards.
-pub(crate) fn ignore_turns(ctx: Ctx<'_>, purpose: Purpose) {
+/// Ends [`listen_to_iterations`]. Must not be called inside an event: the server uses the subscription afterwards.
+pub(crate) fn ignore_iterations(ctx: Ctx<'_>, purpose: Purpose) {
     purpose.listener().get(ctx).set(None);
     listen_to_loop(ctx);
 }
@@ -96,7 +96,7 @@ pub(in crate::server) fn forget(ctx: Ctx<'_>) {
 }
 
 /// Ends the event loop's next wait for input. Redis 7.0 computes the length of that wait before the last callbacks of a
-/// turn, and misses a timer that they set.
+/// iteration, and misses a timer that they set.
 pub(crate) fn wake_up(_in_callback: Ctx<'_>) {
     // The function belongs to libc, because the call comes later, when the module may have been unloaded.
     // SAFETY: freeing null is allowed and does nothing.

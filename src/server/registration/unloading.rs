@@ -20,7 +20,7 @@ use crate::server::events::subscription;
 use crate::server::version::{self, server_version, Version};
 use crate::server::{calls, Ctx, ServerCell};
 
-/// True from the first turn of the event loop after the load until the shutdown.
+/// True from the first iteration of the event loop after the load until the shutdown.
 static IN_USE: ServerCell<Cell<bool>> = ServerCell::new(Cell::new(false));
 
 /// First Valkey that unloads modules at shutdown.

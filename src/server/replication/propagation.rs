@@ -150,7 +150,7 @@ impl<'a> Propagation<'a> {
         self.followers.replicas && !self.followers.cluster && config::publishes_to_replicas()
     }
 
-    /// Publishes a message to the subscribers of replicas when this turn ends. `command` is `PUBLISH` or `SPUBLISH`.
+    /// Publishes a message to the subscribers of replicas when this iteration ends. `command` is `PUBLISH` or `SPUBLISH`.
     pub(crate) fn publish_to_replicas(
         self,
         command: &'static CStr,

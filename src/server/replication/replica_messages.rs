@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT
 
-//! Messages to the subscribers of replicas, sent at the end of a turn of the event loop.
+//! Messages to the subscribers of replicas, sent at the end of an iteration of the event loop.
 //!
 //! The server wraps two commands of one step in `MULTI` and `EXEC`, for the AOF and for replicas. It does so even if
 //! one of them is for replicas only. The `DEL` of a release with its message would be replicated as four commands. So
-//! the message is sent in a step of its own, before the server writes to its replicas in the same turn. It follows the
+//! the message is sent in a step of its own, before the server writes to its replicas in the same iteration. It follows the
 //! `DEL` in the same packet.
 //!
-//! The end-of-turn hook is only registered while messages are being sent, because it costs every turn. Registering and
-//! unregistering it costs about as much as [`IDLE_TURNS`] turns.
+//! The end-of-iteration hook is only registered while messages are being sent, because it costs every iteration. Registering and
+//! unregistering it costs about as much as [`IDLE_ITERATIONS`] iterations.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::CStr;
@@ -16,8 +16,8 @@ use std::ffi::CStr;
 use crate::server::events::event_loop;
 use crate::server::{timer, Ctx, ServerCell, Str};
 
-/// Number of turns without a message after which the hook is unregistered.
-const IDLE_TURNS: u32 = 4;
+/// Number of iterations without a message after which the hook is unregistered.
+const IDLE_ITERATIONS: u32 = 4;
 
 static PENDING: ServerCell<RefCell<Vec<ReplicaMessage>>> = ServerCell::new(RefCell::new(Vec::new()));
 static HOOK_STATE: ServerCell<Cell<HookState>> = ServerCell::new(Cell::new(HookState::Off));
@@ -36,13 +36,13 @@ struct ReplicaMessage {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum HookState {
     Off,
-    /// Registered, with this number of turns without a message.
+    /// Registered, with this number of iterations without a message.
     Idle(u32),
     /// A timer is set that unregisters the hook if no message comes.
     Ending,
 }
 
-/// Sends a message at the end of this turn.
+/// Sends a message at the end of this iteration.
 pub(in crate::server) fn send(
     ctx: Ctx<'_>,
     command: &'static CStr,
@@ -53,7 +53,7 @@ pub(in crate::server) fn send(
     let state = HOOK_STATE.get(ctx);
     match state.get() {
         HookState::Off => {
-            event_loop::listen_to_turns(ctx, event_loop::Purpose::Messages, on_turn_end);
+            event_loop::listen_to_iterations(ctx, event_loop::Purpose::Messages, on_iteration_end);
             state.set(HookState::Idle(0));
         }
         HookState::Idle(_) => state.set(HookState::Idle(0)),
@@ -68,20 +68,20 @@ pub(crate) fn discard(ctx: Ctx<'_>) {
 }
 
 /// Sends the messages. Runs after the server has executed its input and before it writes to its replicas.
-fn on_turn_end(ctx: Ctx<'_>, (): ()) {
+fn on_iteration_end(ctx: Ctx<'_>, (): ()) {
     let pending = PENDING.get(ctx);
     if !pending.borrow().is_empty() {
         if !ctx.is_primary() {
             // The messages were for replicas that this server no longer has.
             pending.take();
         } else if !ctx.is_paused() {
-            // Nothing may be sent during a pause. A turn like this one follows after its end.
+            // Nothing may be sent during a pause. An iteration like this one follows after its end.
             pending.take().iter().for_each(|message| message.replicate(ctx));
         }
-    } else if let HookState::Idle(turns) = HOOK_STATE.get(ctx).get() {
+    } else if let HookState::Idle(iterations) = HOOK_STATE.get(ctx).get() {
         // The subscription cannot end here: the server uses it after this call.
-        let ends = turns + 1 >= IDLE_TURNS;
-        HOOK_STATE.get(ctx).set(if ends { HookState::Ending } else { HookState::Idle(turns + 1) });
+        let ends = iterations + 1 >= IDLE_ITERATIONS;
+        HOOK_STATE.get(ctx).set(if ends { HookState::Ending } else { HookState::Idle(iterations + 1) });
         if ends {
             timer::set(ctx, 0, on_timer);
         }
@@ -92,7 +92,7 @@ fn on_timer(ctx: Ctx<'_>) {
     let idle = PENDING.get(ctx).borrow().is_empty();
     HOOK_STATE.get(ctx).set(if idle { HookState::Off } else { HookState::Idle(0) });
     if idle {
-        event_loop::ignore_turns(ctx, event_loop::Purpose::Messages);
+        event_loop::ignore_iterations(ctx, event_loop::Purpose::Messages);
     }
 }
 

@@ -112,7 +112,7 @@ pub(super) fn check_reports(view: &View<'_>, report: &mut Report) {
             }
         }
         let asked = |owner: &str| {
-            // An undelivered grant is revoked in the event loop cycle after its client gets an error.
+            // An undelivered grant is revoked in the event loop iteration after its client gets an error.
             let is_revoked = |one: &Operation<'_>| {
                 matches!(one.done, Done::Refused(error) if error.starts_with("UNBLOCKED"))
                     && one.end.is_some_and(|end| info.sent < end + view.limits.late)

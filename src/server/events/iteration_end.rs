@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
 
-//! Callback after a turn of the event loop: all replies have been sent, and all clients that were to be closed are
+//! Callback after an iteration of the event loop: all replies have been sent, and all clients that were to be closed are
 //! freed.
 //!
-//! A subscription to the event loop would cost some thousand instructions per turn, because the server makes and frees
+//! A subscription to the event loop would cost some thousand instructions per iteration, because the server makes and frees
 //! a context for each event. Instead, the callback is sent through the pipe that wakes the server up. The pipe is
-//! written in one turn and read in the next.
+//! written in one iteration and read in the next.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -23,10 +23,10 @@ type Callback = fn(Ctx<'_>);
 /// The scheduled callback.
 static SCHEDULED: ServerCell<Cell<Option<Callback>>> = ServerCell::new(Cell::new(None));
 
-/// Calls `callback` once after this turn of the event loop. By then, later input of the clients may have been read, but
+/// Calls `callback` once after this iteration of the event loop. By then, later input of the clients may have been read, but
 /// no client that closes its connection then has been freed.
 pub(crate) fn schedule(ctx: Ctx<'_>, callback: Callback) {
-    unsafe extern "C" fn on_turn_end(_data: *mut c_void) {
+    unsafe extern "C" fn on_iteration_end(_data: *mut c_void) {
         // SAFETY: the server calls this from its event loop.
         let proof = unsafe { InCallback::claim() };
         if let Some(callback) = SCHEDULED.get(proof).take() {
@@ -41,7 +41,7 @@ pub(crate) fn schedule(ctx: Ctx<'_>, callback: Callback) {
     if SCHEDULED.get(ctx).replace(Some(callback)).is_none() {
         // SAFETY: the function has the type that the server expects. The module is not unloaded before the call; see
         // `is_pending`.
-        unsafe { call!(RedisModule_EventLoopAddOneShot(Some(on_turn_end), ptr::null_mut())) };
+        unsafe { call!(RedisModule_EventLoopAddOneShot(Some(on_iteration_end), ptr::null_mut())) };
     }
 }
 
