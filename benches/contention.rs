@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: MIT
 
 //! One contended lock: 2 to 200 clients acquire and release it in a closed loop, without work in between. Measures grants per
-//! second, the server's time for a grant, and the time from one client's release to the next client's grant.
+//! second, the server's processor time for each grant, and the time from one client's release to the next client's grant.
 //!
 //! The module is compared with a polling client, with Redisson's protocol, and with PostgreSQL's advisory locks. The clients of
-//! all four are TCP connections of one event loop, which sleeps until a reply arrives.
+//! all four are TCP connections in one thread, whose event loop sleeps until a reply arrives.
 //!
 //! The real Redisson runs as threads of one JVM, in two variants. In the first one, each thread has its own
 //! client, like a separate process. The module is compared with this variant. In the second one, all threads share
-//! one client and its subscription, so a release wakes only one of them. The rounds of all contenders alternate.
+//! one client and its subscription, so a release wakes only one of them. The benchmark runs in rounds; each round measures every
+//! contender once.
 //!
 //! A polling client, or Redisson, may get the lock again right after releasing it, while other clients wait. This raises the
 //! number of grants, and starves the other clients. Such a grant is not counted as a hand-over.
@@ -57,12 +58,12 @@ const CONTENDERS: [(Contender, &str); 8] = [
     (RedissonThreads, "Redisson 4.7, one process"),
 ];
 
-/// The servers that the contenders race on.
+/// The servers on which the contenders acquire the lock.
 struct Backends {
     /// Servers with 1, 2 and 4 I/O threads.
     servers: [(usize, Server, Cores); 3],
     postgres: Option<Postgres>,
-    /// Redisson has a server of its own, as its clients stay connected.
+    /// A separate server for Redisson, as its clients stay connected between rounds.
     jvm: Option<(Jvm, Server)>,
 }
 

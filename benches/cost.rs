@@ -2,8 +2,8 @@
 
 //! The cost of each option: the server's processor time, and its ratio to the time for `SET NX PX` + `DEL`.
 //!
-//! The time is that of `INFO cpu`, which excludes client and network. Each row alternates with the row that it is compared with.
-//! The processor time of two runs differs by some percent; the ratios are steadier.
+//! The processor time comes from `INFO cpu`, and so excludes the client and the network. The calls of each row alternate with
+//! those of its baseline. Processor times differ by some percent between two runs; the ratios differ less.
 
 mod support;
 
@@ -17,13 +17,13 @@ use support::results::{Results, Target, Unit};
 use support::server::{Server, CLIENTS};
 use support::{is_requested, packed, thousands, unless_quick, Outcome, OWNER};
 
-/// Pairs of calls in one turn.
+/// Pairs of calls in one round.
 const PAIRS: usize = 4_000;
-/// Turns of each row.
-fn turns() -> usize {
+/// Number of rounds of each row.
+fn rounds() -> usize {
     unless_quick(10, 2)
 }
-/// Pairs that are sent before their replies are read.
+/// Number of pairs that are sent before any reply is read.
 const BATCH: usize = 50;
 
 fn main() -> Outcome<()> {
@@ -57,13 +57,13 @@ fn pairs(server: &mut Server, results: &mut Results) -> Outcome<()> {
     let mut peer = server.connect()?;
     let mut plain = 0.0;
     let mut sums = [0.0; 7];
-    for _ in 0..turns() {
+    for _ in 0..rounds() {
         plain += time_of(server, &mut peer, &base)?;
         for (sum, (a, r)) in sums.iter_mut().zip(lines) {
             *sum += time_of(server, &mut peer, &[format!("{acquire}{a}"), format!("{release}{r}")])?;
         }
     }
-    let each = |sum: f64| sum / (PAIRS * turns()) as f64;
+    let each = |sum: f64| sum / (PAIRS * rounds()) as f64;
     for (sum, (a, r)) in sums.iter().zip(lines) {
         let name = format!("cost: ACQUIRE{a} + RELEASE{r}, pipelined").replace('#', "id");
         results.ratio(&name, Unit::Micros, each(*sum), ("SET NX PX + DEL", each(plain)), Target::None);
@@ -71,7 +71,7 @@ fn pairs(server: &mut Server, results: &mut Results) -> Outcome<()> {
     Ok(())
 }
 
-/// Adds one more reader to many.
+/// Measures a shared acquire and release of a lock that many other owners hold shared.
 fn readers(server: &mut Server, results: &mut Results) -> Outcome<()> {
     for readers in [0, 10, 100, 1000] {
         let mut peer = server.connect()?;
@@ -88,13 +88,13 @@ fn readers(server: &mut Server, results: &mut Results) -> Outcome<()> {
     Ok(())
 }
 
-/// Renews ten thousand leases.
+/// Measures the watchdog renewals of ten thousand leases.
 fn watchdogs(server: &mut Server, results: &mut Results) -> Outcome<()> {
     const LOCKS: usize = 10_000;
     const LEASE_MS: usize = 30_000;
     let watch = unless_quick(20, 5) * Duration::from_secs(1);
     let mut peer = server.connect()?;
-    // Acquires over a third of the lease, which spreads the renewals as in production.
+    // Spreads the acquires over a third of the lease, so that the renewals are spread as in production.
     for lock in 0..LOCKS {
         call(&mut peer, &format!("LOCK.ACQUIRE k{lock} {OWNER} PX {LEASE_MS} WATCHDOG"))?;
         if lock % 100 == 0 {
@@ -143,7 +143,7 @@ fn searches(server: &mut Server, results: &mut Results) -> Outcome<()> {
 fn search(server: &mut Server, results: &mut Results, name: &str, key: &str) -> Outcome<()> {
     let mut spent = [0.0; 2];
     let mut peer = server.connect()?;
-    for _ in 0..turns() {
+    for _ in 0..rounds() {
         for (spent, detection) in spent.iter_mut().zip(["yes", "no"]) {
             call(&mut peer, &format!("CONFIG SET lock.deadlock-detection {detection}"))?;
             let before = cpu(server)?;
@@ -153,7 +153,7 @@ fn search(server: &mut Server, results: &mut Results, name: &str, key: &str) -> 
             *spent += cpu(server)? - before;
         }
     }
-    let each = |spent: f64| spent / (turns() * 100) as f64;
+    let each = |spent: f64| spent / (rounds() * 100) as f64;
     let name = format!("cost: a call that waits and times out, {name}");
     results.ratio(&name, Unit::Micros, each(spent[0]), ("without detection", each(spent[1])), Target::None);
     Ok(())
@@ -163,12 +163,12 @@ fn search(server: &mut Server, results: &mut Results, name: &str, key: &str) -> 
 fn wait(server: &Server, command: &str) -> Outcome<TcpStream> {
     let mut stream = server.connect()?;
     stream.write_all(&packed(command))?;
-    // The reply to a call on another connection comes after the server has read this one.
+    // The server has read this call before it replies to a later call on another connection.
     call(&mut server.connect()?, "PING")?;
     Ok(stream)
 }
 
-/// Returns the server's processor time for one turn of these calls, in microseconds.
+/// Returns the server's processor time for one round of these calls, in microseconds.
 fn time_of(server: &mut Server, peer: &mut TcpStream, calls: &[String]) -> Outcome<f64> {
     let before = cpu(server)?;
     for batch in 0..PAIRS / BATCH {
@@ -179,7 +179,7 @@ fn time_of(server: &mut Server, peer: &mut TcpStream, calls: &[String]) -> Outco
             }
         }
         peer.write_all(&bytes)?;
-        // Its reply arrives after the replies to all calls before.
+        // The reply to this call arrives after the replies to all earlier calls.
         call(peer, "ECHO end-of-batch")?;
     }
     let spent = cpu(server)? - before;
@@ -187,7 +187,7 @@ fn time_of(server: &mut Server, peer: &mut TcpStream, calls: &[String]) -> Outco
     Ok(spent)
 }
 
-/// Sends a call, and reads until its reply has arrived. Replies to earlier calls are read too. Fails if one is an error.
+/// Sends a call, and reads all replies up to its own. Fails if one of them is an error.
 fn call(peer: &mut TcpStream, command: &str) -> Outcome<()> {
     let end: &[u8] = if command.starts_with("ECHO") { b"end-of-batch\r\n" } else { b"\r\n" };
     peer.write_all(&packed(command))?;

@@ -3,9 +3,9 @@
 //! Detects regressions: counts the instructions of the main paths, and of commands that use no lock (invariant 11 of
 //! `docs/design.md`), and compares them with `benches/instructions.txt`.
 //!
-//! Absolute counts depend on the build of the server, and on the processor, for which the C library selects its functions. So the
-//! ratio to `SET NX PX` + `DEL` of the same run is compared. The base of a hand-over among sleeping clients is a hand-over of the
-//! floor, a module that only queues clients and unblocks them.
+//! Absolute counts depend on the build of the server. They also depend on the processor, for which the C library selects its
+//! functions. So each path is compared by its ratio to a baseline in the same run. The baseline is `SET NX PX` + `DEL`. For
+//! hand-overs among sleeping clients, it is a hand-over of the "floor", a module that only queues clients and unblocks them.
 //!
 //! `cargo bench --bench guard` fails if a ratio exceeds the recorded one by more than the tolerance.
 //! `cargo bench --bench guard -- --record` writes the counts into the file.
@@ -22,12 +22,12 @@ use support::sleeping;
 use support::{callgrind, is_requested, thousands, Outcome};
 
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/instructions.txt");
-/// The tolerated change of a ratio.
+/// The tolerated increase of a ratio.
 const TOLERANCE: f64 = 0.05;
-/// The tolerated change of a ratio for paths with several clients. These depend on the order in which the server reads the calls.
-/// Paths with sleeping clients also depend on the speed of the machine, as the module has periodic work.
+/// The tolerated increase of a ratio for paths with several clients. These depend on the order in which the server reads the
+/// calls. Paths with sleeping clients also depend on the speed of the machine, as the module has periodic work.
 const TOLERANCE_OF_MANY: f64 = 0.08;
-/// The base of the ratios.
+/// The path that all other paths are compared with, except those in [`SLEEPING`].
 const BASE: &Path = &paths::SET_DEL;
 const GUARDED: [&Path; 16] = [
     &paths::PAIR,
@@ -137,7 +137,7 @@ fn verdict(record: &Record, found: &[(&str, f64)]) -> ExitCode {
     let (mut slower, mut faster) = (0, 0);
     println!("\n{:40} {:>12} {:>8} {:>9} {:>8}", "", "instructions", "ratio", "recorded", "change");
     for (name, count) in found {
-        // Far below 2^53.
+        // Counts are far below 2^53, so the conversion is exact.
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
         let shown = thousands(count.round() as usize);
         let ratio = ratio(found.iter().copied(), name).unwrap_or(f64::NAN);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 
-//! The server's time for one hand-over of a contended lock, by the number of waiters. All clients are in a closed loop: all but
-//! one wait, and a client that has released the lock queues up again. With Redisson's protocol, a release is published to all
-//! waiters, and all of them try again.
+//! The server's processor time for one hand-over of a contended lock, by the number of waiters. One client holds the lock, and
+//! the others wait. Each client that has released the lock queues up again. With Redisson's protocol, a release is published to
+//! all waiters, and all of them try again.
 
 mod support;
 
@@ -23,7 +23,7 @@ fn main() -> Outcome<()> {
     if !is_requested("handover") {
         return Ok(());
     }
-    // Some files are for this process.
+    // Leaves some of the open files to this process.
     let limit = raise_open_files(CLIENTS + 100);
     let waiters: Vec<usize> = WAITERS.into_iter().filter(|waiters| waiters + 100 < limit).collect();
     let cores = Cores::share(1);

@@ -3,8 +3,8 @@
 //! Instructions that the server executes for a lock, counted by callgrind, and compared with other ways to lock. Also counts
 //! the instructions that the module adds to commands that use no lock.
 //!
-//! Except for hand-overs, one client makes all calls, each after the reply to the call before. With a replica, only the primary
-//! is counted.
+//! Except for hand-overs, one client makes all calls, and sends each call after the reply to the previous one. With a replica,
+//! only the instructions of the primary are counted.
 
 mod support;
 

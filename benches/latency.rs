@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT
 
-//! The time until a waiter has its lock, and the delay with which waits and leases end, as a client sees them.
+//! Latencies that a client sees: from a release to the next grant, and from the end of a timeout or a lease to the reply.
 //!
 //! `cargo bench --bench latency` starts `redis-server`, or the program that `REDIS_SERVER` names, with the module of these
 //! sources, or the one that `REDIS_LOCK_MODULE` names.
 //!
-//! One thread and one clock measure everything: from just before a command is written until its effect, a reply, has been read.
+//! One thread measures all times with one clock. Each time begins just before a command is written, and ends when the reply that
+//! it causes has been read.
 //! Microseconds are measured in two ways. A spinning client polls its socket, so waking it up costs no time. A sleeping client
 //! waits for the reply, and sends its call when the server sleeps too, as is usual in production. For milliseconds, the client
 //! sleeps, so that it takes no core from the server.
@@ -27,17 +28,17 @@ use support::samples::{time, Samples};
 use support::server::Server;
 use support::{is_requested, packed, thousands, unless_quick, Outcome};
 
-/// The intended length of the long queue.
+/// Number of waiters in the long queue.
 const WAITERS: usize = 10_000;
 const OTHER_KEYS: usize = 20_000;
 /// Samples of times in microseconds, in each round. These times depend on the cores that server and client happen to run on. So
-/// the measurements that are compared alternate.
+/// measurements that are compared with each other alternate.
 const MANY: usize = 500;
-/// Rounds of the samples of [`MANY`].
+/// Number of rounds, each with [`MANY`] samples.
 fn rounds() -> usize {
     unless_quick(10, 2)
 }
-/// Samples of times in milliseconds.
+/// Number of samples of times in milliseconds.
 fn some() -> usize {
     unless_quick(400, 60)
 }
@@ -45,7 +46,7 @@ fn some() -> usize {
 const PROMISE: Duration = Duration::from_millis(5);
 
 const KEY: &str = "lock";
-/// A lease that does not end before the measurement.
+/// A lease that outlasts the measurement, in milliseconds.
 const LONG_MS: u64 = 600_000;
 
 // Replies to ACQUIRE and RELEASE.
@@ -144,7 +145,7 @@ fn main() -> Outcome<()> {
     results.finish(&mut server)
 }
 
-/// Measures something, and deletes its keys.
+/// Runs a measurement, and then deletes its keys.
 fn measure<T>(server: &mut Server, what: impl FnOnce(&mut Server) -> Outcome<T>) -> Outcome<T> {
     let measured = what(server)?;
     server.clear()?;
@@ -172,7 +173,7 @@ fn release(server: &mut Server, waiters: usize, wait: Wait) -> Outcome<Samples> 
         let mut waiter = server.peer(&format!("waiter-{number}"), wait)?;
         waiter.queue_up(LONG_MS)?;
         queue.push_back(waiter);
-        // Lets the server accept the connections before its backlog is full.
+        // Waits until the server has accepted the connections, so that its backlog does not overflow.
         if number % 100 == 99 {
             server.until_waiting(number + 1)?;
         }
@@ -209,7 +210,7 @@ fn delete(server: &mut Server) -> Outcome<Samples> {
     })
 }
 
-/// Measures how much too long a thread of this process sleeps, which shows how busy the machine is.
+/// Measures by how much a thread of this process oversleeps, which shows how busy the machine is.
 fn sleep_in_this_process() -> Outcome<Samples> {
     take(some(), |number| {
         let due = Instant::now() + Duration::from_millis(varied_ms(number));
@@ -218,7 +219,7 @@ fn sleep_in_this_process() -> Outcome<Samples> {
     })
 }
 
-/// Measures how much later than its timeout a waiter gets nil.
+/// Measures the delay from a waiter's timeout to its nil reply.
 fn wait_deadline(server: &mut Server) -> Outcome<Samples> {
     let (mut holder, mut waiter) = (server.peer("a", Sleeping)?, server.peer("b", Sleeping)?);
     holder.take_lock(LONG_MS)?;
@@ -232,7 +233,7 @@ fn wait_deadline(server: &mut Server) -> Outcome<Samples> {
     })
 }
 
-/// Measures how much later than the end of the holder's lease the waiter gets its reply. The server reports the end of the lease.
+/// Measures the delay from the end of the holder's lease to the waiter's grant. The server reports the end of the lease.
 fn lease_end(server: &mut Server) -> Outcome<Samples> {
     let (mut holder, mut waiter) = (server.peer("a", Sleeping)?, server.peer("b", Sleeping)?);
     take(some(), |number| {
@@ -248,7 +249,7 @@ fn lease_end(server: &mut Server) -> Outcome<Samples> {
     })
 }
 
-/// Measures how much later than the end of its lease an owner is notified. The lock has no waiters.
+/// Measures the delay from the end of a lease to the event for its owner. The lock has no waiters.
 fn owner_notified(server: &mut Server) -> Outcome<Samples> {
     redis::cmd("CONFIG").arg(&["SET", "lock.events", "yes"]).query::<()>(&mut server.control)?;
     let (mut holder, mut notified) = (server.peer("a", Sleeping)?, server.peer("b", Sleeping)?);
@@ -267,9 +268,10 @@ fn owner_notified(server: &mut Server) -> Outcome<Samples> {
     Ok(samples)
 }
 
-/// Measures as [`lease_end`] does, while many other keys expire. Returns the number of those keys too.
+/// Measures the delay from the end of the holder's lease to the waiter's grant, while many other keys expire. Also returns the
+/// number of those keys.
 fn lease_end_among_others(server: &mut Server) -> Outcome<(Samples, usize)> {
-    // About the duration of the measurement.
+    // The other keys expire during the measurement, which takes about this time.
     let total_ms = some() * 27;
     let mut pipeline = redis::pipe();
     for number in 0..OTHER_KEYS {
@@ -282,7 +284,7 @@ fn lease_end_among_others(server: &mut Server) -> Outcome<(Samples, usize)> {
     Ok((samples, before - server.keys()?))
 }
 
-/// Varies the point of the server's millisecond at which a sample begins.
+/// Sleeps for a varied time, so that samples begin at different points within the server's millisecond.
 fn pause(number: usize) {
     sleep(Duration::from_micros(500 + (number as u64 * 617) % 2000));
 }
@@ -300,7 +302,7 @@ fn since(due: Instant, read: Instant) -> f64 {
 
 /// Takes `count` samples.
 fn take(count: usize, mut sample: impl FnMut(usize) -> Outcome<f64>) -> Outcome<Samples> {
-    // The first samples meet cold caches, so they are not counted.
+    // Discards the first samples, which suffer from cold caches.
     for number in 0..count / 50 {
         sample(number)?;
     }
@@ -314,7 +316,7 @@ fn verdict(samples: &Samples) -> String {
     }
 }
 
-/// Counts the samples outside of the promise.
+/// Counts the samples that exceed [`PROMISE`].
 fn broken(samples: &Samples) -> usize {
     let promise = 0.0..=PROMISE.as_secs_f64() * 1e6;
     samples.0.iter().filter(|late| !promise.contains(late)).count()
@@ -341,7 +343,7 @@ enum Wait {
 use Wait::{Sleeping, Spinning};
 
 impl Wait {
-    /// Lets the server fall asleep too, if its client sleeps.
+    /// Waits until the server sleeps too, if this client sleeps.
     fn until_all_sleep(self) {
         if self == Sleeping {
             sleep(Duration::from_micros(200));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Memory of the server for a lock, for a waiter with a connection of its own, for a waiter by message, and for a watchdog.
+//! Memory of the server for a lock, for a blocked waiter with its own connection, for a waiter with `NOTIFY`, and for a watchdog.
 //!
 //! Each value is the growth of `used_memory`, divided by the number of locks or waiters. A waiter is compared with an idle
 //! connection, and with a connection that waits in `BLPOP`.
@@ -42,7 +42,7 @@ fn locks(results: &mut Results) -> Outcome<()> {
             caller.pipeline(command.split(';').flat_map(|command| {
                 (0..count).map(move |lock| command.replace('#', &format!("{lock:06}")))
             }))?;
-            // A watchdog ends with its connection, so that stays open. Its own memory does not matter among so many locks.
+            // A watchdog ends with its connection, so the connection stays open. Its memory is negligible beside so many locks.
             let caller = command.ends_with("WATCHDOG").then_some(caller);
             let grown = settled(server)? - before;
             drop(caller);
@@ -50,7 +50,7 @@ fn locks(results: &mut Results) -> Outcome<()> {
         };
     let set = format!("HSET lock:# {OWNER} 1;PEXPIRE lock:# 600000");
     let acquire = format!("LOCK.ACQUIRE lock:# {OWNER} PX 600000");
-    // Excludes memory that is allocated once.
+    // The first run of each is not counted, as it includes memory that is allocated only once.
     grown(&mut bare, &set)?;
     grown(&mut server, &acquire)?;
     grown(&mut event_server, &acquire)?;
@@ -96,7 +96,7 @@ fn waiters(results: &mut Results) -> Outcome<()> {
             let mut stream = server.connect()?;
             stream.write_all(&packed(&command.replace('#', &client.to_string())))?;
             clients.push(stream);
-            // Lets the server accept the connections before its backlog is full.
+            // Waits until the server has accepted the connections, so that its backlog does not overflow.
             if client % 100 == 99 {
                 caller.call("PING")?;
             }
@@ -117,7 +117,7 @@ fn waiters(results: &mut Results) -> Outcome<()> {
     Ok(())
 }
 
-/// Measures waits with `NOTIFY`, all on one connection. No lock is granted, so no messages are sent.
+/// Measures waits with `NOTIFY`, all on one connection. No lock becomes free, so no messages are sent.
 fn waits_by_message(results: &mut Results) -> Outcome<()> {
     let count = unless_quick(10_000, 2_000);
     let numbered = |call: &str| -> Vec<String> {
@@ -145,7 +145,8 @@ fn waits_by_message(results: &mut Results) -> Outcome<()> {
     Ok(())
 }
 
-/// Returns the server's memory once it no longer changes. The server shrinks the buffers of new connections after a while.
+/// Waits until the server's memory no longer changes, and returns it. The server shrinks the buffers of new connections after a
+/// while.
 fn settled(server: &mut Server) -> Outcome<f64> {
     let mut last = f64::NAN;
     for _ in 0..60 {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 
 //! The time until a replica has acknowledged a lock: `LOCK.ACQUIRE … REPLICAS 1`, compared with the usual way, `SET` and `WAIT`
-//! in one write. One client sleeps until the replies, and alternates both calls. Server, replica and client are on the same
-//! machine.
+//! in one write. One client makes both calls alternately, and sleeps until the replies. Server, replica and client are on the
+//! same machine.
 
 mod support;
 

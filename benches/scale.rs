@@ -3,12 +3,12 @@
 //! Measurements for capacity planning. The first is the wait for a hot lock, compared with the calculation of
 //! `examples/hot_lock`. The second is the cost of a release in a cluster, by the number of nodes.
 //!
-//! **The hot lock.** Requests arrive at random times, like those of independent clients, even while earlier requests still wait.
-//! For each request, a client sleeps until its time, acquires the lock, holds it for a random time, and releases it. The
-//! calculation gets numbers that an application can observe: the times of calls, the durations of holds, and the average time for
-//! a release. It does not get the waits.
+//! **The hot lock.** Requests arrive at random times, as if from independent clients, even while earlier requests still wait. For
+//! each request, a client sleeps until the arrival time, acquires the lock, holds it for a random time, and releases it. The
+//! calculation uses only numbers that an application knows: the times of calls, the durations of holds, and the average time of
+//! a release. It does not use the measured waits.
 //!
-//! **The cluster.** The measured server has all slots. The other nodes have none, and only listen.
+//! **The cluster.** The measured node serves all slots. The other nodes serve none, and only receive messages of the cluster bus.
 
 mod support;
 
@@ -27,13 +27,13 @@ use support::samples::Samples;
 use support::server::{Server, Setup};
 use support::{is_requested, unless_quick, Outcome, OWNER};
 
-/// The intended average time of a hold, in seconds. Clients oversleep a little.
+/// The intended average duration of a hold, in seconds. Actual holds are slightly longer, as clients oversleep.
 const HOLD: f64 = 0.02;
 
-/// The intended shares of the time in which the lock is held.
+/// The intended utilizations of the lock: shares of the time in which it is held.
 const UTILISATIONS: [f64; 4] = [0.5, 0.65, 0.75, 0.85];
 
-/// The number of clients, which exceeds the number of waiters at any time.
+/// The number of clients. It is so large that at any time some clients are idle.
 const CLIENTS: usize = 150;
 
 /// The tolerated deviation of a measured wait from the calculated one.
@@ -85,7 +85,7 @@ fn hot_lock(results: &mut Results) -> Outcome<Server> {
 
 /// The times of one request, in seconds.
 struct Served {
-    /// When the call was sent, and for how long the client held the lock.
+    /// The time at which the call was sent, and the duration of the hold.
     request: Request,
     /// The time from the call until the grant.
     waited: f64,
@@ -93,7 +93,7 @@ struct Served {
     release: f64,
 }
 
-/// Plays the requests, and returns their times.
+/// Makes the requests, and returns their times.
 fn play(server: &Server, requests: &[Request]) -> Outcome<Vec<Served>> {
     let next = AtomicUsize::new(0);
     let begin = Instant::now() + Duration::from_millis(500);
@@ -135,15 +135,15 @@ fn granted(reply: &[u8]) -> Outcome<()> {
     }
 }
 
-/// Measures the cost of a pair by the number of nodes. `PUBLISH` sends the message of a free lock to all nodes; `SPUBLISH` keeps
-/// it in the shard.
+/// Measures the cost of an acquire and a release by the number of nodes. `PUBLISH` sends the message that the lock is free to all
+/// nodes; `SPUBLISH` sends it within the shard only.
 fn cluster(results: &mut Results) -> Outcome<()> {
     let mut least = None;
     for size in NODES {
         let mut nodes = Vec::new();
         for _ in 0..size {
             let mut setup = Setup::new().in_a_cluster();
-            // The other nodes only listen.
+            // The other nodes serve no slots.
             if !nodes.is_empty() {
                 setup = setup.without_module();
             }

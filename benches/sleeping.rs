@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT
 
-//! The cost of a hand-over among sleeping clients: 2 to 10,000 clients in a closed loop. Each one releases the lock once it has
-//! its grant, and queues up again once it has the reply. The baseline is the "floor", a module that only queues clients
-//! and unblocks them (`tests/modules/floor.rs`).
+//! The cost of a hand-over among sleeping clients: 2 to 10,000 clients in a closed loop. Each client releases the lock as soon as
+//! it is granted, and queues up again after the reply to the release. The baseline is the "floor", a module that only queues
+//! clients and unblocks them (`tests/modules/floor.rs`).
 //!
 //! First the server's instructions and system calls are counted. Each call is sent while the server sleeps, so the server wakes
 //! up for each call. In a loop without this pause, the server often reads two calls at once, and the second client finds a free
-//! lock. Then the time of a hand-over is measured, with each call sent as early as possible, and compared with PostgreSQL too.
+//! lock. Then the time of a hand-over is measured, with each call sent as early as possible. PostgreSQL is measured in the same
+//! way.
 
 mod support;
 
@@ -32,7 +33,7 @@ fn main() -> Outcome<()> {
     if !is_requested("sleeping") {
         return Ok(());
     }
-    // Some files are for this process.
+    // Leaves some of the open files to this process.
     let limit = raise_open_files(CLIENTS + 100);
     let sizes: Vec<usize> = SIZES.into_iter().filter(|size| size + 100 < limit).collect();
     let mut results = Results::of("sleeping");
@@ -128,7 +129,7 @@ fn wall_time(sizes: &[usize], results: &mut Results) -> Outcome<()> {
     Ok(())
 }
 
-/// Measures on a new server, because the floor keeps the queue of clients that have disconnected.
+/// Measures on a new server, because the floor does not remove disconnected clients from its queue.
 fn on_redis(contender: Contender, cores: &Cores, size: usize) -> Outcome<f64> {
     let mut server = contender.start(Setup::new().on_cores(&cores.server))?;
     time(cores, contender.ring(&mut server, size)?)
@@ -142,6 +143,6 @@ fn time(cores: &Cores, mut ring: Ring) -> Outcome<f64> {
         let each = ring.hand_over_for(Duration::from_millis(unless_quick(1500, 500)))?;
         Ok(each.as_secs_f64() * 1e6)
     };
-    // A new thread, as the calling thread must not stay pinned.
+    // Pins a new thread to the cores, as the calling thread must stay free to use all cores.
     std::thread::scope(|scope| scope.spawn(measure).join().map_err(|_| "a thread has panicked")?)
 }

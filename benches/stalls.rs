@@ -6,9 +6,9 @@
 //! Then one lock has 10,000 readers: it is inspected, writers wait for it, and the readers' leases end. Finally one
 //! lock has 40,000 readers, which are granted the lock, lose their connections, or are renewed at once.
 //!
-//! Meanwhile another client sends `PING` without pause. A stall is the longest wait of that client for a reply, in the
-//! worst of all rounds. The base is a server without the module, with 100,000 hashes that are deleted or expire. The
-//! stall of an idle server shows for how long the machine itself delays a reply.
+//! Meanwhile another client sends `PING` without pause. A stall is the longest time that this client waits for a reply, in the
+//! worst of all rounds. The baseline is a server without the module, with 100,000 hashes that are deleted or expire. The stall of
+//! an idle server shows how long the machine itself delays a reply.
 
 mod support;
 
@@ -24,7 +24,7 @@ use support::samples::{time, Samples};
 use support::server::{Server, Setup, CLIENTS};
 use support::{is_requested, packed, thousands, unless_quick, Outcome};
 
-/// The time for the preparations before the locks expire.
+/// The time from setting the locks' expiry until they expire, in which the benchmark prepares the measurement.
 const PREPARATION_TIME: Duration = Duration::from_secs(3);
 /// The limit for work on many locks, in microseconds.
 const LIMIT: Target = Target::AtMost(10_000.0);
@@ -64,7 +64,7 @@ fn main() -> Outcome<()> {
         ("expiry of all at once", "hashes", &native.expiry, &bare.expiry),
     ] {
         println!("{what}: each round {}; {name}: {}", show(ours), show(theirs));
-        // A client that requests a reply with 10,000 entries accepts its cost.
+        // No limit: a client that requests 10,000 entries accepts the time that the reply takes.
         let target =
             if what.starts_with("nothing") || what.ends_with("10000") { Target::None } else { LIMIT };
         results.limit(
@@ -173,7 +173,7 @@ fn measure_native(stalls: &mut Stalls, locks: usize, waiters: usize) -> Outcome<
     stalls.expiry.0.push(stall(&mut server, |server| {
         sleep_until(end)?;
         until_granted(&queue)?;
-        // The holds of the waiters remain.
+        // The waiters have been granted the locks, and still hold them.
         server.until("the other keys have expired", |server| Ok(server.keys()? <= waiters))
     })?);
     Ok(())
@@ -181,7 +181,7 @@ fn measure_native(stalls: &mut Stalls, locks: usize, waiters: usize) -> Outcome<
 
 /// Measures one lock with many readers.
 fn measure_readers(stalls: &mut Stalls, readers: usize) -> Outcome<()> {
-    /// Leases that end in each millisecond, when they end one by one.
+    /// Number of leases that end in each millisecond, if they end one after another.
     const PACE: usize = 4;
     let mut server = Server::start()?;
     let mut caller = Caller::connect(&server)?;
@@ -230,7 +230,7 @@ struct Crowds {
     scanned: Samples,
 }
 
-/// Measures one lock with a crowd of readers, who share few connections.
+/// Measures one lock with a crowd of readers that share a few connections.
 fn measure_crowds(stalls: &mut Crowds, readers: usize) -> Outcome<()> {
     /// The maximum number of waits of a connection.
     const WAITS_OF_ONE: usize = 10_000;
@@ -238,7 +238,7 @@ fn measure_crowds(stalls: &mut Crowds, readers: usize) -> Outcome<()> {
     let mut caller = Caller::connect(&server)?;
     let mut subscriber = Caller::connect(&server)?;
     subscriber.call("SUBSCRIBE lock:inbox:crowd")?;
-    // Nobody reads the messages, and the server must not close the connection for that.
+    // The messages are never read, so the server's limit for unread output must not close the connection.
     let limit = ["CONFIG", "SET", "client-output-buffer-limit", "pubsub 0 0 0"];
     redis::cmd(limit[0]).arg(&limit[1..]).query::<()>(&mut server.control)?;
     let is_over = |server: &mut Server| Ok(server.info("lock_table_grants_in_flight")? == "0");
@@ -297,7 +297,7 @@ fn measure_crowds(stalls: &mut Crowds, readers: usize) -> Outcome<()> {
     Ok(())
 }
 
-/// Adds one more reader, which waits for an upgrade to an exclusive hold.
+/// Adds a reader that waits for an upgrade to an exclusive hold.
 fn upgrade(server: &Server, caller: &mut Caller, lock: &str) -> Outcome<Vec<TcpStream>> {
     caller.call(&format!("LOCK.ACQUIRE {lock} last PX 600000 SHARED"))?;
     let mut waiter = server.connect()?;
@@ -305,7 +305,7 @@ fn upgrade(server: &Server, caller: &mut Caller, lock: &str) -> Outcome<Vec<TcpS
     Ok(vec![waiter])
 }
 
-/// Acquires all locks, and adds a waiter to each of the first ones.
+/// Acquires all locks, and adds a waiter to each of the first locks.
 fn hold_all(
     server: &mut Server,
     caller: &mut Caller,
@@ -319,7 +319,7 @@ fn hold_all(
         let acquire = packed(&format!("LOCK.ACQUIRE lock:{waiter} waiter:{waiter} PX 600000 BLOCK 0"));
         std::io::Write::write_all(&mut stream, &acquire)?;
         queue.push(stream);
-        // Lets the server accept the connections before its backlog is full.
+        // Waits until the server has accepted the connections, so that its backlog does not overflow.
         if waiter % 100 == 99 {
             caller.call("PING")?;
         }
@@ -329,7 +329,7 @@ fn hold_all(
     Ok(queue)
 }
 
-/// Makes all keys expire at one time, and returns that time.
+/// Sets the same expiry time for all keys, and returns that time.
 fn expire_all(caller: &mut Caller, locks: usize) -> Outcome<SystemTime> {
     let end = SystemTime::now() + PREPARATION_TIME;
     let unix_ms = end.duration_since(UNIX_EPOCH)?.as_millis();
@@ -370,7 +370,7 @@ fn until_answered(queue: &[TcpStream], expected: &[u8; 4]) -> Outcome<()> {
     Ok(())
 }
 
-/// Returns the longest time for a `PING` while `what` runs, in microseconds.
+/// Returns the longest time that a `PING` takes while `what` runs, in microseconds.
 fn stall(server: &mut Server, what: impl FnOnce(&mut Server) -> Outcome<()>) -> Outcome<f64> {
     let mut pinger = Caller::connect(server)?;
     let ping = packed("PING");

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
 
-//! Throughput of uncontended locks: pairs of acquire and release per second, over 50 connections with keys of their own. The base
-//! is `SET NX PX` + `DEL`, measured in alternating rounds.
+//! Throughput of uncontended locks: pairs of acquire and release per second, over 50 connections, each with its own key. The
+//! baseline is `SET NX PX` + `DEL`, measured in alternating rounds.
 //!
-//! Two threads with an event loop each make the load, on other cores than the server's if the machine has enough. The output
-//! shows whether the server is the bottleneck: then its main thread is busy all the time, and the loading threads are not. The
-//! server's processor time for a pair does not depend on that.
+//! Two threads, each with an event loop, generate the load, on cores apart from the server's if the machine has enough. The
+//! output shows whether the server is the bottleneck. If it is, its main thread is busy all the time, and the load threads are
+//! not. The server's processor time for a pair does not depend on the bottleneck.
 
 mod support;
 
@@ -22,7 +22,7 @@ use support::wire::Wire;
 use support::{is_requested, packed, unless_quick, Outcome};
 
 const CONNECTIONS: usize = 50;
-/// The number of threads that make the load.
+/// The number of threads that generate the load.
 const LOADERS: usize = 2;
 
 fn main() -> Outcome<()> {
@@ -37,7 +37,7 @@ fn main() -> Outcome<()> {
         for (pipeline, least) in [(1, 0.9), (16, 0.6)] {
             let [plain, native] = alternate(&server, &cores, pipeline)?;
             let what = format!("io-threads {io_threads}, pipeline {pipeline}{}", cores.remark());
-            // I/O threads spin. Without a core for each of them, the machine limits both results.
+            // I/O threads spin. If some have no core of their own, the machine limits both results.
             let target = if cores.server.len() < io_threads { Target::None } else { Target::AtLeast(least) };
             println!("{what}\n  SET NX PX + DEL    {}\n  ACQUIRE + RELEASE  {}", plain.show(), native.show());
             results.ratio(
@@ -67,11 +67,11 @@ fn main() -> Outcome<()> {
 struct Rounds {
     /// Pairs per second.
     rate: Samples,
-    /// The processor time of all threads of the server for a pair, in microseconds.
+    /// The processor time of all threads of the server for each pair, in microseconds.
     cpu: Samples,
     /// The share of the time in which the server's main thread was busy.
     server: Samples,
-    /// The busy time of the busiest loading thread, as a share of the run.
+    /// The share of the time in which the busiest load thread was busy.
     loader: Samples,
 }
 
@@ -115,7 +115,7 @@ fn round(
     rounds: &mut Rounds,
 ) -> Outcome<()> {
     let time = Duration::from_millis(unless_quick(1000, 300));
-    // The server is measured between the two: all clients are connected and warm, and none has ended.
+    // The server's time is read between these two moments. All clients are connected and warmed up, and none has ended.
     let (ready, done) = (Barrier::new(LOADERS + 1), Barrier::new(LOADERS + 1));
     let load = |loader: usize| -> Outcome<(usize, f64)> {
         pin(&cores.loaders);

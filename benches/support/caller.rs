@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! A connection with one call at a time. An error reply is an error.
+//! A connection that makes one call at a time. An error reply is returned as an error.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -11,7 +11,7 @@ use super::{packed, Outcome};
 
 pub struct Caller {
     stream: TcpStream,
-    /// Bytes of replies that have not been returned yet.
+    /// Received bytes of replies that have not been returned yet.
     input: Vec<u8>,
 }
 
@@ -31,7 +31,7 @@ impl Caller {
         while commands.peek().is_some() {
             let mut bytes = Vec::new();
             let mut count = 0;
-            // Fewer bytes than the buffers of the sockets hold. Otherwise both sides could block while they write.
+            // Each packet fits into the sockets' buffers. Otherwise both sides could block while they write.
             for command in commands.by_ref().take(500) {
                 bytes.extend(packed(&command));
                 count += 1;

@@ -2,10 +2,10 @@
 
 //! Instructions that the server executes for a call.
 //!
-//! One server under callgrind gets few calls, another one many. The difference of their totals, divided by the difference of the
-//! calls, is the cost of one call, without the cost of start and end. The periodic work of a server can only add to its total. So
-//! each total is counted more than once, and the minimum is used. Other programs hardly affect
-//! the counts, so several paths are counted in parallel.
+//! Two servers run under callgrind: one gets few calls, the other many. The difference of their totals, divided by the difference
+//! in calls, is the cost of one call. It excludes the cost of start and end. A server's periodic work can only increase its
+//! total. So each total is counted several times, and the minimum is used. Other programs hardly affect the counts, so several
+//! paths are counted in parallel.
 //!
 //! With many clients, only the part of the run after they have connected is counted, see [`Part`].
 

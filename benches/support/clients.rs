@@ -31,7 +31,7 @@ fn ring_calls(module: &str, key: &str, number: usize) -> Calls {
 pub const POLL_EVERY: Duration = Duration::from_millis(10);
 const LEASE_MS: usize = 30_000;
 
-/// Acquires a lock with one call, which the server answers when it grants the lock. Releases it with a second call.
+/// Acquires a lock with one blocking call, and releases it with a second call.
 pub struct Queued {
     acquire: Vec<u8>,
     release: Vec<u8>,
@@ -43,7 +43,7 @@ impl Queued {
         Queued { acquire, release, holds: false }
     }
 
-    /// Makes a client that uses the module's commands.
+    /// Creates a client that uses the module's commands.
     pub fn native(key: &str, number: usize) -> Queued {
         let acquire = packed(&format!("LOCK.ACQUIRE {key} {} PX {LEASE_MS} BLOCK 0", owner(number)));
         Queued::new(acquire, native_calls(key, number).release)
@@ -113,14 +113,14 @@ impl Client for Polling {
 
 /// Redisson's protocol: the client tries, and if another client holds the lock, it subscribes and tries again. Then it tries
 /// after each message that the lock is free. When it has the lock, it unsubscribes. Connection 0 is for calls, connection 1 for
-/// messages, as for a client in a process of its own.
+/// messages, as in a process with a single client.
 pub struct Subscriber {
     acquire: Vec<u8>,
     release: String,
     latch: String,
     channel: String,
     state: State,
-    /// A message has arrived, and the client has not tried since.
+    /// A message has arrived since the client last tried.
     message: bool,
     releases: usize,
 }
@@ -133,7 +133,7 @@ enum State {
     Subscribing,
     Waiting,
     Releasing,
-    /// The next reply is that to the deletion of the latch.
+    /// The next reply answers the deletion of the latch.
     Trailing,
 }
 
@@ -222,7 +222,7 @@ impl Client for Subscriber {
     }
 }
 
-/// Acquires and releases a lock of its own, with a pipeline of several calls.
+/// Acquires and releases a lock that no other client uses, with several calls in a pipeline.
 pub struct Pairs {
     batches: Vec<Vec<u8>>,
     calls_in_batch: usize,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-//! Graphs of thousands of waits, for `stalls`: the cost of one more wait, of `LOCK.BLOCKERS`, and of connections that close.
+//! Waits-for graphs with thousands of waits, for the benchmark `stalls`. Measures the cost of another wait, of `LOCK.BLOCKERS`,
+//! and of connections that close.
 
 use std::net::TcpStream;
 

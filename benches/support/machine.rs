@@ -27,7 +27,7 @@ impl Cores {
         }
     }
 
-    /// Returns a remark for results if the load has no cores of its own.
+    /// Returns a remark for the results if server and load share cores.
     pub fn remark(&self) -> &'static str {
         if self.server == self.loaders {
             ", on the same cores as the load"
@@ -70,7 +70,7 @@ pub fn is_traced(process: u32) -> bool {
 pub fn cpu_of(process: u32) -> Outcome<Duration> {
     let mut sum = Duration::ZERO;
     for thread in fs::read_dir(format!("/proc/{process}/task"))? {
-        // A thread may have ended meanwhile.
+        // A thread may have ended since the list was read.
         sum += cpu_in(&thread?.path().join("schedstat").to_string_lossy()).unwrap_or_default();
     }
     Ok(sum)
@@ -106,7 +106,7 @@ fn cpu_in(schedstat: &str) -> Outcome<Duration> {
 /// Returns the processor time of the calling thread.
 pub fn own_thread_cpu() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the call fills the struct that it is given.
+    // SAFETY: the pointer is valid, and the call writes only to the struct that it points to.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
@@ -114,7 +114,7 @@ pub fn own_thread_cpu() -> Duration {
 /// Raises the number of files that this process and its servers may open. Returns that number.
 pub fn raise_open_files(wanted: usize) -> usize {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: both calls read or write the struct that they are given.
+    // SAFETY: both calls access only the struct that the valid pointer points to.
     unsafe {
         libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit);
         limit.rlim_cur = limit.rlim_cur.max(limit.rlim_max.min(wanted as libc::rlim_t));
@@ -138,8 +138,8 @@ pub fn machine() -> String {
     format!("{} cores, {model}, Linux {}", cores(), kernel.trim())
 }
 
-/// Returns the load average of the last minute. A benchmark itself causes about 0.4. If it is higher, other programs
-/// were running too.
+/// Returns the load average of the last minute. A benchmark itself causes about 0.4. A higher value means that other programs ran
+/// at the same time.
 pub fn load() -> String {
     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     load.split(' ').next().unwrap_or_default().to_owned()

@@ -4,18 +4,18 @@
 //!
 //! # Layout
 //!
-//! - [`server`]: a server that is measured, with the module or without it, under callgrind or not.
-//! - [`caller`]: a connection with one call at a time.
+//! - [`server`]: the measured server, with or without the module, and optionally under callgrind.
+//! - [`caller`]: a connection that makes one call at a time.
 //! - [`callgrind`]: instructions of each call; [`paths`]: the counted calls; [`system_calls`]: system calls of the server.
-//! - [`swarm`]: many clients in one thread; [`clients`]: their behavior; [`wire`]: the end of a reply.
-//! - [`race`]: clients that race for one lock.
-//! - [`ring`]: clients that hand a lock to each other, and sleep until their reply; [`sleeping`]: the cost of a hand-over.
+//! - [`swarm`]: many clients in one thread; [`clients`]: their behavior; [`wire`]: finds the end of a reply.
+//! - [`race`]: clients that compete for one lock.
+//! - [`ring`]: clients that hand a lock to each other, and sleep until they get a reply; [`sleeping`]: the cost of a hand-over.
 //! - [`crowded_waits`]: thousands of waits, for `stalls`.
 //! - [`postgres`], [`redisson`]: other lock servers and clients, for comparison.
-//! - [`samples`]: percentiles; [`results`]: the rows of the table that `make bench` ends with; [`picture`]: SVG.
+//! - [`samples`]: percentiles; [`results`]: the rows of the final table of `make bench`; [`picture`]: SVG charts.
 //! - [`machine`]: cores, processor time, limits.
 
-#![allow(dead_code, unreachable_pub)] // Each benchmark uses a part.
+#![allow(dead_code, unreachable_pub)] // Each benchmark uses only some of the items.
 
 pub mod caller;
 pub mod callgrind;

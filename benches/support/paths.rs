@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
 
-//! The calls whose instructions are counted.
+//! The paths of `make guard` and of the benchmark `instructions`: sequences of calls whose instructions are counted.
 
 use super::caller::Caller;
 use super::server::{empty_module, Server, Setup};
 use super::{redisson, Outcome, OWNER};
 
-/// Makes four paths with the same calls, one for each kind of server.
+/// Creates four paths with the same calls, one for each kind of server.
 macro_rules! plain {
     ($name:literal, $calls:expr) => {
         [
@@ -25,7 +25,7 @@ pub struct Path {
     pub calls: Calls,
 }
 
-/// The server of a path.
+/// The kind of server that a path needs.
 #[derive(Clone, Copy)]
 pub enum Stage {
     /// Without a module.
@@ -51,7 +51,7 @@ pub enum Stage {
 
 #[derive(Clone, Copy)]
 pub enum Calls {
-    /// One client makes these calls, each after the reply to the call before. `$owner` stands for an owner name, and `#` for the
+    /// One client makes these calls, each after the reply to the previous one. `$owner` stands for an owner name, and `#` for the
     /// number of the round. `sha:` and `text:` before the name of a script stand for its hash and its text.
     OneClient(&'static [&'static str]),
     /// Two clients hand a lock to each other. A client with the lock releases it and queues up again in one write.
@@ -189,7 +189,7 @@ impl Stage {
             BareLogged | Logged | LoggedQuiet => Some(server.start_replica()?),
             _ => None,
         };
-        // As soon as any key has a TTL, reading the TTL of any key costs more.
+        // Reading a TTL is slower once any key of the server has a TTL. So another key gets one.
         redis::cmd("SET").arg(&["other", "value", "PX", "6000000"]).query::<()>(&mut server.control)?;
         if let WithReaders(readers) = self {
             let acquire = |reader| format!("LOCK.ACQUIRE k {OWNER}:{reader} PX 6000000 SHARED");
@@ -218,7 +218,7 @@ fn waiter(server: &mut Server) -> Outcome<Caller> {
 }
 
 impl ReadyServer {
-    /// Plays this number of rounds of the calls.
+    /// Makes the calls in this number of rounds.
     pub fn play(&self, calls: Calls, rounds: u32) -> Outcome<()> {
         match calls {
             OneClient(calls) => self.one_client(calls, rounds),
@@ -281,7 +281,7 @@ impl ReadyServer {
         clients[0].send(&acquire[0])?;
         clients[0].reply()?;
         clients[1].send(&acquire[1])?;
-        // Its reply shows that the server has read the call of the other client.
+        // The reply to `PING` shows that the server has read the call of the other client.
         clients[0].call("PING")?;
         for round in 0..rounds as usize {
             let (from, to) = (round % 2, (round + 1) % 2);

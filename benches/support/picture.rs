@@ -11,7 +11,7 @@ const WIDTH: f64 = 920.0;
 const HEIGHT: f64 = 400.0;
 /// The margins of the chart: left, right (with the names of the lines), above, below.
 const MARGINS: [f64; 4] = [75.0, 260.0, 45.0, 55.0];
-/// Distinguishable with color blindness too.
+/// Colors of the lines. They can be distinguished with color blindness, too.
 const COLOURS: [&str; 6] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"];
 
 /// An axis of the chart.
@@ -60,7 +60,7 @@ impl Scale {
     }
 
     fn ticks(&self) -> Vec<f64> {
-        // About ten at most.
+        // The conversion is exact: an axis has about ten steps at most.
         #[allow(clippy::cast_possible_truncation)]
         let decades = || self.from as i32..=self.to as i32;
         if self.is_logarithmic {

@@ -21,7 +21,7 @@ use super::swarm::Endpoint;
 use super::wire::Wire;
 use super::Outcome;
 
-/// A PostgreSQL server in a folder of its own. Ends when dropped, and with this process even if that is killed.
+/// A PostgreSQL server in its own folder. It stops when this value is dropped, and also when this process is killed.
 pub struct Postgres {
     child: Child,
     port: u16,
@@ -63,7 +63,7 @@ impl Postgres {
         let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
         let mut server = run("postgres")?;
         let cores = Cores::all_but_one();
-        // A change of the user undoes the tie. So the hook of the tie runs after that change.
+        // Changing the user cancels the signal that ends a child with its parent. So the hook that requests it runs afterwards.
         machine::tie(&mut server, &cores.server);
         server.args([
             "-p",

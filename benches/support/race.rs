@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! A race for one lock: clients in a closed loop acquire and release it, without work in between.
+//! A race for one lock: clients acquire and release it in a closed loop, without work in between.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ use super::{packed, Outcome};
 #[derive(Clone, Default)]
 pub struct Race {
     pub grants_per_second: f64,
-    /// The server's processor time per grant, in microseconds. All its threads or processes count.
+    /// The server's processor time per grant, in microseconds, summed over all its threads or processes.
     pub cpu_per_grant: f64,
     /// The times from one client's release to the next client's grant.
     pub hand_overs: Samples,
@@ -43,7 +43,7 @@ pub fn on_redis(
     time: Duration,
 ) -> Outcome<Race> {
     let scripts = Scripts::load(&mut Caller::connect(server)?)?;
-    // Its reply shows that the server has accepted the connection.
+    // The reply shows that the server has accepted the connection.
     let greetings = [packed("PING")];
     let connections = if kind == Kind::Protocol { 2 } else { 1 };
     let endpoint =
@@ -78,7 +78,7 @@ pub fn on_postgres(postgres: &Postgres, clients: usize, time: Duration) -> Outco
     run(&postgres.cores, &postgres.endpoint(), swarm, || postgres.cpu(), time)
 }
 
-/// Races threads of one JVM, with one client for all threads, or with `apart` a client for each.
+/// Races threads of one JVM. All threads share one client; with `apart`, each thread has its own client.
 pub fn with_redisson(
     server: &Server,
     jvm: &Jvm,
@@ -104,7 +104,7 @@ fn run<C: Client + Send>(
     cpu: impl Fn() -> Outcome<Duration> + Send,
     time: Duration,
 ) -> Outcome<Race> {
-    // The time until all clients have queued up.
+    // Does not measure until all clients have queued up.
     let warm_up = Duration::from_millis(300) + Duration::from_micros(100) * u32::try_from(clients.len())?;
     let race = move || -> Outcome<Race> {
         pin(&cores.loaders);
@@ -119,6 +119,6 @@ fn run<C: Client + Send>(
             hand_overs: log.hand_overs,
         })
     };
-    // A new thread, as the calling thread must not stay pinned.
+    // Pins a new thread to the cores, as the calling thread must stay free to use all cores.
     std::thread::scope(|scope| scope.spawn(race).join().map_err(|_| "a thread has panicked")?)
 }

@@ -62,7 +62,7 @@ fn without_comments(script: &str) -> &str {
     script.find("\nlocal").map_or(script, |begin| &script[begin + 1..])
 }
 
-/// A JVM with clients of Redisson. Ends when dropped.
+/// A JVM with clients of Redisson. It ends when this value is dropped.
 pub struct Jvm(Redisson);
 
 /// The result of a race of threads for one lock.
@@ -71,11 +71,11 @@ pub struct JvmRace {
     pub all_grants: f64,
     /// Grants in the measured time.
     pub grants: f64,
-    /// The distribution of the times of hand-overs between threads, in microseconds: its thousandths.
+    /// The quantiles of the hand-over times between threads, in microseconds, one for each thousandth.
     pub hand_overs: Vec<f64>,
 }
 
-/// Clients that share nothing but the JVM, as if each was in a process of its own.
+/// Clients that share nothing but the JVM, as if each ran in its own process.
 const PROCESSES: usize = 200;
 
 impl Jvm {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! The rows of the table that `make bench` ends with. Each benchmark writes its rows to `target/bench/<name>.tsv`; the benchmark
+//! The rows of the final table of `make bench`. Each benchmark writes its rows to `target/bench/<name>.tsv`; the benchmark
 //! `report` reads all files.
 
 use std::fs;
@@ -18,7 +18,7 @@ pub enum Unit {
     PerSecond,
     Bytes,
     Percent,
-    /// A number of events in each round.
+    /// Number of events in each round.
     Count,
 }
 
@@ -43,7 +43,7 @@ impl Unit {
 pub enum Target {
     AtMost(f64),
     AtLeast(f64),
-    /// At most this far above or below 1.
+    /// The ratio differs from 1 by at most this value.
     Within(f64),
     /// No target: the value is only reported.
     None,
@@ -57,7 +57,7 @@ impl Target {
             Target::Within(tolerance) => (number - 1.0).abs() <= tolerance,
             Target::None => return "",
         };
-        // NaN, a failed measurement, does not meet a target.
+        // NaN stands for a failed measurement, which never meets its target.
         if met {
             "yes"
         } else {
@@ -89,7 +89,7 @@ impl Results {
         Results { name, rows: Vec::new() }
     }
 
-    /// Adds a value, its ratio to a base, and a target for the ratio.
+    /// Adds a value, its ratio to a baseline, and a target for the ratio.
     pub fn ratio(&mut self, what: &str, unit: Unit, value: f64, (name, base): (&str, f64), target: Target) {
         let ratio = value / base;
         self.rows.push([
@@ -102,7 +102,7 @@ impl Results {
         ]);
     }
 
-    /// Adds a value and the limit that it must keep. The base is for information only.
+    /// Adds a value and its limit. The baseline is shown for information only.
     pub fn limit(&mut self, what: &str, unit: Unit, value: f64, base: Option<(&str, f64)>, limit: Target) {
         self.rows.push([
             what.to_owned(),
@@ -160,11 +160,11 @@ pub fn dir() -> Outcome<PathBuf> {
     Ok(dir)
 }
 
-/// The maximum width of the column of names, so that no line is wider than 130.
+/// The maximum width of the column of names. It keeps lines within 130 characters.
 const NAME_WIDTH: usize = 50;
 
-/// Prints rows as a table, with columns as wide as needed. A name that is too long takes several lines, and its numbers are in
-/// the last one.
+/// Prints rows as a table, with columns as wide as needed. A long name is broken into several lines, and its
+/// numbers are on the last line.
 pub fn print_table(rows: &[Row]) {
     let head = ["", "measured", "baseline", "ratio", "target", "met"].map(str::to_owned);
     let mut lines: Vec<Row> = Vec::new();

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
 
-//! Clients that hand one lock to each other, and sleep until their reply. A client with a grant releases the lock, reads the
+//! Clients that hand one lock to each other, and sleep until they get a reply. A client with a grant releases the lock, reads the
 //! reply, and queues up again with a separate call. So each hand-over is a release with waiters, a grant to the first waiter, and
 //! an acquire that waits.
 //!
-//! A step begins when all replies of the step before have been read. With [`Pace::WhenServerSleeps`], it also waits until the
-//! server sleeps. Then the server never reads two calls in one cycle of its event loop.
+//! A step begins when all replies of the previous step have been read. With [`Pace::WhenServerSleeps`], it also waits until the
+//! server sleeps. Then the server never reads two calls in one iteration of its event loop.
 
 use std::io::ErrorKind;
 use std::time::{Duration, Instant};
@@ -20,12 +20,12 @@ use super::Outcome;
 /// The longest time until a reply.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// When the next call is sent.
+/// The moment at which the next call is sent.
 #[derive(Clone, Copy)]
 pub enum Pace {
-    /// Calls follow each other without a pause.
+    /// The call is sent without a pause.
     Immediate,
-    /// When this process, the server, sleeps.
+    /// The call is sent as soon as the server with this process id sleeps.
     WhenServerSleeps(u32),
 }
 
@@ -61,7 +61,7 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// Connects the clients. The first one gets the lock, and the other ones send their calls.
+    /// Connects the clients. The first client acquires the lock, and the others queue up.
     pub fn start(endpoint: &Endpoint<'_>, calls: Vec<Calls>) -> Outcome<Ring> {
         let poll = Poll::new()?;
         let mut members = Vec::new();

@@ -92,10 +92,10 @@ impl Setup {
     }
 }
 
-/// A server that runs. Dereferences to its [`Process`]. Ends when dropped, and with this process even if that is killed.
+/// A running server. Dereferences to its [`Process`]. It stops when this value is dropped, and also when this process is killed.
 pub struct Server {
     process: Process,
-    /// A connection that is not measured.
+    /// A connection for commands that are not part of the measurement.
     pub control: Connection,
     /// The number of parts of the run that [`count`](Server::count) has counted.
     parts: u32,
@@ -160,7 +160,7 @@ impl Server {
         Ok(())
     }
 
-    /// Returns when a key expires. The server runs on this machine, so both clocks are the same.
+    /// Returns the time at which a key expires. The server runs on this machine, so both clocks are the same.
     pub fn expires_at(&mut self, key: &str) -> Outcome<Instant> {
         let unix_ms: u64 = redis::cmd("PEXPIRETIME").arg(key).query(&mut self.control)?;
         let (now, wall) = (Instant::now(), SystemTime::now().duration_since(UNIX_EPOCH)?);
@@ -170,7 +170,7 @@ impl Server {
     /// Returns a field of `INFO`, of the server or of the module.
     pub fn info(&mut self, field: &str) -> Outcome<String> {
         let mut command = redis::cmd("INFO");
-        // Without an argument, `INFO` leaves out the sections of modules.
+        // Without an argument, `INFO` omits the sections of modules.
         if field.starts_with("lock_") {
             command.arg("lock");
         }

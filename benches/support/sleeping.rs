@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! The server's cost of a hand-over if everything sleeps: the clients until their reply, and the server between any two
+//! The server's cost of a hand-over if all programs sleep: the clients until they get a reply, and the server between any two
 //! calls. Compares this module with the floor, a module that only queues clients and unblocks them.
 
 use super::callgrind::Part;
@@ -11,18 +11,18 @@ use super::swarm::Endpoint;
 use super::wire::Wire;
 use super::{packed, unless_quick, Outcome};
 
-/// Hand-overs before the counted ones, so that the first allocations for a lock are not counted.
+/// Number of hand-overs before counting begins. They exclude the first allocations for a lock from the count.
 const WARM_UP: u32 = 100;
 
-/// The number of parts of equal length that are counted. The minimum is used: periodic work can only add to a part, and adds more
-/// on a busy machine.
+/// The number of parts of equal length that are counted. The minimum is used, because periodic work can only increase the count
+/// of a part, more so on a busy machine.
 const PARTS: u32 = 4;
 
 /// A lease in milliseconds, longer than a slow run under callgrind. It is below 35 minutes: servers before Redis 7.2.2
 /// run a busy loop while a module's timer is further away than that.
 const LONG_LEASE_MS: &str = "600000";
 
-/// Two rings run at a time up to this number of clients.
+/// The maximum number of clients with which two rings run at the same time.
 const MAX_PARALLEL_CLIENTS: usize = 1000;
 
 /// The module whose commands the clients use.
@@ -47,7 +47,7 @@ impl Contender {
             Contender::Module => native_calls,
             Contender::Floor => floor_calls,
         };
-        // Its reply shows that the server has accepted the connection.
+        // The reply shows that the server has accepted the connection.
         let greetings = [packed("PING")];
         let endpoint =
             Endpoint { address: server.address(), wire: Wire::Redis, greetings: &greetings, connections: 1 };
@@ -61,7 +61,7 @@ impl Contender {
 /// The server's cost of one hand-over.
 pub struct HandOver {
     pub instructions: f64,
-    /// Cycles of the event loop.
+    /// Iterations of the event loop.
     pub cycles: f64,
 }
 
@@ -80,7 +80,7 @@ pub fn count(contender: Contender, clients: usize) -> Outcome<HandOver> {
     let part = least.ok_or("no part was counted")?;
     let each = |total: u64| total as f64 / f64::from(times);
     let cycles = each(part.calls_of("epoll_wait"));
-    // The release and the next acquire take a cycle each.
+    // The release and the next acquire take one iteration each.
     if cycles < 1.99 {
         return Err(format!(
             "the server has not slept between the calls: {cycles:.2} cycles for a hand-over"
@@ -90,7 +90,7 @@ pub fn count(contender: Contender, clients: usize) -> Outcome<HandOver> {
     Ok(HandOver { instructions: each(part.instructions), cycles })
 }
 
-/// Counts a hand-over for the module and for the floor. Both run at the same time if that needs few open files.
+/// Counts a hand-over for the module and for the floor. Both run at the same time if the number of clients is small enough.
 pub fn count_both(clients: usize) -> Outcome<(HandOver, HandOver)> {
     if clients > MAX_PARALLEL_CLIENTS {
         return Ok((count(Contender::Module, clients)?, count(Contender::Floor, clients)?));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-//! Many clients in one thread. An event loop, like that of the server, keeps the cost of the clients low. A [`Client`] gets each
-//! reply, and sends its next calls.
+//! Many clients in one thread. An event loop, like that of the server, keeps the cost of the clients low. It passes each reply to
+//! its [`Client`], which sends the next calls.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -72,13 +72,13 @@ impl Io<'_> {
 /// A connection.
 pub(super) struct Link {
     pub(super) stream: TcpStream,
-    /// Bytes that have been read, but not handled yet.
+    /// Received bytes that have not been processed yet.
     pub(super) input: Vec<u8>,
     output: Vec<u8>,
 }
 
 impl Link {
-    /// Connects, and sends the greetings. Blocks until the server has answered all of them, and so has accepted the connection.
+    /// Connects, and sends the greetings. Blocks until the server has replied to all of them, and so has accepted the connection.
     pub(super) fn open(address: SocketAddr, wire: Wire, greetings: &[Vec<u8>]) -> Outcome<Link> {
         let mut stream = std::net::TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
@@ -115,7 +115,7 @@ impl Link {
         Ok(())
     }
 
-    /// Reads all available bytes. Otherwise later bytes would cause no event.
+    /// Reads all available bytes. If some were left, later bytes would cause no event.
     pub(super) fn read(&mut self, part: &mut [u8]) -> Outcome<()> {
         loop {
             match self.stream.read(part) {
@@ -133,7 +133,7 @@ impl Link {
     }
 }
 
-/// The address of a server, and how clients connect to it.
+/// The address of a server, and the way in which clients connect to it.
 pub struct Endpoint<'a> {
     pub address: SocketAddr,
     pub wire: Wire,

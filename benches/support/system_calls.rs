@@ -11,14 +11,14 @@ use std::time::{Duration, Instant};
 use super::server::Server;
 use super::{machine, Outcome};
 
-/// The longest time until strace traces the server.
+/// The maximum time until strace has attached to the server.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How often each system call was made, by its name.
+/// The number of calls of each system call, by name.
 pub type Counts = BTreeMap<String, u64>;
 
-/// Counts the system calls of the server while `play` runs. Returns `None` and prints a line if strace is missing or may not
-/// trace.
+/// Counts the system calls of the server while `play` runs. Returns `None` and prints a line if strace is missing or is not
+/// permitted to trace.
 pub fn count(server: &Server, play: impl FnOnce() -> Outcome<()>) -> Outcome<Option<Counts>> {
     if Command::new("strace").arg("-V").stdout(Stdio::null()).status().is_err() {
         eprintln!("SKIPPED: strace is not installed");

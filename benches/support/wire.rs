@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! The end of a reply in the protocols of Redis (RESP2) and PostgreSQL.
+//! Finds the end of a reply in the protocols of Redis (RESP2) and PostgreSQL.
 
 use super::Outcome;
 
@@ -50,7 +50,7 @@ fn redis_reply(bytes: &[u8], begin: usize) -> Outcome<Option<usize>> {
 /// Returns the end of a reply, which is the message that the server is ready for the next query.
 fn postgres_reply(bytes: &[u8]) -> Outcome<Option<usize>> {
     let mut end = 0;
-    // One byte for the kind, and four bytes for the length of themselves and the body.
+    // A message has one byte for its kind, then four bytes for its length. The length includes these four bytes and the body.
     while let Some(&[kind, a, b, c, d]) = bytes.get(end..end + 5) {
         let after = end + 1 + u32::from_be_bytes([a, b, c, d]) as usize;
         if after > bytes.len() {

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Adds one bug at a time to the module, and checks that the tests find it. Other locks have had these bugs.
+"""Adds one bug at a time to the module, and checks that the tests find it. Other lock implementations have had these bugs.
 
 * tests/mutants/run.py: all bugs
 * tests/mutants/run.py token lease: the bugs with one of these words in their names
@@ -44,7 +44,7 @@ TIMEOUT = 120
 ENVIRONMENT = {
     **os.environ,
     "CARGO_TARGET_DIR": str(BUILD),
-    # A fast build matters here, a fast module does not.
+    # Optimizes for a fast build, as the speed of the module does not matter here.
     "CARGO_INCREMENTAL": "1",
     "CARGO_PROFILE_RELEASE_LTO": "off",
     "CARGO_PROFILE_RELEASE_OPT_LEVEL": "1",
@@ -53,7 +53,7 @@ ENVIRONMENT = {
     "REDIS_LOCK_MODULE": str(BUILD / "release/libredis_lock.so"),
     "REDIS_LOCK_EXAMPLES": str(BUILD / "debug"),
     "REDIS_LOCK_TOOLS": str(BUILD / "debug"),
-    # Any failing history is enough; looking for the shortest one takes time.
+    # Any failing history is enough. Searching for the shortest one would take time.
     "PROPTEST_MAX_SHRINK_ITERS": "0",
     # Otherwise git takes the copy for a folder of the outer repository, and ignores the patch.
     "GIT_CEILING_DIRECTORIES": str(TREE.parent),

@@ -14,7 +14,8 @@ use redis_lock_history::check::{check, Limits};
 use redis_lock_history::load::{self, Faults, Features, Settings, Shared};
 use redis_lock_history::record::{self, Record};
 
-/// Uses locks in every way, records the clients' observations, and decides whether a correct server can have replied so.
+/// Uses locks in every way, records the calls and replies of all clients, and decides whether a correct server can have replied
+/// so.
 #[derive(Parser)]
 struct Cli {
     #[command(subcommand)]
@@ -29,7 +30,7 @@ enum Command {
     Check {
         /// The history, as lines of JSON.
         file: PathBuf,
-        /// How late a wait may end, in milliseconds.
+        /// Maximum delay of the end of a wait, in milliseconds.
         #[arg(long, default_value_t = 2_000)]
         late: i64,
     },
@@ -79,7 +80,7 @@ struct Run {
     /// Kill, unblock and pause clients during the load.
     #[arg(long)]
     faults: bool,
-    /// How late a wait may end, in milliseconds.
+    /// Maximum delay of the end of a wait, in milliseconds.
     #[arg(long, default_value_t = 2_000)]
     late: i64,
     /// File for the history.

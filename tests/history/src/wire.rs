@@ -13,7 +13,7 @@ use socket2::SockRef;
 /// A reply of the server.
 pub type Answer = Result<Value, String>;
 
-/// Reason for a missing reply.
+/// The reason why a reply is missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Silence {
     /// The connection has ended.
@@ -25,11 +25,11 @@ pub enum Silence {
 /// The way a connection is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// In order: the server still reads everything that was sent.
+    /// With `FIN`: the server still reads all data that was sent.
     Close,
-    /// At once (`RST`): data that the server has not read yet is lost.
+    /// With `RST`: data that the server has not read yet is lost.
     Reset,
-    /// In the direction to the server only: a reply can still be read.
+    /// The client's sending side only: a reply can still be read.
     Half,
 }
 

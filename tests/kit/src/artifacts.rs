@@ -12,11 +12,11 @@ pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap()
 }
 
-/// Returns the module in release mode: the file that `REDIS_LOCK_MODULE` names, or else one that is built now.
+/// Returns the file of the module: that of `REDIS_LOCK_MODULE`, or by default one that this function builds in release mode.
 pub fn module() -> &'static Path {
     static MODULE: OnceLock<PathBuf> = OnceLock::new();
     MODULE.get_or_init(|| match std::env::var_os("REDIS_LOCK_MODULE") {
-        // Servers run in folders of their own, so a relative path would not do.
+        // Each server runs in its own folder, so the path must be absolute.
         Some(path) => fs::canonicalize(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display())),
         None => build("release", &["--lib"]).join("libredis_lock.so"),
     })
@@ -57,7 +57,7 @@ fn built_or_named(variable: &str, targets: &[&str]) -> PathBuf {
     }
 }
 
-/// Builds targets, and returns the folder that they are in.
+/// Builds targets, and returns their folder.
 fn build(profile: &str, targets: &[&str]) -> PathBuf {
     let target = profile_dir().parent().unwrap().to_owned();
     let built = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))

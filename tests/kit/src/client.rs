@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! A connection whose every byte a test controls.
+//! A connection on which a test controls every byte.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use redis::{Parser, Value};
 
-/// A reply that takes longer is a failure.
+/// Maximum time until a reply. A test fails if it takes longer.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
 pub struct Client {
@@ -18,7 +18,7 @@ pub struct Client {
     parser: RefCell<Parser>,
     /// Replies that [`has_nothing`](Client::has_nothing) has read.
     found: RefCell<VecDeque<Value>>,
-    /// The id in `CLIENT LIST`.
+    /// The id of the connection in `CLIENT LIST`.
     pub id: i64,
 }
 
@@ -59,7 +59,7 @@ impl Client {
         self.stream.write_all(&packed(command)).map_err(|error| error.to_string())
     }
 
-    /// Sends several commands in one write, so that the server reads them in one cycle of its event loop.
+    /// Sends several commands in one write, so that the server reads them in one iteration of its event loop.
     pub fn send_at_once(&mut self, commands: &[&str]) {
         let bytes: Vec<u8> = commands.iter().flat_map(|command| packed(command)).collect();
         self.stream.write_all(&bytes).unwrap();

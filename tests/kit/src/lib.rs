@@ -5,7 +5,7 @@
 //! # Layout
 //!
 //! - [`server`]: real servers, with the module or without it; replicas, Sentinel and clusters.
-//! - [`client`]: a connection whose every byte a test controls.
+//! - [`client`]: a connection on which a test controls every byte.
 //! - [`faults`]: a proxy that breaks or freezes connections, and machines whose network can be cut.
 //! - [`programs`]: Redisson, the drivers of the packages, the examples, and the tools in a terminal.
 //! - [`lua`]: Redisson's scripts.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Rule: one owner at a time, or as many as a limit allows.
+//! Rule: a lock has one owner at a time, or with a limit at most that many.
 
 use std::collections::BTreeSet;
 
@@ -43,7 +43,7 @@ pub(super) fn check(view: &View<'_>, report: &mut Report) {
     report.doubled += doubled.len();
 }
 
-/// Certain holds of other owners that cover the whole interval in which a call took effect.
+/// Holds of other owners that certainly existed during the whole interval in which a call may have taken effect.
 fn around<'a, 'b>(
     holds: &'b [Hold<'a>],
     owner: &'b str,

@@ -74,7 +74,7 @@ pub(super) fn check(views: &BTreeMap<&str, View<'_>>, report: &mut Report) {
     }
 }
 
-/// A call without BLOCK comes after every waiter.
+/// Checks a call without BLOCK, which every waiter precedes.
 fn check_refusal(view: &View<'_>, waiter: &Waiter<'_, '_>, report: &mut Report) {
     let (true, Some(answered)) = (reply(waiter.call).is_some_and(Value::is_null), waiter.call.answered)
     else {
@@ -92,7 +92,7 @@ fn check_refusal(view: &View<'_>, waiter: &Waiter<'_, '_>, report: &mut Report) 
     }
 }
 
-/// A waiter must be granted soon after nothing blocks it at any of its locks.
+/// Checks that a waiter is granted soon after it is no longer blocked at any of its locks.
 fn check_wait(views: &BTreeMap<&str, View<'_>>, waiter: &Waiter<'_, '_>, report: &mut Report) {
     let Some(view) = views.get(waiter.acquire.keys[0].as_str()) else { return };
     let until = waiter.call.answered.unwrap_or_else(|| view.history.open_until(waiter.call.connection));
@@ -175,7 +175,7 @@ fn times_at_limit(holders: impl Iterator<Item = Times>, limit: i64) -> Times {
     let mut steps: BTreeSet<(Micros, i64, usize)> = BTreeSet::new();
     for (number, times) in holders.enumerate() {
         for (from, until) in times {
-            // An owner that arrives when another leaves is counted together with it.
+            // If one owner arrives as another leaves, both count as holders at that time.
             steps.extend([(from, -1, number), (until, 1, number)]);
         }
     }
@@ -208,7 +208,7 @@ fn unconfirmed_time(view: &View<'_>, waiter: &Waiter<'_, '_>, gap: (Micros, Micr
             return None;
         }
         let received_for = if view.history.may_be_received(inbox, gap.0, gap.1) { grace } else { 0 };
-        // Each call may have started a new wait and got a grant.
+        // Each call of the operation may have started a new wait and been granted.
         let calls = Micros::try_from(one.calls.len()).unwrap_or(NEVER);
         Some(calls.saturating_mul(received_for + late))
     });

@@ -11,7 +11,7 @@ use crate::record::{
     Release, Renew, Run, MS,
 };
 
-/// Later than every other time.
+/// A time later than every other time.
 pub(super) const NEVER: Micros = Micros::MAX / 4;
 
 /// Time intervals, each with a start and an end.
@@ -57,7 +57,7 @@ pub(super) struct Operation<'a> {
     pub(super) calls: Vec<&'a Call>,
     /// Earliest time at which the operation can have taken effect.
     pub(super) sent: Micros,
-    /// Time of the first sending, from which the queue position may date.
+    /// Time at which the first call was sent. The position in the queue may be as old as that.
     pub(super) first_sent: Micros,
     /// Latest time at which the operation can have taken effect.
     pub(super) end: Option<Micros>,
@@ -449,7 +449,7 @@ impl<'a> History<'a> {
             let reply = reply(call)?;
             number.map_or(Some(reply), |number| reply.get(number))
         };
-        // 0 means that the call waits, and nil that nothing has happened.
+        // The reply 0 means that the call waits, and nil means that it had no effect.
         let is_final = |call: &&'a Call| {
             part(call)
                 .is_some_and(|reply| !(reply.is_null() || waits_by_message && reply.as_i64() == Some(0)))
@@ -567,7 +567,7 @@ fn connections(records: &[Record], calls: &[&Call]) -> HashMap<u64, Connection> 
     found
 }
 
-/// Whether the call may have had an effect. A grant that replicas have not acknowledged may exist for a while or on another
+/// Whether the call may have had an effect. A grant that replicas have not acknowledged may exist for a while, or on another
 /// primary. The lease of a renewal may end before the acknowledgement.
 fn is_unknown(call: &Call) -> bool {
     match &call.outcome {

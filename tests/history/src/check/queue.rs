@@ -47,7 +47,7 @@ pub(super) fn check_order(view: &View<'_>, report: &mut Report) {
     }
 }
 
-/// Whether `by` took over the position of `earlier`, which was still waiting and got the error for that.
+/// Whether `by` took over the queue position of `earlier`, which then got the error for a repeated call.
 fn was_taken_over(view: &View<'_>, earlier: &Call, by: &Call) -> bool {
     let was_replaced =
         matches!(&earlier.outcome, Outcome::Error(error) if error.starts_with("UNBLOCKED the same request"));
@@ -59,7 +59,7 @@ fn was_taken_over(view: &View<'_>, earlier: &Call, by: &Call) -> bool {
         && earlier.command == by.command
 }
 
-/// Checks that no queue shows a call that already has its reply or whose connection closed long before.
+/// Checks that no queue contains a call that already has its reply, or whose connection was closed long before.
 pub(super) fn check_queued(view: &View<'_>, report: &mut Report) {
     for look in &view.lock.observations {
         let (Some(queue), Some(observed)) = (reply(look).and_then(Value::as_array), look.answered) else {

@@ -16,7 +16,7 @@ use super::{Promise, Shared};
 use crate::record::{Acquire, Claim, Command, Outcome, Release, Renew};
 use crate::wire::End;
 
-/// A hold that the client believes to have.
+/// A hold that the client believes it has.
 #[derive(Clone)]
 struct Held {
     key: String,
@@ -34,7 +34,7 @@ pub(super) struct Client<'a> {
     /// Number of name changes of each owner.
     names: Vec<u32>,
     held: Vec<Held>,
-    /// A call with an ID and a reply, for a needless retry.
+    /// A call with an ID and a reply, which the client may repeat needlessly.
     last: Option<Command>,
     call: u32,
 }
@@ -96,7 +96,7 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// Behaves like a suspended process.
+    /// Sends and reads nothing for a while, like a suspended process.
     fn maybe_suspend(&mut self) {
         let still = self.shared.settings.still;
         if still > 0 && self.rng.random_range(0..1000) < still {
@@ -300,7 +300,7 @@ impl<'a> Client<'a> {
         }
         let owner = held.owner;
         let id = self.chance(60).then(|| format!("r{}n{}", self.number, self.call));
-        // A lease that was set without a promise may be lost.
+        // A lease that was set without the required acknowledgement may be lost.
         let may_set = self.shared.settings.promise == Promise::Primary;
         let lease = if may_set && !several && self.chance(10) { self.lease() } else { None };
         let release = Release { keys, several, owner: owner.clone(), lease, shared: false, all, id };
@@ -370,7 +370,7 @@ impl<'a> Client<'a> {
         self.held.retain(|other| !same(other));
     }
 
-    /// Repeats a call with an ID that got its reply long ago.
+    /// Repeats an old call with an ID that already has its reply.
     fn repeat(&mut self) {
         if let Some(last) = self.last.take() {
             self.line.call(last, None);

@@ -29,7 +29,7 @@ pub(super) fn run(shared: &Shared, client: u32) {
     while !shared.is_over() {
         thread::sleep(Duration::from_millis(rng.random_range(2..40)));
         let Some(kind) = kinds.choose(&mut rng).copied() else { return };
-        // A pause stops every client, so it is rarer.
+        // A pause stops every client, so pauses are rarer than the other faults.
         if kind == 2 && rng.random_range(0..4) > 0 {
             continue;
         }
@@ -56,7 +56,7 @@ pub(super) fn run(shared: &Shared, client: u32) {
         if lasts > 0 && done.is_some() {
             thread::sleep(Duration::from_millis(lasts));
             // Unblocking a client that a pause holds back crashes some servers, with or without the module, so wait until
-            // the pause has ended. A pause of all commands also holds back this connection until its time is over.
+            // the pause has ended. A pause of all commands also delays the commands of this connection until it ends.
             let end = if scope == "ALL" { "PING" } else { "CLIENT UNPAUSE" };
             while ask(end).is_none() && !shared.is_over() {
                 thread::sleep(Duration::from_millis(1));

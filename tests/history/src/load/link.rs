@@ -40,7 +40,7 @@ pub(super) struct Line<'a> {
     shared: &'a Shared,
     client: u32,
     link: Option<Link>,
-    /// A server other than that of the other connections.
+    /// The server of this client, if it is not that of the other clients.
     at: Option<SocketAddr>,
     /// Time for which the client is suspended between its next call and the reading of the reply.
     pub(super) suspend_for: Duration,
@@ -51,7 +51,7 @@ impl Line<'_> {
         Line { shared, client, link: None, at: None, suspend_for: Duration::ZERO }
     }
 
-    /// Makes a call, completely or with a breakage.
+    /// Makes a call. The connection may be broken during the call.
     pub(super) fn call(&mut self, command: Command, breakage: Option<Breakage>) -> Outcome {
         let Some(breakage) = breakage else {
             let Some(pending) = self.send(command.clone()) else { return Outcome::Unsent };
@@ -112,7 +112,7 @@ impl Line<'_> {
         let words = command.words();
         let number = recorder.next_call();
         let sent = recorder.now();
-        // A failed write shows when the reply is read.
+        // If the write failed, reading the reply fails, too.
         let _ = self.link.as_mut()?.wire.send(&words, at_most);
         Some(Pending { number, sent, command })
     }
@@ -148,7 +148,7 @@ impl Line<'_> {
 
     fn finish(&mut self, pending: Pending, outcome: Outcome, answered: Option<Micros>) -> Outcome {
         let Pending { number, sent, command } = pending;
-        // A client has one connection at a time, or has just lost the connection of this call.
+        // The client has either its one connection, or has just lost it in this call.
         let connection = self.connection();
         let outcome_of_call = outcome.clone();
         let call = Call {
@@ -160,7 +160,7 @@ impl Line<'_> {
             command,
             outcome: outcome_of_call,
         };
-        // The call did nothing: it is repeated at another node.
+        // The call had no effect. It is repeated at another node.
         if !matches!(&outcome, Outcome::Error(error) if error.starts_with("ASK ")) {
             self.shared.recorder.add(Record::Call(call));
         }
@@ -214,7 +214,7 @@ impl Line<'_> {
                     link.register(self.shared);
                     self.link = Some(link);
                 }
-                // A killed server is back soon, unless the run is over.
+                // A killed server is restarted soon, unless the run is over.
                 None if self.shared.is_late() || self.shared.is_over() => return None,
                 None => thread::sleep(Duration::from_millis(5)),
             }
@@ -246,7 +246,7 @@ impl Link {
 }
 
 impl Promise {
-    /// Waits for the acknowledgement that the promise needs after a reply.
+    /// Waits for the acknowledgement that is required in addition to the reply.
     fn is_kept(self, command: &Command, answer: &Answer, wire: &mut Wire) -> bool {
         let has_changed = matches!(command, Command::Acquire(_) | Command::Renew(_))
             && answer.as_ref().is_ok_and(|reply| !reply.is_null());

@@ -2,8 +2,8 @@
 
 //! Clients that use every feature of the locks, break their connections, and record what they observe.
 //!
-//! A seed determines the random choices of each client in order. Their effects also depend on the server's replies, and so
-//! on the timing of all clients.
+//! A seed determines the sequence of random choices of each client. The effects also depend on the server's replies, and
+//! therefore on the timing of all clients.
 
 mod client;
 mod faults;
@@ -53,7 +53,7 @@ pub struct Settings {
     pub stretch: u32,
     /// Number of owner names of each client.
     pub owners: u32,
-    /// Every owner name acquires nothing after its first release.
+    /// Whether an owner name is discarded after its first release.
     pub names_once: bool,
     /// Number of calls in a thousand whose connection is broken.
     pub broken: u32,
@@ -71,11 +71,11 @@ pub struct Settings {
     pub default_lease: Duration,
     /// `lock.request-ttl` during the load.
     pub request_ttl: Duration,
-    /// Time after which a client abandons an unlimited wait. A lost wake-up must last that long to be noticed.
+    /// Time after which a client abandons a wait without a timeout. A lost wake-up is noticed only if the wait lasts that long.
     pub patience: Duration,
 }
 
-/// Features that can be switched off.
+/// Features of the load that can be disabled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Features {
     /// `SHARED` and `LIMIT`.
@@ -220,7 +220,7 @@ impl Shared {
         }
     }
 
-    /// Sends all further connections to another server.
+    /// Lets clients make all further connections to another server.
     pub fn move_to(&self, server: SocketAddr) {
         *self.server.lock().unwrap_or_else(PoisonError::into_inner) = server;
     }

@@ -46,7 +46,7 @@ struct Listener<'a> {
     rng: StdRng,
 }
 
-/// Makes a quarter as many calls as other clients, as it waits most of the time.
+/// Runs the client. It makes a quarter as many calls as other clients, because it waits most of the time.
 pub(super) fn run(shared: &Shared, client: u32) {
     let (line, rng) = (Line::new(shared, client), shared.rng(client));
     let mut listener = Listener { shared, client, line, inbox: None, rng };
@@ -90,7 +90,7 @@ impl<'a> Listener<'a> {
                         id: Some(owner),
                         ..Release::default()
                     };
-                    // With its ID, the release counts once however often it is sent.
+                    // With its ID, the release has one effect even if it is sent repeatedly.
                     for _ in 0..5 {
                         let sent = self.line.call(Command::Release(release.clone()), None);
                         if sent != Outcome::Unknown {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Reads the holders and waiters of one lock after another, so that the checker knows since when each owner has waited.
+//! Reads the holders and waiters of one lock after another, so that the checker knows since when each owner has been waiting.
 
 use std::sync::atomic::Ordering;
 use std::thread;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 
-//! Scenes: a few clients meet at locks of their own, in an order that chance rarely produces. Their calls are recorded and
-//! checked like all others; a scene itself asserts nothing.
+//! Scenes: short scripts for a few clients on locks that no other client uses. Their calls come in an order that random calls
+//! rarely produce. The calls are recorded and checked like all others; a scene itself asserts nothing.
 //!
-//! Holds of a scene outlast the server's permitted delay, so a waiter that is wrongly not served stands out.
+//! Holds of a scene outlast the server's permitted delay, so the checker notices a waiter that is wrongly not served.
 
 use std::thread;
 use std::time::Duration;
@@ -63,7 +63,7 @@ const SCENES: [Scene; 27] = [
     a_lease_that_ends_in_a_pause,
 ];
 
-/// Plays the scenes in turn until the load is over.
+/// Plays one scene after another until the load is over.
 pub(super) fn run(shared: &Shared, client: u32) {
     let lines = (0..CONNECTIONS).map(|_| Line::new(shared, client)).collect();
     let (observer, rng) = (Line::new(shared, client), shared.rng(client));
@@ -169,7 +169,7 @@ impl Stage<'_> {
         thread::sleep(Duration::from_millis(ms.unsigned_abs()));
     }
 
-    /// Ends everything that the scene has left, and switches to other locks.
+    /// Ends all remaining holds and waits of the scene, and switches to other locks.
     fn clear(&mut self) {
         for name in ["x", "y", "z"] {
             let key = self.key(name);
@@ -189,7 +189,7 @@ fn a_writer_gives_up_before_readers(stage: &mut Stage<'_>) {
     stage.end(2, reader);
 }
 
-/// Two permits are held; only the first ends.
+/// Two permits are held, and only the first one ends.
 fn permits_end_one_by_one(stage: &mut Stage<'_>) {
     let of_two = Acquire { shared: true, limit: Some(2), ..stage.acquire("", &["x"]) };
     stage.take(0, Acquire { owner: stage.owner("a"), lease: Some(2 * SHORT), ..of_two.clone() });
@@ -482,7 +482,7 @@ fn a_grant_that_is_not_confirmed(stage: &mut Stage<'_>) {
         let inbox = format!("scene{}-{}-{name}", stage.client, stage.number);
         let _inbox = (name != "y").then(|| Inbox::listen(stage.shared, inbox.clone()));
         stage.take(0, stage.acquire("a", &[name]));
-        // Only with a subscriber does the grace matter, so it is short.
+        // A grace has an effect only if the inbox has a subscriber, so it is short in that case.
         let grace = Some(if name == "x" { 4 * SHORT } else { LONG });
         let acquire = Acquire { notify: Some(inbox), grace, ..stage.acquire("b", &[name]) };
         stage.take(1, Acquire { id: Some("1".to_owned()), ..acquire });

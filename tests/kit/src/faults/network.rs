@@ -19,8 +19,8 @@ pub struct Network(());
 pub struct Machine<'a>(&'a Network, u8);
 
 impl Network {
-    /// Moves the calling thread into a network of its own, along with the threads and programs that it starts from now on.
-    /// Returns `None` and prints a line where that is not possible.
+    /// Moves the calling thread into a new network, along with the threads and programs that it starts later. Returns `None` and
+    /// prints a line if this machine does not permit that.
     pub fn enter() -> Option<Network> {
         Network::try_enter()
             .inspect_err(|why| {
@@ -34,13 +34,13 @@ impl Network {
         try_run("ip", "link set lo up")?;
         try_run("ip", "link add name peers type bridge")?;
         try_run("ip", "link set peers up")?;
-        // Finds out now whether links can be made.
+        // Checks whether links can be created.
         try_run("ip", "link add name here type veth peer name there")?;
         try_run("ip", "link del here")?;
         Ok(Network(()))
     }
 
-    /// Starts a server with the module on a machine of its own.
+    /// Starts a server with the module on a new machine.
     pub fn server(&self, machine: u8, flavor: Flavor, module_args: &[&str], args: &[&str]) -> Server {
         let load = ["--loadmodule", module().to_str().unwrap()];
         let open = ["--bind", "0.0.0.0", "--protected-mode", "no"];
@@ -62,7 +62,7 @@ impl Network {
         ip(&format!("link set peer{machine} up"));
     }
 
-    /// Cuts a machine off from its clients. Their kernels send pending packets when the link is restored.
+    /// Cuts a machine off from its clients. The clients' kernels send pending packets when the link is restored.
     pub fn cut_clients_off(&self, machine: u8) {
         ip(&format!("link set client{machine} down"));
     }

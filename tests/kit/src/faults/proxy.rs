@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 
-/// Forwards connections of programs to a server. Can lose one reply, hold one back, break all connections, or freeze them.
+/// Forwards connections of programs to a server. Can lose or delay one reply, and can break or freeze all connections.
 pub struct Proxy {
     pub port: u16,
     shared: Arc<Shared>,
@@ -30,7 +30,7 @@ struct Shared {
     thawed: Condvar,
 }
 
-/// Loses the reply to the first call of a command, after the server has executed it. Does not affect other connections.
+/// Loses the reply to the first call of a command, after the server has executed the call. Other connections are not affected.
 struct Trap {
     command: String,
     /// Whether the connection breaks. Otherwise it stays open and silent.
@@ -76,7 +76,7 @@ impl Proxy {
                 if shared.is_over.load(Ordering::SeqCst) {
                     return;
                 }
-                // The server may be down for now. Then the connection is dropped, which closes it.
+                // While the server is down, the connection is dropped, which closes it.
                 let server = shared.server.load(Ordering::SeqCst);
                 if let Ok(server) = TcpStream::connect(("127.0.0.1", server)) {
                     pass_on(number, program, server, shared.clone());
@@ -120,8 +120,8 @@ impl Proxy {
         }
     }
 
-    /// With true, connections can be made, and each ends by its first call of a command of the module. With false, connections
-    /// work again.
+    /// With true, the proxy accepts connections, and ends each of them at its first command of the module. With false,
+    /// connections work again.
     pub fn be_sick(&self, is_sick: bool) {
         self.shared.is_sick.store(is_sick, Ordering::SeqCst);
     }
@@ -145,7 +145,7 @@ impl Drop for Proxy {
     fn drop(&mut self) {
         self.shared.is_over.store(true, Ordering::SeqCst);
         self.thaw();
-        // Wakes the listener, which waits for a connection.
+        // Connects once to wake the listener, which waits for a connection.
         let _ = TcpStream::connect(("127.0.0.1", self.port));
     }
 }
@@ -158,12 +158,12 @@ impl Shared {
 }
 
 fn pass_on(number: u64, program: TcpStream, server: TcpStream, shared: Arc<Shared>) {
-    // Without this, small commands would also wait for an acknowledgement of the packet before.
+    // Otherwise a small command would wait until the previous packet is acknowledged.
     for stream in [&program, &server] {
         let _ = stream.set_nodelay(true);
     }
     shared.streams.lock().unwrap().extend([program.try_clone().unwrap(), server.try_clone().unwrap()]);
-    // Whether the call of the trap was made on this connection.
+    // Whether this connection made the call that the trap waits for.
     let trapped = Arc::new(AtomicBool::new(false));
     let (from_program, to_program) = (program.try_clone().unwrap(), program);
     let (from_server, to_server) = (server.try_clone().unwrap(), server);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-//! The drivers of the packages in `clients/`, which execute requests: see `clients/spec/README.md`.
+//! The drivers of the packages in `clients/`. A driver is a program that executes requests with its package: see
+//! `clients/spec/README.md`.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
@@ -14,7 +15,7 @@ use serde_json::Value;
 
 use crate::artifacts::root;
 
-/// An answer that takes longer is a failure. A request may wait 15 s for a loss.
+/// Maximum time until an answer; a test fails if it takes longer. A request may wait 15 s for the loss of a lock.
 const PATIENCE: Duration = Duration::from_secs(40);
 
 /// A package that has a driver.
@@ -140,14 +141,14 @@ impl Package {
     }
 }
 
-/// Adds the options of Java and the class path. The options shorten the start, as many drivers run at once.
+/// Adds the options of Java and the class path. The options make the start faster, because many drivers run at once.
 fn java(command: &mut Command) {
     let built = root().join("target/client-java/redis-lock-driver");
     command.args(["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto", "-cp"]);
     command.arg(format!("{0}/classes:{0}/dependency/*", built.display()));
 }
 
-/// A driver that runs. Dropping it kills the driver.
+/// A running driver. Dropping this value kills it.
 pub struct Driver {
     child: Child,
     stdin: Option<ChildStdin>,

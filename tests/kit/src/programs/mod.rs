@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Programs of the project and its clients, as a user would run them: each in a process of its own.
+//! Programs of the project and its clients, run as a user would run them: each in its own process.
 
 pub mod cli;
 pub mod driver;
@@ -19,7 +19,7 @@ use crate::artifacts::{self, root};
 
 pub use crate::artifacts::example as built;
 
-/// The longest run. The slowest program takes a few seconds on an idle machine.
+/// Maximum duration of a run. The slowest program takes a few seconds on an idle machine.
 const RUN_PATIENCE: Duration = Duration::from_secs(120);
 
 /// A running program. Dropping this value kills it.
@@ -33,7 +33,7 @@ pub struct Run {
 impl Run {
     pub fn spawn(mut program: Command) -> Run {
         program.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // Tests in the background or under nohup ignore these signals, and their children would inherit that.
+        // A test in the background or under nohup ignores these signals, and child processes would inherit that.
         // SAFETY: between fork and exec, the child makes system calls and nothing else.
         unsafe {
             program.pre_exec(|| {
@@ -90,7 +90,7 @@ impl Run {
 
     pub fn signal(&self, signal: i32) {
         let pid = i32::try_from(self.child.id()).unwrap();
-        // SAFETY: the process is our child, and not reaped before `self` is dropped.
+        // SAFETY: the process is our child, and is not reaped before `self` is dropped.
         assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
     }
 

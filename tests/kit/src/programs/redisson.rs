@@ -19,7 +19,7 @@ use crate::{until, Server};
 /// The versions of Redisson that the module is tested with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Version {
-    /// Before fenced locks and sharded messages.
+    /// A version without fenced locks and sharded messages.
     V3_17_7,
     V3_27_2,
     V4_7_0,
@@ -63,7 +63,7 @@ struct Answers {
 #[derive(Default)]
 struct Arrived {
     answers: HashMap<u64, Answer>,
-    /// The JVM has ended, so no more answers arrive.
+    /// The JVM has ended, so no answer will arrive.
     ended: bool,
 }
 
@@ -80,15 +80,15 @@ impl Redisson {
     /// Starts a JVM without a client.
     pub fn start(version: Version) -> Redisson {
         let mut java = Command::new("java");
-        // Many run at a time, so each gets little memory.
+        // Many JVMs run at a time, so each gets little memory.
         java.args(["-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData"]);
-        // Java ignores a missing archive, or one of another version, and starts slower.
+        // Java ignores a missing archive, or an archive of another version. It then starts more slowly.
         java.arg(format!("-XX:SharedArchiveFile={}/agent.jsa", version.dir().display()));
         java.arg("-Dorg.slf4j.simpleLogger.defaultLogLevel=warn");
         Redisson::start_with(version, java)
     }
 
-    /// Starts a JVM without a client, by a command that has the options of Java.
+    /// Starts a JVM without a client by this command, which already has Java's options.
     pub fn start_with(version: Version, mut java: Command) -> Redisson {
         let errors = NamedTempFile::new().unwrap();
         let mut child = java
@@ -171,7 +171,7 @@ fn parse(line: &str) -> (u64, Answer) {
     }
 }
 
-/// A Java thread. Each is an owner of locks to Redisson.
+/// A Java thread. For Redisson, each thread is a separate owner.
 #[derive(Clone, Copy)]
 pub struct Thread<'a> {
     jvm: &'a Redisson,
@@ -228,13 +228,13 @@ impl Pending<'_> {
         self
     }
 
-    /// Waits for the end, and returns the value. Panics if the operation throws an exception.
+    /// Waits until the operation has ended, and returns its value. Panics if the operation throws an exception.
     pub fn wait(self) -> String {
         let what = self.what.clone();
         self.answer().unwrap_or_else(|exception| panic!("{what}: {exception}"))
     }
 
-    /// Waits for the end, and returns the value or the exception.
+    /// Waits until the operation has ended, and returns its value or its exception.
     pub fn answer(self) -> Answer {
         let deadline = Instant::now() + self.patience;
         let mut arrived = self.jvm.answers.arrived.lock().unwrap();

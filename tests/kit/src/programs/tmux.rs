@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 use crate::until;
 
-/// A terminal in a tmux server of its own. Ends with its test.
+/// A terminal in a separate tmux server. It ends with its test.
 pub struct Terminal {
     /// The folder of the socket. Outlives the folder of the test's server.
     own: TempDir,

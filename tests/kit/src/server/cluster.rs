@@ -13,23 +13,23 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts both nodes. The first one has the lower half of the slots.
+    /// Starts both nodes. The first node serves the lower half of the slots.
     pub fn start(flavor: Flavor) -> Cluster {
         Cluster::start_with(flavor, &[])
     }
 
-    /// Starts both nodes with more arguments for the servers.
+    /// Starts both nodes, and passes these arguments to the servers.
     pub fn start_with(flavor: Flavor, more: &[&str]) -> Cluster {
         Cluster::start_as(flavor, &[], more)
     }
 
-    /// Starts both nodes with arguments for the module.
+    /// Starts both nodes, and passes these arguments to the module.
     pub fn start_with_module_args(flavor: Flavor, module_args: &[&str]) -> Cluster {
         Cluster::start_as(flavor, module_args, &[])
     }
 
     fn start_as(flavor: Flavor, module_args: &[&str], more: &[&str]) -> Cluster {
-        // With full coverage, a cluster that loses a slot would stop and end all waits itself.
+        // If it required full coverage, a cluster that loses a slot would stop, and would end all waits itself.
         let args = ["--cluster-enabled", "yes", "--cluster-require-full-coverage", "no"];
         let args = [&args, more].concat();
         let nodes = [(); 2].map(|()| Server::with_module_args(flavor, module_args, &args));
@@ -95,7 +95,7 @@ impl Cluster {
                 Value::BulkString(name) => name.as_slice(),
                 other => panic!("{other:?}"),
             }));
-            // A key that has expired meanwhile need not move.
+            // A key that has expired in the meantime is skipped.
             if !keys.is_empty() {
                 let reply = source.call_args(&call);
                 assert!(["OK", "NOKEY"].contains(&reply.as_str()), "{reply}");
@@ -104,7 +104,7 @@ impl Cluster {
         });
     }
 
-    /// Ends what [`migrate_keys`](Cluster::migrate_keys) has begun: assigns the slot to its new node.
+    /// Completes a move that [`migrate_keys`](Cluster::migrate_keys) has begun: assigns the slot to its new node.
     pub fn end_migration(&self, key: &str, from: usize, to: usize) {
         let [mut source, mut target] = [self.nodes[from].client(), self.nodes[to].client()];
         let (slot, id) = (source.call(&format!("CLUSTER KEYSLOT {key}")), self.id(to));
@@ -117,7 +117,7 @@ impl Cluster {
         self.nodes[0].flavor.is_valkey()
     }
 
-    /// Begins to move the slot of a key as a whole. Only Valkey 9 and Redis 8.4 and later can.
+    /// Begins to move the slot of a key as a whole. Needs Valkey 9, or Redis 8.4 or later.
     pub fn begin_to_move(&self, key: &str, from: usize, to: usize) {
         let [mut source, mut target] = [self.nodes[from].client(), self.nodes[to].client()];
         let slot = source.call(&format!("CLUSTER KEYSLOT {key}"));
@@ -171,7 +171,7 @@ impl Cluster {
         until("the replica knows the node", || client.call("CLUSTER NODES").contains(&id));
         until("the node is a replica", || client.call(&format!("CLUSTER REPLICATE {id}")) == "OK");
         until("the replica is in sync", || client.info("replication", "master_link_status") == "up");
-        // Until then, its primary ignores its messages.
+        // Until all nodes know the replica, its primary ignores its messages.
         let myself = client.call("CLUSTER MYID");
         until("the replica has links to all nodes", || {
             let nodes = client.call("CLUSTER NODES");

@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 use crate::artifacts::root;
 
-/// Makes [`Flavor`] out of the lines of `list.rs`.
+/// Generates [`Flavor`] from the lines of `list.rs`.
 macro_rules! flavors {
     ([] $({ $name:ident $variant:ident $kind:ident $program:literal $package:literal $needed:ident $run:ident })*) => {
         /// The servers that the module is tested on, see [`list`](super::list).
@@ -32,7 +32,7 @@ macro_rules! flavors {
             }
         }
 
-        /// The version of each server, once known.
+        /// The versions of the servers, determined on first use.
         static VERSIONS: [OnceLock<Option<(u32, u32)>>; [$($program),*].len()] =
             [const { OnceLock::new() }; [$($program),*].len()];
     };
@@ -72,7 +72,7 @@ impl Flavor {
         false
     }
 
-    /// Returns true for Redis of this version or later, and for Valkey, which began with Redis 7.2.
+    /// Returns true for Redis of this version or later, and for any Valkey, which is derived from Redis 7.2.
     fn has_all_of_redis(self, version: (u32, u32)) -> bool {
         assert!(version <= (7, 2), "a version of Redis after 7.2 implies nothing for Valkey");
         self.is_valkey_or_redis(version)
@@ -83,32 +83,32 @@ impl Flavor {
         self.is_valkey() || self.found() >= Some(version)
     }
 
-    /// `CLIENT UNBLOCK` can end a wait. On other servers it would race with a grant.
+    /// Whether `CLIENT UNBLOCK` can end a wait. On other servers it would race with a grant.
     pub fn may_unblock(self) -> bool {
         self.is_valkey_or_redis((7, 4))
     }
 
-    /// A module can assign ACL categories to its commands.
+    /// Whether a module can assign ACL categories to its commands.
     pub fn lets_modules_choose_categories(self) -> bool {
         self.has_all_of_redis((7, 2))
     }
 
-    /// `ACL CAT` lists the commands of a module in a category. Redict 7.3 assigns them, but does not list them.
+    /// Whether `ACL CAT` lists the commands of a module in a category. Redict 7.3 assigns them, but does not list them.
     pub fn lists_commands_of_modules(self) -> bool {
         self.is_valkey_or_redis((7, 4))
     }
 
-    /// A module can add an ACL category.
+    /// Whether a module can add an ACL category.
     pub fn lets_modules_make_categories(self) -> bool {
         self.is_valkey_or_redis((7, 4))
     }
 
-    /// `INFO stats` counts the cycles of the event loop.
+    /// Whether `INFO stats` counts the iterations of the event loop.
     pub fn counts_its_cycles(self) -> bool {
         self.has_all_of_redis((7, 2))
     }
 
-    /// Clients may use debug and module commands only where the configuration enables them.
+    /// Whether debug and module commands must be enabled in the configuration.
     pub(super) fn protects_commands(self) -> bool {
         self.has_all_of_redis((7, 0))
     }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
 
-//! The servers that the module is tested on. Each has one line here, and no other list exists: [`Flavor`] and the tests are made
-//! out of these lines, `tests/scripts/setup-servers.sh` unpacks the packages, and `tests/scripts/run.py` sorts the tests by run.
+//! The servers that the module is tested on, one in each line. This is the only such list: [`Flavor`] and the tests are generated
+//! from it, `tests/scripts/setup-servers.sh` unpacks the packages, and `tests/scripts/run.py` sorts the tests by run.
 //!
 //! * The name is the name of the test functions.
-//! * The program is a file in `target/servers/`. Without a folder, it is an installed program, which the Makefile takes care of.
-//! * The package is Debian's, with its release. If `REQUIRE_ALL_SERVERS` is set, a `required` one must be present. Debian 11 is
-//!   at the end of its life, so the test that needs a server which is too old may be skipped. Redict is in no release yet, and
-//!   may leave Debian again.
+//! * The program is a file in `target/servers/`. A name without a folder is an installed program, which the Makefile installs.
+//! * The package is Debian's, with its release. If `REQUIRE_ALL_SERVERS` is set, a `required` package must be present. Debian 11
+//!   is near the end of its support, so the test with a server that is too old may be skipped. Redict is in no release yet, and
+//!   may be removed from Debian.
 //! * The run decides when the tests of a line run, see `RUNS_OF_SERVERS` in `tests/scripts/run.py`.
 //!   - `make test` runs all tests of the `short` line, and the tests of the `second` line where servers differ most.
 //!   - `.ci/run` adds the other tests of the `second` line, and the tests of `long` lines where servers differ most.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Real servers of each [`Flavor`]. Each ends with its test.
+//! Real servers of each [`Flavor`]. A server stops at the end of its test.
 
 pub mod cluster;
 mod flavor;
@@ -28,7 +28,8 @@ pub fn load_module(client: &mut Client) -> String {
     client.call_args(&[b"MODULE", b"LOAD", module().to_str().unwrap().as_bytes()])
 }
 
-/// Unloads the module as soon as it has no work left. Afterwards no client may be used that has called a command of the module.
+/// Unloads the module as soon as it has no work left. A client that has called a command of the module must not be used
+/// afterwards.
 pub fn unload_module(client: &mut Client) {
     assert_eq!(client.call("CONFIG SET lock.allow-unload yes"), "OK");
     until("the module has no work left", || client.call("MODULE UNLOAD lock") == "OK");
@@ -78,7 +79,7 @@ impl Server {
         Server::launch(flavor, launch(flavor, dir, args))
     }
 
-    /// Starts a server without the module on a machine of its own.
+    /// Starts a server without the module on a new machine.
     pub fn start_on(machine: Machine<'_>, flavor: Flavor, args: &[&str]) -> Server {
         Server::launch(flavor, launch(flavor, tempfile::tempdir().unwrap(), args).on_machine(machine))
     }
@@ -110,10 +111,10 @@ impl Server {
         Server::launch(flavor, launch(flavor, dir, &args).env(&env))
     }
 
-    /// Sets the wall clock off by this many seconds. The server must have been started with a controlled clock.
+    /// Shifts the wall clock by this many seconds from the true time. The server must have been started with a controlled clock.
     pub fn set_clock(&self, off: i64) {
         let mut clock = fs::OpenOptions::new().write(true).open(self.dir.path().join("clock")).unwrap();
-        // In place: the server has mapped the file.
+        // Writes in place, because the server has mapped the file.
         clock.write_all(&off.to_ne_bytes()).unwrap();
     }
 
@@ -174,7 +175,7 @@ impl Server {
         waiting.unwrap()
     }
 
-    /// Ends the server at once and keeps its folder.
+    /// Kills the server and keeps its folder.
     pub fn stop(self) -> TempDir {
         self.process.stop()
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! The process of a server: in a folder of its own, on a free port, ended when its value is dropped.
+//! The process of a server. It has its own folder and a free port, and it ends when its value is dropped.
 
 use std::fs::{self, File};
 use std::io;
@@ -146,7 +146,7 @@ impl<'a> Launch<'a> {
     }
 }
 
-/// A server that runs.
+/// A running server.
 pub struct Process {
     pub host: Ipv4Addr,
     pub port: u16,
@@ -186,7 +186,7 @@ impl Process {
         self.child.try_wait().unwrap().is_some()
     }
 
-    /// Waits until the process has ended, however long that takes.
+    /// Waits until the process has ended, without a time limit.
     pub fn wait(&mut self) {
         self.child.wait().unwrap();
     }
@@ -203,12 +203,12 @@ impl Process {
         }
     }
 
-    /// Ends the server at once and keeps its folder.
+    /// Kills the server and keeps its folder.
     pub fn stop(mut self) -> TempDir {
         std::mem::replace(&mut self.dir, TempDir::new().unwrap())
     }
 
-    /// Lets the server exit in an orderly way: memory that it has not freed by then is a leak to a leak detector.
+    /// Shuts the server down in order, so that a leak detector reports the memory that it has not freed.
     fn shut_down(&mut self) {
         if !matches!(self.child.try_wait(), Ok(None)) {
             return;
@@ -259,11 +259,11 @@ fn wait_until_ready(
         let answer = Client::try_connect_to(host, port).and_then(|mut client| {
             client.try_send("INFO server")?;
             let info = show(&client.try_recv()?);
-            // A server that loads its data replies to INFO already.
+            // A server replies to INFO while it is still loading its data.
             client.try_send("PING")?;
             Ok((info, show(&client.try_recv()?)))
         });
-        // Another process may have taken the port, and reply while our server gives up.
+        // The reply may come from another process that took the port, while our server fails to start.
         let ours = format!("process_id:{}", child.id());
         let why = match answer {
             Ok((info, pong)) if pong == "PONG" && info.lines().any(|line| line == ours) => return Ok(()),
@@ -283,7 +283,7 @@ fn read_log(dir: &Path) -> String {
 fn free_port() -> u16 {
     loop {
         let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
-        // A node of a cluster also listens on the port that is higher by 10,000.
+        // A node of a cluster also listens on this port plus 10,000.
         if port < 55_000 {
             return port;
         }
@@ -304,15 +304,15 @@ pub fn pin(cores: &[usize]) {
 
 /// Ends the calling process, which is about to become another program, with the thread that has started it.
 pub fn end_with_parent() {
-    // SAFETY: a system call that takes two numbers.
+    // SAFETY: the system call takes two numbers and no pointer.
     #[cfg(target_os = "linux")]
     unsafe {
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
     }
 }
 
-/// Makes a program that is about to be started run on these cores, and end with the calling thread. With no cores, the program
-/// runs on any core.
+/// Restricts a program that is about to be started to these cores, and ends it with the calling thread. With an empty list, the
+/// program runs on any core.
 pub fn tie(command: &mut Command, cores: &[usize]) {
     let cores = cores.to_vec();
     // SAFETY: between fork and exec, the child makes system calls and nothing else.

@@ -11,9 +11,9 @@ use crate::client::{Client, PATIENCE};
 /// The name of the primary in the configuration of the sentinels.
 pub const NAME: &str = "locks";
 
-/// Milliseconds of silence after which a sentinel begins a failover that a test wants.
+/// Time without a reply from the primary, in milliseconds, after which a sentinel begins a failover that a test requests.
 const NOTICES: u32 = 1000;
-/// Milliseconds of silence that no test reaches, so that no sentinel begins a failover.
+/// Time without a reply from the primary, in milliseconds, that no test reaches. So no sentinel begins a failover by itself.
 const NEVER: u32 = 3_600_000;
 
 /// Servers with the module, and their sentinels.
@@ -54,7 +54,7 @@ impl Watched {
         Watched { servers, sentinels, module_args: module_args.iter().map(|arg| (*arg).to_owned()).collect() }
     }
 
-    /// Starts one more replica. Waits until it is in sync and the sentinels know it, which poll every ten seconds.
+    /// Starts another replica. Waits until it is in sync and the sentinels, which poll every ten seconds, know it.
     pub fn add_replica(&mut self) {
         let port = self.primary_port().to_string();
         let args: Vec<&str> = self.module_args.iter().map(String::as_str).collect();
@@ -121,7 +121,7 @@ impl Watched {
             });
         }
         self.notices_after(NEVER);
-        // Redisson needs a replica that acknowledges its writes.
+        // Redisson waits until a replica acknowledges its writes.
         let mut client = self.client();
         until("the other replica follows", || client.call("INFO replication").contains("state=online"));
     }

@@ -39,7 +39,7 @@ impl Certificates {
     pub fn serve(&self, server: &Server) -> u16 {
         let mut client = server.client();
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        // The server accepts the three only in one call.
+        // The server accepts the three settings only in one call.
         let files =
             [("tls-cert-file", "server.crt"), ("tls-key-file", "server.key"), ("tls-ca-cert-file", "ca.crt")];
         let set = files.map(|(setting, name)| format!("{setting} {}", self.file(name))).join(" ");
