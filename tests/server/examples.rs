@@ -14,7 +14,7 @@ crate::on_every_server!(
     python_reports_a_lost_lock,
     a_token_keeps_a_late_write_out,
     a_worker_stops_when_it_loses_its_lock,
-    a_thousand_tasks_of_python_wait_over_one_connection,
+    a_thousand_python_tasks_share_one_connection,
     the_page_on_fencing_does_what_it_says,
 );
 
@@ -118,7 +118,7 @@ fn printed_by(name: &str, server: &Server) -> Option<Printed> {
     Some(printed)
 }
 
-fn a_thousand_tasks_of_python_wait_over_one_connection(flavor: Flavor) {
+fn a_thousand_python_tasks_share_one_connection(flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
     let Some(mut program) = python("docs/clients/python/inbox.py") else { return };
     program.args(["--port", &server.port.to_string(), "--tasks", "1000", "--locks", "10"]);
