@@ -29,7 +29,7 @@ struct Words<'a> {
     wants: Wants,
 }
 
-/// A call that the server allows.
+/// A call that has passed the checks.
 struct Call<'a> {
     key: Str<'a>,
     /// The owner as written by the client: `*` stands for a random one.

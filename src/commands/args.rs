@@ -22,7 +22,7 @@ const MAX_NAME_LEN: usize = 128;
 /// The maximum number of digits of an accepted number. Every number with at most this many digits fits an `i64`.
 const MAX_DIGITS: usize = 18;
 
-/// The name of a command. It makes the errors about that command's arguments.
+/// The name of a command, which creates the errors about the command's arguments.
 #[derive(Clone, Copy)]
 pub(super) struct CommandName(&'static str);
 
@@ -55,7 +55,7 @@ pub(super) struct Cursor<'a> {
 }
 
 impl<'a> Cursor<'a> {
-    /// Begins after the command's name.
+    /// A cursor at the first argument after the command's name.
     pub(super) fn new(command: &'static str, args: Args<'a>) -> Cursor<'a> {
         Cursor { args, next: 1, command: CommandName(command) }
     }
@@ -152,7 +152,7 @@ impl<'a> Cursor<'a> {
     /// The value of the option `name`: an integer from `min` to `max`.
     pub(super) fn integer(&mut self, name: &str, min: i64, max: i64) -> Result<i64, Error> {
         let text = self.value(name)?;
-        // The common case: a wait without limit.
+        // A fast path for the most common value, a wait without limit.
         if text == b"0" && min <= 0 {
             return Ok(0);
         }

@@ -50,7 +50,7 @@ impl Command for Break {
     }
 }
 
-/// Logs the caller, as the owners that lost the lock may ask for it.
+/// Logs the caller, so that an operator can tell who broke the lock.
 fn log(ctx: Ctx<'_>, lock: LockRef<'_>, lost: usize) {
     let caller = Caller::of(ctx);
     let user = caller.user().map_or("an unknown user".to_owned(), |user| format!("user {}", printable(user)));

@@ -32,7 +32,8 @@ pub(super) const CLAIM: Argument = {
 pub(super) struct Proof {
     /// The hold count of the owner; 1 for a token.
     pub(super) holds: i64,
-    /// The token, if it is newer than the newest token on this server. The last writes of an earlier primary were lost then.
+    /// The token, if it is newer than the newest token on this server. That happens if the last writes of an earlier primary were
+    /// lost.
     pub(super) token_ahead: Option<Token>,
 }
 

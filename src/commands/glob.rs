@@ -6,7 +6,7 @@
 /// class. A backslash escapes the next byte. The time is at most proportional to the product of both lengths.
 pub(super) fn matches(pattern: &[u8], text: &[u8]) -> bool {
     let (mut p, mut t) = (0, 0);
-    // Backtracking: after a mismatch, the latest star takes one byte more.
+    // Backtracks: after a mismatch, the latest star matches one more byte.
     let mut star = None;
     loop {
         if let Some(b'*') = pattern.get(p) {

@@ -57,7 +57,7 @@ impl Command for Info {
         };
         let modes = [Mode::Exclusive, Mode::Shared];
         let holds = holders.iter().flat_map(|hold| modes.map(|mode| (hold, mode)));
-        // A snapshot: a long reply is written in portions, later.
+        // Takes a snapshot, because a long reply is written later, in portions.
         let held = |(hold, mode): (&Hold, Mode)| {
             let holds = Some(hold.count(mode)).filter(|holds| *holds > 0)?;
             Some(Held { owner: hold.owner.clone(), mode, holds, ttl: lease_left(hold.expires_at, now) })

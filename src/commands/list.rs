@@ -74,7 +74,7 @@ fn entry(ctx: Ctx<'_>, Contended { waiters, lock }: Contended) -> bool {
     let (mode, holders) = if queue.is_plain {
         (Some(Mode::Exclusive), 1)
     } else {
-        // A key with other data counts as free here. The module is about to notice it and ends the waits.
+        // A key with other data counts as free here. The module will soon notice it, and end the waits.
         let holders = keyspace::read_holders(ctx, &Str::new(&lock.key), now).unwrap_or(Holders::Free);
         (holders.mode(), holders.len())
     };
@@ -82,7 +82,7 @@ fn entry(ctx: Ctx<'_>, Contended { waiters, lock }: Contended) -> bool {
     ctx.reply_bulk(b"key");
     ctx.reply_bulk(&lock.key);
     ctx.reply_bulk(b"mode");
-    // A free lock is about to be granted in the mode of the first waiter.
+    // A free lock will soon be granted in the mode of the first waiter.
     ctx.reply_bulk(mode.unwrap_or(queue.wanted).name().as_bytes());
     ctx.reply_bulk(b"holders");
     ctx.reply_integer(count(holders));

@@ -21,7 +21,7 @@ use crate::server::{Ctx, Str};
 
 pub(crate) struct Macquire;
 
-/// A call that the server allows.
+/// A call that has passed the checks.
 struct Call<'a> {
     keys: Vec<Str<'a>>,
     /// The owner as written by the client: `*` stands for a random one.
@@ -199,7 +199,7 @@ fn acquire(
                 ctx.reply_null();
                 Ok(None)
             }
-            // A writable replica does not hand locks on, so a wait there would not end.
+            // A writable replica does not hand over locks, so a wait there would not end.
             WaitPolicy::Wait { on_primary: false, .. } => Err(Error::Refused(Refusal::Replica)),
             WaitPolicy::Wait { .. } if is_full => Err(Error::Refused(Refusal::TooManyWaiters)),
             WaitPolicy::Wait { deadline, .. } => {

@@ -89,7 +89,7 @@ impl<'a> Target<'a> {
 }
 
 /// Opens a lock, lets `call` change it, and writes the changes, even if the core refuses the request. If `call` returns an error,
-/// nothing changes. If the key does not hold a lock, the waits for it end soon, too. The caller passes on the decisions
+/// nothing changes. If the key does not hold a lock, the waits for it end soon, too. The caller must pass on the decisions
 /// ([`driver::dispatch`]).
 #[inline(always)]
 fn update<'a, T>(
@@ -101,7 +101,7 @@ fn update<'a, T>(
     update_looked_up(ctx, target, look_up(ctx, target.key), now, call)
 }
 
-/// Does what [`update`] does, for a lock that the caller has looked up already.
+/// Opens a lock that the caller has looked up already, lets `call` change it, and writes the changes, like [`update`].
 #[inline(always)]
 fn update_looked_up<'a, T>(
     ctx: Ctx<'a>,
@@ -167,7 +167,7 @@ fn is_foreign_fair_lock(lock: &mut Lock<'_>, request: &Request, now: Now) -> boo
         && !request.id.as_ref().is_some_and(|id| matches!(lock.records.granted(id), Ok(Some(_))))
 }
 
-/// How an acquire with this `BLOCK` waits. In `MULTI`, scripts and functions it does not.
+/// The wait policy of an acquire with this `BLOCK`. In `MULTI`, scripts and functions the call does not wait.
 #[inline(always)]
 fn blocking_patience(ctx: Ctx<'_>, timeout: Option<BlockTimeout>, now: Now) -> WaitPolicy {
     match timeout.map(|timeout| (timeout, ctx.flags())) {
@@ -180,12 +180,12 @@ fn blocking_patience(ctx: Ctx<'_>, timeout: Option<BlockTimeout>, now: Now) -> W
     }
 }
 
-/// How an acquire with `NOTIFY` waits. It blocks no client, so it can wait in `MULTI`, too.
+/// The wait policy of an acquire with `NOTIFY`. It blocks no client, so it can wait in `MULTI`, too.
 fn notify_patience(ctx: Ctx<'_>) -> WaitPolicy {
     WaitPolicy::Wait { deadline: None, at_most: config::max_waiters(), on_primary: ctx.flags().is_primary() }
 }
 
-/// The calling connection, if `lock.events` is on. The module remembers it as that of the hold.
+/// The calling connection, if `lock.events` is on. The module remembers it as the connection of the hold.
 #[inline]
 fn client_for_events(ctx: Ctx<'_>) -> Option<ConnectionId> {
     (config::events() && !ctx.is_script()).then(|| ConnectionId(ctx.client_id()))

@@ -48,7 +48,7 @@ impl Command for Mrelease {
             id = options.id.get().map(request).transpose()?;
         }
         let call = Release { owner: Owner::new(owner.as_bytes()), scope, lease_ms: None, id };
-        // One time for all locks: a lease that runs at the check must not have expired at the release.
+        // Uses one time for all locks, so that a lease that is valid at the check cannot expire before the release.
         let now = ctx.now();
         let left = driver::in_multi_lock_call(ctx, || {
             released_before(ctx, &keys, &owner, &call, now).and_then(|before| match before {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! The module at work in a server: the core, the clients that it blocks, the connections that holds depend on, and the
-//! timer.
+//! Connects the core with the server: blocked clients, connections that holds depend on, events, messages and the timer.
 //!
 //! How a decision reaches its client:
 //!

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Quarantine (`lock.quarantine`): no grants while locks that have been lost may still have a running lease.
+//! Quarantine (`lock.quarantine`): no lock is granted while lost locks may still have a running lease.
 //!
 //! A server can lose locks in two ways. It may start without the last writes of its predecessor, or take over from a
 //! primary whose last grants it has not received. No lock is lost if every write was on disk before its reply, which an

@@ -42,15 +42,15 @@ pub(crate) struct Driver {
     pub(super) inboxes: Inboxes,
     pub(super) alarm: Alarm,
     pub(super) rechecks: RecheckSchedule,
-    /// The wakeup hook of the event loop is registered, for fragile locks. The timer unregisters it.
+    /// Whether the wakeup hook of the event loop is registered, for fragile locks. The timer unregisters it.
     pub(super) wakeup_hook: bool,
-    /// The disconnect hook is registered. The timer unregisters it.
+    /// Whether the disconnect hook is registered. The timer unregisters it.
     pub(super) disconnect_hook: bool,
     /// Time at which locks with running leases may have been lost, on the monotonic clock.
     pub(super) locks_lost_at: Option<MonoUs>,
-    /// This server is a node of a cluster. The value never changes while the server runs.
+    /// Whether this server is a node of a cluster. The value never changes while the server runs.
     pub(super) in_cluster: bool,
-    /// All keys of a database may be gone, and external clients have not been notified yet.
+    /// Whether all keys of a database may be gone, and external clients have not been notified yet.
     pub(super) flush_unannounced: bool,
 }
 
@@ -72,7 +72,7 @@ pub(super) fn drop_state(proof: impl Into<InCallback>) {
 #[derive(Clone, Copy)]
 pub(crate) struct WaitStart {
     pub(crate) now: Now,
-    /// The wait may need an earlier timer than the one that is set.
+    /// Whether the wait may need an earlier timer than the one that is set.
     pub(crate) needs_schedule: bool,
 }
 
@@ -316,7 +316,7 @@ fn on_wakeup(ctx: Ctx<'_>, (): ()) {
     });
 }
 
-/// Moves an overdue timer: setting the system clock must not change the length of a wait.
+/// Sets an overdue timer again, because setting the system clock must not change the length of a wait.
 fn on_cron(ctx: Ctx<'_>, (): ()) {
     with(ctx, |driver| {
         if driver.alarm.stop_if_overdue(ctx) {

@@ -21,7 +21,7 @@ const EVENT_CHANNEL_PREFIX: &[u8; 12] = b"lock:event:{";
 /// `{k}` would share a channel. An owner of one lock would then mistake the end of the other for its own.
 const BRACED_EVENT_CHANNEL_PREFIX: &[u8; 13] = b"lock:event::{";
 
-/// The message that wakes one waiter of each client.
+/// The message that wakes one waiter in each of Redisson's clients.
 const FREE_MESSAGE: i64 = 0;
 
 /// Announces a free lock that has no waiter here. Publishing does not change the keyspace, so it is allowed wherever a
@@ -77,7 +77,7 @@ pub(crate) fn publish_owner_event(ctx: Ctx<'_>, notice: &Notice) {
     let channel = Str::new(&event_channel(&notice.lock.key));
     let message = [notice.event.name().as_bytes(), b" ", notice.owner.as_bytes()].concat();
     let chosen = match config::publish() {
-        // The setting only concerns the announcements of free locks.
+        // The setting applies only to announcements of free locks.
         Publish::Off => Publish::Auto,
         chosen => chosen,
     };

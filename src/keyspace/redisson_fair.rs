@@ -2,8 +2,8 @@
 
 //! Detection of Redisson's fair locks, whose hash is that of a plain lock.
 //!
-//! As soon as a client waits for a fair lock, a sorted set exists beside it. Its scores are the times, on the waiter's
-//! clock, until which each waiter counts. These waiters subscribe to a channel of their own, so a plain hold would let
+//! As soon as a client waits for a fair lock, a sorted set exists beside it. Each score is the time, on the clock of
+//! that waiter, until which the waiter counts. These waiters subscribe to a channel of their own, so a plain hold would let
 //! them sleep for its whole lease.
 
 use crate::core::Now;

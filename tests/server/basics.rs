@@ -19,7 +19,7 @@ crate::on_every_server!(
     scripts_and_commands_share_holds,
 );
 
-/// Asserts that the TTL is at most `expected` ms, and at most 5 s less.
+/// Asserts that the TTL is between `expected` - 5000 and `expected`, in milliseconds.
 fn assert_lease(client: &mut Client, key: &str, expected: i64) {
     let ttl = client.number(&format!("PTTL {key}"));
     assert!(ttl <= expected && ttl > expected - 5_000, "the lease is {ttl} ms, expected {expected} ms");
@@ -64,7 +64,7 @@ fn leases_are_set_and_renewed(flavor: Flavor) {
         assert_lease(&mut a, "k", 60_000);
         assert_eq!(a.call("LOCK.RENEW k a"), "3");
         assert_lease(&mut a, "k", 30_000);
-        // A release keeps the lease unless it gives a new one.
+        // A release without a lease option keeps the current lease.
         assert_eq!(a.call("LOCK.RENEW k a EX 100"), "3");
         assert_eq!(a.call("LOCK.RELEASE k a"), "2");
         assert_lease(&mut a, "k", 100_000);
@@ -128,7 +128,7 @@ fn info_shows_the_holder(flavor: Flavor) {
         assert_eq!(a.call("LOCK.INFO k"), "nil");
         a.call("LOCK.ACQUIRE k alice PX 100000");
         a.call("LOCK.ACQUIRE k alice PX 100000");
-        // Only the TTL varies.
+        // The replies are the same except for the TTL.
         let ttl_as_x = |text: String| {
             text.split_inclusive(", ")
                 .map(|part| {
@@ -167,7 +167,7 @@ fn keys_and_owners_may_be_binary(flavor: Flavor) {
         assert_eq!(a.call_args(&[b"LOCK.ACQUIRE", key, owner]), "2");
         assert_eq!(a.call_args(&[b"LOCK.ACQUIRE", key, b"\0"]), "nil");
         assert_eq!(a.call_args(&[b"HGET", key, owner]), "2");
-        // The longest owner turns the hash into a table; replies stay the same.
+        // With the longest owner name, the server stores the hash as a table. The replies stay the same.
         let long = vec![b'o'; 1024];
         assert_eq!(a.call_args(&[b"LOCK.ACQUIRE", b"long", &long]), "1");
         assert_eq!(a.call_args(&[b"LOCK.ACQUIRE", b"long", &long]), "2");

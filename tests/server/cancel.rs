@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! `LOCK.CANCEL` undoes an acquire in any state: still to arrive, waiting or granted (4, 5, 7).
+//! `LOCK.CANCEL` undoes an acquire in any state: not yet arrived, waiting or granted (4, 5, 7).
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -32,7 +32,7 @@ fn cancel_ends_a_wait(flavor: Flavor) {
         assert_eq!(waiting.recv(), CANCELLED);
         assert_eq!(client.call("LOCK.CANCEL k b ID r"), "1");
         assert_eq!(client.call("LOCK.ACQUIRE k b ID r"), CANCELLED);
-        // Cancelling a writer lets the reader behind it through.
+        // After a waiting writer is cancelled, the reader behind it is granted the lock.
         client.call("LOCK.RELEASE k a");
         assert_eq!(behind.recv(), "1");
         client.call("LOCK.RELEASE k c");
@@ -68,7 +68,7 @@ fn cancel_releases_a_hold(flavor: Flavor) {
         assert!(client.call("LOCK.ACQUIRE n * FENCE ID r").contains("owner"));
         assert_eq!(client.call("LOCK.CANCEL n * ID r"), "1");
         assert_eq!(client.call("EXISTS n"), "0");
-        // In a transaction and in a script.
+        // `LOCK.CANCEL` works in a transaction and in a script.
         assert_eq!(client.call("LOCK.ACQUIRE o a ID 1"), "1");
         client.call("MULTI");
         client.call("LOCK.CANCEL o a ID 1");
@@ -233,12 +233,12 @@ fn cancel_in_rounds(port: u16, task: usize, rounds: usize) {
             2 => {
                 canceller.call(&cancel);
                 let reply = waiting.recv();
-                // The grant may have been sent first; it is undone all the same.
+                // The grant may have been sent before the cancel, which undoes it in that case, too.
                 assert!(reply == CANCELLED || reply.parse::<i64>().is_ok(), "{reply}");
                 outcomes.insert(reply == CANCELLED);
             }
             _ => {
-                // Both at once: the server may see either first.
+                // Sends both at once, so the server may process either of them first.
                 canceller.send(&cancel);
                 waiting.close();
                 canceller.recv();

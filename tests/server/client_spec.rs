@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 
 //! Contract tests of the packages in `clients/`. Plays each scenario of `clients/spec/scenarios.json` against the driver of
-//! each package, on a server of its own, with faults.
+//! each package, on a separate server, with faults.
 //!
-//! `make test` plays them with one package each of two languages, `make test-all` with every package.
+//! `make test` plays the scenarios with two packages, in different languages. `make test-all` plays them with every package.
 //!
 //! A step has one of these forms:
 //! * `on`, `do` and further fields: a request to driver `a` or `b` of the package, or to driver `other` of another package.
@@ -11,7 +11,7 @@
 //!   grows` expects a token above all earlier ones. `heard` lists events that the listener must have received. `owner_of`
 //!   names the request whose owner is used.
 //! * `pending`: the named requests have no answer yet.
-//! * `owners` or `waiters` of a lock, `are`: waits until the lock has that number of them.
+//! * `owners` or `waiters` of a lock, `are`: waits until the lock has that number of owners or waiters.
 //! * `server`, `says`: a command on the test's own connection, and its reply.
 //! * `calls` of a command since the scenario began: `at_least` waits for that number, `at_most` checks it.
 //! * `connections` of a driver since the scenario began: `at_most` is checked.

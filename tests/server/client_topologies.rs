@@ -60,7 +60,7 @@ fn locks_follow_the_primary(flavor: Flavor) {
         assert!(troubles.lock().unwrap().iter().all(|error| error.kind() == "unavailable"));
         assert!(!troubles.lock().unwrap().is_empty());
         held_by(&hold, &watched.client().call("LOCK.INFO k"));
-        // The hold is bound to this process again.
+        // From here on, the hold depends on this process again.
         until("the hold is renewed by the new primary", || {
             watched.client().call("LOCK.INFO k").contains("ephemeral, 1")
         });
@@ -247,7 +247,7 @@ fn locks_use_tls(flavor: Flavor) {
             })
             .collect();
         until("they wait", || a.info("lock", "lock_waiters") == "20");
-        // More than one read or write transfers, in both directions.
+        // The data is too long for a single read or write, in both directions.
         let text = "x".repeat(1 << 20);
         first.guard(&["SET", "big", &text]).unwrap();
         let back: String = redis::from_redis_value(first.guard(&["GET", "big"]).unwrap()).unwrap();

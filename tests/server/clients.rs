@@ -11,14 +11,14 @@ use crate::support::programs::{python, set_up, Printed, Run};
 use crate::support::proxy::Proxy;
 use crate::support::{until, Client, Flavor, Server};
 
-/// A program, named after its client library.
+/// A program of `docs/clients/python`, named after its client library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// With the installed redis-py; Debian 12 has version 4.3.
+    /// The program with threads, and the installed redis-py. Debian 12 has version 4.3.
     Python,
-    /// With the version that `docs/clients/python/requirements.txt` names.
+    /// The program with threads, and the redis-py that `docs/clients/python/requirements.txt` names.
     PythonNew,
-    /// With asyncio.
+    /// The program with asyncio.
     Asyncio,
     AsyncioNew,
 }
@@ -33,7 +33,7 @@ macro_rules! tests_of {
             tests_of!(@$servers a_lost_lock_is_reported);
             tests_of!(@$servers a_timed_out_wait_is_repeated);
             tests_of!(@$servers a_lost_reply_counts_once);
-            // Checks the other tests: an overlap must be detected.
+            // Proves that the other tests would detect an overlap.
             tests_of!(@one different_locks_overlap);
             tests_of!(@one the_newest_token_is_stored);
             tests_of!(@one many_tasks_take_turns);
@@ -53,7 +53,7 @@ macro_rules! tests_of {
             super::$name(KIND, flavor);
         }
     };
-    // Servers end waits in two ways: one server of each kind.
+    // Servers end waits in two different ways. The test runs on one server of each kind.
     (@two $name:ident) => { tests_of!(@on $name redis_7: Redis7, valkey_8: Valkey8); };
     (@one $name:ident) => { tests_of!(@on $name redis_7: Redis7); };
     (@on $name:ident $($server:ident: $flavor:ident),*) => {
@@ -87,7 +87,7 @@ const TOKEN_KEY: &str = "example:token";
 /// Number of programs inside the critical section.
 const INSIDE_KEY: &str = "example:inside";
 
-/// Milliseconds; longer than any test.
+/// A time in milliseconds, longer than any test.
 const LONG: u64 = 600_000;
 
 /// The arguments of a program after its lock.
@@ -103,7 +103,7 @@ struct Plan {
     cancel: u64,
 }
 
-/// One round of one task, without time limits that matter.
+/// One round of one task, with time limits longer than the test.
 const DEFAULT_PLAN: Plan = Plan { rounds: 1, lease: LONG, work: 1, wait: LONG, tasks: 1, cancel: 0 };
 
 fn two_exclude_each_other(kind: Kind, flavor: Flavor) {
@@ -117,7 +117,7 @@ fn two_exclude_each_other(kind: Kind, flavor: Flavor) {
     }
     let mut client = server.client();
     assert_eq!(client.call(&format!("GET {RESOURCE_KEY}")), "6", "{}{}", printed[0], printed[1]);
-    // The programs contended: each got the lock out of the queue.
+    // The programs contended: each was granted the lock after a wait in the queue.
     assert!(client.info("lock", "lock_waiters_granted").parse::<u64>().unwrap() >= 2);
     assert_nothing_stays(server, client);
 }
@@ -252,7 +252,7 @@ fn a_holder_renews_while_many_wait(kind: Kind, flavor: Flavor) {
     for done in ["1", "2", "3"] {
         run.until("another round is done", || client.call(&format!("GET {RESOURCE_KEY}")) == done);
     }
-    // Waiting for all tasks would take a quarter of an hour.
+    // The test does not wait for all tasks, which would take a quarter of an hour.
     let printed = Printed::new(&run.kill());
     assert_eq!(printed.stderr, "");
     until("there are no waiters", || client.info("lock", "lock_waiters") == "0");
@@ -282,7 +282,7 @@ fn a_frozen_network_loses_the_lock(kind: Kind, flavor: Flavor) {
     proxy.freeze();
     assert_eq!(client.call(&format!("LOCK.ACQUIRE {LOCK} test PX {LONG} BLOCK 15000")), "1");
 
-    // Its remaining calls, such as the release, time out after some seconds.
+    // The program's remaining calls, such as the release, time out after some seconds.
     let output = run.finish_within(Duration::from_secs(30));
     let printed = Printed::new(&output);
     assert_eq!(output.status.code(), Some(1), "{printed}");
@@ -308,8 +308,8 @@ fn until_renewed(run: &mut Run, client: &mut Client) {
     });
 }
 
-/// Cancels calls before, during and after their grant, which shows as some rounds done and some cancelled. The right time
-/// depends on the program's speed here. A leaked hold would stay for a long time.
+/// Cancels calls before, during and after their grant, so that some rounds are completed and some are cancelled. The right delay
+/// depends on the speed of the program on this machine. A leaked hold would stay for a long time.
 fn a_cancelled_wait_leaves_nothing(kind: Kind, flavor: Flavor) {
     for cancel in [30, 100, 300, 1_000, 3_000] {
         let server = Server::with_module(flavor, &[]);
@@ -336,7 +336,7 @@ fn a_cancelled_wait_leaves_nothing(kind: Kind, flavor: Flavor) {
 fn an_undelivered_grant_is_cancelled(kind: Kind, flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
     let proxy = Proxy::keeps_back_the_reply_to(server.port, "LOCK.ACQUIRE");
-    // Threads that cannot be interrupted end with their time-out.
+    // Threads that cannot be interrupted end at their time-out.
     let plan = Plan { wait: 2_000, cancel: 500, ..DEFAULT_PLAN };
     let Some(run) = start(kind, proxy.port, (LOCK, &plan)) else { return };
     let output = run.finish();
@@ -347,7 +347,7 @@ fn an_undelivered_grant_is_cancelled(kind: Kind, flavor: Flavor) {
     assert_nothing_stays(server, client);
 }
 
-/// Ctrl-C for the holder and for the waiter. Python raises an exception.
+/// Sends Ctrl-C to the holder and to the waiter, which raises an exception in Python.
 fn an_interrupted_program_leaves_nothing(kind: Kind, flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
     let plan = Plan { work: LONG, ..DEFAULT_PLAN };
@@ -381,7 +381,7 @@ fn assert_nothing_stays(mut server: Server, mut client: Client) {
     server.assert_healthy();
 }
 
-/// Starts a program; returns nothing if the program is not available.
+/// Starts a program. Returns `None` if the program is not available.
 fn start(kind: Kind, port: u16, (lock, plan): (&str, &Plan)) -> Option<Run> {
     let mut program = program(kind)?;
     program.arg(format!("redis://127.0.0.1:{port}")).arg(lock);

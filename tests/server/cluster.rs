@@ -61,7 +61,7 @@ fn migration_moves_the_lock(flavor: Flavor) {
     cluster.assert_healthy();
 }
 
-/// The node loses the slot without an event for its keys.
+/// A node loses a slot without events for the keys in it.
 fn a_dropped_slot_ends_its_waits(flavor: Flavor) {
     let cluster = Cluster::start(flavor);
     let mut first = cluster.nodes[0].client();
@@ -98,7 +98,7 @@ fn derived_keys_share_the_slot(flavor: Flavor) {
         assert_eq!(first.call(&format!("CLUSTER KEYSLOT {key}")), slot);
         assert_eq!(first.call(&format!("EXISTS {key}")), "1");
     }
-    // The braces in these keys would put derived keys into another slot. Calls without a second key still work.
+    // The braces in these keys would put derived keys into another slot. Calls that need no second key still work.
     let nodes = [&cluster.nodes[0], &cluster.nodes[1]];
     for (key, counter) in [
         ("a}b", "redisson_lock_token:{a}b}"),
@@ -138,7 +138,7 @@ fn migration_ends_the_watchdog(flavor: Flavor) {
     holder.close();
     first.call("PING");
     assert_eq!(second.call("HGETALL b"), "[o, 1]");
-    // The watchdog can be armed again at the new node.
+    // The owner can start the watchdog again at the new node.
     let mut holder = cluster.nodes[1].client();
     assert_eq!(holder.call("LOCK.RENEW b o WATCHDOG PX 300"), "1");
     let end = second.number("PEXPIRETIME b");
@@ -149,7 +149,7 @@ fn migration_ends_the_watchdog(flavor: Flavor) {
     cluster.assert_healthy();
 }
 
-/// The lock has moved to the new node, its derived keys have not.
+/// The lock has moved to the new node, but the keys derived from it have not.
 fn retries_wait_for_the_migration_end(flavor: Flavor) {
     let cluster = Cluster::start(flavor);
     let [mut first, mut second] = cluster.clients();
@@ -159,7 +159,7 @@ fn retries_wait_for_the_migration_end(flavor: Flavor) {
     let (from, to, port) = (cluster.id(0), cluster.id(1), cluster.nodes[1].port);
     assert_eq!(second.call(&format!("CLUSTER SETSLOT 3300 IMPORTING {from}")), "OK");
     assert_eq!(first.call(&format!("CLUSTER SETSLOT 3300 MIGRATING {to}")), "OK");
-    // While all keys are at the old node, it answers.
+    // The old node serves the calls while it has all keys.
     assert_eq!(first.call("LOCK.ACQUIRE b o FENCE ID one PX 100000"), fenced);
     let migrate = |client: &mut Client, key: &str| {
         assert_eq!(client.call(&format!("MIGRATE 127.0.0.1 {port} {key} 0 10000")), "OK");
@@ -174,7 +174,7 @@ fn retries_wait_for_the_migration_end(flavor: Flavor) {
         assert!(first.call(command).starts_with("ASK 3300 "), "{command}");
         assert_eq!(ask(command), again, "{command}");
     }
-    // Calls without a second key continue.
+    // Calls that need no second key still work.
     assert_eq!(ask("LOCK.RENEW b o PX 100000"), "1");
     // A guarded write must not create at the new node a key that is still at the old one.
     for command in ["RPUSH log:{b} after", "EVAL return(redis.call('RPUSH',KEYS[1],'after')) 1 log:{b}"] {

@@ -82,7 +82,7 @@ fn a_watchdog_ends_with_its_connection(flavor: Flavor) {
         let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0 PX 100000");
         a.close();
         until("the watchdog has ended", || bound(world) == (0, 0));
-        // The rest of the lease is the client's time to reconnect.
+        // The client can reconnect within the rest of the lease.
         assert_eq!(watcher.call("HGETALL k"), "[a, 2]");
         assert_eq!(b.recv(), "1");
     });
@@ -102,7 +102,7 @@ fn max_limits_a_watchdog(flavor: Flavor) {
             "held for {held} ms, expected 500 ms and a last lease of 300 ms"
         );
         assert_eq!(bound(world), (1, 0));
-        // Calls without MAX use the setting.
+        // Calls without MAX use `lock.max-watchdog`.
         assert_eq!(b.call("LOCK.RELEASE k b"), "0");
         assert_eq!(watcher.call("CONFIG SET lock.max-watchdog 1"), "OK");
         assert_eq!(a.call("LOCK.ACQUIRE k a PX 60 WATCHDOG"), "1");
@@ -110,7 +110,7 @@ fn max_limits_a_watchdog(flavor: Flavor) {
         let first = end_of(&mut watcher, "l");
         until("the lease of k has expired", || watcher.call("EXISTS k") == "0");
         until("the lease of l is renewed", || end_of(&mut watcher, "l") > first + 100);
-        // A call that is repeated on another connection does not restart the time.
+        // Repeating the call on another connection does not restart the time of MAX.
         let mut first = world.client();
         let call = "LOCK.ACQUIRE m m PX 300 WATCHDOG MAX 400 ID 1";
         assert_eq!(first.call(call), "1");
@@ -127,7 +127,7 @@ fn max_limits_a_watchdog(flavor: Flavor) {
             end < 0
         });
         assert!(last - granted <= 400 + 300, "held for {} ms", last - granted);
-        // A renewal restarts the time.
+        // A renewal restarts the time of MAX.
         assert_eq!(a.call("LOCK.RENEW l a PX 60 WATCHDOG MAX 1"), "1");
         until("the lease of l has expired", || watcher.call("EXISTS l") == "0");
         assert_eq!(bound(world), (0, 0));
@@ -288,7 +288,7 @@ fn a_late_retry_binds_no_later_hold(flavor: Flavor) {
             let (mut a, mut b) = (world.client(), world.client());
             let call = format!("LOCK.ACQUIRE k o {option} ID r PX 300");
             assert_eq!(a.call(&call), "1");
-            // In this case the first connection is closed by then.
+            // In this case, the first connection is closed before the repeated call.
             if option == "WATCHDOG" {
                 a.close();
                 until("nothing is renewed", || bound(world) == (0, 0));
@@ -310,7 +310,7 @@ fn a_late_retry_binds_no_later_hold(flavor: Flavor) {
 /// The server closes the connection at the end of its event loop iteration; the release must not wait for the next event.
 fn quit_ends_ephemeral_holds_at_once(flavor: Flavor) {
     let server = Server::with_module(flavor, &["--hz", "1", "--dynamic-hz", "no"]);
-    // Nearly all must be faster than the server's cron, which runs once a second.
+    // Nearly all releases must come before the next run of the server's cron, which runs once a second.
     let quick = (0..10).filter(|_| {
         let mut a = server.client();
         a.call("LOCK.ACQUIRE k a EPHEMERAL PX 100000");
@@ -378,7 +378,7 @@ fn another_owners_hold_is_untouched(flavor: Flavor) {
             assert_eq!(b.recv(), "1", "{how}");
             let end = end_of(&mut watcher, "k");
             assert_eq!(bound(world), (0, 0), "{how}");
-            // Renewals of another lock show that time passes.
+            // Renewals of another lock show that enough time has passed.
             let mut c = world.client();
             c.call("LOCK.ACQUIRE clock c WATCHDOG PX 150");
             (0..4).for_each(|_| until_renewed(&mut watcher, "clock"));
@@ -493,7 +493,7 @@ fn ten_thousand_watchdogs_share_a_timer(flavor: Flavor) {
     a.close();
     until("all are released", || watcher.call("DBSIZE") == "0");
     assert_eq!(bound(&server), (0, 0));
-    // No timer is left: a module with a timer cannot be unloaded.
+    // Unloading proves that no timer is left, because a module with a timer cannot be unloaded.
     unload_module(&mut watcher);
 }
 

@@ -81,7 +81,8 @@ fn a_long_cycle_is_abbreviated(flavor: Flavor) {
     });
 }
 
-/// Owner names are free to choose. A user of some keys could otherwise learn all the others by building cycles.
+/// Users can choose owner names freely. Without masking, a user with access to some keys could learn the names of all others by
+/// building cycles.
 fn unreadable_keys_are_masked(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut root = holds(world, &[("x", "app:1"), ("y", "secret:2"), ("z", "secret:3"), ("w", "app:4")]);
@@ -168,7 +169,7 @@ fn a_cycle_through_a_waiter_ahead_is_found(flavor: Flavor) {
             a.call("LOCK.ACQUIRE k a BLOCK 0"),
             "DEADLOCK waiting could never end: a waits for b (lock k), b for a (lock mine)"
         );
-        // A reader waits for the writer ahead of it, though only readers hold the lock.
+        // A reader waits for the writer ahead of it, although only readers hold the lock.
         a.call("LOCK.RELEASE k x");
         assert_eq!(ahead.recv(), "1");
         a.call("LOCK.RELEASE k b");
@@ -200,7 +201,7 @@ fn waiting_readers_do_not_block_each_other(flavor: Flavor) {
         let mut a = holds(world, &[("x", "k"), ("b", "other")]);
         let mut first = world.waiting("LOCK.ACQUIRE k a SHARED BLOCK 0");
         let mut elsewhere = world.waiting("LOCK.ACQUIRE other a BLOCK 0");
-        // It stands behind a, which waits for b, but both readers get the lock together.
+        // The second reader is behind `a`, which waits for `b`, but both readers are granted the lock together.
         let mut second = world.waiting("LOCK.ACQUIRE k b SHARED BLOCK 0");
         a.call("LOCK.RELEASE k x");
         assert_eq!([first.recv(), second.recv()], ["1", "1"]);
@@ -227,17 +228,17 @@ fn cycles_across_databases_are_found(flavor: Flavor) {
 
 fn ended_waits_and_holds_are_ignored(flavor: Flavor) {
     in_world(flavor, |world| {
-        // A wait that timed out.
+        // A wait that has timed out is in no cycle.
         let mut a = holds(world, &[("a", "k1"), ("b", "k2")]);
         let mut b = world.waiting("LOCK.ACQUIRE k1 b BLOCK 30");
         assert_eq!(b.recv(), "nil");
         assert_eq!(a.call("LOCK.ACQUIRE k2 a BLOCK 10"), "nil");
-        // A waiter that disconnected.
+        // A waiter that has disconnected is in no cycle.
         let b = world.waiting("LOCK.ACQUIRE k1 b BLOCK 0");
         b.close();
         until("b has left", || a.call("LOCK.WAITERS k1") == "[]");
         assert_eq!(a.call("LOCK.ACQUIRE k2 a BLOCK 10"), "nil");
-        // A holder whose lease has expired, although its key still exists.
+        // A holder whose lease has expired is in no cycle, even if its key still exists.
         a.call("FLUSHALL");
         a.call("DEBUG SET-ACTIVE-EXPIRE 0");
         a.call("LOCK.ACQUIRE k1 gone SHARED PX 40");
@@ -246,7 +247,7 @@ fn ended_waits_and_holds_are_ignored(flavor: Flavor) {
         until("the lease has expired", || !a.call("LOCK.INFO k1").contains("gone"));
         let mut b = world.waiting("LOCK.ACQUIRE k1 b BLOCK 0");
         assert_eq!(a.call("LOCK.ACQUIRE k2 gone BLOCK 10"), "nil");
-        // A hold that was released.
+        // A released hold is in no cycle.
         assert!(a.call("LOCK.ACQUIRE k2 r BLOCK 10").starts_with("DEADLOCK "));
         a.call("LOCK.RELEASE k1 r");
         assert_eq!(b.recv(), "1");
@@ -255,7 +256,7 @@ fn ended_waits_and_holds_are_ignored(flavor: Flavor) {
     });
 }
 
-/// In one event loop iteration: the server has not yet seen that the other client has disconnected.
+/// The search runs in the event loop iteration in which the other client disconnects, before the server has noticed that.
 fn a_disconnected_waiter_is_ignored(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = holds(world, &[("a", "k1"), ("b", "k2")]);
@@ -471,7 +472,7 @@ fn contended_locks_are_listed(flavor: Flavor) {
         until("the longest wait grows", || longest(&a.call("LOCK.LIST COUNT 1")) > first);
         assert_eq!(a.call("LOCK.LIST COUNT 2").matches("key").count(), 2);
         assert!(a.call("LOCK.LIST MATCH tw* COUNT 5").starts_with("[[key, two, "));
-        // Lists only locks of the selected database.
+        // `LOCK.BLOCKERS` lists only locks of the selected database.
         a.call("SELECT 1");
         assert_eq!(a.call("LOCK.LIST"), "[]");
         for (command, error) in [

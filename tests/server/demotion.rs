@@ -59,7 +59,7 @@ fn a_planned_cluster_failover_ends_all_waits(flavor: Flavor) {
     until("the failover has begun", || r.call("CLUSTER FAILOVER") == "OK");
     until_swapped(&cluster.nodes[0], &replica);
     assert_ended(&cluster.nodes[0], waiters);
-    // The hold has moved to the new primary, and waiters can follow it.
+    // The new primary has the hold, and the clients can wait there.
     assert_eq!(r.call("HGETALL {b}"), "[a, 1]");
     let mut there = replica.waiting_when_it_serves("LOCK.ACQUIRE {b} b BLOCK 0");
     assert_eq!(r.call("LOCK.RELEASE {b} a"), "0");
@@ -163,7 +163,7 @@ fn demotion_ends_waits_for_replicated_locks(flavor: Flavor) {
     cluster.assert_healthy();
 }
 
-/// In one event loop iteration, which also has a pending grant.
+/// The server is demoted in an event loop iteration that also has a pending grant.
 fn demotion_and_promotion_at_once_end_waits(flavor: Flavor) {
     let mut server = Server::with_module(flavor, &[]);
     let other = Server::start(flavor, &[]);

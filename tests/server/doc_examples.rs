@@ -52,7 +52,7 @@ struct Page {
     server: Server,
     _replicas: [Server; 2],
     terminals: Vec<Terminal>,
-    /// The newest token that was granted, which replaces the one on the page.
+    /// The newest token that was granted. It replaces the token on the page.
     token: String,
 }
 
@@ -62,7 +62,7 @@ struct Terminal {
     child: Child,
     stdin: ChildStdin,
     printed: Arc<Mutex<Vec<u8>>>,
-    /// Output that is expected by now.
+    /// The output that the terminal must have printed so far.
     expected: String,
 }
 
@@ -72,7 +72,7 @@ struct Block {
     terminal: Option<String>,
     before: Vec<String>,
     lines: Vec<String>,
-    /// Left to another test.
+    /// The block belongs to another test.
     elsewhere: bool,
 }
 
@@ -90,7 +90,7 @@ impl Page {
         Page { server, _replicas: replicas, terminals: Vec::new(), token: String::new() }
     }
 
-    /// Runs all transcripts of a page, which has a minimum number of them.
+    /// Runs all transcripts of a page. Fails if the page has fewer than the given number.
     fn play(mut self, page: &str, minimum: usize) {
         let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(page)).unwrap();
         let mut transcripts = 0;
@@ -191,7 +191,7 @@ impl Terminal {
             }
             let path = std::env::var("PATH").unwrap();
             program = Command::new("sh");
-            // Both outputs in one stream, which keeps their order.
+            // Both outputs go to one stream, so that their order is kept.
             program
                 .args(["-c", "exec sh 2>&1"])
                 .env("OLD_PATH", &path)

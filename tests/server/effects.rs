@@ -25,7 +25,7 @@ crate::on_every_server!(
     a_restart_keeps_the_locks,
 );
 
-/// The commands that a replica receives, one a line, without the servers' own traffic.
+/// The commands that a replica receives, one on each line, without the servers' own traffic.
 pub(crate) fn stream(world: &World, act: impl FnOnce()) -> Vec<String> {
     let mut monitor = world.replica.client();
     assert_eq!(monitor.call("MONITOR"), "OK");
@@ -271,12 +271,12 @@ fn other_modules_get_events(flavor: Flavor) {
         used.iter().for_each(|command| drop(a.call(command)));
         assert_eq!(sorted(&a.call("LISTENER.HEARD")), sorted(is_invalidated));
     };
-    // Loaded before or after this module at the start, when no other module can be loaded later.
+    // The other module is loaded at the start, before or after this module.
     for modules in [[listener, module().to_str().unwrap()], [module().to_str().unwrap(), listener]] {
         let server = Server::start(flavor, &["--loadmodule", modules[0], "--loadmodule", modules[1]]);
         check(&mut server.client());
     }
-    // Loaded while locks are in use, twice.
+    // The other module is loaded twice while locks are in use.
     let server = Server::with_module(flavor, &["--enable-module-command", "yes"]);
     let mut a = server.client();
     for _ in 0..2 {
@@ -405,7 +405,7 @@ fn a_free_lock_is_published_once(flavor: Flavor) {
             a.recv();
         }
         check(world, "in a transaction", 1);
-        // The module learns of these only by an event, and the lock has no waiters.
+        // The module notices these changes only by an event, as the lock has no waiters.
         for free in ["DEL k", "UNLINK k", "PEXPIRE k -1", "RENAME k elsewhere", "MOVE k 9"] {
             a.call("LOCK.ACQUIRE k a PX 100000");
             a.call(free);

@@ -27,7 +27,7 @@ fn revoked_grants(world: &World) -> i64 {
     world.client().info("lock", "lock_grants_revoked").parse().unwrap()
 }
 
-/// The server reads both commands in one cycle: the waiter is granted the lock and killed before the reply.
+/// The server reads both commands in one iteration of its event loop: the waiter is granted the lock and killed before the reply.
 fn a_killed_clients_grant_is_passed_on(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
@@ -47,7 +47,7 @@ fn a_killed_clients_grant_is_passed_on(flavor: Flavor) {
     });
 }
 
-/// Deleting a user closes its clients only at the end of the cycle, so the waiter still looks connected at its reply.
+/// Deleting a user closes its clients only at the end of the iteration, so the waiter still looks connected at its reply.
 fn a_closing_clients_grant_is_passed_on(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
@@ -78,7 +78,7 @@ fn an_unnoticed_disconnect_passes_the_grant_on(flavor: Flavor) {
             let mut c = world.waiting("LOCK.ACQUIRE k c BLOCK 0 PX 100000");
             sleeper.send("DEBUG SLEEP 0.05");
             std::thread::sleep(Duration::from_millis(10));
-            // In either order.
+            // The two may happen in either order.
             if round % 2 == 0 {
                 b.close();
                 a.send("LOCK.RELEASE k a");
@@ -251,7 +251,7 @@ fn a_released_grant_is_not_revoked(flavor: Flavor) {
         a.send_at_once(&["LOCK.RELEASE k a", "LOCK.ACQUIRE k b PX 100000", &kill]);
         assert_eq!([a.recv(), a.recv(), a.recv()], ["0", "2", "1"]);
         until("one hold is revoked", || a.call("HGETALL k") == "[b, 1]");
-        // BREAK and DEL end the hold like a release.
+        // BREAK and DEL have the same effect as a release.
         for end in ["LOCK.BREAK k", "DEL k"] {
             a.call("DEL k");
             a.call("LOCK.ACQUIRE k a");
@@ -265,7 +265,7 @@ fn a_released_grant_is_not_revoked(flavor: Flavor) {
     });
 }
 
-/// `redis-cli` does this with a single command.
+/// `redis-cli` half-closes its connection when it runs a single command.
 fn a_delivered_grant_survives_the_disconnect(flavor: Flavor) {
     in_world(flavor, |world| {
         for _ in 0..20 {
@@ -338,7 +338,7 @@ fn a_waiter_prevents_unloading(flavor: Flavor) {
     assert_eq!(a.call("HGETALL k"), "[b, 1]", "the hold needs no module");
     assert_eq!(a.call("CONFIG GET lock.default-lease"), "[]");
     a.call("DEL k");
-    // Loaded again, with a fresh start.
+    // Loads the module again, which starts without state.
     assert_eq!(load_module(&mut a), "OK");
     a.call("LOCK.ACQUIRE k a");
     let mut c = server.waiting("LOCK.ACQUIRE k c BLOCK 0");

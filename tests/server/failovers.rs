@@ -140,7 +140,7 @@ pub(super) struct Case {
     pub(super) kinds: &'static [FailoverKind],
     /// Mean time between failovers.
     pub(super) interval: Duration,
-    /// Every owner name acquires nothing after its first release.
+    /// Whether a client discards an owner name after its first release.
     pub(super) names_once: bool,
     /// The hash tag of all locks in a cluster. A cluster's primary has one replica, other primaries have two.
     pub(super) prefix: &'static str,
@@ -202,7 +202,7 @@ pub(super) fn load(
     let report = check(&records, &LIMITS);
     eprintln!("{promise:?} {module_args:?} {kinds:?}: {failovers} failovers, seed {seed}: {report}");
     assert!(failovers > 0 && report.grants > MIN_GRANTS as usize, "{report}");
-    // Tokens and guarded writes must be right with every promise.
+    // Tokens and guarded writes must be right with every acknowledgement.
     if report.violations.iter().any(|one| one.rule != Rule::Exclusion) {
         let file = save_history(seed, &records);
         panic!("seed {seed} has a wrong history, see {}:\n{report}", file.display());
@@ -273,7 +273,7 @@ fn run_in_a_cluster(flavor: Flavor, case: &Case) -> Outcome {
             primary.signal(libc::SIGSTOP);
             thread::sleep(Duration::from_millis(rng.random_range(5..150)));
         }
-        // TAKEOVER needs no vote; the other node would vote only once in a while.
+        // TAKEOVER needs no vote. The other node limits its votes to one within some time.
         assert_eq!(next.call("CLUSTER FAILOVER TAKEOVER"), "OK");
         until("the replica leads", || next.call("ROLE").starts_with("[master"));
         shared.move_to(address(&replica));
@@ -339,7 +339,7 @@ fn quarantine_prevents_overlap_after_power_cuts(flavor: Flavor) {
     assert_right(seed, &records, &report);
 }
 
-/// Without this loss the other tests would prove nothing.
+/// Proves that a failover can lose locks. Otherwise the other tests would prove nothing.
 fn unacknowledged_holds_get_lost(flavor: Flavor) {
     let kinds = &[FailoverKind::Kill, FailoverKind::Cut];
     let doubled = (0..20).map(|_| run(flavor, &Case { kinds, ..PRIMARY_ONLY }).report.doubled);

@@ -20,7 +20,7 @@ const COMMANDS: [&str; 6] = [
     "LOCK.INFO k",
 ];
 
-/// Newcomers do not read the lock every time, but notice a fair waiter soon, even while the holder keeps using the lock.
+/// Not every newcomer reads the lock's key, but newcomers notice a fair waiter soon, even while the holder keeps using the lock.
 fn a_newcomer_notices_a_fair_waiter(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
@@ -73,7 +73,7 @@ fn a_waiting_client_makes_a_fair_lock(flavor: Flavor) {
             assert!(reply.starts_with("WRONGTYPE ") && reply.contains(taken), "{command} replied {reply}");
         }
         assert_eq!(a.call("EXISTS k"), "0");
-        // The last waiter's timeout decides.
+        // The fair lock has waiters until the timeout of the last one.
         add_fair_waiter(&mut a, -5_000);
         a.call("ZADD redisson_lock_timeout:{k} 5 another");
         is_plain(&mut a);
@@ -87,7 +87,7 @@ fn a_waiting_client_makes_a_fair_lock(flavor: Flavor) {
     });
 }
 
-/// A fair client that arrives at a native hold does not hinder the holder.
+/// A native holder can still use its lock after a client of the fair lock has begun to wait.
 fn a_holder_can_always_release(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();

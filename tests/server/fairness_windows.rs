@@ -72,7 +72,7 @@ fn contend(server: &Server, natives: usize, externals: usize, rounds: usize) -> 
         inside.fetch_sub(1, Ordering::SeqCst);
         total.fetch_add(1, Ordering::SeqCst) < rounds
     };
-    // Without the barrier, some threads of a busy machine would finish before others start.
+    // Without the barrier, some threads would finish before others start if the machine is busy.
     let start = Barrier::new(natives + externals);
     let (enter, here, elsewhere, start) = (&enter, &here, &elsewhere, &start);
     thread::scope(|scope| {
@@ -116,7 +116,7 @@ fn neither_side_starves(flavor: Flavor) {
     });
 }
 
-/// The single native client never has others behind it in the queue.
+/// With a single native client, no other waiter is ever in the queue.
 fn a_single_native_client_starves_nobody(flavor: Flavor) {
     in_world(flavor, |world| {
         assert_fair(contend(world, 1, 2, 300));
@@ -228,7 +228,7 @@ fn releasing_a_deleted_lock_loses_no_message(flavor: Flavor) {
         assert_eq!((a.recv(), a.recv()), ("1".to_owned(), "1".to_owned()));
         assert_eq!(a.call("LOCK.RELEASE k b"), "0");
         assert_eq!(external.subscriber.recv(), format!("[message, {CHANNEL}, 0]"));
-        // Freed by DEL, acquired, and freed again.
+        // The lock is freed by DEL, acquired, and freed again.
         a.send_at_once(&[
             "LOCK.ACQUIRE k a PX 100000",
             "DEL k",
@@ -293,7 +293,7 @@ fn a_flush_announces_unclaimed_locks(flavor: Flavor) {
     });
 }
 
-/// For longer than the module remembers a subscriber.
+/// The test lasts for longer than the module remembers a subscriber.
 fn an_external_client_may_hold_for_long(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut external = External::new(world, "s");

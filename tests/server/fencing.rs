@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Fencing tokens: each is greater than all before it, across every fault (6).
+//! Fencing tokens: each is greater than all earlier tokens, despite every fault (6).
 
 use crate::support::server::load_module;
 use crate::support::{in_world, until, Client, Flavor, Server, World};
@@ -276,11 +276,11 @@ fn tokens_grow_across_every_end(flavor: Flavor) {
             a.call(end);
             next(&mut a, &mut tokens);
         }
-        // An expired lease.
+        // The lease expires.
         tokens.push(acquire(&mut a, "LOCK.ACQUIRE k a FENCE PX 5"));
         until("the lease has expired", || a.call("LOCK.INFO k") == "nil");
         next(&mut a, &mut tokens);
-        // A counter that is deleted, or restored from an hour-old backup.
+        // The counter is deleted, or restored from an hour-old backup.
         a.call(&format!("DEL {COUNTER}"));
         next(&mut a, &mut tokens);
         a.call(&format!("COPY {COUNTER} backup"));
@@ -304,7 +304,7 @@ fn tokens_grow_across_a_restart(flavor: Flavor) {
     let mut tokens = Vec::new();
     let server = Server::with_module(flavor, &["--appendonly", "yes"]);
     let mut a = server.client();
-    // Ahead of the time, so that only the counter can supply the tokens.
+    // The counter is set ahead of the time, so that only the counter can determine the tokens.
     a.call(&format!("SET {COUNTER} 9000000000000000"));
     next(&mut a, &mut tokens);
     a.call("LOCK.ACQUIRE k a FENCE PX 100000");
@@ -348,7 +348,7 @@ fn tokens_grow_when_the_clock_goes_back(flavor: Flavor) {
     until("the clock has gone back", || time(&mut a) < micros() - 3_000_000_000);
     next(&mut a, &mut tokens);
     assert_eq!(tokens[1], tokens[0] + 1, "the counter is not incremented");
-    // Tokens grow even if the counter is lost as well.
+    // Tokens grow even if the counter is also lost.
     a.call(&format!("DEL {COUNTER}"));
     next(&mut a, &mut tokens);
     server.set_clock(0);

@@ -16,7 +16,7 @@ crate::on_every_server!(
     field_ttls_from_any_source_are_noticed,
 );
 
-/// The token field stays, and with it the hash, so no event reports a deleted key.
+/// The field of the token stays, so the hash still exists, and no event reports a deleted key.
 fn deleting_the_owner_field_frees_a_fenced_lock(flavor: Flavor) {
     let fenced = "LOCK.ACQUIRE k a FENCE PX 100000";
     in_world(flavor, |world| {
@@ -104,7 +104,7 @@ fn a_token_field_alone_is_no_lock(flavor: Flavor) {
     });
 }
 
-/// More locks than one batch of checks covers.
+/// Uses more locks than one batch of checks covers.
 fn many_deleted_owner_fields_are_noticed(flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
     let mut a = server.client();
@@ -165,7 +165,7 @@ fn an_expired_owner_field_frees_the_lock(flavor: Flavor) {
             assert_eq!(a.call("HGETALL k"), "[b, 1]");
             a.call("DEL k");
         }
-        // One of two readers.
+        // The TTL is on the field of one of two readers.
         a.call("LOCK.ACQUIRE k r SHARED PX 300");
         a.call("LOCK.ACQUIRE k a SHARED PX 100000");
         assert_eq!(a.call("HPEXPIRE k 200 FIELDS 1 #shared:a"), "[1]");

@@ -36,7 +36,7 @@ const LIBRARY: &str = "#!lua name=l\n\
     redis.register_function{function_name='read', callback=function(keys, args) return redis.call('GET', args[1]) end, \
     flags={'no-writes'}}";
 
-/// Slow enough that the server reads other clients meanwhile, with the setting of [`holder`].
+/// A script so slow that the server reads other clients in the meantime, with the setting of [`holder`].
 const SLOW: &str = "for i = 1, 50000000 do end redis.call('INCR', 'done') return 'slow'";
 
 const ENDLESS: &str = "while true do end";
@@ -84,14 +84,14 @@ fn every_kind_of_script_is_guarded(flavor: Flavor) {
         ] {
             assert_eq!(guarded(&mut a, &command), reply, "{command:?}");
         }
-        // The script's own errors.
+        // The reply is the script's own error.
         assert_eq!(prefix(&guarded(&mut a, &["EVALSHA", &"0".repeat(40), "0"])), "NOSCRIPT");
         assert_eq!(guarded(&mut a, &["EVAL", "return redis.error_reply('MINE failed')", "0"]), "MINE failed");
         assert!(guarded(&mut a, &["EVAL", "nonsense nonsense", "0"]).contains("compil"));
         assert!(guarded(&mut a, &["EVAL"]).contains("wrong number of arguments"));
         assert!(guarded(&mut a, &["FCALL_RO", "write", "0", "x", "6"]).starts_with("ERR Can not execute"));
         assert!(guarded(&mut a, &["EVAL_RO", script, "1", "x"]).contains("Write commands are not allowed"));
-        // The caller's database and protocol.
+        // The script uses the caller's database and protocol.
         a.call("SELECT 3");
         a.call("LOCK.ACQUIRE k a PX 100000");
         assert_eq!(guarded(&mut a, &["EVAL", script, "1", "x"]), "1");
@@ -106,7 +106,7 @@ fn every_kind_of_script_is_guarded(flavor: Flavor) {
         a.call("LOCK.BREAK k");
         assert_eq!(prefix(&guarded(&mut a, &["EVAL", script, "1", "x"])), "NOTOWNER");
         assert_eq!(a.call("GET x"), "5");
-        // By token, including a token ahead of the counter.
+        // A token is accepted as the claim, even if it is ahead of the counter.
         let token = token_of(&a.call("LOCK.ACQUIRE k b FENCE PX 100000"));
         let by_token = |token: i64| {
             let mut words = format!("LOCK.GUARD k TOKEN {token} EVAL");
@@ -288,11 +288,11 @@ fn in_a_pause(world: &World, a: &mut Client, b: &mut Client) {
     in_a_pause_after(world, a, b, "PING");
 }
 
-/// Guards a script that cannot start, as in [`in_a_pause`], after another client's call of `before`.
+/// Guards a script that cannot start because clients are paused, after another client has called `before`.
 fn in_a_pause_after(world: &World, a: &mut Client, b: &mut Client, before: &str) {
     let mut observer = world.client();
     for _ in 0..50 {
-        // Clients that were not read in the last cycle are read in order of arrival.
+        // The server reads clients that it has not read in the last iteration in order of arrival.
         observer.call(before);
         world.signal(libc::SIGSTOP);
         send(a, &["EVAL", "return redis.call('INCR', 'x')", "0"]);

@@ -47,7 +47,7 @@ fn a_newcomer_notices_an_overwritten_lock(flavor: Flavor) {
     });
 }
 
-/// The hold of a handed-over lock is cached until the lock is free. The key decides all the same.
+/// The hold of a handed-over lock is cached until the lock is free. But the key is authoritative.
 fn a_cached_hold_is_checked_against_the_key(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
@@ -144,7 +144,7 @@ fn by_rename_or_move(flavor: Flavor) {
             "[a, 1]",
             "a renamed lock is still held under its new name"
         );
-        // The new name is a lock like any other: its waiters get it at the release.
+        // Under the new name, the lock works as usual: a release hands it to a waiter.
         let mut d = world.waiting("LOCK.ACQUIRE elsewhere d BLOCK 0");
         assert_eq!(client.call("LOCK.RELEASE elsewhere a"), "0");
         assert_eq!(d.recv(), "1");
@@ -253,7 +253,7 @@ fn by_eviction(flavor: Flavor) {
     });
 }
 
-/// Runs Redisson's release, which is also its forced one.
+/// Runs Redisson's script for a release, which is also that of a forced release.
 fn by_redisson_release(flavor: Flavor) {
     in_world(flavor, |world| {
         hands_over(world, |a| {
@@ -334,7 +334,7 @@ fn huge_ttls_keep_the_server_idle(flavor: Flavor) {
             let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 60");
             assert_eq!(b.recv(), "nil", "the server is busy, or the wait was lost");
             let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 9007199254740991 PX 9007199254740991");
-            // A busy event loop counts up fast. An idle one counts only its cron and our calls.
+            // The counter of iterations grows fast if the event loop is busy. Otherwise it grows only by the cron and our calls.
             if flavor.counts_its_cycles() {
                 let cycles = |a: &mut crate::support::Client| -> i64 {
                     a.info("stats", "eventloop_cycles").parse().unwrap()
@@ -357,7 +357,7 @@ fn a_reload_frees_nothing(flavor: Flavor) {
         let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
         assert_eq!(a.call("DEBUG RELOAD"), "OK");
         assert_eq!(a.call("HGETALL k"), "[a, 1]");
-        // The check that the reload's flush scheduled has run by now.
+        // By now, the check that was scheduled by the flush of the reload has run.
         assert_eq!(a.call("LOCK.RENEW k a PX 100000"), "1");
         assert!(b.has_nothing());
         assert_eq!(a.call("LOCK.RELEASE k a"), "0");

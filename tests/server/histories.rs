@@ -32,13 +32,13 @@ crate::on_every_server!(
     a_wrong_history_is_refused,
 );
 
-/// Generous, as a machine that runs other tests is slow. A lost wake-up would take longer still.
+/// The permitted delay is large, because a machine that runs other tests is slow. A lost wake-up would take even longer.
 pub(super) const LIMITS: Limits = Limits { slack: 5 * MS, late: 10_000 * MS };
 
-/// Passed to the server again when it restarts.
+/// Arguments of the module, which are passed to the server again when it restarts.
 pub(super) const MODULE_ARGS: [&str; 4] = ["lock.default-lease", "400", "lock.request-ttl", "3000"];
 
-/// Minimum number of grants in a meaningful history.
+/// Minimum number of grants for a history to be meaningful.
 pub(super) const MIN_GRANTS: u32 = 20;
 
 pub(super) fn settings() -> Settings {
@@ -187,7 +187,7 @@ fn is_error(call: &Call, word: &str) -> bool {
     matches!(&call.outcome, Outcome::Error(error) if error.starts_with(word))
 }
 
-/// By one second, which is less than the retention of request records.
+/// Moves the clock by one second, which is less than the retention of request records.
 fn clock_jumps_break_no_promise(flavor: Flavor) {
     let mut server = Server::with_own_clock(flavor);
     let set = &server;
@@ -226,7 +226,7 @@ fn grants(records: &[Record]) -> Vec<(usize, Call, Acquire)> {
     records.iter().enumerate().filter_map(exclusive_grant).collect()
 }
 
-/// Without this test, a checker that finds nothing would pass, too.
+/// Proves that the checker finds violations.
 fn a_wrong_history_is_refused(flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
     let records = run(settings(), address(&server), |_| ());

@@ -97,7 +97,7 @@ fn permits_are_granted_in_order(flavor: Flavor) {
             assert_eq!(a.call(&format!("LOCK.ACQUIRE k {owner} SHARED LIMIT 2 PX 100000")), "1");
         }
         let mut waiting = ["c", "d", "e"].map(|owner| waits(world, owner, "LIMIT 2"));
-        // A reader without a limit and a writer wait behind them.
+        // A reader without a limit and a writer wait behind the waiters for permits.
         let mut reader = waits(world, "f", "");
         let mut writer = world.waiting("LOCK.ACQUIRE k g BLOCK 0 PX 100000");
         assert_eq!(a.call("LOCK.ACQUIRE k h SHARED LIMIT 9"), "nil", "a newcomer overtakes no waiter");
@@ -175,7 +175,7 @@ fn a_deleted_field_frees_a_permit(flavor: Flavor) {
             until("there are no waiters", || a.info("lock", "lock_waiters") == "0");
             a.call("LOCK.BREAK k");
         }
-        // One of two readers upgrades.
+        // One of the two readers upgrades.
         for owner in ["a", "b"] {
             assert_eq!(a.call(&format!("LOCK.ACQUIRE k {owner} SHARED PX 100000")), "1");
         }

@@ -91,7 +91,7 @@ fn an_expired_lease_is_reported(flavor: Flavor) {
         assert_eq!(a.call("LOCK.ACQUIRE k a PX 30"), "1");
         events.expects(&["k: expired a"]);
         assert_eq!(a.call("EXISTS k"), "0", "not free at the event");
-        // For any form of hold, and with a waiter that takes over.
+        // The event is sent for every kind of hold, and also if a waiter gets the lock.
         assert!(a.call("LOCK.ACQUIRE k a PX 100000 FENCE ID 1").contains("holds, 1"));
         assert_eq!(a.call("LOCK.ACQUIRE k a"), "2");
         let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0 PX 30");
@@ -131,7 +131,7 @@ fn each_reader_gets_its_own_event(flavor: Flavor) {
         assert_eq!(a.call("LOCK.RELEASE k c"), "0");
         assert_eq!(a.call("DEL k"), "1");
         events.expects(&["k: deleted d"]);
-        // A crowd of readers.
+        // A crowd of readers loses the lock.
         for reader in 0..200 {
             assert_eq!(a.call(&format!("LOCK.ACQUIRE k r{reader} SHARED PX {}", 20 + reader / 2)), "1");
         }
@@ -219,7 +219,7 @@ fn a_foreign_delete_is_reported(flavor: Flavor) {
         }
         assert_eq!(a.call("EXEC"), "[1, 1, 1]");
         events.expects(&["k: deleted a"]);
-        // With a waiter that takes over at once.
+        // A waiter gets the lock at once.
         assert_eq!(a.call("LOCK.BREAK k"), "1");
         events.expects(&["k: broken stranger"]);
         assert_eq!(a.call("LOCK.ACQUIRE k a"), "1");
@@ -230,7 +230,7 @@ fn a_foreign_delete_is_reported(flavor: Flavor) {
         events.expects(&["k: deleted a"]);
         assert_eq!(b.call("LOCK.RELEASE k b"), "0");
         assert_eq!(expired_leases(a), "0");
-        // The event has the name that the server uses.
+        // The word depends on the server, which raises either an `expired` or a `del` event here.
         assert_eq!(a.call("LOCK.ACQUIRE k a"), "1");
         assert_eq!(a.call("PEXPIRE k 0"), "1");
         events.expects(&[if flavor.is_valkey() { "k: expired a" } else { "k: deleted a" }]);
@@ -250,18 +250,18 @@ fn a_foreign_delete_is_reported(flavor: Flavor) {
 
 fn a_foreign_field_delete_is_reported(flavor: Flavor) {
     with_events(flavor, |world, a, events| {
-        // One of two readers.
+        // The foreign write deletes the field of one of two readers.
         for (reader, lease) in [("a", 1000), ("b", 100_000)] {
             assert_eq!(a.call(&format!("LOCK.ACQUIRE k {reader} SHARED PX {lease}")), "1");
         }
         assert_eq!(a.call("HDEL k #shared:a"), "1");
         events.expects(&["k: deleted a"]);
         assert_eq!(a.call("LOCK.RELEASE k b"), "0");
-        // A fenced owner, whose token field stays.
+        // The foreign write deletes the field of a fenced owner, but not that of the token.
         assert_eq!(a.call("LOCK.ACQUIRE k a FENCE PX 100000 WATCHDOG").matches("holds, 1").count(), 1);
         assert_eq!(a.call("HDEL k a"), "1");
         events.expects(&["k: deleted a"]);
-        // With a waiter, and together with another acquire in one event loop iteration.
+        // The lock has a waiter, and another acquire arrives in the same event loop iteration.
         assert!(a.call("LOCK.ACQUIRE k a FENCE PX 100000").contains("holds, 1"));
         let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0 FENCE PX 100000");
         events.expects(&["k: contended a"]);
@@ -271,7 +271,7 @@ fn a_foreign_field_delete_is_reported(flavor: Flavor) {
         a.send_at_once(&["HDEL k b", "LOCK.ACQUIRE k c"]);
         assert_eq!([a.recv(), a.recv()], ["1", "1"]);
         events.expects(&["k: deleted b"]);
-        // From a crowd of readers.
+        // The foreign write deletes a field of a crowd of readers.
         assert_eq!(a.call("LOCK.RELEASE k c"), "0");
         for reader in 0..50 {
             assert_eq!(a.call(&format!("LOCK.ACQUIRE k r{reader} SHARED PX 100000")), "1");
@@ -336,7 +336,7 @@ fn an_owners_own_release_is_not_reported(flavor: Flavor) {
         assert_eq!(a.call("LOCK.RELEASE k a"), "0");
         assert_eq!(a.call("LOCK.ACQUIRE k a ID 1"), "1");
         assert_eq!(a.call("LOCK.CANCEL k a ID 1"), "1");
-        // A connection that closes.
+        // The connection closes, so the hold ends.
         let mut b = world.client();
         assert_eq!(b.call("LOCK.ACQUIRE k b EPHEMERAL"), "1");
         assert_eq!(b.call("LOCK.ACQUIRE s b SHARED EPHEMERAL"), "1");
@@ -345,7 +345,7 @@ fn an_owners_own_release_is_not_reported(flavor: Flavor) {
         until("the exclusive hold has ended", || a.call("EXISTS k") == "0");
         until("the shared hold has ended", || a.call("LOCK.INFO s").matches("owner").count() == 1);
         assert_eq!(a.call("LOCK.RELEASE s a ALL"), "0");
-        // A grant that is not delivered.
+        // The grant is not delivered.
         assert_eq!(a.call("LOCK.ACQUIRE k a"), "1");
         let b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
         events.expects(&["k: contended a"]);
@@ -354,7 +354,7 @@ fn an_owners_own_release_is_not_reported(flavor: Flavor) {
         a.call(&format!("CLIENT KILL ID {}", b.id));
         assert_eq!(a.call("EXEC"), "[0, 1]");
         until("the grant is revoked", || a.call("EXISTS k") == "0");
-        // A handover.
+        // The lock is handed over.
         assert_eq!(a.call("LOCK.ACQUIRE k a"), "1");
         let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
         events.expects(&["k: contended a"]);

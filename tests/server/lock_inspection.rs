@@ -90,7 +90,7 @@ fn bound_holds_show_their_connection(flavor: Flavor) {
         b.call("LOCK.ACQUIRE k b SHARED PX 100000 WATCHDOG");
         assert_eq!(details(&mut a, "k", "a"), UNKNOWN);
         assert_details(&mut a, "b", &b, (1, 0), (0, start));
-        // A hold that was bound later: its start is unknown.
+        // If a hold was bound after its grant, its start is unknown.
         a.call("LOCK.RENEW k a WATCHDOG");
         let bound = Details { since: None, client: Some(a.id), watchdog: Some(1), ephemeral: Some(0) };
         assert_eq!(details(&mut b, "k", "a"), bound);
@@ -99,10 +99,10 @@ fn bound_holds_show_their_connection(flavor: Flavor) {
         c.call("LOCK.RENEW k a PX 100000 WATCHDOG EPHEMERAL");
         assert_eq!(details(&mut b, "k", "a").client, Some(c.id));
         c.call("LOCK.RELEASE k a");
-        // A watchdog that has reached its maximum age.
+        // The hold has reached the maximum age of its watchdog.
         b.call("LOCK.RENEW k b PX 100000 WATCHDOG MAX 1");
         assert_eq!(details(&mut a, "k", "b").watchdog, Some(0));
-        // A watchdog whose connection has closed.
+        // The connection of the watchdog has closed.
         b.close();
         until("the details are unknown", || details(&mut a, "k", "b") == UNKNOWN);
     });
@@ -121,7 +121,7 @@ fn events_track_every_hold(flavor: Flavor) {
         let start = Instant::now();
         a.call("LOCK.ACQUIRE k a PX 100000");
         assert_details(&mut b, "a", &a, (0, 0), (0, start));
-        // Another connection of the same owner: the latest one is shown.
+        // If the owner uses several connections, the latest one is shown.
         let mut again = world.client();
         again.call("LOCK.ACQUIRE k a WATCHDOG");
         assert_details(&mut b, "a", &again, (1, 0), (0, start));
@@ -132,7 +132,7 @@ fn events_track_every_hold(flavor: Flavor) {
         a.call("LOCK.RELEASE k a ALL");
         assert_eq!(a.call("EVAL return(redis.call('LOCK.ACQUIRE','k','s')) 0"), "1");
         assert_eq!(details(&mut b, "k", "s").client, None);
-        // A foreign hold.
+        // The details of a foreign hold are unknown.
         a.call("DEL k");
         a.send_at_once(&["MULTI", "HSET k redisson 1", "PEXPIRE k 100000", "EXEC"]);
         (0..4).for_each(|_| drop(a.recv()));
@@ -262,7 +262,7 @@ fn scan_finds_every_held_lock(flavor: Flavor) {
         held.insert("fenced".to_owned(), "exclusive 1 0".to_owned());
         let _waiter = world.waiting("LOCK.ACQUIRE lock:7 b BLOCK 0");
         held.insert("lock:7".to_owned(), "exclusive 1 1".to_owned());
-        // Keys that are not locks, and an expired lock.
+        // A scan skips keys that are not locks, and expired locks.
         for other in
             ["SET string x", "RPUSH list x", "HSET forever a 1", "HSET user name x", "SET lock:x y PX 1000"]
         {
@@ -278,7 +278,7 @@ fn scan_finds_every_held_lock(flavor: Flavor) {
         assert_eq!((found, calls), (held.clone(), 1));
         let few: BTreeSet<String> = scan(&mut a, "COUNT 50 MATCH lock:1?").0.into_keys().collect();
         assert_eq!(few, (10..20).map(|at| format!("lock:{at}")).collect());
-        // Another database, and a replica.
+        // A scan of another database finds none of these locks. A scan of a replica finds all of them.
         let mut b = world.client();
         b.call("SELECT 3");
         assert!(scan(&mut b, "").0.is_empty());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! `lockrun`, started as a shell or cron would start it.
+//! `lockrun`, started as shells and cron start it.
 
 use std::fs;
 use std::io::Write;
@@ -60,12 +60,12 @@ impl Shell {
         command
     }
 
-    /// The start of a command line as a user types it.
+    /// The beginning of a command line for the shell.
     fn line(&self) -> String {
         format!("{} -u {}", tool("lockrun").get_program().to_str().unwrap(), self.server.url())
     }
 
-    /// Started by a shell that ignores a signal.
+    /// The beginning of a command line whose shell ignores a signal.
     fn ignoring(&self, signal: &str, arguments: &[&str]) -> Command {
         let mut command = Command::new("sh");
         command.args(["-c", &format!("trap '' {signal}; exec {} \"$@\"", self.line()), "sh"]).args(arguments);
@@ -189,7 +189,7 @@ fn errors_are_reported(flavor: Flavor) {
     let url_of = |listener: &TcpListener| format!("redis://{}", listener.local_addr().unwrap());
     let silence = TcpListener::bind("127.0.0.1:0").unwrap();
     let silent = url_of(&silence);
-    // Like a mail server.
+    // The server greets each client like a mail server.
     let mail = TcpListener::bind("127.0.0.1:0").unwrap();
     let chatty = url_of(&mail);
     let greets = std::thread::spawn(move || mail.accept().unwrap().0.write_all(b"+OK hello\r\n"));
@@ -246,7 +246,7 @@ fn exclusive_runs_exclude_and_shared_runs_overlap(flavor: Flavor) {
     for run in [reader("a", "b"), reader("b", "a")] {
         assert_eq!(status_and_text(&run.finish()), (Some(0), String::new()));
     }
-    // Two at a time; the third starts when one of them has ended.
+    // Two commands run at a time. The third starts when one of them has ended.
     let script = |own: &str| format!("touch {own}; until [ -e end-{own} ]; do sleep 0.01; done");
     let mut runs: Vec<Run> =
         ["c", "d"].map(|own| shell.spawn(&["--limit", "2", "k", "-c", &script(own)])).into();
@@ -717,7 +717,7 @@ fn a_silent_server_does_not_delay_the_exit(flavor: Flavor) {
     run.until("the server is stopped", || state_of(pid) == Some('T'));
     let (status, printed) = status_and_text(&run.finish());
     assert!(status == Some(4) && printed.contains("its lease will end it"), "{status:?}: {printed}");
-    // A silent Sentinel.
+    // The Sentinel does not reply.
     let frozen = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("redis://{}", frozen.local_addr().unwrap());
     let mut command = tool("lockrun");

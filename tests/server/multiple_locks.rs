@@ -272,7 +272,7 @@ fn assert_blocking_owners_overtake(flavor: Flavor, args: &[&str]) {
         assert_eq!(a.call("LOCK.MRELEASE 2 a b t"), "[0, 0]");
         assert_eq!(two.recv(), "[1, 1]");
         a.call("LOCK.MRELEASE 2 a b m");
-        // Through a third owner: t holds a, u holds c, t waits for c, and u acquires b.
+        // The dependency leads through a third owner: t holds a, u holds c, t waits for c, and u acquires b.
         a.call("LOCK.ACQUIRE a t PX 100000");
         a.call("LOCK.ACQUIRE c u PX 100000");
         let mut two = world.waiting("LOCK.MACQUIRE 2 a b m BLOCK 0 PX 100000");
@@ -285,7 +285,7 @@ fn assert_blocking_owners_overtake(flavor: Flavor, args: &[&str]) {
         a.call("LOCK.MRELEASE 2 a c t");
         assert_eq!(two.recv(), "[1, 1]");
         a.call("LOCK.MRELEASE 2 a b m");
-        // The weak wait belongs to another owner: h waits for w, w is behind m, and m waits for h.
+        // The wait behind the member belongs to another owner: h waits for w, w is behind m, and m waits for h.
         a.call("LOCK.ACQUIRE a h PX 100000");
         a.call("LOCK.ACQUIRE d w PX 100000");
         let mut two = world.waiting("LOCK.MACQUIRE 2 a b m BLOCK 0 PX 100000");
@@ -329,7 +329,7 @@ fn true_deadlocks_are_found(flavor: Flavor) {
         assert_eq!(blockers, "[[owner, t, key, a, client, nil]]");
         two.close();
         until("there are no waiters", || a.info("lock", "lock_waiters") == "0");
-        // The call for several locks comes last.
+        // The call for several locks arrives last.
         let t = world.waiting("LOCK.ACQUIRE c t BLOCK 0");
         assert_eq!(prefix(&a.call("LOCK.MACQUIRE 2 b a m BLOCK 1000")), "DEADLOCK");
         t.close();
@@ -425,7 +425,7 @@ fn cancel_ends_the_wait_or_releases(flavor: Flavor) {
 }
 
 /// The client has read the grant of both locks, but the server's event loop iteration has not ended yet. The test sends the call
-/// and the release in one cycle, which also writes much output.
+/// and the release in one iteration, in which the server also writes much output.
 fn cancel_after_the_reply_releases_one_lock(flavor: Flavor) {
     in_world(flavor, |world| {
         let (mut a, mut two) = (world.client(), world.client());
@@ -922,7 +922,7 @@ fn a_changed_retry_unblocks_others(flavor: Flavor) {
     });
 }
 
-/// In any order of release and acquire.
+/// The release and the acquire may come in any order.
 fn a_handed_over_lock_is_not_announced(flavor: Flavor) {
     let mut server = Server::with_module(flavor, &[]);
     let (mut a, mut subscriber) = (server.client(), server.client());
@@ -965,7 +965,7 @@ fn an_expiring_lease_leaves_no_partial_call(flavor: Flavor) {
         assert_eq!(a.call("LOCK.ACQUIRE last a SHARED PX 3"), "1");
         let before = if before.is_empty() { a.call(changed) } else { before.to_owned() };
         let end: i64 = a.call("PEXPIRETIME last").parse().unwrap();
-        // At the lease's expiry, or up to 300 µs before.
+        // The call arrives at the lease's expiry, or up to 300 µs before.
         let due_us = end * 1000 - at % 60 * 5;
         while i64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_micros()).unwrap()
             < due_us

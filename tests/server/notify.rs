@@ -451,7 +451,7 @@ fn a_retry_finds_a_lost_message(flavor: Flavor) {
         until("the message was sent", || !listener.has_nothing());
         listener.close();
         assert_eq!(b.call("LOCK.ACQUIRE k b NOTIFY w ID r"), "1");
-        // In one event loop iteration, the message is not needed.
+        // If all calls come in one event loop iteration, the message is not needed.
         let mut listener = inbox(world, "w");
         a.send_at_once(&[
             "LOCK.ACQUIRE l a",

@@ -111,11 +111,11 @@ fn quarantine_prevents_overlapping_holds(flavor: Flavor) {
     run_strictly(flavor, &QUARANTINE);
 }
 
-/// Without this loss the other tests would prove nothing. Two owners hold a lock here, as only the first node had confirmed
-/// the first hold.
+/// Proves that a partition can lose locks. Otherwise the other tests would prove nothing. Two owners hold a lock here, as only
+/// the first node had confirmed the first hold.
 fn unacknowledged_holds_get_lost(flavor: Flavor) {
     let Some(network) = Network::enter() else { return };
-    // Enough time for two calls on a busy machine.
+    // The lease is long enough for two calls on a busy machine.
     let mut nodes = start(&network, flavor, "1000", &[]);
     network.cut_off(0);
     let mut alone = nodes[0].client();

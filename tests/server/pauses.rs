@@ -124,7 +124,7 @@ fn too_few_replicas_delay_grants(flavor: Flavor) {
             || assert_eq!(world.client().call("CONFIG SET min-replicas-to-write 2"), "OK"),
             || assert_eq!(world.client().call("CONFIG SET min-replicas-to-write 1"), "OK"),
         );
-        // With enough replicas the setting delays nothing.
+        // With enough replicas, the setting causes no delay.
         assert_eq!(operator.call("LOCK.ACQUIRE k a PX 50"), "1");
         let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
         assert_eq!(b.recv(), "1");
@@ -159,7 +159,7 @@ fn a_disk_error_delays_grants(flavor: Flavor) {
     server.assert_healthy();
 }
 
-/// The module checks with a command that must leave no trace, not even in the key that it names.
+/// The module checks for refused writes with a command that must change nothing, not even the key that it names.
 fn the_write_check_changes_nothing(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
@@ -204,7 +204,7 @@ fn a_waiting_shutdown_grants_nothing(flavor: Flavor) {
     replica.signal(libc::SIGCONT);
     let log = primary.log();
     assert!(!log.contains("ASSERTION") && !log.contains("crashed"), "{log}");
-    // The log may report a lagging replica, but nothing worse.
+    // The log may report a lagging replica, but no other problem.
     assert!(ended_well || log.contains("Lagging replica"), "{log}");
     assert!(b.is_closed() && c.is_closed(), "a waiter got a reply");
 }

@@ -22,7 +22,7 @@ crate::on_every_server!(
     quarantine_is_off_by_default,
 );
 
-/// Milliseconds; longer than any test.
+/// A time in milliseconds, longer than any test.
 const LONG: &str = "1000000";
 
 fn server(flavor: Flavor, dir: TempDir, quarantine: &str, args: &[&str]) -> Server {
@@ -161,7 +161,7 @@ fn a_known_reader_is_not_upgraded(flavor: Flavor) {
     let (mut a, mut there) = (primary.client(), replica.client());
     assert_eq!(a.call("LOCK.ACQUIRE k known SHARED PX 100000"), "1");
     assert_eq!(a.call("WAIT 1 10000"), "1");
-    // A port without a server, which cuts the link.
+    // The replica follows a port without a server, so it has no primary.
     assert_eq!(there.call("REPLICAOF 127.0.0.1 1"), "OK");
     assert_eq!(a.call("LOCK.ACQUIRE k forgotten SHARED PX 100000"), "1");
     drop(primary);
@@ -201,7 +201,7 @@ fn a_lossy_restart_starts_a_quarantine(flavor: Flavor) {
 }
 
 fn a_promotion_starts_a_quarantine(flavor: Flavor) {
-    // A server with all its own data but without its primary's.
+    // The server has all its own data, but may lack writes of its primary.
     let args = ["--appendonly", "yes", "--appendfsync", "always"];
     let primary = fresh(flavor, "0", &[]);
     let before = fresh(flavor, "0", &args);
@@ -244,7 +244,7 @@ fn quarantine_is_off_by_default(flavor: Flavor) {
     let mut a = server.client();
     assert_eq!(a.call("CONFIG GET lock.quarantine"), "[lock.quarantine, 0]");
     assert!(!is_quarantined(&mut a));
-    // The quarantine counts from the start, whenever it is set.
+    // The quarantine begins with the start of the server, even if it is set later.
     a.call(&format!("CONFIG SET lock.quarantine {LONG}"));
     assert!(is_quarantined(&mut a));
     a.call("CONFIG SET lock.quarantine 1");

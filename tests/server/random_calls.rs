@@ -107,7 +107,7 @@ impl Words {
         of[rng.random_range(0..of.len())].clone()
     }
 
-    /// A call that often starts correctly.
+    /// A random call. Its first words are often valid.
     fn call(&mut self) -> Vec<Vec<u8>> {
         let rng = &mut self.rng;
         let mut call = vec![format!("LOCK.{}", Words::any(rng, &COMMANDS)).into_bytes()];
@@ -160,7 +160,7 @@ fn random_calls_always_get_a_reply(flavor: Flavor) {
         let (began, mut last) = (Instant::now(), VecDeque::new());
         while Instant::now() < until {
             if Instant::now() >= next_reset {
-                // No lease ends before that.
+                // No lease ends before this time.
                 next_reset = Instant::now() + Duration::from_secs(2);
                 client = world.client();
                 assert_eq!(admin.call("FLUSHALL"), "OK");
@@ -195,11 +195,11 @@ fn random_calls_always_get_a_reply(flavor: Flavor) {
     });
 }
 
-/// The digest of all keys once it has been stable for `turns` reads. Holds of closed connections and undelivered grants end
-/// slightly later.
-fn stable_digest(admin: &mut Client, turns: usize) -> String {
+/// The digest of all keys once it has been the same for `reads` consecutive reads. Holds of closed connections and undelivered
+/// grants end slightly later.
+fn stable_digest(admin: &mut Client, reads: usize) -> String {
     let (mut digest, mut same) = (String::new(), 0);
-    while same < turns {
+    while same < reads {
         let now = admin.call("DEBUG DIGEST");
         same = if now == digest { same + 1 } else { 0 };
         digest = now;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Grants and renewals that reply only after replicas have acknowledged them: a failover keeps what was granted (5, 8).
+//! Grants and renewals that reply only after replicas have acknowledged them. A failover loses no such grant (5, 8).
 
 use redis::Value;
 
@@ -56,7 +56,7 @@ fn an_acknowledged_grant_is_on_the_replica(flavor: Flavor) {
         let (mut a, mut there) = (world.client(), world.replica.client());
         for round in 0..100 {
             assert_eq!(a.call(&format!("LOCK.ACQUIRE k{round} a PX 100000 REPLICAS 1")), "1");
-            // On another connection, which the grant did not affect.
+            // The call is made on another connection, which the grant did not affect.
             assert_eq!(there.call(&format!("HGETALL k{round}")), "[a, 1]");
         }
         a.call("LOCK.RENEW k1 a PX 500000");
@@ -149,7 +149,7 @@ fn an_unacknowledged_grant_is_undone(flavor: Flavor) {
         assert_eq!(prefix(&held.recv()), "NOREPLICAS");
         assert_eq!(b.recv(), "1");
         assert_eq!(a.call("HGETALL k"), "[b, 1]");
-        // Undoing a re-entry undoes nothing else.
+        // Undoing a re-entry does not affect the earlier hold.
         let end = b.number("PEXPIRETIME k");
         assert_eq!(prefix(&b.call("LOCK.ACQUIRE k b PX 200 REPLICAS 1 WITHIN 20")), "NOREPLICAS");
         until("the re-entry is undone", || b.call("HGETALL k") == "[b, 1]");
@@ -483,7 +483,7 @@ fn a_retry_takes_over_the_wait(flavor: Flavor) {
     });
 }
 
-/// A writable replica promises nothing.
+/// A writable replica refuses `REPLICAS`, because a failover would not preserve its grants.
 fn a_writable_replica_refuses_replicas(flavor: Flavor) {
     let (primary, replica) =
         (Server::with_module(flavor, &[]), Server::with_module(flavor, &["--replica-read-only", "no"]));

@@ -71,7 +71,7 @@ fn requests_are_separate(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k a SHARED ID one");
-        // Another owner, another lock, another database.
+        // A call for another owner, lock or database is another request.
         assert_eq!(a.call("LOCK.ACQUIRE k b SHARED ID one"), "1");
         assert_eq!(a.call("LOCK.ACQUIRE l a ID one"), "1");
         a.call("SELECT 3");
@@ -180,7 +180,7 @@ fn an_unsent_grant_is_not_recorded(flavor: Flavor) {
         until("the grant is revoked", || a.call("KEYS *") == "[]");
         assert_eq!(a.call("LOCK.ACQUIRE k b BLOCK 0 ID one"), "1");
         assert_eq!(a.call("HGETALL k"), "[b, 1]");
-        // The retry arrives before that, in the same event loop iteration.
+        // The retry arrives before the revocation, in the same event loop iteration.
         a.call("LOCK.RELEASE k b ALL");
         a.call("FLUSHALL");
         a.call("LOCK.ACQUIRE k a");
@@ -196,7 +196,7 @@ fn an_unsent_grant_is_not_recorded(flavor: Flavor) {
 fn a_retry_gets_the_unread_reply(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
-        // Granted at once.
+        // The request is granted at once.
         let mut first = world.client();
         first.send("LOCK.ACQUIRE k b ID one FENCE");
         until("the lock is granted", || a.call("EXISTS k") == "1");
@@ -204,7 +204,7 @@ fn a_retry_gets_the_unread_reply(flavor: Flavor) {
         let reply = a.call("LOCK.ACQUIRE k b ID one FENCE");
         assert!(reply.starts_with("[owner, b, holds, 1, token, "), "{reply}");
         a.call("LOCK.RELEASE k b");
-        // Granted after a wait.
+        // The request is granted after a wait.
         a.call("LOCK.ACQUIRE k a");
         let first = world.waiting("LOCK.ACQUIRE k b BLOCK 0 ID two");
         a.call("LOCK.RELEASE k a");

@@ -121,7 +121,7 @@ fn a_retry_after_revocation_has_its_lease(flavor: Flavor) {
     });
 }
 
-/// In the same event loop iteration, after the grant that is revoked.
+/// The renewals come in the same event loop iteration, after the grant that is revoked.
 fn later_renewals_survive_the_revocation(flavor: Flavor) {
     in_world(flavor, |world| {
         for (set, holds, lease) in [
@@ -163,7 +163,7 @@ fn a_reentry_without_lease_shortens_nothing(flavor: Flavor) {
             assert!(a.number("PTTL k") > 20_000);
             a.call("LOCK.BREAK k");
         }
-        // A waiter's grant shortens nothing either, with a lease that a watchdog renews.
+        // The grant of a waiter with a watchdog does not shorten the lease, either.
         a.call("LOCK.ACQUIRE k other SHARED PX 600000");
         a.call("LOCK.ACQUIRE k b SHARED PX 90000");
         let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0 WATCHDOG");

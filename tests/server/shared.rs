@@ -95,7 +95,7 @@ fn readers_do_not_overtake_a_writer(flavor: Flavor) {
         let mut w = waits(world, "k", "w", "");
         assert_eq!(a.call("LOCK.ACQUIRE k r2 SHARED"), "nil");
         let mut r2 = waits(world, "k", "r2", "SHARED");
-        // A reader may re-enter, or it would wait for itself.
+        // A reader can re-enter. Otherwise it would wait for itself.
         assert_eq!(a.call("LOCK.ACQUIRE k r1 SHARED"), "2");
         let line = a.call("LOCK.WAITERS k");
         assert!(line.starts_with("[[owner, w, mode, exclusive, waited, "), "{line}");
@@ -338,7 +338,7 @@ fn the_hash_is_as_documented(flavor: Flavor) {
     });
 }
 
-/// Shared, fenced, renewed and ephemeral, with a generated owner, after a wait.
+/// A hold that is shared, fenced, renewed and ephemeral, has a generated owner, and is granted after a wait.
 fn shared_combines_with_other_options(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();

@@ -77,7 +77,7 @@ fn a_lock_moves_with_its_slot(flavor: Flavor) {
         reply.trim_end_matches([']', '}']).rsplit(' ').next().unwrap().parse().unwrap()
     };
     assert!(token(&granted) > token(&fenced), "{granted} after {fenced}");
-    // And back, where the earlier waiters are forgotten.
+    // The slot moves back to the first node, which has forgotten the earlier waiters.
     cluster.begin_to_move("b", 1, 0);
     cluster.until_moved("b", 1, 0);
     let mut again = cluster.nodes[0].waiting("LOCK.ACQUIRE b x BLOCK 0");

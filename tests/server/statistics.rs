@@ -131,7 +131,7 @@ fn each_call_is_counted_once(flavor: Flavor) {
         counters.grown();
         until("it is renewed", || counters.grown() == "watchdog_renewals 1");
         a.call("LOCK.RELEASE k a");
-        // A deadlock.
+        // A call is refused with `DEADLOCK`.
         a.call("LOCK.ACQUIRE k a PX 100000");
         let mut c = world.client();
         c.call("LOCK.ACQUIRE k2 c PX 100000");
@@ -159,7 +159,7 @@ fn wait_and_hold_times_are_measured(flavor: Flavor) {
             a.call("LOCK.RELEASE k a");
         }
         a.call("LOCK.ACQUIRE k a PX 100000 WATCHDOG");
-        // Accurate to 1 %. In milliseconds it is 50, as the call's deadline decides.
+        // The times are accurate to 1 %. The wait takes 50 ms, the timeout of the call.
         assert_eq!(a.call("LOCK.ACQUIRE k b BLOCK 50"), "nil");
         assert_eq!(times(&mut a, "wait"), [50_175; 4], "{:?}", times(&mut a, "wait"));
         a.call("LOCK.RELEASE k a");

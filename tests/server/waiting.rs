@@ -56,7 +56,7 @@ fn waits_time_out(flavor: Flavor) {
         assert!(started.elapsed() >= Duration::from_millis(150), "the wait ended early");
         assert_eq!(a.call("LOCK.WAITERS k").matches("owner").count(), 1);
         assert!(other.has_nothing());
-        // The connection works as before.
+        // The connection can be used as before.
         assert_eq!(b.call("LOCK.ACQUIRE k b BLOCK 1"), "nil");
         assert_eq!(b.call("LOCK.ACQUIRE k b"), "nil");
         assert_eq!(a.call("LOCK.RELEASE k a"), "0");
@@ -70,7 +70,7 @@ fn leases_start_at_the_grant(flavor: Flavor) {
         a.call("LOCK.ACQUIRE k a");
         let mut b = world.waiting("LOCK.ACQUIRE k b PX 60000 BLOCK 0");
         let mut c = world.waiting("LOCK.ACQUIRE k c BLOCK 0");
-        // The length of the wait must not matter.
+        // The lease does not depend on the length of the wait.
         until("both have waited for a while", || {
             let Value::Array(waiters) = a.call_value("LOCK.WAITERS k") else { panic!("no array") };
             waiters
@@ -107,7 +107,7 @@ fn scripts_and_transactions_never_wait(flavor: Flavor) {
         assert_eq!(b.call_args(&[b"FUNCTION", b"LOAD", function]), "l");
         assert_eq!(b.call("FCALL take 1 k"), "nil");
         assert_eq!(b.call("LOCK.WAITERS k"), "[]");
-        // A release in a script or a transaction hands over as well.
+        // A release in a script or a transaction hands over the lock, too.
         let mut c = world.waiting("LOCK.ACQUIRE k c BLOCK 0");
         b.send_at_once(&["MULTI", "LOCK.RELEASE k a", "LOCK.ACQUIRE k b BLOCK 0", "EXEC"]);
         assert_eq!([b.recv(), b.recv(), b.recv(), b.recv()], ["OK", "QUEUED", "QUEUED", "[0, nil]"]);
@@ -221,7 +221,7 @@ fn a_reentry_does_not_queue(flavor: Flavor) {
         let mut b2 = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
         assert_eq!(a.call("LOCK.ACQUIRE k a BLOCK 0"), "2");
         a.call("LOCK.RELEASE k a ALL");
-        // Both calls of the owner are granted, as if the second had come just now.
+        // Both calls of the owner are granted, the second one as a re-entry.
         assert_eq!(b.recv(), "1");
         assert_eq!(b2.recv(), "2");
         assert!(c.has_nothing());
@@ -254,7 +254,7 @@ fn a_release_hands_over_in_the_same_step(flavor: Flavor) {
         a.send_at_once(&["LOCK.RELEASE k a", "LOCK.ACQUIRE k a", "HGETALL k"]);
         assert_eq!([a.recv(), a.recv(), a.recv()], ["0", "nil", "[b, 1]"]);
         assert_eq!(b.recv(), "1");
-        // Nor after a foreign DEL, which the module learns of by an event.
+        // A foreign DEL, which the module notices by an event, gives no such chance, either.
         let mut c = world.waiting("LOCK.ACQUIRE k c BLOCK 0");
         a.send_at_once(&["DEL k", "LOCK.ACQUIRE k a", "HGETALL k"]);
         assert_eq!([a.recv(), a.recv(), a.recv()], ["1", "nil", "[c, 1]"]);
@@ -264,7 +264,7 @@ fn a_release_hands_over_in_the_same_step(flavor: Flavor) {
 
 fn ten_thousand_wait_for_one_lock(flavor: Flavor) {
     const WAITERS: usize = 10_000;
-    // One at a time, as the test needs a file descriptor for each waiter.
+    // Only one such test runs at a time, as it needs a file descriptor for each waiter.
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let limit = raise_open_files();
@@ -281,7 +281,7 @@ fn ten_thousand_wait_for_one_lock(flavor: Flavor) {
             .collect();
         until("all wait", || a.info("lock", "lock_waiters") == WAITERS.to_string());
         assert_eq!(a.call("LOCK.WAITERS k").matches("owner").count(), 100);
-        // Some leave from the middle of the queue, most are served.
+        // Some waiters leave from the middle of the queue, and most are served.
         for client in clients.drain(5_000..6_000) {
             client.close();
         }
@@ -327,7 +327,7 @@ fn long_lists_are_complete(flavor: Flavor) {
         b.send_at_once(&["HELLO 3", "LOCK.LIST MATCH l1* COUNT 10000", "LOCK.LIST COUNT 700", "PING"]);
         let (waiters, locks) = (a.recv(), a.recv());
         assert_eq!(a.recv(), "PONG");
-        // From maps or flat arrays.
+        // Entries are maps or flat arrays.
         let values = |field: &str, reply: &str| -> Vec<String> {
             let entries = reply.split(field).skip(1);
             entries.map(|entry| entry[2..].split(',').next().unwrap().to_owned()).collect()
@@ -416,7 +416,7 @@ fn memory_of_departed_waiters_is_freed() {
         until("all have left", || a.info("lock", "lock_waiters") == "0");
         a.call("DEL k");
     };
-    // Creates everything that is allocated once.
+    // The first call allocates memory that is allocated only once.
     crowd(1);
     let memory = |client: &mut Client| -> i64 { client.info("memory", "used_memory").parse().unwrap() };
     let mut watcher = server.client();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-//! Table of blocked clients. An entry lives from the call that waits until the server has taken the client's handle
-//! back.
+//! Table of blocked clients. An entry exists from the start of the wait until the server has taken back the client's
+//! handle.
 
 use foldhash::HashMap;
 
@@ -19,7 +19,7 @@ pub(crate) struct BlockedWait {
     socket: Option<Socket>,
     /// Replicas that must acknowledge a grant before the client gets its reply.
     requirement: Option<ReplicaRequirement>,
-    /// `None` while the client waits. The handle is returned to the server as soon as an outcome is set.
+    /// The outcome; `None` while the client waits. When it is set, the handle is returned to the server.
     outcome: Option<WaitOutcome>,
 }
 
@@ -130,7 +130,7 @@ impl BlockedClients {
 
     /// Replicas that must acknowledge a grant before this client gets its reply.
     pub(crate) fn requirement(&self, id: WaiterId) -> Option<ReplicaRequirement> {
-        // Most waits have no requirement: skip the lookup.
+        // Skips the lookup, as most waits have no requirement.
         (self.with_requirement > 0).then(|| self.waits.get(&id)?.requirement).flatten()
     }
 

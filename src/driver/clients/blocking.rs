@@ -102,8 +102,8 @@ impl BlockedClient for Callbacks {
             WaitOutcome::HoldLost => return ctx.reply_error(&Error::NotOwner.to_string()),
         };
         let error = match decision {
-            // The client may have closed only its sending half and still read. A grant that will be revoked must not be
-            // reported.
+            // The client may have closed only its sending half, and still read replies. It must not get a grant that will
+            // be revoked.
             Decision::Granted(_) | Decision::GrantedAll(_) if hung_up => Error::HungUp,
             Decision::Granted(reply) => return reply_grant(ctx, &reply),
             Decision::GrantedAll(replies) => return reply_grants(ctx, &replies),

@@ -17,7 +17,7 @@ struct AnsweredGrant {
     socket: Option<Socket>,
 }
 
-/// Number of grants per iteration up to which the memory is reused.
+/// Maximum number of grants in an iteration whose memory is kept for the next one.
 const KEPT_CAPACITY: usize = 64;
 
 /// The grants that were replied in this iteration of the event loop.
@@ -66,7 +66,7 @@ impl Deliveries {
         self.0.drain(..).map(|answered| answered.id)
     }
 
-    /// Frees the memory of an unusually large iteration.
+    /// Frees the memory of an iteration with unusually many grants.
     pub(crate) fn shrink(&mut self) {
         if self.0.is_empty() && self.0.capacity() > KEPT_CAPACITY {
             self.0 = Vec::new();

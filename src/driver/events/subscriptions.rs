@@ -61,7 +61,7 @@ pub(crate) fn subscribe(ctx: Ctx<'_>) {
     if SUBSCRIBED.get(ctx).replace(true) {
         return;
     }
-    // Data that is loaded from now on comes from a primary.
+    // Any data that is loaded from now on comes from a primary.
     server_events::ignore_loading(ctx);
     subscribe_to_role(ctx);
     if !server_events::listen_to_keys::<KeyEvents>(ctx) {

@@ -19,7 +19,7 @@ const QUICK_CHECK_LOCKS: usize = 64;
 /// Number of edges of a cycle that an error text shows.
 const EDGES_SHOWN: usize = 6;
 
-/// Whether the waiter may wait for its own owner, given the holders of its lock. False is certain.
+/// Whether the waiter may wait for its own owner, given the holders of its lock. If false, it certainly does not.
 pub(crate) fn may_be_in_cycle(ctx: Ctx<'_>, id: WaiterId, holders: &Holders) -> bool {
     with(ctx, |driver| driver.locks.may_be_in_cycle(id, holders))
 }
@@ -64,8 +64,8 @@ pub(crate) fn find_deadlock(ctx: Ctx<'_>, id: WaiterId, reported: bool) -> Optio
     }
 }
 
-/// Continues the deferred searches, within the budget of one portion. They find waits that wait for their own owner by
-/// now, or did so from the start. Called by the timer while writes are possible.
+/// Continues the deferred searches, within the budget of one portion. They find waits whose owner waits for itself, now
+/// or from the start. Called by the timer while writes are possible.
 pub(crate) fn run_deferred_searches(ctx: Ctx<'_>) {
     let reported = config::deadlock_detection();
     let mut left = PORTION;

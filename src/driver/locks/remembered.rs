@@ -45,7 +45,7 @@ pub(crate) fn queue_unseen(
     if patience == WaitPolicy::NoWait {
         return None;
     }
-    // A field may expire before the lock's lease. The first waiter has to read when.
+    // A field may expire before the lock's lease, so the first waiter has to read the expiry of the fields.
     let must_read_first = key::fields_may_expire(ctx);
     let is_new = |id: &RequestId| matches!(granted(ctx, name, id), Ok(None));
     with(ctx, |driver| {

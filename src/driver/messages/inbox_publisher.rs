@@ -4,7 +4,7 @@
 //!
 //! A message is published at the end of the event loop's iteration in which it was decided, before the server writes to its
 //! clients. Otherwise Redis 7.0 would put a message that is published in a transaction of its own subscriber into the
-//! reply to that transaction. Messages are not replicated. A client that misses one asks again.
+//! reply to that transaction. Messages are not replicated. A client that misses a message repeats its call.
 
 use std::rc::Rc;
 
@@ -34,7 +34,7 @@ pub(crate) fn inbox(ctx: Ctx<'_>, name: &[u8]) -> Result<Rc<[u8]>, Error> {
     Ok(with(ctx, |driver| driver.inboxes.remember(client, name, now)))
 }
 
-/// Starts a wait that ends with a message.
+/// Starts a wait whose end is announced by a message.
 pub(crate) fn await_message(ctx: Ctx<'_>, start: WaitStart) {
     with(ctx, |driver| driver.begin_wait(ctx, start));
 }

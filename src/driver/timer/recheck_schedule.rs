@@ -29,7 +29,7 @@ pub(crate) struct RecheckSchedule {
     all: Option<MonoUs>,
     /// The time of the next reread of fragile locks, which a foreign write can free without an event.
     fragile: Option<MonoUs>,
-    /// The server was woken up after the last reread of fragile locks.
+    /// Whether the server was woken up after the last reread of fragile locks.
     woken_up: bool,
 }
 

@@ -95,8 +95,8 @@ pub(in crate::server) fn forget(ctx: Ctx<'_>) {
     }
 }
 
-/// Ends the event loop's next wait for input. Redis 7.0 computes the length of that wait before the last callbacks of a
-/// iteration, and misses a timer that they set.
+/// Ends the event loop's next wait for input. Redis 7.0 computes the length of that wait before the last callbacks of
+/// an iteration, and misses a timer that they set.
 pub(crate) fn wake_up(_in_callback: Ctx<'_>) {
     // The function belongs to libc, because the call comes later, when the module may have been unloaded.
     // SAFETY: freeing null is allowed and does nothing.
