@@ -38,14 +38,14 @@ impl LockManager {
         // A key exists through its last millisecond.
         while let Some(lock) = parts.leases.pop_due(now.wall - 1) {
             if let Some(state) = parts.state_mut(lock) {
-                state.lease_planned = None;
+                state.lease_is_due();
             }
             parts.fragile.remove(lock);
             parts.table.set_ready(lock);
         }
         while let Some(lock) = parts.windows.pop_due(now.mono) {
             if let Some(state) = parts.state_mut(lock) {
-                state.window_planned = None;
+                state.window_is_due();
             }
             end_window(parts, lock, now);
         }
@@ -110,9 +110,8 @@ fn end_window(parts: &mut Parts, lock: LockIdx, now: Now) {
     // A lease that has just ended is checked next. By the server's older clock it may not have ended yet.
     let is_ready = parts.table.is_ready(lock);
     let Some(state) = parts.state_mut(lock) else { return };
-    let lease_is_watched = granted_here && (state.lease_planned.is_some() || is_ready);
-    let somebody_waits = !state.queue.is_empty();
-    match state.fairness.at_deadline(somebody_waits, lease_is_watched, now) {
+    let lease_is_watched = granted_here && (state.planned_lease().is_some() || is_ready);
+    match state.end_window(lease_is_watched, now) {
         AtDeadline::Reconcile => parts.table.set_ready(lock),
         AtDeadline::Nothing => {}
         AtDeadline::Forgotten => parts.schedule_lease(lock, None),

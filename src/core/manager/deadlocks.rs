@@ -66,7 +66,7 @@ impl LockManager {
         if parts.waiters.queued(member)?.lock() != lock {
             return defect!("a wait overtakes a member of another queue", None);
         }
-        if !parts.state_mut(lock)?.queue.overtake(overtaker, member) {
+        if !parts.state_mut(lock)?.overtake(overtaker, member) {
             return defect!("a wait overtakes a member twice", None);
         }
         // The member now stands behind the other wait, so it may wait for its own owner.

@@ -33,7 +33,7 @@ impl LockManager {
             let Some(wait) = self.parts.waiters.get(id) else { continue };
             let lock = wait.lock();
             if let Some(state) = self.parts.table.get_mut(lock) {
-                state.unconfirmed.acknowledged(id, &wait.request().owner);
+                state.unconfirmed_mut().acknowledged(id, &wait.request().owner);
             }
             self.parts.unwatch_lease(lock);
         }

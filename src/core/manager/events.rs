@@ -45,8 +45,7 @@ impl LockManager {
             parts.void_ended(idx, AffectedOwners::Any, |_| true);
         } else {
             if let Some(state) = parts.state_mut(idx) {
-                state.unconfirmed.leases_are_foreign();
-                state.note_possible_end();
+                state.note_foreign_leases();
             }
             if !parts.granted_keys.contains(lock) {
                 parts.taken_externally(idx, now);
@@ -54,11 +53,12 @@ impl LockManager {
         }
         let has_bundles = !parts.waiters.bundles.is_empty();
         if let Some(state) = parts.state_mut(idx) {
-            state.unannounced |= was_granted;
-            state.note_foreign_write(has_bundles);
-            state.held.doubt(ended_by);
+            if was_granted {
+                state.note_unannounced();
+            }
+            state.note_foreign_write(ended_by, has_bundles);
             // Otherwise the expired lease is counted with the notice to its owner.
-            let counts = was_granted && ended_by == Some(HoldEvent::Expired) && state.held.is_empty();
+            let counts = was_granted && ended_by == Some(HoldEvent::Expired) && state.held().is_empty();
             parts.expired_leases += usize::from(counts);
         }
         // The lock may be idle now.
@@ -81,7 +81,7 @@ impl LockManager {
             parts.bindings.doubt(lock);
             if let Some(state) = parts.state_mut(lock) {
                 state.forget_hold();
-                state.held.doubt(None);
+                state.held_mut().doubt(None);
             }
             parts.table.set_ready(lock);
         }
@@ -93,9 +93,9 @@ impl LockManager {
         let mut is_remembered = false;
         for lock in self.parts.table.handles(None) {
             let Some(state) = self.parts.state(lock) else { continue };
-            let until_free = state.fairness.is_kept_until_free();
+            let until_free = state.keeps_fairness_until_free();
             is_remembered |= until_free;
-            if until_free || !state.queue.is_empty() {
+            if until_free || !state.queue().is_empty() {
                 self.parts.table.set_ready(lock);
             }
         }
@@ -125,7 +125,7 @@ impl LockManager {
         parts.bindings.suspend();
         for lock in parts.table.handles(None) {
             // Earlier losses are still reported. The remaining holds belong to the next primary.
-            let lost = parts.state_mut(lock).map(|state| state.held.take_ended());
+            let lost = parts.state_mut(lock).map(|state| state.held_mut().take_ended());
             parts.push_notices(lock, lost.into_iter().flatten());
             parts.forget_held(lock);
             parts.void_grants(lock, false, AffectedOwners::Any, |_| true);
@@ -133,9 +133,7 @@ impl LockManager {
             parts.forget_window(lock);
             parts.schedule_lease(lock, None);
             if let Some(state) = parts.state_mut(lock) {
-                state.unannounced = false;
-                state.unconfirmed.take_voided(usize::MAX);
-                state.forget_hold();
+                state.stop_serving();
             }
             parts.drop_if_idle(lock);
         }
@@ -170,8 +168,7 @@ impl LockManager {
             None => return,
         };
         if let Some(state) = self.parts.state_mut(idx) {
-            state.fairness.announced(to_subscribers, now);
-            state.fairness.settle(true, !state.queue.is_empty(), now);
+            state.note_announced(to_subscribers, now);
         }
         self.parts.schedule_window(idx);
         self.parts.drop_if_idle(idx);
@@ -183,7 +180,7 @@ impl LockManager {
         let known = self.still_known(output);
         let idx = known.unwrap_or_else(|| self.parts.table.find_or_insert(lock));
         if let Some(state) = self.parts.state_mut(idx) {
-            state.fairness.subscribers_wait_for_lease();
+            state.note_shortened_lease();
         }
         self.parts.schedule_lease(idx, Some(first_end));
     }
@@ -195,8 +192,8 @@ impl LockManager {
         let at = at.max(now.wall.saturating_add(1));
         let parts = &mut self.parts;
         let Some(state) = parts.table.get_mut(idx) else { return };
-        if state.lease_planned.is_some_and(|planned| at < planned) {
-            parts.leases.set(idx, &mut state.lease_planned, Some(at));
+        if state.planned_lease().is_some_and(|planned| at < planned) {
+            state.plan_lease(&mut parts.leases, idx, Some(at));
         }
     }
 

@@ -9,7 +9,7 @@
 //! the key if the last newcomer did so more than [`LOOK_VALID_US`] ago.
 
 use super::LockManager;
-use crate::core::manager::parts::Parts;
+use crate::core::manager::parts::{LockState, Parts};
 use crate::core::table::LockLookup;
 use crate::core::{MonoUs, Notify, Now, Request, RequestId, WaitPolicy, WaiterId};
 
@@ -47,11 +47,11 @@ impl LockManager {
             && parts.quarantined_until.is_none()
             && parts.waiters.bundles.is_empty()
             && !parts.table.is_ready(lock);
-        let state = parts.state(lock).filter(|state| is_plain && !state.unconfirmed.has_work())?;
+        let state = parts.state(lock).filter(|state| is_plain && !state.unconfirmed().has_work())?;
         let is_recent = state.has_recent_look(now.mono, LOOK_VALID_US);
-        let has_place = at_most.is_none_or(|most| state.queue.len() < most);
-        let is_first = state.queue.is_empty();
-        let hold = state.plain_hold.as_ref().filter(|hold| hold.expires_at > now.wall)?;
+        let has_place = at_most.is_none_or(|most| state.queue().len() < most);
+        let is_first = state.queue().is_empty();
+        let hold = state.plain_hold().filter(|hold| hold.expires_at > now.wall)?;
         let must_look = !is_recent || !has_place || (is_first && looks_first) || hold.owner == request.owner;
         if must_look || request.notify.as_ref().is_some_and(|notify| has_too_many(parts, notify)) {
             return None;
@@ -66,7 +66,7 @@ impl LockManager {
         let holder_waits = parts.waiters.waits(hold.owner.as_bytes());
         let id = parts.waiters.next_id();
         parts.insert_wait(lock, (id, None), (request.clone(), false), deadline, (id.0, now.mono));
-        let planned = parts.state(lock).and_then(|state| state.lease_planned);
+        let planned = parts.state(lock).and_then(LockState::planned_lease);
         if first_until.is_some() {
             // A plain hold is not fragile.
             parts.fragile.remove(lock);
@@ -74,7 +74,7 @@ impl LockManager {
         }
         // Uses the condition of `may_be_in_cycle`.
         let may_be_in_cycle =
-            holder_waits || parts.state(lock).is_some_and(|state| state.queue.has_crossing());
+            holder_waits || parts.state(lock).is_some_and(|state| state.queue().has_crossing());
         let is_planned = first_until.is_none_or(|until| planned.is_some_and(|planned| planned <= until));
         Some(FastQueued { id, may_be_in_cycle, plans: !is_planned || deadline.is_some() })
     }

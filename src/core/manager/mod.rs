@@ -148,14 +148,12 @@ impl LockManager {
         self.parts.forget_window(idx);
         let moved = *decision == Decision::Moved;
         self.parts.end_lost(idx, if moved { decision } else { &Decision::Lost });
-        let held = self.parts.state_mut(idx).map(|state| state.held.take_all());
+        let held = self.parts.state_mut(idx).map(|state| state.held_mut().take_all());
         // Holds of a moved lock continue on its new node.
         self.parts.push_notices(idx, held.into_iter().flatten().filter(|_| !moved));
         let Some(state) = self.parts.state_mut(idx) else { return };
-        state.unannounced = false;
-        state.unconfirmed.take_voided(usize::MAX);
-        state.forget_hold();
-        for id in state.queue.iter().collect::<Vec<_>>() {
+        state.stop_serving();
+        for id in state.queue().iter().collect::<Vec<_>>() {
             self.parts.end_queued(id, decision.clone());
         }
         self.parts.schedule_lease(idx, None);

@@ -145,7 +145,7 @@ impl LockManager {
     /// The sole, plain, exclusive hold of a lock at the end of its last step, unless the key may have changed
     /// since.
     pub(crate) fn plain_hold(&self, lock: LockLookup<'_>) -> Option<&Hold> {
-        self.parts.state(self.parts.table.handle_of(lock)?)?.plain_hold.as_ref()
+        self.parts.state(self.parts.table.handle_of(lock)?)?.plain_hold()
     }
 
     /// Number of waiters for all locks.
@@ -183,7 +183,7 @@ impl LockManager {
         let (notified, notified_connections) = parts.waiters.notified.lens();
         let (owners, requests) = parts.waiters.index_lens();
         let (connections, ended, sweeps) = parts.bindings.lens();
-        let unannounced = parts.table.iter().filter(|(.., state)| state.unannounced).count();
+        let unannounced = parts.table.iter().filter(|(.., state)| state.is_unannounced()).count();
         [
             (c"table_locks", parts.table.len()),
             (c"table_waiters", parts.waiters.queued_len()),
@@ -215,14 +215,14 @@ impl LockManager {
 
     /// Number of waiters for this lock.
     pub(crate) fn waiting(&self, lock: LockRef<'_>) -> usize {
-        state(&self.parts, lock).map_or(0, |state| state.queue.len())
+        state(&self.parts, lock).map_or(0, |state| state.queue().len())
     }
 
     /// Maximum number of holds that the lock's next step ends, apart from the caller's release.
     pub(crate) fn ending(&self, lock: LockLookup<'_>) -> usize {
         let parts = &self.parts;
         let Some(lock) = parts.table.handle_of(lock) else { return 0 };
-        let unconfirmed = parts.state(lock).map_or(0, |state| state.unconfirmed.may_end());
+        let unconfirmed = parts.state(lock).map_or(0, |state| state.unconfirmed().may_end());
         // A portion of each kind, and one more for the caller.
         let most = parts.portion.0 + 1;
         unconfirmed.min(2 * most) + parts.bindings.closed_len(lock).min(most)
@@ -230,7 +230,7 @@ impl LockManager {
 
     /// The locks of all databases with waiters or grants in flight.
     pub(crate) fn contended_locks(&self) -> impl Iterator<Item = &LockId> {
-        let wanted = |state: &LockState| !state.queue.is_empty() || state.unconfirmed.any_in_flight();
+        let wanted = |state: &LockState| !state.queue().is_empty() || state.unconfirmed().any_in_flight();
         self.parts.table.iter().filter(move |(.., state)| wanted(state)).map(|(_, id, _)| id)
     }
 
@@ -238,9 +238,9 @@ impl LockManager {
     pub(crate) fn known_held(&self) -> usize {
         let parts = &self.parts;
         let held = |lock, state: &LockState| {
-            state.plain_hold.is_some()
-                || !state.held.is_empty()
-                || !state.queue.is_empty()
+            state.plain_hold().is_some()
+                || !state.held().is_empty()
+                || !state.queue().is_empty()
                 || parts.bindings.knows(lock)
         };
         parts.table.iter().filter(|(lock, _, state)| held(*lock, state)).count()
@@ -249,13 +249,13 @@ impl LockManager {
     /// Time that the longest waiter has waited.
     pub(crate) fn longest_wait(&self, now: Now) -> MonoUs {
         let parts = &self.parts;
-        let first = parts.table.iter().filter_map(|(.., state)| parts.waiters.get(state.queue.first()?));
+        let first = parts.table.iter().filter_map(|(.., state)| parts.waiters.get(state.queue().first()?));
         first.map(|wait| now.mono.saturating_sub(wait.since())).max().unwrap_or_default()
     }
 
     /// The waiters of this lock, in order.
     pub(crate) fn waiters_of(&self, lock: LockRef<'_>) -> Vec<WaiterId> {
-        state(&self.parts, lock).map(|state| state.queue.iter().collect()).unwrap_or_default()
+        state(&self.parts, lock).map(|state| state.queue().iter().collect()).unwrap_or_default()
     }
 
     /// Facts about an owner's hold that its key does not show.
@@ -263,7 +263,7 @@ impl LockManager {
         let parts = &self.parts;
         let idx = parts.table.find(lock)?;
         let binding = parts.bindings.binding_of(idx, owner);
-        let noted = parts.state(idx)?.held.get(owner);
+        let noted = parts.state(idx)?.held().get(owner);
         if binding.is_none() && noted.is_none() {
             return None;
         }
@@ -289,20 +289,20 @@ impl LockManager {
 
     /// The locks of a database with waiters whose names match, in no particular order.
     pub(crate) fn contended_in(&self, db: i32, matches: impl Fn(&[u8]) -> bool) -> Vec<Contended> {
-        let all = self.parts.table.iter().filter(|(_, id, state)| id.db == db && !state.queue.is_empty());
+        let all = self.parts.table.iter().filter(|(_, id, state)| id.db == db && !state.queue().is_empty());
         let all = all.filter(|(_, id, _)| matches(&id.key));
-        all.map(|(_, id, state)| Contended { waiters: state.queue.len(), lock: id.clone() }).collect()
+        all.map(|(_, id, state)| Contended { waiters: state.queue().len(), lock: id.clone() }).collect()
     }
 
     /// Facts about the queue of this lock; `None` if it has no waiters.
     pub(crate) fn queue(&self, lock: LockRef<'_>, now: Now) -> Option<QueueInfo> {
         let parts = &self.parts;
         let state = state(parts, lock)?;
-        let first = parts.waiters.get(state.queue.first()?)?;
+        let first = parts.waiters.get(state.queue().first()?)?;
         Some(QueueInfo {
             longest_us: now.mono.saturating_sub(first.since()),
             wanted: first.request().wants.mode,
-            is_plain: state.plain_hold.as_ref().is_some_and(|hold| hold.expires_at >= now.wall),
+            is_plain: state.plain_hold().is_some_and(|hold| hold.expires_at >= now.wall),
         })
     }
 
@@ -314,13 +314,13 @@ impl LockManager {
         let all = parts.waiters.together(id);
         let is_last = |id: &WaiterId| {
             let lock = parts.waiters.queued(*id).map(Wait::lock);
-            lock.and_then(|lock| parts.state(lock)).is_some_and(|state| state.queue.last() == Some(*id))
+            lock.and_then(|lock| parts.state(lock)).is_some_and(|state| state.queue().last() == Some(*id))
         };
         let has_others = parts.waiters.of_owner(owner.as_bytes()).count() > all.len();
         if parts.table.len() > most || has_others || !all.iter().all(is_last) {
             return None;
         }
-        let contended = parts.table.iter().filter(|(.., state)| !state.queue.is_empty());
+        let contended = parts.table.iter().filter(|(.., state)| !state.queue().is_empty());
         Some((owner.clone(), contended.map(|(_, lock, _)| lock.clone()).collect()))
     }
 }

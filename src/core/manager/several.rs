@@ -9,7 +9,7 @@
 
 use super::{LockManager, OpenLock};
 use crate::core::bindings::AffectedOwners;
-use crate::core::manager::parts::Parts;
+use crate::core::manager::parts::{LockState, Parts};
 use crate::core::manager::step::Step;
 use crate::core::manager::StepOutput;
 use crate::core::queue::bundles::NewBundle;
@@ -183,7 +183,7 @@ impl LockManager {
         let parts = &mut self.parts;
         let lock = blocked_at.and_then(|id| parts.waiters.queued(id)).map(|wait| wait.lock());
         let table = &parts.table;
-        let unannounced = |lock| table.get(lock).is_some_and(|state| state.unannounced);
+        let unannounced = |lock| table.get(lock).is_some_and(LockState::is_unannounced);
         let locks = parts.waiters.bundles.end_try(lock, unannounced);
         locks.into_iter().filter_map(|lock| parts.name(lock)).collect()
     }
@@ -211,7 +211,7 @@ impl LockManager {
     pub(crate) fn end_multi_release(&mut self) -> Vec<LockId> {
         let parts = &mut self.parts;
         let withheld = parts.waiters.bundles.stop_withholding();
-        let unannounced = |lock: &LockIdx| parts.state(*lock).is_some_and(|state| state.unannounced);
+        let unannounced = |lock: &LockIdx| parts.state(*lock).is_some_and(LockState::is_unannounced);
         withheld.into_iter().filter(unannounced).filter_map(|lock| parts.name(lock)).collect()
     }
 
@@ -219,7 +219,7 @@ impl LockManager {
     pub(crate) fn note_withheld(&mut self, output: StepOutput) {
         let parts = &mut self.parts;
         if let Some(state) = output.lock.and_then(|lock| parts.state_mut(lock)) {
-            state.unannounced = true;
+            state.note_unannounced();
         }
         if let Some(lock) = output.lock {
             parts.waiters.bundles.note_withheld(lock);

@@ -21,16 +21,16 @@ impl LockManager {
         for (lock, id, state) in parts.table.iter() {
             assert_eq!(parts.table.find(id.as_ref()), Some(lock), "{id:?} is not found by its name");
             let is_member = |id| parts.waiters.get(id).is_some_and(Wait::is_member);
-            state.queue.verify(|id| parts.waiters.crosses(id), is_member);
-            for wait in state.queue.iter() {
+            state.queue().verify(|id| parts.waiters.crosses(id), is_member);
+            for wait in state.queue().iter() {
                 let queued = parts.waiters.queued(wait);
                 assert!(
                     queued.is_some_and(|queued| queued.lock() == lock),
                     "{wait:?} is in another lock's queue"
                 );
             }
-            state.unconfirmed.verify();
-            let (in_flight, marked) = state.unconfirmed.ids();
+            state.unconfirmed().verify();
+            let (in_flight, marked) = state.unconfirmed().ids();
             for (ids, of_state) in [(in_flight, WaitState::Granted), (marked, WaitState::Marked)] {
                 for id in ids {
                     let wait =
@@ -38,24 +38,21 @@ impl LockManager {
                     assert!(wait.lock() == lock && wait.state() == of_state, "{id:?} is {:?}", wait.state());
                 }
             }
-            assert_eq!(
-                state.window_planned,
-                state.fairness.deadline(),
-                "the window of {id:?} is not scheduled"
-            );
+            let (planned, wanted) = state.planned_window();
+            assert_eq!(planned, wanted, "the window of {id:?} is not scheduled");
             let watched =
                 state.is_waited_for() || state.has_owners_to_notify() || parts.last_handed_over == Some(lock);
             assert!(
-                watched || parts.table.is_ready(lock) || state.lease_planned.is_none(),
+                watched || parts.table.is_ready(lock) || state.planned_lease().is_none(),
                 "{id:?} is watched without a waiter"
             );
             assert!(
-                state.held.is_empty() || parts.table.is_ready(lock) || state.lease_planned.is_some(),
+                state.held().is_empty() || parts.table.is_ready(lock) || state.planned_lease().is_some(),
                 "the end of a hold of {id:?} is not watched"
             );
             assert!(!parts.is_idle(lock), "{id:?} is idle but still in the table");
         }
-        let contended = parts.table.iter().filter(|(.., state)| !state.queue.is_empty()).count();
+        let contended = parts.table.iter().filter(|(.., state)| !state.queue().is_empty()).count();
         assert_eq!(parts.statistics.contended(), contended, "the locks with waiters are miscounted");
         let of_states = |planned: fn(&LockState) -> Option<i128>| {
             let planned = parts.table.iter().filter_map(|(lock, _, state)| Some((planned(state)?, lock)));
@@ -63,24 +60,24 @@ impl LockManager {
         };
         let leases = parts.leases.iter().map(|(at, lock)| (i128::from(at), lock));
         assert!(
-            leases.eq(of_states(|state| state.lease_planned.map(i128::from))),
+            leases.eq(of_states(|state| state.planned_lease().map(i128::from))),
             "a lease is scheduled wrongly"
         );
         let windows = parts.windows.iter().map(|(at, lock)| (i128::from(at), lock));
         assert!(
-            windows.eq(of_states(|state| state.window_planned.map(i128::from))),
+            windows.eq(of_states(|state| state.planned_window().0.map(i128::from))),
             "a window is scheduled wrongly"
         );
         for lock in parts.fragile.iter() {
             let state = parts.state(lock);
             assert!(
-                state.is_some_and(|state| state.lease_planned.is_some()),
+                state.is_some_and(|state| state.planned_lease().is_some()),
                 "a fragile lock has no scheduled lease"
             );
         }
         let stuck = parts.table.iter().filter(|(lock, ..)| self.is_stuck(*lock));
         let stuck: Vec<_> =
-            stuck.map(|(_, id, state)| (id, state.queue.iter().collect::<Vec<_>>())).collect();
+            stuck.map(|(_, id, state)| (id, state.queue().iter().collect::<Vec<_>>())).collect();
         assert!(stuck.is_empty(), "no event will reconcile {stuck:?}");
     }
 
@@ -96,11 +93,11 @@ impl LockManager {
             let first_wait = parts.waiters.get(id).and_then(Wait::first_wait);
             first_wait.is_some_and(|first_wait| parts.waiters.bundles.waits_elsewhere(first_wait, lock))
         };
-        !state.queue.is_empty()
-            && !state.queue.iter().any(waits_elsewhere)
+        !state.queue().is_empty()
+            && !state.queue().iter().any(waits_elsewhere)
             && !parts.table.is_ready(lock)
-            && state.lease_planned.is_none()
-            && state.window_planned.is_none()
+            && state.planned_lease().is_none()
+            && state.planned_window().0.is_none()
     }
 
     /// Sets the portion of due work that one step does.
@@ -144,7 +141,7 @@ impl LockManager {
     /// Whether the lock is left free for external clients now.
     pub(crate) fn is_left_free(&self, lock: crate::core::LockRef<'_>, now: crate::core::Now) -> bool {
         let state = self.parts.table.find(lock).and_then(|lock| self.parts.state(lock));
-        state.is_some_and(|state| state.fairness.yields(u64::MAX, now))
+        state.is_some_and(|state| state.yields(u64::MAX, now))
     }
 
     /// Fails if anything but decisions is left.
@@ -168,9 +165,9 @@ impl LockManager {
 fn verify_waits(parts: &Parts) {
     for (id, wait) in parts.waiters.iter() {
         let state = parts.state(wait.lock()).unwrap_or_else(|| panic!("{id:?} waits for an unknown lock"));
-        let stands = state.queue.find(wait.position()) == Some((id, wait.request().wants));
+        let stands = state.queue().find(wait.position()) == Some((id, wait.request().wants));
         assert_eq!(stands, wait.state() == WaitState::Queued, "{id:?} is {:?}", wait.state());
-        let (in_flight, marked) = state.unconfirmed.ids();
+        let (in_flight, marked) = state.unconfirmed().ids();
         assert_eq!(in_flight.contains(&id), wait.state() == WaitState::Granted, "{id:?}");
         assert_eq!(marked.contains(&id), wait.state() == WaitState::Marked, "{id:?}");
         let is_timed =

@@ -8,6 +8,7 @@ use foldhash::HashSet;
 use smallvec::SmallVec;
 
 use super::LockManager;
+use crate::core::manager::parts::LockState;
 use crate::core::queue::wait_queue::Position;
 use crate::core::queue::waiters::Wait;
 use crate::core::table::LockIdx;
@@ -56,7 +57,7 @@ impl Waits for LockManager {
         which: Ahead,
         positions: Range<Position>,
     ) -> impl Iterator<Item = WaiterId> {
-        let queue = self.parts.state(lock).map(|state| &state.queue);
+        let queue = self.parts.state(lock).map(LockState::queue);
         let of = |wanted| queue.filter(|_| which == wanted).map(|queue| (queue, positions.clone()));
         let all = of(Ahead::All).into_iter().flat_map(|(queue, positions)| queue.at(positions));
         let blocking = of(Ahead::Blocking).into_iter();
@@ -76,7 +77,7 @@ impl Waits for LockManager {
 
     fn anticipate(&self, lock: LockIdx, holders: &mut Holders) {
         let Some(state) = self.parts.state(lock) else { return };
-        for (owner, mode) in state.unconfirmed.marked() {
+        for (owner, mode) in state.unconfirmed().marked() {
             let _ = holders.release(owner.as_bytes(), ReleaseScope::OneOf(mode), None);
         }
         for owner in self.parts.bindings.closed(lock) {
@@ -89,25 +90,25 @@ impl Waits for LockManager {
     }
 
     fn has_members(&self, lock: LockIdx) -> bool {
-        self.parts.state(lock).is_some_and(|state| state.queue.has_members())
+        self.parts.state(lock).is_some_and(|state| state.queue().has_members())
     }
 
     fn has_ever_overtaken(&self, overtaker: WaiterId, member: WaiterId) -> bool {
         let lock = self.parts.waiters.queued(overtaker).map(Wait::lock);
         let state = lock.and_then(|lock| self.parts.state(lock));
-        state.is_some_and(|state| state.queue.has_ever_overtaken(overtaker, member))
+        state.is_some_and(|state| state.queue().has_ever_overtaken(overtaker, member))
     }
 
     fn has_overtaking(&self, lock: LockIdx) -> bool {
-        self.parts.state(lock).is_some_and(|state| state.queue.has_overtaking())
+        self.parts.state(lock).is_some_and(|state| state.queue().has_overtaking())
     }
 
     fn overtakers(&self, lock: LockIdx, member: WaiterId) -> impl Iterator<Item = WaiterId> {
-        self.parts.state(lock).into_iter().flat_map(move |state| state.queue.overtakers(member))
+        self.parts.state(lock).into_iter().flat_map(move |state| state.queue().overtakers(member))
     }
 
     fn overtaken_by(&self, lock: LockIdx, overtaker: WaiterId) -> Option<&HashSet<WaiterId>> {
-        self.parts.state(lock)?.queue.overtaken_by(overtaker)
+        self.parts.state(lock)?.queue().overtaken_by(overtaker)
     }
 
     fn may_be_in_cycle(&self, id: WaiterId, holders: &Holders) -> bool {
@@ -120,7 +121,7 @@ impl Waits for LockManager {
         if wants.once && holders.of(owner.as_bytes()).is_some() {
             return false;
         }
-        state.queue.has_crossing()
+        state.queue().has_crossing()
             || match (holders, wants.limit) {
                 (Holders::Free, _) => false,
                 (Holders::Exclusive(hold), _) => self.parts.waiters.waits(hold.owner.as_bytes()),
@@ -128,7 +129,7 @@ impl Waits for LockManager {
                 // the request.
                 (Holders::Shared(_), Some(limit)) => {
                     let waiting = self.parts.waiters.index_lens().0;
-                    state.queue.len() > 1
+                    state.queue().len() > 1
                         || u32::try_from(waiting).is_ok_and(|waiting| waiting >= limit.get())
                 }
                 (Holders::Shared(_), None) => true,

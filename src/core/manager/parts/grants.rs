@@ -13,7 +13,7 @@ use crate::core::{Decision, Now, Owner, Request, WaiterId, WallMs};
 impl Parts {
     /// Number of grants and bindings of a lock that end with their holds.
     pub(in crate::core::manager) fn remembered_of(&self, lock: LockIdx) -> usize {
-        self.table.get(lock).map_or(0, |state| state.unconfirmed.len()) + self.bindings.len_of(lock)
+        self.table.get(lock).map_or(0, |state| state.unconfirmed().len()) + self.bindings.len_of(lock)
     }
 
     /// Ends the grace of a grant that is confirmed, revoked or void.
@@ -42,7 +42,7 @@ impl Parts {
             self.deadlines.set(&id, None);
         }
         if let Some(state) = self.table.get_mut(lock) {
-            state.unconfirmed.mark_for_revocation(id, &wait.request().owner);
+            state.unconfirmed_mut().mark_for_revocation(id, &wait.request().owner);
             self.table.set_ready(lock);
         }
     }
@@ -72,7 +72,7 @@ impl Parts {
         ended: impl Fn(&Owner) -> bool,
     ) {
         let Some(state) = self.table.get_mut(lock) else { return };
-        for id in state.unconfirmed.void(affected, ended) {
+        for id in state.unconfirmed_mut().void(affected, ended) {
             let Some((wait, _)) = self.waiters.remove(id) else { continue };
             if wait.request().notify.is_some() {
                 self.void_notified(id, lock, &wait, forgets);
@@ -80,7 +80,7 @@ impl Parts {
                 // The grant would have been revoked anyway.
                 let state = self.table.get_mut(lock);
                 if let Some((state, request)) = state.zip(wait.request().id.clone()) {
-                    state.unconfirmed.was_voided(request);
+                    state.unconfirmed_mut().was_voided(request);
                 }
             }
             // A client that still waits for all locks of its bundle has lost one.
@@ -101,7 +101,7 @@ impl Parts {
         // A repeated call must not get the voided reply.
         let state = self.table.get_mut(lock).filter(|_| forgets && !self.demoted);
         if let Some((state, request)) = state.zip(wait.request().id.clone()) {
-            state.unconfirmed.was_voided(request);
+            state.unconfirmed_mut().was_voided(request);
         }
     }
 
@@ -112,10 +112,10 @@ impl Parts {
         if !self.lost_bundles.is_empty() {
             self.end_lost_bundles(decision);
         }
-        let Some(state) = self.table.get_mut(lock).filter(|state| state.unconfirmed.any_lost()) else {
+        let Some(state) = self.table.get_mut(lock).filter(|state| state.unconfirmed().any_lost()) else {
             return;
         };
-        let lost = state.unconfirmed.take_lost();
+        let lost = state.unconfirmed_mut().take_lost();
         self.decisions.extend(lost.into_iter().map(|id| (id, decision.clone())));
     }
 
@@ -138,7 +138,7 @@ impl Parts {
         token: Option<SetToken>,
     ) {
         if let Some(state) = self.table.get_mut(lock) {
-            state.unconfirmed.note_setting(owner, lease, token);
+            state.unconfirmed_mut().note_setting(owner, lease, token);
         }
     }
 
@@ -157,7 +157,7 @@ impl Parts {
             return false;
         }
         let Some(state) = self.table.get_mut(lock) else { return false };
-        if !state.unconfirmed.confirm_plain(id, &wait.request().owner) {
+        if !state.unconfirmed_mut().confirm_plain(id, &wait.request().owner) {
             return false;
         }
         self.waiters.forget_plain(id);
@@ -172,7 +172,7 @@ impl Parts {
         let (wait, _) = self.waiters.remove(id)?;
         self.grace_ends(id, wait.request());
         let state = self.table.get_mut(wait.lock());
-        let confirmed = state.and_then(|state| state.unconfirmed.confirm(id, &wait.request().owner));
+        let confirmed = state.and_then(|state| state.unconfirmed_mut().confirm(id, &wait.request().owner));
         let Some(confirmed) = confirmed else { return defect!("a grant is unknown to its lock", None) };
         if confirmed.settles {
             self.table.set_ready(wait.lock());

@@ -3,30 +3,32 @@
 //! State of one lock.
 
 use crate::core::held::Held;
-use crate::core::queue::fairness::Fairness;
+use crate::core::queue::fairness::{AtDeadline, Fairness, WhenFree};
 use crate::core::queue::wait_queue::WaitQueue;
+use crate::core::schedule::Calendar;
+use crate::core::table::LockIdx;
 use crate::core::unconfirmed::Unconfirmed;
-use crate::core::{Hold, MonoUs, WallMs};
+use crate::core::{Hold, HoldEvent, LockId, MonoUs, Now, Statistics, WaiterId, WallMs};
 
 /// State of one lock, apart from its key.
 #[derive(Default)]
 pub(in crate::core::manager) struct LockState {
-    pub(in crate::core::manager) queue: WaitQueue,
-    pub(in crate::core::manager) fairness: Fairness,
-    pub(in crate::core::manager) unconfirmed: Unconfirmed,
-    pub(in crate::core::manager) held: Held,
+    queue: WaitQueue,
+    fairness: Fairness,
+    unconfirmed: Unconfirmed,
+    held: Held,
     /// Whether a hold granted here ended without a call. If no waiter takes the lock, it must be announced as
     /// free.
-    pub(in crate::core::manager) unannounced: bool,
+    unannounced: bool,
     /// Whether a foreign write may have given the lock to an owner that waits behind a member of a bundle.
     was_changed: bool,
     /// The sole, plain, exclusive hold of the lock, as far as known. The next call probably finds it.
-    pub(in crate::core::manager) plain_hold: Option<Hold>,
+    plain_hold: Option<Hold>,
     /// Time of the grant of the exclusive hold, if known.
     held_since: Option<MonoUs>,
     /// Whether a grant with `NOTIFY` is unconfirmed while external clients may know of a later end than the
     /// grace. See [`ExpectedEnd`](crate::core::ExpectedEnd).
-    pub(in crate::core::manager) unconfirmed_whole_lease: bool,
+    whole_lease_is_unconfirmed: bool,
     /// Number of holders at the end of the last step, if the lock has more grants and bindings than one step
     /// examines.
     held_by: u32,
@@ -37,17 +39,139 @@ pub(in crate::core::manager) struct LockState {
     /// Time at which a newcomer last opened the key and the keys beside it.
     last_look: Option<MonoUs>,
     /// Time of the lock in the schedule of leases.
-    pub(in crate::core::manager) lease_planned: Option<WallMs>,
+    lease_planned: Option<WallMs>,
     /// Time of the lock in the schedule of windows.
-    pub(in crate::core::manager) window_planned: Option<MonoUs>,
+    window_planned: Option<MonoUs>,
     /// Probable index of the lock in the list of the longest waits.
-    pub(in crate::core::manager) place_in_top: u32,
+    place_in_top: u32,
 }
 
 impl LockState {
+    /// Whether nothing about the lock has to be remembered. Whether it is ready or bound is known elsewhere.
+    #[inline(always)]
+    pub(super) fn is_idle(&self) -> bool {
+        self.queue.is_empty()
+            && self.fairness.is_idle()
+            && self.unconfirmed.is_empty()
+            && self.held.is_empty()
+            && !self.unannounced
+            && self.lease_planned.is_none()
+    }
+
     /// Whether the lock has native waiters or, as far as known, external ones.
     pub(in crate::core::manager) fn is_waited_for(&self) -> bool {
         !self.queue.is_empty() || self.fairness.has_subscribers()
+    }
+
+    /// Whether owners must be notified of the end of their leases, even without waiters.
+    pub(in crate::core::manager) fn has_owners_to_notify(&self) -> bool {
+        !self.held.is_empty() || self.unconfirmed.any_unanswered()
+    }
+
+    /// Forgets everything that a later step would announce or delete: the lock is no longer served here.
+    pub(in crate::core::manager) fn stop_serving(&mut self) {
+        self.unannounced = false;
+        self.unconfirmed.take_voided(usize::MAX);
+        self.forget_hold();
+    }
+}
+
+/// The queue. Only [`Parts`](super::Parts) changes it, as each wait is in other indexes too.
+impl LockState {
+    pub(in crate::core::manager) fn queue(&self) -> &WaitQueue {
+        &self.queue
+    }
+
+    #[inline(always)]
+    pub(super) fn queue_mut(&mut self) -> &mut WaitQueue {
+        &mut self.queue
+    }
+
+    /// Lets a wait overtake a member of a bundle. False if it has overtaken the member already.
+    pub(in crate::core::manager) fn overtake(&mut self, overtaker: WaiterId, member: WaiterId) -> bool {
+        self.queue.overtake(overtaker, member)
+    }
+}
+
+/// Grants in flight and records of holds.
+impl LockState {
+    pub(in crate::core::manager) fn unconfirmed(&self) -> &Unconfirmed {
+        &self.unconfirmed
+    }
+
+    #[inline(always)]
+    pub(in crate::core::manager) fn unconfirmed_mut(&mut self) -> &mut Unconfirmed {
+        &mut self.unconfirmed
+    }
+
+    pub(in crate::core::manager) fn held(&self) -> &Held {
+        &self.held
+    }
+
+    pub(in crate::core::manager) fn held_mut(&mut self) -> &mut Held {
+        &mut self.held
+    }
+
+    /// Notes whether the latest grant with `NOTIFY` is unconfirmed while external clients may know of a later
+    /// end than its grace. Returns whether an earlier grant was.
+    #[inline(always)]
+    pub(in crate::core::manager) fn note_whole_lease(&mut self, is_unconfirmed: bool) -> bool {
+        std::mem::replace(&mut self.whole_lease_is_unconfirmed, is_unconfirmed)
+    }
+
+    /// Whether a grant with `NOTIFY` is unconfirmed while external clients may know of a later end than its
+    /// grace. See [`ExpectedEnd`](crate::core::ExpectedEnd).
+    #[inline(always)]
+    pub(in crate::core::manager) fn whole_lease_is_unconfirmed(&self) -> bool {
+        self.whole_lease_is_unconfirmed
+    }
+
+    /// Notes a grant of the lock.
+    #[inline(always)]
+    pub(in crate::core::manager) fn note_grant(&mut self, now: Now) {
+        self.fairness.granted(now);
+        self.unannounced = false;
+    }
+}
+
+/// The announcement of a free lock.
+impl LockState {
+    pub(in crate::core::manager) fn is_unannounced(&self) -> bool {
+        self.unannounced
+    }
+
+    /// Notes that the lock must be announced unless a waiter takes it.
+    pub(in crate::core::manager) fn note_unannounced(&mut self) {
+        self.unannounced = true;
+    }
+
+    /// Returns whether the lock must be announced if it is free. The caller announces it.
+    #[inline(always)]
+    pub(in crate::core::manager) fn take_unannounced(&mut self) -> bool {
+        std::mem::take(&mut self.unannounced)
+    }
+}
+
+/// The hold that the next call probably finds, and its age.
+impl LockState {
+    /// The sole, plain, exclusive hold of the lock, as far as known.
+    #[inline(always)]
+    pub(in crate::core::manager) fn plain_hold(&self) -> Option<&Hold> {
+        self.plain_hold.as_ref()
+    }
+
+    /// Remembers the sole, plain, exclusive hold, if any.
+    #[inline(always)]
+    pub(in crate::core::manager) fn set_plain_hold(&mut self, hold: Option<&Hold>) {
+        self.plain_hold = hold.map(|hold| Hold { renewed: false, ..hold.clone() });
+    }
+
+    /// Forgets the remembered hold if the lock has no waiters left.
+    #[inline(always)]
+    pub(super) fn forget_unwanted_hold(&mut self) {
+        if self.queue.is_empty() {
+            self.plain_hold = None;
+        }
     }
 
     /// Forgets the remembered hold, which may be a different one now.
@@ -56,10 +180,31 @@ impl LockState {
         self.held_since = None;
     }
 
-    /// Notes a foreign write. With `has_bundles`, the new holders must be searched for cycles.
-    pub(in crate::core::manager) fn note_foreign_write(&mut self, has_bundles: bool) {
+    /// Notes the time of the grant of an exclusive hold.
+    #[inline(always)]
+    pub(in crate::core::manager) fn hold_begins(&mut self, now: MonoUs) {
+        self.held_since = Some(now);
+    }
+
+    /// Forgets the time of the grant, and returns it if it is known.
+    #[inline(always)]
+    pub(in crate::core::manager) fn take_held_since(&mut self) -> Option<MonoUs> {
+        self.held_since.take()
+    }
+}
+
+/// Foreign writes, and grants and bindings of holds that may have ended.
+impl LockState {
+    /// Notes a foreign write, and the event by which it ended all holds, if it did. With `has_bundles`, the
+    /// new holders must be searched for cycles.
+    pub(in crate::core::manager) fn note_foreign_write(
+        &mut self,
+        ended_by: Option<HoldEvent>,
+        has_bundles: bool,
+    ) {
         self.was_changed = has_bundles;
         self.forget_hold();
+        self.held.doubt(ended_by);
     }
 
     /// Whether a foreign write may have changed the holders since the last call.
@@ -67,8 +212,9 @@ impl LockState {
         std::mem::take(&mut self.was_changed)
     }
 
-    /// Notes that some grants and bindings may be of holds that have ended.
-    pub(in crate::core::manager) fn note_possible_end(&mut self) {
+    /// Notes that another client may have set the leases, and ended some holds.
+    pub(in crate::core::manager) fn note_foreign_leases(&mut self) {
+        self.unconfirmed.leases_are_foreign();
         self.may_have_ended = true;
     }
 
@@ -102,21 +248,127 @@ impl LockState {
     pub(in crate::core::manager) fn has_recent_look(&self, now: MonoUs, valid_us: MonoUs) -> bool {
         self.last_look.is_some_and(|look| now < look.saturating_add(valid_us))
     }
+}
 
-    /// Notes the time of the grant of an exclusive hold.
+/// Fairness towards external clients.
+impl LockState {
+    /// Whether external clients have subscribed to the lock's channel, as far as known.
     #[inline(always)]
-    pub(in crate::core::manager) fn hold_begins(&mut self, now: MonoUs) {
-        self.held_since = Some(now);
+    pub(in crate::core::manager) fn has_subscribers(&self) -> bool {
+        self.fairness.has_subscribers()
     }
 
-    /// Forgets the time of the grant, and returns it if it is known.
+    /// Whether a call that can wait until this time lets external clients take the free lock first.
     #[inline(always)]
-    pub(in crate::core::manager) fn take_held_since(&mut self) -> Option<MonoUs> {
-        self.held_since.take()
+    pub(in crate::core::manager) fn yields(&self, ready_until: MonoUs, now: Now) -> bool {
+        self.fairness.yields(ready_until, now)
     }
 
-    /// Whether owners must be notified of the end of their leases, even without waiters.
-    pub(in crate::core::manager) fn has_owners_to_notify(&self) -> bool {
-        !self.held.is_empty() || self.unconfirmed.any_unanswered()
+    /// The action for the free lock. `granted_here` tells whether its key is probably a lock granted here.
+    #[inline(always)]
+    pub(in crate::core::manager) fn when_free(
+        &mut self,
+        first_deadline: Option<MonoUs>,
+        granted_here: impl FnOnce() -> bool,
+        now: Now,
+    ) -> WhenFree {
+        let becomes_free = || !self.queue.is_empty() || self.unannounced || granted_here();
+        self.fairness.when_free(first_deadline, becomes_free, now)
+    }
+
+    /// Opens a window. The caller announces the lock.
+    pub(in crate::core::manager) fn open_window(&mut self, now: Now) {
+        self.fairness.open(now);
+        self.unannounced = false;
+    }
+
+    /// Notes that the channel of the free lock has no subscribers.
+    pub(in crate::core::manager) fn note_no_subscribers(&mut self, now: Now) {
+        self.fairness.no_subscribers(now);
+    }
+
+    /// Notes that the lock was announced as free.
+    pub(in crate::core::manager) fn note_announced(&mut self, to_subscribers: bool, now: Now) {
+        self.fairness.announced(to_subscribers, now);
+        self.settle_fairness(true, now);
+    }
+
+    /// Notes that subscribers sleep until a later time than the end of the first lease.
+    pub(in crate::core::manager) fn note_shortened_lease(&mut self) {
+        self.fairness.subscribers_wait_for_lease();
+    }
+
+    /// Notes that an external client has taken the lock. Returns whether it used a window.
+    pub(super) fn note_taken_externally(&mut self, now: Now) -> bool {
+        self.fairness.taken_externally(now)
+    }
+
+    /// Drops unneeded history, now or after a while. Returns whether an external client used a window.
+    #[inline(always)]
+    pub(in crate::core::manager) fn settle_fairness(&mut self, is_free: bool, now: Now) -> bool {
+        self.fairness.settle(is_free, !self.queue.is_empty(), now)
+    }
+
+    /// Handles the end of a window, or of the memory of subscribers.
+    pub(in crate::core::manager) fn end_window(&mut self, lease_is_watched: bool, now: Now) -> AtDeadline {
+        self.fairness.at_deadline(!self.queue.is_empty(), lease_is_watched, now)
+    }
+
+    /// Whether the history is kept until the lock is free.
+    pub(in crate::core::manager) fn keeps_fairness_until_free(&self) -> bool {
+        self.fairness.is_kept_until_free()
+    }
+
+    /// Forgets the history.
+    pub(super) fn reset_fairness(&mut self) {
+        self.fairness = Fairness::default();
+    }
+}
+
+/// Schedules and statistics.
+impl LockState {
+    /// Time of the lock in the schedule of leases.
+    #[inline(always)]
+    pub(in crate::core::manager) fn planned_lease(&self) -> Option<WallMs> {
+        self.lease_planned
+    }
+
+    /// Moves the lock in the schedule of leases. `None` removes it.
+    #[inline(always)]
+    pub(in crate::core::manager) fn plan_lease(
+        &mut self,
+        leases: &mut Calendar<WallMs, LockIdx>,
+        lock: LockIdx,
+        end: Option<WallMs>,
+    ) {
+        leases.set(lock, &mut self.lease_planned, end);
+    }
+
+    /// Notes that the schedule of leases has returned the lock.
+    pub(in crate::core::manager) fn lease_is_due(&mut self) {
+        self.lease_planned = None;
+    }
+
+    /// Updates the schedule of windows from the fairness.
+    #[inline(always)]
+    pub(super) fn plan_window(&mut self, windows: &mut Calendar<MonoUs, LockIdx>, lock: LockIdx) {
+        windows.set(lock, &mut self.window_planned, self.fairness.deadline());
+    }
+
+    /// Notes that the schedule of windows has returned the lock.
+    pub(in crate::core::manager) fn window_is_due(&mut self) {
+        self.window_planned = None;
+    }
+
+    /// Records the duration of a wait for the lock.
+    #[inline(always)]
+    pub(super) fn count_wait(&mut self, statistics: &mut Statistics, name: &LockId, waited: MonoUs) {
+        statistics.waited(name, &mut self.place_in_top, waited);
+    }
+
+    /// Time of the lock in the schedule of windows, and the time at which it belongs there.
+    #[cfg(test)]
+    pub(in crate::core::manager) fn planned_window(&self) -> (Option<MonoUs>, Option<MonoUs>) {
+        (self.window_planned, self.fairness.deadline())
     }
 }

@@ -102,16 +102,9 @@ impl Parts {
     /// Whether the state of this lock can be forgotten.
     #[inline(always)]
     pub(in crate::core::manager) fn is_idle(&self, lock: LockIdx) -> bool {
-        self.table.get(lock).is_some_and(|state| {
-            state.queue.is_empty()
-                && state.fairness.is_idle()
-                && state.unconfirmed.is_empty()
-                && state.held.is_empty()
-                && !state.unannounced
-                && !self.table.is_ready(lock)
-                && state.lease_planned.is_none()
-                && !self.bindings.knows(lock)
-        })
+        self.table
+            .get(lock)
+            .is_some_and(|state| state.is_idle() && !self.table.is_ready(lock) && !self.bindings.knows(lock))
     }
 
     /// Forgets a lock whose state is empty.

@@ -25,19 +25,19 @@ impl Parts {
     #[cold]
     pub(in crate::core::manager) fn insert_held(&mut self, lock: LockIdx, owner: &Owner, hold: HoldRecord) {
         if let Some(state) = self.table.get_mut(lock) {
-            state.held.insert(owner, hold);
+            state.held_mut().insert(owner, hold);
         }
     }
 
     /// Removes the record of an owner's hold. Returns whether it existed.
     pub(in crate::core::manager) fn take_held(&mut self, lock: LockIdx, owner: &Owner) -> bool {
-        self.table.get_mut(lock).is_some_and(|state| state.held.remove(owner))
+        self.table.get_mut(lock).is_some_and(|state| state.held_mut().remove(owner))
     }
 
     /// Forgets the records of a lock's holds.
     pub(in crate::core::manager) fn forget_held(&mut self, lock: LockIdx) {
         if let Some(state) = self.table.get_mut(lock) {
-            state.held = Held::default();
+            *state.held_mut() = Held::default();
         }
     }
 }

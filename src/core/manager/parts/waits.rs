@@ -71,7 +71,7 @@ impl Parts {
         }
         let Some(state) = self.table.get(lock) else { return defect!("a wait for an unknown lock", true) };
         let unblocks_next =
-            state.queue.unblocks_next(wait.position(), wait.request().wants, wait.is_member());
+            state.queue().unblocks_next(wait.position(), wait.request().wants, wait.is_member());
         // The announcement of a bundle's free lock may have been withheld.
         if (unblocks_next || wait.is_member()) && !self.demoted {
             self.table.set_ready(lock);
@@ -94,7 +94,7 @@ impl Parts {
     #[inline(always)]
     pub(in crate::core::manager) fn count_wait(&mut self, lock: LockIdx, waited: MonoUs) {
         let Some((name, state)) = self.table.named_state(lock) else { return };
-        self.statistics.waited(name, &mut state.place_in_top, waited);
+        state.count_wait(&mut self.statistics, name, waited);
     }
 
     /// Removes a queued wait from every index, with the other members of its bundle.
@@ -124,9 +124,8 @@ impl Parts {
                 self.searches.insert(other);
             }
         }
-        if let Some(state) = self.table.get_mut(wait.lock()).filter(|state| state.queue.is_empty()) {
-            // The lock has no waiters left.
-            state.plain_hold = None;
+        if let Some(state) = self.table.get_mut(wait.lock()) {
+            state.forget_unwanted_hold();
         }
         Some(wait)
     }
@@ -143,10 +142,10 @@ impl Parts {
     ) {
         let position = Position::new(request.wants, holds, ticket);
         if let Some(state) = self.table.get_mut(lock) {
-            if state.queue.is_empty() {
+            if state.queue().is_empty() {
                 self.statistics.contention_begins();
             }
-            state.queue.insert(position, (id, first_wait.is_some()), request.wants);
+            state.queue_mut().insert(position, (id, first_wait.is_some()), request.wants);
         }
         // A bundle has one deadline.
         if deadline.is_some() && first_wait.is_none_or(|first_wait| first_wait == id) {
@@ -185,7 +184,8 @@ impl Parts {
         if deadline.is_some() {
             self.deadlines.set(&id, None);
         }
-        let removed = |state: &mut LockState| state.queue.leave(position, id).then(|| state.queue.is_empty());
+        let removed =
+            |state: &mut LockState| state.queue_mut().leave(position, id).then(|| state.queue().is_empty());
         match self.table.get_mut(lock).and_then(removed) {
             Some(true) => self.statistics.contention_ends(),
             Some(false) => {}
@@ -205,7 +205,7 @@ impl Parts {
             for id in ids {
                 let Some(wait) = self.waiters.queued(id) else { continue };
                 if let Some(state) = self.table.get_mut(wait.lock()) {
-                    state.queue.set_crossing(wait.position(), crosses);
+                    state.queue_mut().set_crossing(wait.position(), crosses);
                 }
             }
         }
@@ -233,7 +233,7 @@ impl Parts {
     /// Whether a holder of this lock may block an owner that did not stand behind it. Without members of
     /// bundles in the queue, the first to arrive is granted first.
     pub(in crate::core::manager) fn has_members(&self, lock: LockIdx) -> bool {
-        !self.waiters.bundles.is_empty() && self.state(lock).is_some_and(|state| state.queue.has_members())
+        !self.waiters.bundles.is_empty() && self.state(lock).is_some_and(|state| state.queue().has_members())
     }
 
     /// Moves a queued wait after its owner got or lost its hold on the lock. Returns whether its position has
@@ -244,12 +244,12 @@ impl Parts {
             (wait.lock(), wait.position(), wait.request().wants, wait.is_member());
         let after = Position::new(wants, holds, before.ticket());
         let Some(state) = self.table.get_mut(lock).filter(|_| before != after) else { return false };
-        let crosses = state.queue.is_crossing(before);
-        state.queue.remove(before);
-        state.queue.insert(after, (id, is_member), wants);
+        let crosses = state.queue().is_crossing(before);
+        state.queue_mut().remove(before);
+        state.queue_mut().insert(after, (id, is_member), wants);
         self.searches.note_move();
         if crosses {
-            state.queue.set_crossing(after, true);
+            state.queue_mut().set_crossing(after, true);
         }
         self.waiters.set_position(id, after);
         true

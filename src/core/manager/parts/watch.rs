@@ -4,7 +4,6 @@
 
 use super::lock_state::LockState;
 use super::Parts;
-use crate::core::queue::fairness::Fairness;
 use crate::core::table::LockIdx;
 use crate::core::{Now, WallMs};
 
@@ -13,7 +12,7 @@ impl Parts {
     #[inline(always)]
     pub(in crate::core::manager) fn schedule_window(&mut self, lock: LockIdx) {
         if let Some(state) = self.table.get_mut(lock) {
-            self.windows.set(lock, &mut state.window_planned, state.fairness.deadline());
+            state.plan_window(&mut self.windows, lock);
         }
     }
 
@@ -25,8 +24,8 @@ impl Parts {
             return;
         }
         // An earlier entry stays: its check finds the new time. Moving it at each hand-over would cost more.
-        if end.is_none_or(|end| state.lease_planned.is_none_or(|planned| end < planned)) {
-            self.leases.set(lock, &mut state.lease_planned, end);
+        if end.is_none_or(|end| state.planned_lease().is_none_or(|planned| end < planned)) {
+            state.plan_lease(&mut self.leases, lock, end);
         }
         if end.is_none() {
             self.fragile.remove(lock);
@@ -61,7 +60,7 @@ impl Parts {
     /// Forgets the fairness history of a lock that is no longer granted here.
     pub(in crate::core::manager) fn forget_window(&mut self, lock: LockIdx) {
         if let Some(state) = self.table.get_mut(lock) {
-            state.fairness = Fairness::default();
+            state.reset_fairness();
         }
         self.schedule_window(lock);
     }
@@ -69,7 +68,7 @@ impl Parts {
     /// Notes that an external client has taken the lock.
     pub(in crate::core::manager) fn taken_externally(&mut self, lock: LockIdx, now: Now) {
         let Some(state) = self.table.get_mut(lock) else { return };
-        self.windows_used += usize::from(state.fairness.taken_externally(now));
+        self.windows_used += usize::from(state.note_taken_externally(now));
         self.schedule_window(lock);
     }
 }

@@ -89,13 +89,13 @@ impl<'a> Step<'a> {
     #[inline(always)]
     pub(super) fn forget_voided(&mut self, lock: LockIdx) {
         let portion = self.portion;
-        let Some(state) = self.parts.state_mut(lock).filter(|state| state.unconfirmed.any_voided()) else {
+        let Some(state) = self.parts.state_mut(lock).filter(|state| state.unconfirmed().any_voided()) else {
             return;
         };
-        for request in state.unconfirmed.take_voided(portion) {
+        for request in state.unconfirmed_mut().take_voided(portion) {
             self.records.forget_grant(&request);
         }
-        self.is_unfinished |= state.unconfirmed.any_voided();
+        self.is_unfinished |= state.unconfirmed().any_voided();
     }
 
     /// Handles a hold that has ended without a call, or whose lease has changed.

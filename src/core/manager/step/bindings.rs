@@ -61,7 +61,7 @@ impl Step<'_> {
         }
         // The lease may have ended without a step. Revoking a grant from that time must not release the next
         // hold.
-        if self.parts.state(lock).is_some_and(|state| !state.unconfirmed.is_empty()) {
+        if self.parts.state(lock).is_some_and(|state| !state.unconfirmed().is_empty()) {
             self.parts.void_ended(lock, AffectedOwners::Only(owner), |_| true);
             self.forget_voided(lock);
         }

@@ -100,7 +100,7 @@ impl Step<'_> {
         let Some(state) = self.lock.and_then(|lock| self.parts.state(lock)) else { return Vec::new() };
         let is_notified =
             |id: &WaiterId| self.parts.waiters.get(*id).is_some_and(|wait| wait.request().notify.is_some());
-        state.unconfirmed.in_flight_to(owner).filter(is_notified).collect()
+        state.unconfirmed().in_flight_to(owner).filter(is_notified).collect()
     }
 
     /// Confirms a grant with `NOTIFY`, whose hold gets this lease. Returns its reply.
@@ -110,7 +110,7 @@ impl Step<'_> {
             self.expected_end = ExpectedEnd::MaybeSooner;
         }
         if let Some(state) = self.state_mut() {
-            state.unconfirmed_whole_lease = false;
+            state.note_whole_lease(false);
         }
         let request = wait.request();
         // The outcome of the lease may be known now.
@@ -176,10 +176,10 @@ impl Step<'_> {
     /// connection and close the waiting one, all before the delivery is known.
     pub(super) fn take_over(&mut self, owner: &Owner, by: Bind) {
         let Some(state) = self.lock.and_then(|lock| self.parts.state(lock)) else { return };
-        if !state.unconfirmed.any_in_flight() {
+        if !state.unconfirmed().any_in_flight() {
             return;
         }
-        let granted: SmallVec<[WaiterId; 2]> = state.unconfirmed.in_flight_to(owner).collect();
+        let granted: SmallVec<[WaiterId; 2]> = state.unconfirmed().in_flight_to(owner).collect();
         for id in granted {
             self.parts.waiters.take_over(id, by);
         }

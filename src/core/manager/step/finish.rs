@@ -6,7 +6,7 @@ use super::output::{ExpectedEnd, StepOutput};
 use super::{counted, Step};
 use crate::core::schedule::earlier;
 use crate::core::table::LockIdx;
-use crate::core::{Decision, Hold, Holders};
+use crate::core::{Decision, Holders};
 
 impl Step<'_> {
     /// Serves the queue and ends the step.
@@ -53,24 +53,24 @@ impl Step<'_> {
         let is_free = self.holders.is_free();
         let expected_end = &mut self.expected_end;
         let unannounced = self.parts.state_mut(lock).is_some_and(|state| {
-            if state.unconfirmed_whole_lease && !is_reserved && !state.unconfirmed.any_to_confirm() {
+            if state.whole_lease_is_unconfirmed() && !is_reserved && !state.unconfirmed().any_to_confirm() {
                 // The grant was not confirmed. If the lock is free, it is announced anyway.
-                state.unconfirmed_whole_lease = false;
+                state.note_whole_lease(false);
                 if !is_free {
                     *expected_end = ExpectedEnd::MaybeSooner;
                 }
             }
             // The hold of an external client is not remembered while no native client wants the lock.
-            let is_wanted = !state.queue.is_empty() || state.unconfirmed.any_in_flight() || is_bound;
-            let mark_kept = is_wanted || state.plain_hold.is_some();
-            let plain = plain.filter(|_| if forgets { !state.queue.is_empty() } else { mark_kept });
-            if handed_over || state.plain_hold.as_ref() != plain {
-                state.plain_hold = plain.map(|hold| Hold { renewed: false, ..hold.clone() });
+            let is_wanted = !state.queue().is_empty() || state.unconfirmed().any_in_flight() || is_bound;
+            let mark_kept = is_wanted || state.plain_hold().is_some();
+            let plain = plain.filter(|_| if forgets { !state.queue().is_empty() } else { mark_kept });
+            if handed_over || state.plain_hold() != plain {
+                state.set_plain_hold(plain);
             }
             if alone.is_none() {
                 state.take_held_since();
             }
-            !is_reserved && std::mem::take(&mut state.unannounced)
+            !is_reserved && state.take_unannounced()
         });
         self.parts.drop_if_idle(lock);
         StepOutput {
@@ -107,7 +107,7 @@ impl Step<'_> {
     pub(super) fn settle_fairness(&mut self, lock: LockIdx) {
         let (is_free, now) = (self.holders.is_free(), self.now);
         let Some(state) = self.parts.state_mut(lock) else { return };
-        let used = state.fairness.settle(is_free, !state.queue.is_empty(), now);
+        let used = state.settle_fairness(is_free, now);
         self.parts.windows_used += usize::from(used);
         self.parts.schedule_window(lock);
     }
@@ -117,7 +117,7 @@ impl Step<'_> {
     pub(super) fn watch_lease(&mut self, lock: LockIdx) -> bool {
         let is_free = self.holders.is_free();
         let Some(state) = self.parts.state(lock) else { return false };
-        let is_waited_for = !state.queue.is_empty() || (!is_free && state.fairness.has_subscribers());
+        let is_waited_for = !state.queue().is_empty() || (!is_free && state.has_subscribers());
         if !is_waited_for && !state.has_owners_to_notify() {
             if self.handed_over && !is_free {
                 self.parts.keep_watching(lock);
@@ -129,11 +129,11 @@ impl Step<'_> {
         let ends_unheard = match self.holders {
             // One reader fewer unblocks an upgrade or a request with a limit. All other changes raise an
             // event.
-            Holders::Shared(_) => state.queue.needs_fewer_holders(),
+            Holders::Shared(_) => state.queue().needs_fewer_holders(),
             Holders::Free | Holders::Exclusive(_) => is_waited_for,
         };
         let of_holders = self.holders.first_end();
-        let end = earlier(of_holders, state.held.first_end());
+        let end = earlier(of_holders, state.held().first_end());
         self.parts.schedule_lease(lock, end);
         if ends_unheard && self.holders.outlives_its_field() {
             self.parts.fragile.insert(lock);

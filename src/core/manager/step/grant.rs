@@ -7,6 +7,7 @@ use super::Step;
 use crate::core::binding::BindMode;
 use crate::core::held::HoldRecord;
 use crate::core::holders::Admission;
+use crate::core::manager::parts::LockState;
 use crate::core::pending_grants::{GrantEffect, SetToken};
 use crate::core::queue::bundles::Verdict;
 use crate::core::{
@@ -41,8 +42,7 @@ pub(super) enum ReplyTarget {
 impl Step<'_> {
     /// Whether a call that can wait until this time lets external clients go first.
     pub(in crate::core::manager) fn yields(&self, ready_until: MonoUs) -> bool {
-        self.holders.is_free()
-            && self.state().is_some_and(|state| state.fairness.yields(ready_until, self.now))
+        self.holders.is_free() && self.state().is_some_and(|state| state.yields(ready_until, self.now))
     }
 
     /// Decides whether known or forgotten holders exclude this request. Forgotten holders are compatible with
@@ -80,7 +80,7 @@ impl Step<'_> {
             Admission::Grant(holds) => holds,
         };
         let hold = self.holders.of(owner);
-        if hold.is_some() && self.state().is_some_and(|state| state.unconfirmed_whole_lease) {
+        if hold.is_some() && self.state().is_some_and(LockState::whole_lease_is_unconfirmed) {
             // If the owner never confirms its earlier grant, it holds the lock by this lease alone.
             self.expected_end = ExpectedEnd::MaybeSooner;
         }
@@ -119,8 +119,7 @@ impl Step<'_> {
         self.parts.granted_keys.insert(self.name);
         let now = self.now;
         if let Some(state) = self.state_mut() {
-            state.fairness.granted(now);
-            state.unannounced = false;
+            state.note_grant(now);
             if request.wants.mode == Mode::Exclusive && before.is_none() {
                 state.hold_begins(now.mono);
             }
@@ -237,8 +236,8 @@ impl Step<'_> {
         let wait = self.parts.waiters.queued(id)?;
         let (lock, position, request) = (wait.lock(), wait.position(), wait.request().clone());
         let state = self.parts.state(lock)?;
-        let is_left_free = self.holders.is_free() && state.fairness.yields(MonoUs::MAX, self.now);
-        if self.is_unfinished || is_left_free || state.queue.must_wait(position) {
+        let is_left_free = self.holders.is_free() && state.yields(MonoUs::MAX, self.now);
+        if self.is_unfinished || is_left_free || state.queue().must_wait(position) {
             return Some(Verdict::Busy { quarantined: false });
         }
         Some(self.may_grant(&request))

@@ -13,7 +13,7 @@ impl Step<'_> {
     #[cold]
     pub(super) fn notice_losses(&mut self, lock: LockIdx) {
         let Some(state) = self.parts.state_mut(lock) else { return };
-        let lost = state.held.take_lost(self.holders, self.now.wall);
+        let lost = state.held_mut().take_lost(self.holders, self.now.wall);
         self.parts.push_notices(lock, lost);
     }
 
@@ -39,7 +39,7 @@ impl Step<'_> {
     #[cold]
     pub(super) fn settle_held(&mut self, lock: LockIdx, affected: AffectedOwners<'_>) {
         if let Some(state) = self.parts.state_mut(lock) {
-            state.held.settle(affected, self.holders);
+            state.held_mut().settle(affected, self.holders);
         }
     }
 }

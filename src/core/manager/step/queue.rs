@@ -13,17 +13,17 @@ impl Step<'_> {
     /// Whether a waiter blocks a new request of this kind from an owner without a hold.
     #[inline]
     pub(in crate::core::manager) fn must_wait(&self, wants: Wants) -> bool {
-        self.state().is_some_and(|state| state.queue.blocks(wants))
+        self.state().is_some_and(|state| state.queue().blocks(wants))
     }
 
     /// Whether the lock has waiters.
     pub(in crate::core::manager) fn has_queue(&self) -> bool {
-        self.state().is_some_and(|state| !state.queue.is_empty())
+        self.state().is_some_and(|state| !state.queue().is_empty())
     }
 
     /// Number of waiters.
     pub(in crate::core::manager) fn queue_len(&self) -> usize {
-        self.state().map_or(0, |state| state.queue.len())
+        self.state().map_or(0, |state| state.queue().len())
     }
 
     /// Whether this request is queued on another connection.

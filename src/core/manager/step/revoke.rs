@@ -16,14 +16,14 @@ impl Step<'_> {
     /// Revokes marked grants: the caller's, and a portion of the others.
     #[inline(always)]
     pub(super) fn revoke_due(&mut self, lock: LockIdx) {
-        if self.parts.state(lock).is_none_or(|state| state.unconfirmed.may_end() == 0) {
+        if self.parts.state(lock).is_none_or(|state| state.unconfirmed().may_end() == 0) {
             return;
         }
         if let AffectedOwners::Only(owner) = self.affected {
             self.revoke_marked(lock, Some(owner), usize::MAX);
         }
         self.revoke_marked(lock, None, self.portion);
-        self.is_unfinished |= self.parts.state(lock).is_some_and(|state| state.unconfirmed.may_end() > 0);
+        self.is_unfinished |= self.parts.state(lock).is_some_and(|state| state.unconfirmed().may_end() > 0);
     }
 
     /// Revokes up to `at_most` marked grants, of one owner or of any. Then sets as many leases whose outcome
@@ -31,7 +31,7 @@ impl Step<'_> {
     #[cold]
     pub(super) fn revoke_marked(&mut self, lock: LockIdx, of: Option<&Owner>, at_most: usize) {
         for _ in 0..at_most {
-            let next = self.parts.state_mut(lock).and_then(|state| state.unconfirmed.take_marked(of));
+            let next = self.parts.state_mut(lock).and_then(|state| state.unconfirmed_mut().take_marked(of));
             let Some((id, hold_mode)) = next else { break };
             let Some((wait, _)) = self.parts.waiters.remove(id) else {
                 defect!("an unknown grant is marked for revocation");
@@ -49,7 +49,7 @@ impl Step<'_> {
                 let _ = self.holders.release(owner.as_bytes(), ReleaseScope::OneOf(mode), None);
             }
             if let Some(state) = self.parts.state_mut(lock) {
-                state.unconfirmed.revoked(id, owner, self.holders);
+                state.unconfirmed_mut().revoked(id, owner, self.holders);
             }
             if let Some(request) = request {
                 self.records.forget_grant(request);
@@ -58,7 +58,7 @@ impl Step<'_> {
         }
         for _ in 0..at_most {
             let Some(state) = self.parts.state_mut(lock) else { return };
-            let Some((owner, end)) = state.unconfirmed.settle_next(of, self.holders, self.now) else {
+            let Some((owner, end)) = state.unconfirmed_mut().settle_next(of, self.holders, self.now) else {
                 return;
             };
             let Some(end) = end else { continue };
@@ -86,7 +86,7 @@ impl Step<'_> {
         if let Some(owner) = marked.map(|wait| wait.request().owner.clone()) {
             self.revoke_marked(lock, Some(&owner), usize::MAX);
         }
-        if self.parts.state_mut(lock).is_some_and(|state| state.unconfirmed.take_voided_request(id)) {
+        if self.parts.state_mut(lock).is_some_and(|state| state.unconfirmed_mut().take_voided_request(id)) {
             self.records.forget_grant(id);
         }
         if let Some(reply) = self.records.granted(id)? {
@@ -130,7 +130,7 @@ impl Step<'_> {
         id: Option<&RequestId>,
     ) -> Option<ReleasedGrant> {
         let lock = self.lock?;
-        let unconfirmed = &self.parts.state(lock)?.unconfirmed;
+        let unconfirmed = self.parts.state(lock)?.unconfirmed();
         // The last release voids all grants of the owner.
         if !unconfirmed.any_in_flight() || scope == ReleaseScope::All {
             return None;
@@ -150,8 +150,8 @@ impl Step<'_> {
         let may_be_another = scope == ReleaseScope::One && hold.exclusive > 0 && !grant.is_named;
         let shared = hold.shared;
         let Some(state) = self.state_mut() else { return };
-        let instead = may_be_another && state.unconfirmed.is_certain(owner, Mode::Shared, shared);
-        state.unconfirmed.hold_released(grant.id, owner, instead.then_some(Mode::Shared));
+        let instead = may_be_another && state.unconfirmed().is_certain(owner, Mode::Shared, shared);
+        state.unconfirmed_mut().hold_released(grant.id, owner, instead.then_some(Mode::Shared));
     }
 
     /// Revokes a grant in flight whose hold is released, and answers its client. Returns the number of holds

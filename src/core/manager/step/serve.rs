@@ -80,7 +80,7 @@ impl Step<'_> {
 
     /// Whether no waiter can be admitted beside the current holder.
     pub(super) fn excludes_all(&self, lock: LockIdx) -> bool {
-        let only_newcomers = |state: &LockState| !state.queue.has_holders() && !state.queue.has_members();
+        let only_newcomers = |state: &LockState| !state.queue().has_holders() && !state.queue().has_members();
         self.holders.mode() == Some(Mode::Exclusive) && self.parts.state(lock).is_some_and(only_newcomers)
     }
 
@@ -88,7 +88,7 @@ impl Step<'_> {
     #[inline(always)]
     pub(super) fn next_to_serve(&mut self, lock: LockIdx) -> Option<WaiterId> {
         let mut due = SmallVec::<[WaiterId; 4]>::new();
-        let next = self.parts.state(lock)?.queue.next(|id| {
+        let next = self.parts.state(lock)?.queue().next(|id| {
             let Some(wait) = self.parts.waiters.get(id) else { return false };
             let Request { owner, wants, .. } = wait.request();
             if wait.is_over(self.now) || self.parts.is_dropped(wait) {
@@ -142,28 +142,27 @@ impl Step<'_> {
         }
         if let Some(state) = self.parts.state_mut(lock) {
             let whole_lease = notify.is_some() && wants.mode == Mode::Exclusive && before.is_none();
-            if state.unconfirmed_whole_lease {
+            if state.note_whole_lease(whole_lease) {
                 // External clients may know of a later end than that of the previous grace, which alone is
                 // stored.
                 self.expected_end = ExpectedEnd::MaybeSooner;
             } else if whole_lease && self.expected_end != ExpectedEnd::MaybeSooner {
                 self.expected_end = ExpectedEnd::Until(self.now.wall.saturating_add(*lease_ms));
             }
-            state.unconfirmed_whole_lease = whole_lease;
             let confirmed_by = match (awaits_replicas, notify) {
                 (true, _) => ConfirmedBy::Acknowledgement,
                 (false, Some(_)) => ConfirmedBy::Repetition,
                 (false, None) => ConfirmedBy::Delivery,
             };
-            state.unconfirmed.granted((id, owner, wants.mode, confirmed_by), effect, before, written);
+            state.unconfirmed_mut().granted((id, owner, wants.mode, confirmed_by), effect, before, written);
         }
         reply
     }
 
     /// Moves waits of owners that no longer hold the lock behind the holders.
     pub(super) fn move_former_holders_back(&mut self, lock: LockIdx) {
-        let Some(state) = self.parts.state(lock).filter(|state| state.queue.has_holders()) else { return };
-        let inside: Vec<WaiterId> = state.queue.holders().map(|(id, _)| id).collect();
+        let Some(state) = self.parts.state(lock).filter(|state| state.queue().has_holders()) else { return };
+        let inside: Vec<WaiterId> = state.queue().holders().map(|(id, _)| id).collect();
         for id in inside {
             let holds = |owner: &Owner| self.holders.of(owner.as_bytes()).is_some();
             if !self.parts.waiters.get(id).is_some_and(|wait| holds(&wait.request().owner)) {
@@ -177,23 +176,20 @@ impl Step<'_> {
     /// Whether a free lock is left to external clients for now.
     pub(super) fn is_left_free(&mut self, lock: LockIdx) -> bool {
         let Some(state) = self.parts.table.get_mut(lock) else { return false };
-        let LockState { queue, fairness, unannounced, .. } = state;
-        let first = queue.first().and_then(|id| self.parts.waiters.get(id));
+        let first = state.queue().first().and_then(|id| self.parts.waiters.get(id));
         let first_deadline = first.and_then(|wait| wait.deadline());
         let granted_keys = &self.parts.granted_keys;
-        let becomes_free = || !queue.is_empty() || *unannounced || granted_keys.contains(self.name);
-        match fairness.when_free(first_deadline, becomes_free, self.now) {
+        match state.when_free(first_deadline, || granted_keys.contains(self.name), self.now) {
             WhenFree::Serve => false,
             WhenFree::Leave => true,
             WhenFree::Ask if self.records.has_listeners() => {
                 self.records.announce();
-                fairness.open(self.now);
-                *unannounced = false;
+                state.open_window(self.now);
                 self.parts.windows_given += 1;
                 true
             }
             WhenFree::Ask => {
-                fairness.no_subscribers(self.now);
+                state.note_no_subscribers(self.now);
                 false
             }
         }
