@@ -6,7 +6,7 @@ use super::args::Cursor;
 use super::info;
 use super::options::OWNER;
 use crate::core::waits_for::Edge;
-use crate::core::{Owner, Waits};
+use crate::core::{Owner, WaitView};
 use crate::driver;
 use crate::error::Error;
 use crate::server::registration::arguments::Arguments;

@@ -6,7 +6,7 @@
 //! with the end of the lease. An owner that releases its hold is removed ([`Held::settle`]). An owner that is
 //! still noted at the next step and holds nothing has lost its hold ([`Held::take_lost`]).
 
-use super::bindings::AffectedOwners;
+use super::owner::AffectedOwners;
 use super::small_map::SmallMap;
 use super::{ConnectionId, Holders, LockId, MonoUs, Owner, WallMs};
 

@@ -14,20 +14,16 @@
 //! * [`request`], [`lease`]: requests, outcomes, and the records stored beside a lock.
 //! * [`table`]: locks by name and by handle, and the locks that are ready to be reconciled.
 //! * [`queue`]: waits, and the order in which they are served. The only folder that decides it.
-//! * [`unconfirmed`], [`pending_grants`]: grants that may still be revoked, and the holds without them.
-//! * [`bindings`], [`binding`], [`ended`]: holds that depend on connections, and requests whose hold has
-//!   ended.
+//! * [`unconfirmed`]: grants that may still be revoked, and the holds without them.
+//! * [`bindings`]: holds that depend on connections, and requests whose hold has ended.
 //! * [`held`]: the end of holds, for notices to their owners.
 //! * [`schedule`]: deadlines, which can be moved and removed by key.
 //! * [`spare`]: freeing unused memory.
 //! * [`fragile`], [`granted_keys`]: locks that become free without an event, and keys that are probably
 //!   locks.
-//! * [`waits_for`], [`searches`]: the waits-for graph, and searches for deadlocks in it.
+//! * [`waits_for`]: the waits-for graph, and searches for deadlocks in it.
 
-mod binding;
 mod bindings;
-mod cycles;
-mod ended;
 mod fragile;
 mod granted_keys;
 mod held;
@@ -36,18 +32,15 @@ pub(crate) mod holders;
 mod lease;
 mod manager;
 mod owner;
-mod pending_grants;
 pub(crate) mod queue;
 mod readers;
 pub(crate) mod request;
 mod schedule;
-mod searches;
 mod small_map;
 pub(crate) mod spare;
 mod statistics;
 mod table;
 mod unconfirmed;
-pub(crate) mod waits;
 pub(crate) mod waits_for;
 
 #[cfg(test)]
@@ -64,6 +57,7 @@ pub(crate) use manager::{
     BundleTry, CheckedLock, Contended, ExpectedEnd, FastQueued, HoldInfo, KeyChange, LockManager, OpenLock,
     StepOutput,
 };
+use owner::AffectedOwners;
 pub(crate) use owner::Owner;
 pub(crate) use queue::bundles::{NewBundle, Verdict};
 pub(crate) use readers::{ChangedHold, Crowd};
@@ -74,8 +68,7 @@ pub(crate) use request::{
 pub(crate) use schedule::Schedule;
 pub(crate) use statistics::{Counted, Statistics, Times};
 pub(crate) use table::LockLookup;
-pub(crate) use waits::Waits;
-pub(crate) use waits_for::Search;
+pub(crate) use waits_for::{Search, WaitView};
 
 /// Wall-clock milliseconds since the epoch: the unit and the clock of a key's TTL.
 pub(crate) type WallMs = i64;

@@ -44,6 +44,14 @@ impl Owner {
     }
 }
 
+/// The owners whose holds a step may have ended.
+#[derive(Clone, Copy)]
+pub(super) enum AffectedOwners<'a> {
+    /// The calling owner only.
+    Only(&'a Owner),
+    Any,
+}
+
 /// Owners compare, hash and look up as their bytes.
 impl Borrow<[u8]> for Owner {
     fn borrow(&self) -> &[u8] {

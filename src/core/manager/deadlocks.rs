@@ -3,7 +3,7 @@
 //! Searches for deadlocks that form after a wait began, and their resolution.
 
 use super::LockManager;
-use crate::core::searches::Next;
+use crate::core::waits_for::searches::Next;
 use crate::core::{Decision, LockId, Now, Search, WaiterId};
 
 impl LockManager {

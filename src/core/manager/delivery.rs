@@ -3,7 +3,7 @@
 //! The delivery of grants to their clients.
 
 use super::LockManager;
-use crate::core::binding::{BindMode, NewBind};
+use crate::core::bindings::binding::{BindMode, NewBind};
 use crate::core::{Now, WaiterId};
 
 impl LockManager {

@@ -3,12 +3,12 @@
 //! Events without an opened lock: foreign writes, closed connections, and changes of the server's role.
 
 use super::{KeyChange, LockManager};
-use crate::core::bindings::AffectedOwners;
 use crate::core::granted_keys::GrantedKeys;
 use crate::core::manager::parts::{ConnectionEnd, LockState};
 use crate::core::manager::StepOutput;
-use crate::core::searches::Searches;
+use crate::core::owner::AffectedOwners;
 use crate::core::table::LockIdx;
+use crate::core::waits_for::searches::Searches;
 use crate::core::{ConnectionId, Decision, HoldEvent, LockRef, MonoUs, Now, WallMs};
 use std::collections::VecDeque;
 

@@ -19,7 +19,7 @@ mod several;
 mod step;
 #[cfg(test)]
 mod verify;
-mod waits;
+mod wait_view;
 
 pub(crate) use fast_queue::FastQueued;
 pub(crate) use open_lock::OpenLock;
@@ -27,7 +27,7 @@ pub(crate) use overview::{Contended, HoldInfo};
 pub(crate) use several::{BundleTry, CheckedLock};
 pub(crate) use step::{ExpectedEnd, StepOutput};
 
-use crate::core::bindings::AffectedOwners;
+use crate::core::owner::AffectedOwners;
 use crate::core::table::LockLookup;
 use crate::core::{
     Counted, Decision, HoldEvent, LockRef, NotOwner, NotReleased, Outcome, Refusal, Release, Renewal,

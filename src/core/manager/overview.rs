@@ -3,9 +3,9 @@
 //! Read-only views of the state in memory.
 
 use super::{KeyChange, LockManager};
-use crate::core::binding::Binding;
+use crate::core::bindings::binding::Binding;
 use crate::core::manager::parts::{LockState, Parts};
-use crate::core::queue::waiters::{Wait, WaitState};
+use crate::core::queue::wait::{Wait, WaitState};
 use crate::core::table::LockLookup;
 use crate::core::{
     ConnectionId, Hold, LockId, LockRef, Mode, MonoUs, Now, Owner, RequestId, Statistics, WaiterId,

@@ -8,10 +8,10 @@
 //! verdict about the first lock still holds after the last one was checked.
 
 use super::{LockManager, OpenLock};
-use crate::core::bindings::AffectedOwners;
 use crate::core::manager::parts::{LockState, Parts};
 use crate::core::manager::step::Step;
 use crate::core::manager::StepOutput;
+use crate::core::owner::AffectedOwners;
 use crate::core::queue::bundles::NewBundle;
 use crate::core::table::{LockIdx, LockLookup};
 use crate::core::{

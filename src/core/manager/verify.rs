@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use super::clock;
 use super::parts::{LockState, Parts, Portion};
 use super::LockManager;
-use crate::core::queue::waiters::{Wait, WaitState};
+use crate::core::queue::wait::{Wait, WaitState};
 use crate::core::table::LockIdx;
 use crate::core::{Decision, Now, WaiterId};
 

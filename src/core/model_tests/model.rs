@@ -4,7 +4,7 @@
 
 mod look;
 
-use super::super::binding::BindMode;
+use super::super::bindings::binding::BindMode;
 use super::*;
 
 /// One lock of the model.

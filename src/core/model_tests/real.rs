@@ -479,7 +479,7 @@ impl Real {
                 self.serve_bundles();
             }
             self.overtakes.push((overtakes, self.locks.take_decisions()));
-            match searched.again(&self.locks, self.time()) {
+            match searched.restart(&self.locks, self.time()) {
                 Some(again) => search = again,
                 None => return Ok(None),
             }

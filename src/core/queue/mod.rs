@@ -19,8 +19,8 @@
 //! wait for `r1`, and blocks `r2` and `w`. When `r1` releases, the bundle is tried. If another of its locks
 //! is held, `m` stays, and `r2` and `w` wait behind it. If `m` were shared, `r2` would be granted beside it.
 //!
-//! * [`wait_queue`]: the queue of one lock. [`overtaking`]: rule 6.
-//! * [`waiters`]: all waits with their states. [`owner_waits`]: the waits of one owner.
+//! * [`position`]: rules 1 and 2. [`wait_queue`]: the queue of one lock. [`overtaking`]: rule 6.
+//! * [`wait`]: one wait and its state. [`waiters`]: all waits. [`owner_waits`]: the waits of one owner.
 //! * [`bundles`]: calls for several locks, and the tries to grant them.
 //! * [`notified`]: waits with `NOTIFY`, by connection.
 //! * [`fairness`]: windows in which a free lock is left to external clients before the queue is served.
@@ -30,5 +30,7 @@ pub(in crate::core) mod fairness;
 mod notified;
 mod overtaking;
 mod owner_waits;
+pub(in crate::core) mod position;
+pub(in crate::core) mod wait;
 pub(in crate::core) mod wait_queue;
 pub(in crate::core) mod waiters;

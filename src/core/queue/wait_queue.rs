@@ -8,34 +8,8 @@ use std::ops::Range;
 use foldhash::HashSet;
 
 use super::overtaking::Overtaking;
+use super::position::Position;
 use crate::core::{Mode, WaiterId, Wants};
-
-/// Position of a wait in its queue. Ordered front to back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Position {
-    /// False if the owner holds the lock and wants more of it.
-    newcomer: bool,
-    /// Number in order of arrival.
-    ticket: u64,
-}
-
-impl Position {
-    /// Position before all others.
-    pub(in crate::core) const FRONT: Position = Position { newcomer: false, ticket: 0 };
-
-    /// The position of a wait with this ticket. `holds` tells whether its owner holds the lock.
-    pub(in crate::core) fn new(wants: Wants, holds: bool, ticket: u64) -> Position {
-        Position { newcomer: !holds || wants.once, ticket }
-    }
-
-    pub(in crate::core) fn is_holder(self) -> bool {
-        !self.newcomer
-    }
-
-    pub(in crate::core) fn ticket(self) -> u64 {
-        self.ticket
-    }
-}
 
 #[derive(Clone, Copy, Debug)]
 struct Place {

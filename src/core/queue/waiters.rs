@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! All waits, from the call that has to wait until its client has the grant or the grant is revoked.
+//! All waits, indexed by number, by owner and by request.
 
 use std::collections::hash_map::Entry;
 
@@ -10,109 +10,14 @@ use smallvec::{smallvec, SmallVec};
 use super::bundles::Bundles;
 use super::notified::Notified;
 use super::owner_waits::OwnerWaits;
-use super::wait_queue::Position;
-use crate::core::binding::TakenOver;
+use super::position::Position;
+use super::wait::{NewWait, Wait, WaitState};
+use crate::core::bindings::binding::TakenOver;
 use crate::core::spare::free_spare;
 use crate::core::table::LockIdx;
-use crate::core::{Bind, MonoUs, Now, Owner, Request, RequestId, WaiterId};
+use crate::core::{Bind, MonoUs, Owner, RequestId, WaiterId};
 
-/// One wait.
-pub(in crate::core) struct Wait {
-    lock: LockIdx,
-    request: Request,
-    /// Start of the wait, or after the grant, the time of the grant.
-    since: MonoUs,
-    deadline: Option<MonoUs>,
-    position: Position,
-    state: WaitState,
-    /// Whether the wait was granted to an owner that held nothing before.
-    begins: bool,
-    /// Dependencies on the connection that a renewal has taken over since the grant.
-    taken_over: TakenOver,
-    /// The first wait of its bundle, if it is a member of one.
-    first_wait: Option<WaiterId>,
-}
-
-/// The state of a wait. A wait that was decided otherwise, or that left, is removed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::core) enum WaitState {
-    /// The wait is in the queue of its lock.
-    Queued,
-    /// The lock is granted, and the client may not have the reply yet.
-    Granted,
-    /// The reply did not reach the client: the grant is marked, and revoked when the lock is reconciled.
-    Marked,
-}
-
-impl Wait {
-    pub(in crate::core) fn lock(&self) -> LockIdx {
-        self.lock
-    }
-
-    pub(in crate::core) fn request(&self) -> &Request {
-        &self.request
-    }
-
-    /// Start of the wait, or after the grant, the time of the grant.
-    pub(in crate::core) fn since(&self) -> MonoUs {
-        self.since
-    }
-
-    pub(in crate::core) fn deadline(&self) -> Option<MonoUs> {
-        self.deadline
-    }
-
-    /// Position in the queue, even after the wait has left it.
-    pub(in crate::core) fn position(&self) -> Position {
-        self.position
-    }
-
-    /// Whether the grant is the owner's first hold.
-    pub(in crate::core) fn begins(&self) -> bool {
-        self.begins
-    }
-
-    /// Dependencies on the connection that a renewal has taken over since the grant.
-    pub(in crate::core) fn taken_over(&self) -> TakenOver {
-        self.taken_over
-    }
-
-    pub(in crate::core) fn state(&self) -> WaitState {
-        self.state
-    }
-
-    /// The first wait of its bundle, if it is a member of one.
-    pub(in crate::core) fn first_wait(&self) -> Option<WaiterId> {
-        self.first_wait
-    }
-
-    pub(in crate::core) fn is_member(&self) -> bool {
-        self.first_wait.is_some()
-    }
-
-    /// Whether this wait counts as its call. True for single waits and for the first wait of a bundle.
-    fn counts_as_call(&self, id: WaiterId) -> bool {
-        self.first_wait.is_none_or(|first_wait| first_wait == id)
-    }
-
-    /// Whether the deadline has passed, answered or not.
-    pub(in crate::core) fn is_over(&self, now: Now) -> bool {
-        self.deadline.is_some_and(|at| at <= now.mono)
-    }
-}
-
-/// The data of a new wait.
-pub(in crate::core) struct NewWait {
-    pub(in crate::core) lock: LockIdx,
-    pub(in crate::core) request: Request,
-    pub(in crate::core) deadline: Option<MonoUs>,
-    pub(in crate::core) position: Position,
-    pub(in crate::core) since: MonoUs,
-    /// The first wait of its bundle, if it is a member of one.
-    pub(in crate::core) first_wait: Option<WaiterId>,
-}
-
-/// All waits, indexed by number, by owner and by request.
+/// All waits.
 #[derive(Default)]
 pub(in crate::core) struct Waiters {
     by_id: HashMap<WaiterId, Wait>,

@@ -4,7 +4,7 @@
 
 use crate::config;
 use crate::core::waits_for::{Edge, Progress, PORTION};
-use crate::core::{Holders, LockId, LockManager, Owner, Search, WaiterId, Waits};
+use crate::core::{Holders, LockId, LockManager, Owner, Search, WaitView, WaiterId};
 use crate::driver::clients::blocked_clients::WaitOutcome;
 use crate::driver::locks::reconcile::{reconcile, serve_bundles};
 use crate::driver::state::{dispatch, with};
@@ -110,7 +110,7 @@ fn resolve(ctx: Ctx<'_>, mut search: Search, reported: bool) -> SearchResult {
             _ => return SearchResult::NoDeadlock(search.left()),
         }
         let left = search.left();
-        match with(ctx, |driver| search.again(&driver.locks, ctx.now())) {
+        match with(ctx, |driver| search.restart(&driver.locks, ctx.now())) {
             Some(again) => search = again,
             None => return SearchResult::NoDeadlock(left),
         }

@@ -3,7 +3,7 @@
 //! The end of connections, with their waits and holds.
 
 use super::Parts;
-use crate::core::queue::waiters::{Wait, WaitState};
+use crate::core::queue::wait::{Wait, WaitState};
 use crate::core::table::LockIdx;
 use crate::core::{ConnectionId, Counted, Decision, Now, Owner, WaiterId};
 

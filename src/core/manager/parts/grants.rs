@@ -3,11 +3,11 @@
 //! Grants in flight: confirmed, marked for revocation, or void.
 
 use super::Parts;
-use crate::core::bindings::AffectedOwners;
 use crate::core::lease::{Lease, SetLease};
-use crate::core::pending_grants::SetToken;
-use crate::core::queue::waiters::{Wait, WaitState};
+use crate::core::owner::AffectedOwners;
+use crate::core::queue::wait::{Wait, WaitState};
 use crate::core::table::LockIdx;
+use crate::core::unconfirmed::pending_grants::SetToken;
 use crate::core::{Decision, Now, Owner, Request, WaiterId, WallMs};
 
 impl Parts {

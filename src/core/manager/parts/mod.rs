@@ -17,8 +17,8 @@ use crate::core::fragile::FragileLocks;
 use crate::core::granted_keys::GrantedKeys;
 use crate::core::queue::waiters::Waiters;
 use crate::core::schedule::{Calendar, Schedule};
-use crate::core::searches::Searches;
 use crate::core::table::{LockIdx, LockTable};
+use crate::core::waits_for::searches::Searches;
 use crate::core::{ConnectionId, Decision, LockId, Message, MonoUs, Notice, Statistics, WaiterId, WallMs};
 use std::collections::{BTreeMap, VecDeque};
 

@@ -4,8 +4,9 @@
 
 use super::lock_state::LockState;
 use super::{Parts, MAX_SEARCHED_WAITS};
-use crate::core::queue::wait_queue::Position;
-use crate::core::queue::waiters::{Crossing, NewWait, Unqueued, Wait};
+use crate::core::queue::position::Position;
+use crate::core::queue::wait::{NewWait, Wait};
+use crate::core::queue::waiters::{Crossing, Unqueued};
 use crate::core::table::LockIdx;
 use crate::core::{Counted, Decision, InboxEvent, Message, MonoUs, Notify, Now, Owner, Request, WaiterId};
 use smallvec::SmallVec;

@@ -4,9 +4,9 @@
 
 use super::output::ExpectedEnd;
 use super::{counted, Step, READS_PER_PORTION};
-use crate::core::bindings::AffectedOwners;
 use crate::core::manager::parts::{Parts, MAX_SEARCHED_WAITS};
 use crate::core::manager::OpenLock;
+use crate::core::owner::AffectedOwners;
 use crate::core::table::LockIdx;
 use crate::core::Owner;
 

@@ -3,10 +3,11 @@
 //! Bindings of holds to connections, within a step.
 
 use super::Step;
-use crate::core::binding::{BindMode, NewBind, TakenOver};
-use crate::core::bindings::AffectedOwners;
+use crate::core::bindings::binding::{BindMode, NewBind, TakenOver};
+use crate::core::bindings::{Followed, OpenBindings, RenewedLease};
 use crate::core::held::HoldRecord;
 use crate::core::lease::Lease;
+use crate::core::owner::AffectedOwners;
 use crate::core::table::LockIdx;
 use crate::core::{Bind, Counted, Owner, Reply, Request, RequestId};
 
@@ -22,14 +23,21 @@ impl Step<'_> {
             let has_ended = |owner: &Owner| self.holders.of(owner.as_bytes()).is_none();
             self.parts.bindings.unbind_ended(lock, &name, self.affected, has_ended);
         }
-        let affected = (self.affected, self.portion);
-        let (ended, renewed) =
-            self.parts.bindings.follow((lock, &name), affected, self.holders, self.records, self.now);
+        let open = OpenBindings {
+            lock,
+            name: &name,
+            affected: self.affected,
+            portion: self.portion,
+            holders: self.holders,
+            records: self.records,
+            now: self.now,
+        };
+        let Followed { ended, renewed } = self.parts.bindings.follow(open);
         self.closed(lock, &ended);
         self.is_unfinished |= self.parts.bindings.closed_len(lock) > 0;
         self.is_due_again |= self.parts.bindings.has_more_renewals(lock);
         self.parts.statistics.add(Counted::RenewedByWatchdog, renewed.len());
-        for (owner, lease, end) in renewed {
+        for RenewedLease { owner, lease, end } in renewed {
             self.note_held(&owner, HoldRecord { end, ..HoldRecord::default() });
             self.parts.note_setting(lock, &owner, Some((lease, end)), None);
         }
@@ -37,9 +45,17 @@ impl Step<'_> {
 
     /// Ends the hold of this owner if its connection has closed.
     pub(super) fn end_closed_of(&mut self, lock: LockIdx, owner: &Owner) {
-        let (name, affected) = (self.id(), (AffectedOwners::Only(owner), 0));
-        let ended =
-            self.parts.bindings.end_closed((lock, &name), affected, self.holders, self.records, self.now);
+        let name = self.id();
+        let mut open = OpenBindings {
+            lock,
+            name: &name,
+            affected: AffectedOwners::Only(owner),
+            portion: 0,
+            holders: self.holders,
+            records: self.records,
+            now: self.now,
+        };
+        let ended = self.parts.bindings.end_closed(&mut open);
         self.closed(lock, &ended);
     }
 

@@ -4,10 +4,10 @@
 
 use super::output::ExpectedEnd;
 use super::Step;
-use crate::core::binding::{BindMode, NewBind, TakenOver};
+use crate::core::bindings::binding::{BindMode, NewBind, TakenOver};
 use crate::core::held::HoldRecord;
 use crate::core::lease::{Lease, SetLease};
-use crate::core::queue::waiters::{Wait, WaitState};
+use crate::core::queue::wait::{Wait, WaitState};
 use crate::core::{Bind, ConnectionId, Counted, Decision, Hold, Owner, Reply, Request, WaiterId};
 use smallvec::SmallVec;
 

@@ -4,12 +4,12 @@
 
 use super::output::ExpectedEnd;
 use super::Step;
-use crate::core::binding::BindMode;
+use crate::core::bindings::binding::BindMode;
 use crate::core::held::HoldRecord;
 use crate::core::holders::Admission;
 use crate::core::manager::parts::LockState;
-use crate::core::pending_grants::{GrantEffect, SetToken};
 use crate::core::queue::bundles::Verdict;
+use crate::core::unconfirmed::pending_grants::{GrantEffect, SetToken};
 use crate::core::{
     Counted, Decision, Hold, Mode, MonoUs, Refusal, Reply, Request, Token, WaiterId, WallMs, Wants,
 };

@@ -16,8 +16,8 @@ mod serve;
 
 pub(crate) use output::{ExpectedEnd, StepOutput};
 
-use crate::core::bindings::AffectedOwners;
 use crate::core::manager::parts::{LockState, Parts};
+use crate::core::owner::AffectedOwners;
 use crate::core::table::LockIdx;
 use crate::core::{Counted, Holders, LockId, LockRef, Now, Records};
 

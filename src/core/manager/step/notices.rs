@@ -3,8 +3,8 @@
 //! Records of holds for notices to their owners.
 
 use super::Step;
-use crate::core::bindings::AffectedOwners;
 use crate::core::held::HoldRecord;
+use crate::core::owner::AffectedOwners;
 use crate::core::table::LockIdx;
 use crate::core::{HoldEvent, Owner};
 

@@ -5,7 +5,7 @@
 use super::Step;
 use crate::core::manager::fast_queue::has_too_many;
 use crate::core::queue::bundles::NewBundle;
-use crate::core::queue::waiters::WaitState;
+use crate::core::queue::wait::WaitState;
 use crate::core::table::LockIdx;
 use crate::core::{Decision, MonoUs, Notify, Request, RequestId, WaiterId, Wants};
 

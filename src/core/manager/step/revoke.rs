@@ -3,8 +3,8 @@
 //! Revokes marked grants, and releases holds of grants in flight.
 
 use super::Step;
-use crate::core::bindings::AffectedOwners;
-use crate::core::queue::waiters::WaitState;
+use crate::core::owner::AffectedOwners;
+use crate::core::queue::wait::WaitState;
 use crate::core::table::LockIdx;
 use crate::core::unconfirmed::ReleasedGrant;
 use crate::core::{

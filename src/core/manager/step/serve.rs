@@ -8,7 +8,7 @@ use super::Step;
 use crate::core::holders::Admission;
 use crate::core::manager::parts::LockState;
 use crate::core::queue::fairness::WhenFree;
-use crate::core::queue::waiters::Wait;
+use crate::core::queue::wait::Wait;
 use crate::core::table::LockIdx;
 use crate::core::unconfirmed::ConfirmedBy;
 use crate::core::{Counted, Decision, Mode, Owner, Reply, Request, WaiterId};

@@ -9,13 +9,13 @@ use smallvec::SmallVec;
 
 use super::LockManager;
 use crate::core::manager::parts::LockState;
-use crate::core::queue::wait_queue::Position;
-use crate::core::queue::waiters::Wait;
+use crate::core::queue::position::Position;
+use crate::core::queue::wait::Wait;
 use crate::core::table::LockIdx;
-use crate::core::waits::{Ahead, Waiting, Waits};
+use crate::core::waits_for::view::{Ahead, WaitView, Waiting};
 use crate::core::{Holders, LockId, Now, Owner, ReleaseScope, Request, WaiterId};
 
-impl Waits for LockManager {
+impl WaitView for LockManager {
     fn waiting(&self, id: WaiterId, now: Now) -> Option<Waiting<'_>> {
         let wait = self.parts.waiters.queued(id).filter(|wait| !wait.is_over(now))?;
         if self.parts.is_dropped(wait) {

@@ -12,10 +12,10 @@
 use foldhash::{HashMap, HashSet};
 use smallvec::SmallVec;
 
-use super::queue::wait_queue::Position;
-use super::table::LockIdx;
-use super::waits::{belongs_to_another_thread, service_position, Ahead, Waiting, Waits};
-use super::{Holders, LockId, Mode, Now, Owner, WaiterId};
+use super::view::{belongs_to_another_thread, service_position, Ahead, WaitView, Waiting};
+use crate::core::queue::position::Position;
+use crate::core::table::LockIdx;
+use crate::core::{Holders, LockId, Mode, Now, Owner, WaiterId};
 
 /// With more dependencies than this, a wait counts as one that can end: proving the opposite would stop the
 /// server for milliseconds.
@@ -39,7 +39,7 @@ pub(super) struct CycleSearch {
     origin: Owner,
     needs: HashMap<WaiterId, Needs>,
     todo: Vec<WaiterId>,
-    /// Waits that a member blocks only by its place in the queue, with that member.
+    /// WaitView that a member blocks only by its place in the queue, with that member.
     soft: Vec<(WaiterId, WaiterId)>,
     /// Number of dependencies found.
     found: usize,
@@ -58,7 +58,7 @@ pub(super) enum Proof {
 
 impl CycleSearch {
     /// Starts the search for a wait of this owner.
-    pub(super) fn of(waits: &impl Waits, from: WaiterId, origin: Owner) -> CycleSearch {
+    pub(super) fn of(waits: &impl WaitView, from: WaiterId, origin: Owner) -> CycleSearch {
         let todo = waits.together(from).into_vec();
         CycleSearch {
             from: todo.clone(),
@@ -73,7 +73,7 @@ impl CycleSearch {
     /// Continues until the search needs something or is complete.
     pub(super) fn step<'a>(
         &mut self,
-        waits: &impl Waits,
+        waits: &impl WaitView,
         holders: impl Fn(&LockIdx) -> Option<&'a Holders>,
         now: Now,
     ) -> Proof {
@@ -120,7 +120,7 @@ impl CycleSearch {
 
     fn needs_of(
         &mut self,
-        waits: &impl Waits,
+        waits: &impl WaitView,
         id: WaiterId,
         wait: &Waiting<'_>,
         holders: &Holders,
@@ -165,11 +165,11 @@ impl CycleSearch {
         Needs { each, some: some.map(|(limit, some)| (limit, some.into_values().collect())) }
     }
 
-    /// The waits of an owner that must end before it releases this lock. Waits of its other threads with
+    /// The waits of an owner that must end before it releases this lock. WaitView of its other threads with
     /// `once` do not count, and for the origin only the wait in question does.
     fn waits_behind(
         &self,
-        waits: &impl Waits,
+        waits: &impl WaitView,
         lock: LockIdx,
         owner: &Owner,
         ahead: Option<WaiterId>,

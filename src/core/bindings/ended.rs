@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 
 use foldhash::{HashMap, HashSet};
 
-use super::spare::free_spare;
-use super::{LockId, MonoUs, Owner, RequestId};
+use crate::core::spare::free_spare;
+use crate::core::{LockId, MonoUs, Owner, RequestId};
 
 /// Interval between two sweeps, in microseconds.
 const SWEEP_US: MonoUs = 1_000_000;

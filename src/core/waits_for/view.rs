@@ -7,13 +7,13 @@ use std::ops::Range;
 use foldhash::HashSet;
 use smallvec::SmallVec;
 
-use super::holders::excludes;
-use super::queue::wait_queue::Position;
-use super::table::LockIdx;
-use super::{Hold, Holders, LockId, Mode, Now, Owner, WaiterId, Wants};
+use crate::core::holders::excludes;
+use crate::core::queue::position::Position;
+use crate::core::table::LockIdx;
+use crate::core::{Hold, Holders, LockId, Mode, Now, Owner, WaiterId, Wants};
 
 /// A view of all waits.
-pub(crate) trait Waits {
+pub(crate) trait WaitView {
     /// A queued wait whose deadline has not passed.
     fn waiting(&self, id: WaiterId, now: Now) -> Option<Waiting<'_>>;
     /// The queued waits of an owner.
@@ -58,9 +58,9 @@ pub(crate) trait Waits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ahead {
     All,
-    /// Waits that block every later request, nearest to the back first.
+    /// WaitView that block every later request, nearest to the back first.
     Blocking,
-    /// Waits whose owners also wait for other locks.
+    /// WaitView whose owners also wait for other locks.
     Crossing,
 }
 
@@ -104,7 +104,7 @@ impl Waiting<'_> {
 /// of the owner wants the same lock with `once`. `ahead` is the owner's wait in that queue, or `None` for its
 /// hold.
 pub(super) fn belongs_to_another_thread(
-    waits: &impl Waits,
+    waits: &impl WaitView,
     id: WaiterId,
     (lock, ahead): (LockIdx, Option<WaiterId>),
     now: Now,
@@ -125,7 +125,7 @@ pub(super) fn belongs_to_another_thread(
 
 /// Position at which this wait is served: the position of its owner's first wait for the lock. That grant
 /// admits the owner's other waits, except those with `once`.
-pub(super) fn service_position(waits: &impl Waits, wait: &Waiting<'_>, now: Now) -> Position {
+pub(super) fn service_position(waits: &impl WaitView, wait: &Waiting<'_>, now: Now) -> Position {
     if wait.wants.once {
         return wait.position;
     }

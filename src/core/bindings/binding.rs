@@ -5,17 +5,17 @@
 use smallvec::SmallVec;
 
 use super::ended::rounded;
-use super::lease::Lease;
-use super::{Bind, ConnectionId, MonoUs, Now, RequestId, WallMs};
+use crate::core::lease::Lease;
+use crate::core::{Bind, ConnectionId, MonoUs, Now, RequestId, WallMs};
 
 /// Minimum interval between two renewals, in microseconds, even for a very short lease.
 const SHORTEST_INTERVAL_US: MonoUs = 1_000;
 
 /// A set of connections; nearly always one.
-pub(super) type Connections = SmallVec<[ConnectionId; 2]>;
+pub(in crate::core) type Connections = SmallVec<[ConnectionId; 2]>;
 
 /// The connections and requests that one hold depends on.
-pub(super) struct Binding {
+pub(in crate::core) struct Binding {
     /// Length of the renewed lease: the length that the owner requested last.
     lease_ms: i64,
     /// End of the lease that this server wrote last.
@@ -46,7 +46,7 @@ pub(super) struct Binding {
 }
 
 /// A request that bound a hold to a connection.
-pub(super) struct Bound {
+pub(in crate::core) struct Bound {
     id: RequestId,
     connection: ConnectionId,
     /// Time of the grant.
@@ -59,27 +59,27 @@ pub(super) struct Bound {
 }
 
 /// A call that makes a hold depend on a connection.
-pub(super) struct NewBind {
-    pub(super) bind: Bind,
-    pub(super) mode: BindMode,
+pub(in crate::core) struct NewBind {
+    pub(in crate::core) bind: Bind,
+    pub(in crate::core) mode: BindMode,
     /// Time of the grant, or of the call.
-    pub(super) since: MonoUs,
+    pub(in crate::core) since: MonoUs,
     /// Whether the owner held nothing before.
-    pub(super) begins: bool,
+    pub(in crate::core) begins: bool,
     /// Dependencies that a renewal has already taken over.
-    pub(super) taken_over: TakenOver,
+    pub(in crate::core) taken_over: TakenOver,
 }
 
 /// The dependencies that a renewal took over from an unconfirmed grant, or from a request that may be
 /// repeated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct TakenOver {
-    pub(super) watchdog: bool,
-    pub(super) ephemeral: bool,
+pub(in crate::core) struct TakenOver {
+    pub(in crate::core) watchdog: bool,
+    pub(in crate::core) ephemeral: bool,
 }
 
 impl TakenOver {
-    pub(super) fn add(&mut self, by: Bind) {
+    pub(in crate::core) fn add(&mut self, by: Bind) {
         self.watchdog |= by.watchdog;
         self.ephemeral |= by.ephemeral;
     }
@@ -87,7 +87,7 @@ impl TakenOver {
 
 /// How a new binding treats the connections that the hold already depends on.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum BindMode {
+pub(in crate::core) enum BindMode {
     /// Keeps them: each of them was promised its binding.
     Add,
     /// Replaces all of them: a renewal takes over.
@@ -97,7 +97,7 @@ pub(super) enum BindMode {
 }
 
 impl Binding {
-    pub(super) fn new(lease: Lease, held_since: Option<MonoUs>) -> Binding {
+    pub(in crate::core) fn new(lease: Lease, held_since: Option<MonoUs>) -> Binding {
         Binding {
             held_since,
             lease_ms: lease.ms,
@@ -116,7 +116,7 @@ impl Binding {
 
     /// Makes the hold depend on a connection. Returns the connections that the hold no longer depends on.
     #[inline(always)]
-    pub(super) fn bind(
+    pub(in crate::core) fn bind(
         &mut self,
         NewBind { bind, mode, since, taken_over, .. }: NewBind,
         id: Option<&RequestId>,
@@ -173,7 +173,7 @@ impl Binding {
 
     /// Notes that the owner has set its lease. If the lease is renewed, the next renewal is due after a third
     /// of it.
-    pub(super) fn note_lease(&mut self, lease: Lease, now: Now) {
+    pub(in crate::core) fn note_lease(&mut self, lease: Lease, now: Now) {
         // A lease that is not renewed has no length to preserve.
         let renewed = Some(self.lease_ms).filter(|_| lease.keeps_longer && !self.watchdogs.is_empty());
         self.lease_ms = renewed.map_or(lease.ms, |renewed| renewed.max(lease.ms));
@@ -183,7 +183,7 @@ impl Binding {
 
     /// Notes a new end of the owner's lease. The renewed length stays the same; the next renewal may become
     /// due earlier.
-    pub(super) fn note_lease_end(&mut self, end: WallMs, now: Now) {
+    pub(in crate::core) fn note_lease_end(&mut self, end: WallMs, now: Now) {
         self.lease_end = end;
         let due = self.due_by_end(now);
         self.next = self.next.map(|planned| planned.min(due));
@@ -198,7 +198,7 @@ impl Binding {
     }
 
     /// Schedules the next renewal, if any connection renews the lease.
-    pub(super) fn plan_renewal(&mut self, due: MonoUs) {
+    pub(in crate::core) fn plan_renewal(&mut self, due: MonoUs) {
         self.next = (!self.watchdogs.is_empty()).then_some(due);
     }
 
@@ -209,53 +209,53 @@ impl Binding {
 
     /// Returns the length of the lease if its renewal is due now or soon. Renewing both together spares a
     /// lock with many holders a read and a write per holder.
-    pub(super) fn due_lease(&self, now: Now) -> Option<i64> {
+    pub(in crate::core) fn due_lease(&self, now: Now) -> Option<i64> {
         let soon = now.mono.saturating_add(self.interval_us() / 4);
         (!self.closed && self.due().is_some_and(|at| at <= soon)).then_some(self.lease_ms)
     }
 
     /// Time of the next renewal. The schedule of renewals has the same time.
-    pub(super) fn due(&self) -> Option<MonoUs> {
+    pub(in crate::core) fn due(&self) -> Option<MonoUs> {
         self.next.filter(|at| self.renewed_until.is_none_or(|until| *at < until))
     }
 
-    pub(super) fn sweep_at(&self) -> Option<MonoUs> {
+    pub(in crate::core) fn sweep_at(&self) -> Option<MonoUs> {
         self.sweep_at
     }
 
-    pub(super) fn depends_on(&self, connection: ConnectionId) -> bool {
+    pub(in crate::core) fn depends_on(&self, connection: ConnectionId) -> bool {
         self.watchdogs.contains(&connection) || self.ephemeral.contains(&connection)
     }
 
     /// The connections that the hold depends on.
     #[inline(always)]
-    pub(super) fn connections(&self) -> Connections {
+    pub(in crate::core) fn connections(&self) -> Connections {
         self.each_connection().collect()
     }
 
     /// Iterates over the connections that the hold depends on, each once.
-    pub(super) fn each_connection(&self) -> impl Iterator<Item = ConnectionId> + '_ {
+    pub(in crate::core) fn each_connection(&self) -> impl Iterator<Item = ConnectionId> + '_ {
         let only_ephemeral = self.ephemeral.iter().filter(|connection| !self.watchdogs.contains(connection));
         self.watchdogs.iter().chain(only_ephemeral).copied()
     }
 
     /// Time of the grant, if it is known.
-    pub(super) fn held_since(&self) -> Option<MonoUs> {
+    pub(in crate::core) fn held_since(&self) -> Option<MonoUs> {
         self.held_since
     }
 
     /// The connection that was bound last.
-    pub(super) fn client(&self) -> Option<ConnectionId> {
+    pub(in crate::core) fn client(&self) -> Option<ConnectionId> {
         self.watchdogs.last().or(self.ephemeral.last()).copied()
     }
 
     /// Whether the lease is renewed.
-    pub(super) fn is_renewed(&self) -> bool {
+    pub(in crate::core) fn is_renewed(&self) -> bool {
         self.due().is_some()
     }
 
     /// Notes that a connection has closed. Returns whether the hold must end.
-    pub(super) fn connection_closed(&mut self, connection: ConnectionId) -> bool {
+    pub(in crate::core) fn connection_closed(&mut self, connection: ConnectionId) -> bool {
         let ends = remove(&mut self.ephemeral, connection);
         self.closed |= ends;
         remove(&mut self.plain, connection);
@@ -272,7 +272,7 @@ impl Binding {
 
     /// Notes that the hold of this request was released. Returns the connection that the hold no longer
     /// depends on, if any.
-    pub(super) fn unbind_request(&mut self, id: &RequestId, now: Now) -> Option<ConnectionId> {
+    pub(in crate::core) fn unbind_request(&mut self, id: &RequestId, now: Now) -> Option<ConnectionId> {
         self.forget_requests(now.mono);
         let at = self.requests.iter().position(|request| request.id == *id)?;
         let connection = self.requests.swap_remove(at).connection;
@@ -286,48 +286,48 @@ impl Binding {
     }
 
     /// Whether this request bound the hold.
-    pub(super) fn has_bound(&self, id: &RequestId) -> bool {
+    pub(in crate::core) fn has_bound(&self, id: &RequestId) -> bool {
         self.requests.iter().any(|request| request.id == *id)
     }
 
     /// Ends the binding. Returns the requests that it remembers, each with the time until which it may be
     /// repeated.
-    pub(super) fn take_requests(&mut self) -> impl Iterator<Item = (RequestId, MonoUs)> {
+    pub(in crate::core) fn take_requests(&mut self) -> impl Iterator<Item = (RequestId, MonoUs)> {
         std::mem::take(&mut self.requests).into_iter().map(|request| (request.id, request.until))
     }
 
     /// The requests that bound this hold and are still remembered. A forgotten id may belong to a later call.
-    pub(super) fn requests(&self, now: Now) -> impl Iterator<Item = &RequestId> {
+    pub(in crate::core) fn requests(&self, now: Now) -> impl Iterator<Item = &RequestId> {
         self.requests.iter().filter(move |request| request.until >= now.mono).map(|request| &request.id)
     }
 
     /// Whether an ephemeral connection has closed, so that the hold must end.
-    pub(super) fn is_closed(&self) -> bool {
+    pub(in crate::core) fn is_closed(&self) -> bool {
         self.closed
     }
 
-    pub(super) fn is_ephemeral(&self) -> bool {
+    pub(in crate::core) fn is_ephemeral(&self) -> bool {
         !self.ephemeral.is_empty()
     }
 
     /// Stops renewals and releases until [`Binding::settle_doubt`].
-    pub(super) fn suspend(&mut self) {
+    pub(in crate::core) fn suspend(&mut self) {
         self.next = None;
         self.doubtful = true;
     }
 
     /// Notes that the owner may have a different hold by now.
-    pub(super) fn doubt(&mut self) {
+    pub(in crate::core) fn doubt(&mut self) {
         self.doubtful = true;
     }
 
-    pub(super) fn is_doubtful(&self) -> bool {
+    pub(in crate::core) fn is_doubtful(&self) -> bool {
         self.doubtful
     }
 
     /// Decides whether the owner's current hold is the one that was bound, given the end of its lease. A
     /// doubtful hold is a different one unless its lease ends exactly as this server wrote it last.
-    pub(super) fn settle_doubt(&mut self, lease_end: Option<WallMs>) -> bool {
+    pub(in crate::core) fn settle_doubt(&mut self, lease_end: Option<WallMs>) -> bool {
         self.doubtful = false;
         lease_end == Some(self.lease_end)
     }
@@ -342,7 +342,7 @@ impl Binding {
     }
 
     /// Forgets requests that can no longer be repeated. Returns the time of the next sweep.
-    pub(super) fn sweep(&mut self, now: MonoUs) -> Option<MonoUs> {
+    pub(in crate::core) fn sweep(&mut self, now: MonoUs) -> Option<MonoUs> {
         self.forget_requests(now);
         self.sweep_at = self.requests.iter().map(|request| rounded(request.until)).min();
         self.sweep_at
@@ -350,7 +350,7 @@ impl Binding {
 
     /// Whether the binding can be dropped. A binding with requests that may be repeated is kept, so that a
     /// repetition finds its hold.
-    pub(super) fn is_idle(&self, now: MonoUs) -> bool {
+    pub(in crate::core) fn is_idle(&self, now: MonoUs) -> bool {
         let over = self.requests.iter().all(|request| request.until < now);
         self.watchdogs.is_empty() && self.ephemeral.is_empty() && !self.closed && over
     }

@@ -10,15 +10,15 @@ use std::collections::VecDeque;
 
 use foldhash::HashSet;
 
-use super::waits_for::Search;
-use super::{MonoUs, WaiterId};
+use super::search::Search;
+use crate::core::{MonoUs, WaiterId};
 
 /// Time between two portions, in microseconds.
 const PAUSE_US: MonoUs = 8_000;
 
 /// The waits to be searched.
 #[derive(Default)]
-pub(super) struct Searches {
+pub(in crate::core) struct Searches {
     waits: VecDeque<WaiterId>,
     /// A set of these waits, for look-ups.
     known: HashSet<WaiterId>,
@@ -31,44 +31,44 @@ pub(super) struct Searches {
 }
 
 /// The next search.
-pub(super) enum Next {
+pub(in crate::core) enum Next {
     Begin(WaiterId),
     GoOn(Box<Search>),
 }
 
 impl Searches {
     /// Adds a wait that may wait for its own owner now.
-    pub(super) fn insert(&mut self, id: WaiterId) {
+    pub(in crate::core) fn insert(&mut self, id: WaiterId) {
         if self.known.insert(id) {
             self.waits.push_back(id);
         }
     }
 
     /// Notes that a wait has moved in its queue. An interrupted search may have passed its new position.
-    pub(super) fn note_move(&mut self) {
+    pub(in crate::core) fn note_move(&mut self) {
         self.moves += 1;
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(in crate::core) fn is_empty(&self) -> bool {
         self.suspended.is_none() && self.waits.is_empty()
     }
 
     /// Number of waits to search.
-    pub(super) fn len(&self) -> usize {
+    pub(in crate::core) fn len(&self) -> usize {
         self.waits.len() + usize::from(self.suspended.is_some())
     }
 
     /// Start of the next portion; `None` if no search is left.
-    pub(super) fn next(&self) -> Option<MonoUs> {
+    pub(in crate::core) fn next(&self) -> Option<MonoUs> {
         (!self.is_empty()).then_some(self.next_portion)
     }
 
     /// Ends a portion that is used up.
-    pub(super) fn rest(&mut self, now: MonoUs) {
+    pub(in crate::core) fn rest(&mut self, now: MonoUs) {
         self.next_portion = now.saturating_add(PAUSE_US);
     }
 
-    pub(super) fn take_next(&mut self) -> Option<Next> {
+    pub(in crate::core) fn take_next(&mut self) -> Option<Next> {
         if let Some((search, moves)) = self.suspended.take() {
             return match search.of_wait() {
                 Some(id) if moves != self.moves => Some(Next::Begin(id)),
@@ -85,7 +85,7 @@ impl Searches {
     }
 
     /// Stores an interrupted search.
-    pub(super) fn suspend_search(&mut self, search: Search) {
+    pub(in crate::core) fn suspend_search(&mut self, search: Search) {
         self.suspended = Some((Box::new(search), self.moves));
     }
 }

@@ -2,24 +2,24 @@
 
 //! One owner's hold as a certain part with pending grants on top, which may be revoked.
 
-use super::lease::SetLease;
-use super::{Token, WaiterId, WallMs};
+use crate::core::lease::SetLease;
+use crate::core::{Token, WaiterId, WallMs};
 
 /// The effect of a grant on the fencing token of its owner's hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct SetToken {
+pub(in crate::core) struct SetToken {
     /// The token in the client's reply, if it requested one.
-    pub(super) token: Option<Token>,
+    pub(in crate::core) token: Option<Token>,
     /// Whether the hold was shared only before, so that its token does not count for an exclusive hold.
-    pub(super) upgrade: bool,
+    pub(in crate::core) upgrade: bool,
 }
 
 /// The effect of a grant on its owner's hold, apart from the count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct GrantEffect {
-    pub(super) lease: SetLease,
+pub(in crate::core) struct GrantEffect {
+    pub(in crate::core) lease: SetLease,
     /// `None` if the token stays as it is.
-    pub(super) token: Option<SetToken>,
+    pub(in crate::core) token: Option<SetToken>,
 }
 
 /// The effect of one grant that may be revoked.
@@ -34,7 +34,7 @@ struct PendingGrant {
 
 /// The hold of one owner: its certain part, and on top of it the grants that may be revoked, in order.
 #[derive(Debug)]
-pub(super) struct PendingGrants {
+pub(in crate::core) struct PendingGrants {
     /// End of the lease if all pending grants are revoked; `None` if no hold is left then.
     lease: Option<WallMs>,
     /// Fencing token if all pending grants are revoked.
@@ -47,13 +47,13 @@ pub(super) struct PendingGrants {
 
 impl PendingGrants {
     /// A hold without pending grants. `lease` is `None` if the owner holds nothing.
-    pub(super) fn new(lease: Option<WallMs>, token: Option<Token>) -> PendingGrants {
+    pub(in crate::core) fn new(lease: Option<WallMs>, token: Option<Token>) -> PendingGrants {
         PendingGrants { lease, token, grants: Vec::new(), written: lease.unwrap_or_default() }
     }
 
     /// Adds a grant that may be revoked. The lease ended at `before`, and ends at `written` for now.
     #[inline(always)]
-    pub(super) fn granted(
+    pub(in crate::core) fn granted(
         &mut self,
         id: WaiterId,
         effect: GrantEffect,
@@ -68,7 +68,7 @@ impl PendingGrants {
     }
 
     /// Notes that an irrevocable call has set the lease, which ends at `written` for now.
-    pub(super) fn note_lease(&mut self, lease: SetLease, written: WallMs) {
+    pub(in crate::core) fn note_lease(&mut self, lease: SetLease, written: WallMs) {
         if self.lease_is_certain() {
             self.lease = Some(written);
         } else {
@@ -78,18 +78,18 @@ impl PendingGrants {
     }
 
     /// Notes that an irrevocable call has taken a token, or an exclusive hold without one.
-    pub(super) fn note_token(&mut self, token: Option<Token>) {
+    pub(in crate::core) fn note_token(&mut self, token: Option<Token>) {
         self.settle_token(self.grants.len(), token);
     }
 
     /// Notes that another client has set the lease: earlier settings no longer matter.
-    pub(super) fn lease_is_foreign(&mut self) {
+    pub(in crate::core) fn lease_is_foreign(&mut self) {
         self.grants.iter_mut().for_each(|grant| grant.lease = None);
         self.lease = None;
     }
 
     /// Merges a grant that has reached its client into the certain part.
-    pub(super) fn delivered(&mut self, id: WaiterId) {
+    pub(in crate::core) fn delivered(&mut self, id: WaiterId) {
         let Some(at) = self.position_of(id) else { return };
         let grant = self.grants[at];
         if let Some(lease) = grant.lease {
@@ -103,7 +103,7 @@ impl PendingGrants {
 
     /// Removes a grant that has not reached its client. Returns the token of the remaining hold if it
     /// changes. `exclusive` tells whether the owner still holds the lock exclusively.
-    pub(super) fn revoked(&mut self, id: WaiterId, exclusive: bool) -> Option<Option<Token>> {
+    pub(in crate::core) fn revoked(&mut self, id: WaiterId, exclusive: bool) -> Option<Option<Token>> {
         let at = self.position_of(id)?;
         let effect = self.grants.remove(at).token?;
         let (before, after) = self.grants.split_at(at);
@@ -117,7 +117,7 @@ impl PendingGrants {
 
     /// Returns the new end of the lease once the outcome of every relevant grant is known. `ends` is its end
     /// in the key. `None` if an outcome is open, the end is right, or another client has set it.
-    pub(super) fn settled_lease(&mut self, ends: WallMs) -> Option<WallMs> {
+    pub(in crate::core) fn settled_lease(&mut self, ends: WallMs) -> Option<WallMs> {
         let is_certain = self.lease_is_certain();
         let end = self.lease.filter(|end| is_certain && self.written == ends && *end != ends)?;
         self.written = end;
@@ -125,26 +125,26 @@ impl PendingGrants {
     }
 
     /// The end of the lease that this server wrote last, and its end as far as it is certain.
-    pub(super) fn ends(&self) -> (WallMs, WallMs) {
+    pub(in crate::core) fn ends(&self) -> (WallMs, WallMs) {
         let certain = self.lease.filter(|_| self.lease_is_certain());
         (self.written, certain.unwrap_or(self.written))
     }
 
     /// Whether no pending grant is left.
-    pub(super) fn is_over(&self) -> bool {
+    pub(in crate::core) fn is_over(&self) -> bool {
         self.grants.is_empty()
     }
 
-    pub(super) fn lease_is_certain(&self) -> bool {
+    pub(in crate::core) fn lease_is_certain(&self) -> bool {
         self.grants.iter().all(|grant| grant.lease.is_none())
     }
 
-    pub(super) fn position_of(&self, id: WaiterId) -> Option<usize> {
+    pub(in crate::core) fn position_of(&self, id: WaiterId) -> Option<usize> {
         self.grants.iter().position(|grant| grant.id == id)
     }
 
     /// Settles the lease as certain. Earlier settings matter only as far as it preserves them.
-    pub(super) fn settle_lease(&mut self, before: usize, lease: SetLease) {
+    pub(in crate::core) fn settle_lease(&mut self, before: usize, lease: SetLease) {
         self.lease = Some(lease.after(self.lease));
         for grant in &mut self.grants[..before] {
             match (lease, &mut grant.lease) {
@@ -155,7 +155,7 @@ impl PendingGrants {
         }
     }
 
-    pub(super) fn settle_token(&mut self, before: usize, token: Option<Token>) {
+    pub(in crate::core) fn settle_token(&mut self, before: usize, token: Option<Token>) {
         self.token = token;
         self.grants[..before].iter_mut().for_each(|grant| grant.token = None);
     }

@@ -11,49 +11,17 @@
 //! client with the longer one was never promised less. The shorter lease takes effect once the grant has
 //! reached its client.
 
-use super::bindings::AffectedOwners;
+mod in_flight;
+pub(in crate::core) mod pending_grants;
+
+pub(in crate::core) use in_flight::{ConfirmedBy, ReleasedGrant};
+
 use super::lease::SetLease;
-use super::pending_grants::{GrantEffect, PendingGrants, SetToken};
-use super::small_map::SmallMap;
-use super::{Holders, Mode, Now, Owner, ReleaseScope, RequestId, Token, WaiterId, WallMs};
+use super::{AffectedOwners, Holders, Mode, Now, Owner, ReleaseScope, RequestId, Token, WaiterId, WallMs};
+use in_flight::{GrantKey, GrantsInFlight, InFlight};
+use pending_grants::{GrantEffect, PendingGrants, SetToken};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet};
-
-/// A grant in flight.
-#[derive(Debug)]
-struct InFlight {
-    id: WaiterId,
-    /// Effect of the grant on the hold.
-    effect: GrantEffect,
-    /// End of the lease that the grant wrote.
-    written: WallMs,
-    /// Whether another client has set the lease since.
-    lease_is_foreign: bool,
-    confirmed_by: ConfirmedBy,
-    /// Mode of the hold to release if the grant is revoked; `None` if its hold was already released.
-    hold_mode: Option<Mode>,
-}
-
-/// A grant in flight whose hold is being released.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct ReleasedGrant {
-    pub(super) id: WaiterId,
-    /// Whether the client is answered only once the grant is confirmed.
-    pub(super) is_withheld: bool,
-    /// Whether the releasing call named the grant.
-    pub(super) is_named: bool,
-}
-
-/// The event that confirms a grant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ConfirmedBy {
-    /// Delivery to the client.
-    Delivery,
-    /// An acknowledgement in addition to the delivery: the client still waits for its answer.
-    Acknowledgement,
-    /// A repetition of the call, after a message notified the client.
-    Repetition,
-}
 
 /// The lease after a grant has reached its client.
 pub(super) struct Confirmed {
@@ -65,9 +33,6 @@ pub(super) struct Confirmed {
     pub(super) settles: bool,
 }
 
-/// Key of a grant: its owner, then a sequence number.
-type GrantKey = (Owner, u64);
-
 /// A grant marked for revocation, with the mode of the hold to release, if any.
 type MarkedGrant = (WaiterId, Option<Mode>);
 
@@ -75,15 +40,11 @@ type MarkedGrant = (WaiterId, Option<Mode>);
 /// An owner whose holds have ended has no entry here: revoking an ended grant could free a newer one.
 #[derive(Default)]
 pub(super) struct Unconfirmed {
-    in_flight: SmallMap<GrantKey, InFlight>,
+    in_flight: GrantsInFlight,
     /// Grants marked for revocation: they did not reach their clients.
     marked: BTreeMap<GrantKey, MarkedGrant>,
     /// Number of grants put in one of these maps.
     sequence: u64,
-    /// Number of grants in flight whose clients still wait for an answer.
-    unanswered: u32,
-    /// Number of grants in flight that a repetition of the call must confirm.
-    to_confirm: u32,
     /// The pending grants of owners with more than one.
     pending: BTreeMap<Owner, PendingGrants>,
     /// Owners among them whose lease may be certain by now.
@@ -105,12 +66,12 @@ impl Unconfirmed {
 
     /// Whether any client that still waits for its answer must be notified if its hold ends.
     pub(super) fn any_unanswered(&self) -> bool {
-        self.unanswered > 0
+        self.in_flight.any_unanswered()
     }
 
     /// Whether any grant must be confirmed by a repetition of its call.
     pub(super) fn any_to_confirm(&self) -> bool {
-        self.to_confirm > 0
+        self.in_flight.any_to_confirm()
     }
 
     /// Notes that a request's hold ended before its grant was confirmed.
@@ -161,7 +122,7 @@ impl Unconfirmed {
 
     /// The grants in flight to this owner, in order.
     pub(super) fn in_flight_to<'a>(&'a self, owner: &'a Owner) -> impl Iterator<Item = WaiterId> + 'a {
-        of_owner(&self.in_flight, owner).map(|(_, grant)| grant.id)
+        self.in_flight.of_owner(owner).map(|(_, grant)| grant.id)
     }
 
     /// Number of grants in flight or marked for revocation.
@@ -191,8 +152,6 @@ impl Unconfirmed {
                 pending.granted(id, effect, Some(lease), written);
             }
         }
-        self.unanswered += u32::from(confirmed_by != ConfirmedBy::Delivery);
-        self.to_confirm += u32::from(confirmed_by == ConfirmedBy::Repetition);
         self.sequence += 1;
         let grant =
             InFlight { id, effect, written, lease_is_foreign: false, confirmed_by, hold_mode: Some(mode) };
@@ -222,12 +181,12 @@ impl Unconfirmed {
     /// Notes that a foreign write changed the key: the leases are now as written there.
     pub(super) fn leases_are_foreign(&mut self) {
         self.pending.values_mut().for_each(PendingGrants::lease_is_foreign);
-        self.in_flight.values_mut().for_each(|grant| grant.lease_is_foreign = true);
+        self.in_flight.leases_are_foreign();
     }
 
     /// Confirms a grant to this owner that has reached its client. `None` if the grant does not exist.
     pub(super) fn confirm(&mut self, id: WaiterId, owner: &Owner) -> Option<Confirmed> {
-        let InFlight { written, .. } = self.take(id, owner)?;
+        let InFlight { written, .. } = self.in_flight.take(id, owner)?;
         let Some(pending) = self.pending.get_mut(owner) else {
             return Some(Confirmed { written, end: written, settles: false });
         };
@@ -240,12 +199,12 @@ impl Unconfirmed {
     /// Confirms a grant without consequences. False if the grant may have any; then nothing has changed.
     #[inline(always)]
     pub(super) fn confirm_plain(&mut self, id: WaiterId, owner: &Owner) -> bool {
-        self.pending.is_empty() && self.take(id, owner).is_some()
+        self.pending.is_empty() && self.in_flight.take(id, owner).is_some()
     }
 
     /// Marks a grant to this owner for revocation: it did not reach its client.
     pub(super) fn mark_for_revocation(&mut self, id: WaiterId, owner: &Owner) {
-        if let Some(InFlight { hold_mode, .. }) = self.take(id, owner) {
+        if let Some(InFlight { hold_mode, .. }) = self.in_flight.take(id, owner) {
             self.sequence += 1;
             self.marked.insert((owner.clone(), self.sequence), (id, hold_mode));
         }
@@ -269,58 +228,32 @@ impl Unconfirmed {
         self.marked.iter().filter_map(|((owner, _), (_, hold_mode))| Some((owner, (*hold_mode)?)))
     }
 
-    /// The grants in flight to this owner whose revocation releases a hold of this mode.
-    fn grants_with_hold<'a>(&'a self, owner: &'a Owner, mode: Mode) -> impl Iterator<Item = &'a InFlight> {
-        of_owner(&self.in_flight, owner)
-            .map(|(_, grant)| grant)
-            .filter(move |grant| grant.hold_mode == Some(mode))
-    }
-
     /// Whether any of the owner's `holds` holds of this mode belongs to no grant in flight.
     pub(super) fn is_certain(&self, owner: &Owner, mode: Mode, holds: i64) -> bool {
-        i64::try_from(self.grants_with_hold(owner, mode).count())
-            .is_ok_and(|grants_with_hold| grants_with_hold < holds)
+        self.in_flight.is_certain(owner, mode, holds)
     }
 
-    /// The grant whose hold is released by an owner with this number of holds. It is the named grant if there
-    /// is one. Otherwise a certain hold is released, with no grant. Without a certain hold, it is the first
-    /// grant whose client may know of it, or else the first grant.
+    /// The grant whose hold is released by an owner with this number of holds, if any.
     pub(super) fn grant_to_release(
         &self,
         owner: &Owner,
         (mode, holds): (Mode, i64),
         named: Option<WaiterId>,
     ) -> Option<ReleasedGrant> {
-        let is_named = |grant: &&InFlight| Some(grant.id) == named;
-        // `min_by_key` returns the first of equal keys.
-        let first_told = || {
-            self.grants_with_hold(owner, mode).min_by_key(|grant| grant.confirmed_by != ConfirmedBy::Delivery)
-        };
-        let uncertain = || first_told().filter(|_| !self.is_certain(owner, mode, holds));
-        let grant = self.grants_with_hold(owner, mode).find(is_named).or_else(uncertain)?;
-        let is_withheld = grant.confirmed_by != ConfirmedBy::Delivery;
-        Some(ReleasedGrant { id: grant.id, is_withheld, is_named: is_named(&grant) })
+        self.in_flight.grant_to_release(owner, (mode, holds), named)
     }
 
     /// Notes that the hold of a grant was released although the grant may be revoked. Its revocation then
     /// releases a hold of the mode `instead`, or none.
     pub(super) fn hold_released(&mut self, id: WaiterId, owner: &Owner, instead: Option<Mode>) {
-        if let Some(grant) = self.grant_mut(id, owner) {
+        if let Some(grant) = self.in_flight.get_mut(id, owner) {
             grant.hold_mode = instead;
         }
     }
 
     /// Notes that a grant has what it needed besides its delivery. Its client may know of it from now on.
     pub(super) fn acknowledged(&mut self, id: WaiterId, owner: &Owner) {
-        let Some(grant) = self.grant_mut(id, owner) else { return };
-        let confirmed_by = std::mem::replace(&mut grant.confirmed_by, ConfirmedBy::Delivery);
-        self.unanswered -= u32::from(confirmed_by != ConfirmedBy::Delivery);
-        self.to_confirm -= u32::from(confirmed_by == ConfirmedBy::Repetition);
-    }
-
-    fn grant_mut(&mut self, id: WaiterId, owner: &Owner) -> Option<&mut InFlight> {
-        let key = of_owner(&self.in_flight, owner).find(|(_, grant)| grant.id == id)?.0.clone();
-        self.in_flight.get_mut(&key)
+        self.in_flight.acknowledged(id, owner);
     }
 
     /// Revokes a grant whose hold was released. Sets the remaining token.
@@ -379,20 +312,20 @@ impl Unconfirmed {
             AffectedOwners::Only(owner) => {
                 self.pending.remove(owner);
                 self.unsettled.remove(owner);
-                keys.extend(of_owner(&self.in_flight, owner).map(|(key, _)| key.clone()));
+                keys.extend(self.in_flight.of_owner(owner).map(|(key, _)| key.clone()));
                 let marked = self.marked.range((owner.clone(), 0)..).map(|(key, _)| key);
                 keys.extend(marked.take_while(|(of, _)| of == owner).cloned());
             }
             AffectedOwners::Any => {
                 self.pending.retain(|owner, _| !ended(owner));
                 self.unsettled.retain(|owner| !ended(owner));
-                let all = self.in_flight.keys().chain(self.marked.keys());
+                let all = self.in_flight.iter().map(|(key, _)| key).chain(self.marked.keys());
                 keys.extend(all.filter(|(owner, _)| ended(owner)).cloned());
                 keys.sort_unstable_by_key(|(_, order)| *order);
             }
         }
         for key in keys {
-            let in_flight = self.take_at(&key);
+            let in_flight = self.in_flight.take_at(&key);
             let waits = |grant: &&InFlight| grant.confirmed_by == ConfirmedBy::Acknowledgement;
             self.lost.extend(in_flight.as_ref().filter(waits).map(|grant| grant.id));
             let marked = || self.marked.remove(&key).map(|(id, _)| id);
@@ -401,38 +334,11 @@ impl Unconfirmed {
         void
     }
 
-    #[inline(always)]
-    fn take(&mut self, id: WaiterId, owner: &Owner) -> Option<InFlight> {
-        // Usually one grant is in flight, and no owner has to be compared.
-        match self.in_flight.take_only(|grant| grant.id == id) {
-            Some(grant) => Some(self.uncount(grant)),
-            None => self.take_from_many(id, owner),
-        }
-    }
-
-    #[cold]
-    fn take_from_many(&mut self, id: WaiterId, owner: &Owner) -> Option<InFlight> {
-        let key = of_owner(&self.in_flight, owner).find(|(_, grant)| grant.id == id)?.0.clone();
-        self.take_at(&key)
-    }
-
-    fn take_at(&mut self, key: &GrantKey) -> Option<InFlight> {
-        let grant = self.in_flight.remove(key)?;
-        Some(self.uncount(grant))
-    }
-
-    /// Adjusts the counters for a grant that is no longer in flight.
-    fn uncount(&mut self, grant: InFlight) -> InFlight {
-        self.unanswered -= u32::from(grant.confirmed_by != ConfirmedBy::Delivery);
-        self.to_confirm -= u32::from(grant.confirmed_by == ConfirmedBy::Repetition);
-        grant
-    }
-
     /// The pending grants of an owner, if it has any. The first grant is moved there only when a second one
     /// follows.
     fn pending_of(&mut self, owner: &Owner) -> Option<&mut PendingGrants> {
         if !self.pending.contains_key(owner) {
-            let (_, first) = of_owner(&self.in_flight, owner).next()?;
+            let (_, first) = self.in_flight.of_owner(owner).next()?;
             let mut pending = PendingGrants::new(None, None);
             pending.granted(first.id, first.effect, None, first.written);
             if first.lease_is_foreign {
@@ -455,19 +361,7 @@ impl Unconfirmed {
     /// Fails if an index or a count disagrees with the grants.
     #[cfg(test)]
     pub(super) fn verify(&self) {
-        let of = |wanted: &dyn Fn(ConfirmedBy) -> bool| {
-            self.in_flight.iter().filter(|(_, grant)| wanted(grant.confirmed_by)).count()
-        };
-        assert_eq!(
-            self.unanswered as usize,
-            of(&|confirmed_by| confirmed_by != ConfirmedBy::Delivery),
-            "the waiting grants are miscounted"
-        );
-        assert_eq!(
-            self.to_confirm as usize,
-            of(&|confirmed_by| confirmed_by == ConfirmedBy::Repetition),
-            "the grants to confirm are miscounted"
-        );
+        self.in_flight.verify();
         let is_pending = |owner| self.pending.contains_key(owner);
         assert!(
             self.unsettled.iter().all(is_pending),
@@ -478,12 +372,4 @@ impl Unconfirmed {
             |(owner, pending): (&Owner, &PendingGrants)| pending.is_over() && !self.unsettled.contains(owner);
         assert!(!self.pending.iter().any(is_over), "an owner without pending grants has an entry");
     }
-}
-
-/// The entries of this owner, in order.
-fn of_owner<'a, V>(
-    all: &'a SmallMap<GrantKey, V>,
-    owner: &'a Owner,
-) -> impl Iterator<Item = (&'a GrantKey, &'a V)> {
-    all.range_from((owner.clone(), 0)).take_while(move |((of, _), _)| of == owner)
 }

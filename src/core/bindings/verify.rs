@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: MIT
+
+//! Consistency checks of the bindings.
+
+use std::collections::BTreeSet;
+
+use super::Bindings;
+use crate::core::table::LockIdx;
+
+impl Bindings {
+    /// Fails if an index disagrees with the bindings. `knows` tells whether a lock is in the table.
+    pub(in crate::core) fn verify(&self, knows: impl Fn(LockIdx) -> bool) {
+        let (mut links, mut renewals, mut sweeps) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+        let mut ephemeral = 0;
+        for (lock, bound) in &self.by_lock {
+            assert!(
+                knows(*lock) && !bound.bindings.is_empty(),
+                "{lock:?} has bindings and is not in the table"
+            );
+            let closed = bound.bindings.iter().filter(|(_, binding)| binding.is_closed());
+            assert!(
+                closed.map(|(owner, _)| owner).eq(bound.closed.keys()),
+                "the index of closed holds is wrong"
+            );
+            for (owner, binding) in bound.bindings.iter() {
+                let hold = (*lock, owner.clone());
+                links.extend(binding.each_connection().map(|connection| (connection, hold.clone())));
+                renewals.extend(binding.due().map(|at| (at, hold.clone())));
+                sweeps.extend(binding.sweep_at().map(|at| (at, hold.clone())));
+                ephemeral += usize::from(binding.is_ephemeral());
+                assert!(
+                    !binding.is_doubtful() || bound.doubtful,
+                    "the doubt about {hold:?} is never settled"
+                );
+            }
+        }
+        let linked = self.by_connection.iter().map(|(connection, hold)| (connection, hold.clone()));
+        let linked: BTreeSet<_> = linked.collect();
+        assert_eq!(linked, links, "the index by connection is wrong");
+        assert!(self.renewals.iter().eq(&renewals), "the schedule of renewals is wrong");
+        assert!(self.sweeps.iter().eq(&sweeps), "the schedule of sweeps is wrong");
+        assert_eq!(self.ephemeral, ephemeral, "the holds that end with a connection are miscounted");
+    }
+}

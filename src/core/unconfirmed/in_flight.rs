@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: MIT
+
+//! The grants of one lock whose delivery is not known yet.
+
+use super::pending_grants::GrantEffect;
+use crate::core::small_map::SmallMap;
+use crate::core::{Mode, Owner, WaiterId, WallMs};
+
+/// A grant in flight.
+#[derive(Debug)]
+pub(super) struct InFlight {
+    pub(super) id: WaiterId,
+    /// Effect of the grant on the hold.
+    pub(super) effect: GrantEffect,
+    /// End of the lease that the grant wrote.
+    pub(super) written: WallMs,
+    /// Whether another client has set the lease since.
+    pub(super) lease_is_foreign: bool,
+    pub(super) confirmed_by: ConfirmedBy,
+    /// Mode of the hold to release if the grant is revoked; `None` if its hold was already released.
+    pub(super) hold_mode: Option<Mode>,
+}
+
+/// A grant in flight whose hold is being released.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::core) struct ReleasedGrant {
+    pub(in crate::core) id: WaiterId,
+    /// Whether the client is answered only once the grant is confirmed.
+    pub(in crate::core) is_withheld: bool,
+    /// Whether the releasing call named the grant.
+    pub(in crate::core) is_named: bool,
+}
+
+/// The event that confirms a grant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::core) enum ConfirmedBy {
+    /// Delivery to the client.
+    Delivery,
+    /// An acknowledgement in addition to the delivery: the client still waits for its answer.
+    Acknowledgement,
+    /// A repetition of the call, after a message notified the client.
+    Repetition,
+}
+
+/// Key of a grant: its owner, then a sequence number.
+pub(super) type GrantKey = (Owner, u64);
+
+/// Grants in flight, with counters.
+#[derive(Default)]
+pub(super) struct GrantsInFlight {
+    grants: SmallMap<GrantKey, InFlight>,
+    /// Number of grants whose clients still wait for an answer.
+    unanswered: u32,
+    /// Number of grants that a repetition of the call must confirm.
+    to_confirm: u32,
+}
+
+impl GrantsInFlight {
+    #[inline(always)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.grants.is_empty()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.grants.len()
+    }
+
+    /// Whether any client still waits for its answer.
+    pub(super) fn any_unanswered(&self) -> bool {
+        self.unanswered > 0
+    }
+
+    /// Whether any grant must be confirmed by a repetition of its call.
+    pub(super) fn any_to_confirm(&self) -> bool {
+        self.to_confirm > 0
+    }
+
+    #[inline(always)]
+    pub(super) fn insert(&mut self, key: GrantKey, grant: InFlight) {
+        self.unanswered += u32::from(grant.confirmed_by != ConfirmedBy::Delivery);
+        self.to_confirm += u32::from(grant.confirmed_by == ConfirmedBy::Repetition);
+        self.grants.insert(key, grant);
+    }
+
+    /// Iterates over all grants, by owner.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&GrantKey, &InFlight)> {
+        self.grants.iter()
+    }
+
+    /// The grants to this owner, in order.
+    pub(super) fn of_owner<'a>(
+        &'a self,
+        owner: &'a Owner,
+    ) -> impl Iterator<Item = (&'a GrantKey, &'a InFlight)> {
+        self.grants.range_from((owner.clone(), 0)).take_while(move |((of, _), _)| of == owner)
+    }
+
+    /// Notes that another client has set the leases.
+    pub(super) fn leases_are_foreign(&mut self) {
+        self.grants.values_mut().for_each(|grant| grant.lease_is_foreign = true);
+    }
+
+    /// Notes that a grant has what it needed besides its delivery.
+    pub(super) fn acknowledged(&mut self, id: WaiterId, owner: &Owner) {
+        let Some(grant) = self.get_mut(id, owner) else { return };
+        let confirmed_by = std::mem::replace(&mut grant.confirmed_by, ConfirmedBy::Delivery);
+        self.unanswered -= u32::from(confirmed_by != ConfirmedBy::Delivery);
+        self.to_confirm -= u32::from(confirmed_by == ConfirmedBy::Repetition);
+    }
+
+    /// The grants in flight to this owner whose revocation releases a hold of this mode.
+    fn grants_with_hold<'a>(&'a self, owner: &'a Owner, mode: Mode) -> impl Iterator<Item = &'a InFlight> {
+        self.of_owner(owner).map(|(_, grant)| grant).filter(move |grant| grant.hold_mode == Some(mode))
+    }
+
+    /// Whether any of the owner's `holds` holds of this mode belongs to no grant in flight.
+    pub(super) fn is_certain(&self, owner: &Owner, mode: Mode, holds: i64) -> bool {
+        i64::try_from(self.grants_with_hold(owner, mode).count())
+            .is_ok_and(|grants_with_hold| grants_with_hold < holds)
+    }
+
+    /// The grant whose hold is released by an owner with this number of holds. It is the named grant if there
+    /// is one. Otherwise a certain hold is released, with no grant. Without a certain hold, it is the first
+    /// grant whose client may know of it, or else the first grant.
+    pub(super) fn grant_to_release(
+        &self,
+        owner: &Owner,
+        (mode, holds): (Mode, i64),
+        named: Option<WaiterId>,
+    ) -> Option<ReleasedGrant> {
+        let is_named = |grant: &&InFlight| Some(grant.id) == named;
+        // `min_by_key` returns the first of equal keys.
+        let first_told = || {
+            self.grants_with_hold(owner, mode).min_by_key(|grant| grant.confirmed_by != ConfirmedBy::Delivery)
+        };
+        let uncertain = || first_told().filter(|_| !self.is_certain(owner, mode, holds));
+        let grant = self.grants_with_hold(owner, mode).find(is_named).or_else(uncertain)?;
+        let is_withheld = grant.confirmed_by != ConfirmedBy::Delivery;
+        Some(ReleasedGrant { id: grant.id, is_withheld, is_named: is_named(&grant) })
+    }
+
+    pub(super) fn get_mut(&mut self, id: WaiterId, owner: &Owner) -> Option<&mut InFlight> {
+        let key = self.of_owner(owner).find(|(_, grant)| grant.id == id)?.0.clone();
+        self.grants.get_mut(&key)
+    }
+
+    #[inline(always)]
+    pub(super) fn take(&mut self, id: WaiterId, owner: &Owner) -> Option<InFlight> {
+        // Usually one grant is in flight, and no owner has to be compared.
+        match self.grants.take_only(|grant| grant.id == id) {
+            Some(grant) => Some(self.uncount(grant)),
+            None => self.take_from_many(id, owner),
+        }
+    }
+
+    #[cold]
+    fn take_from_many(&mut self, id: WaiterId, owner: &Owner) -> Option<InFlight> {
+        let key = self.of_owner(owner).find(|(_, grant)| grant.id == id)?.0.clone();
+        self.take_at(&key)
+    }
+
+    pub(super) fn take_at(&mut self, key: &GrantKey) -> Option<InFlight> {
+        let grant = self.grants.remove(key)?;
+        Some(self.uncount(grant))
+    }
+
+    /// Adjusts the counters for a grant that is no longer in flight.
+    fn uncount(&mut self, grant: InFlight) -> InFlight {
+        self.unanswered -= u32::from(grant.confirmed_by != ConfirmedBy::Delivery);
+        self.to_confirm -= u32::from(grant.confirmed_by == ConfirmedBy::Repetition);
+        grant
+    }
+
+    /// Fails if a counter disagrees with the grants.
+    #[cfg(test)]
+    pub(super) fn verify(&self) {
+        let count = |wanted: &dyn Fn(ConfirmedBy) -> bool| {
+            self.grants.iter().filter(|(_, grant)| wanted(grant.confirmed_by)).count()
+        };
+        let unanswered = count(&|confirmed_by| confirmed_by != ConfirmedBy::Delivery);
+        assert_eq!(self.unanswered as usize, unanswered, "the waiting grants are miscounted");
+        let to_confirm = count(&|confirmed_by| confirmed_by == ConfirmedBy::Repetition);
+        assert_eq!(self.to_confirm as usize, to_confirm, "the grants to confirm are miscounted");
+    }
+}
