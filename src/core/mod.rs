@@ -54,8 +54,8 @@ pub(crate) use held::{HoldEvent, Notice};
 pub(crate) use hold::Hold;
 pub(crate) use holders::{Holders, NotOwner, ReleaseScope, Wants};
 pub(crate) use manager::{
-    BundleTry, CheckedLock, Contended, ExpectedEnd, FastQueued, HoldInfo, KeyChange, LockManager, OpenLock,
-    StepOutput,
+    BundleTry, CheckedLock, Contended, ExpectedEnd, FastQueued, GrantTime, HoldInfo, KeyChange, LockManager,
+    OpenLock, StepOutput,
 };
 use owner::AffectedOwners;
 pub(crate) use owner::Owner;

@@ -70,6 +70,13 @@ pub(in crate::core) struct NewBind {
     pub(in crate::core) taken_over: TakenOver,
 }
 
+impl NewBind {
+    /// Binds a hold that existed before.
+    pub(in crate::core) fn new(bind: Bind, mode: BindMode, since: MonoUs) -> NewBind {
+        NewBind { bind, mode, since, begins: false, taken_over: TakenOver::default() }
+    }
+}
+
 /// The dependencies that a renewal took over from an unconfirmed grant, or from a request that may be
 /// repeated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -93,7 +93,8 @@ impl Bindings {
     #[inline(always)]
     pub(super) fn bind(
         &mut self,
-        (lock, owner): (LockIdx, &Owner),
+        lock: LockIdx,
+        owner: &Owner,
         bind: NewBind,
         id: Option<&RequestId>,
         lease: Lease,
@@ -176,7 +177,8 @@ impl Bindings {
     pub(super) fn note_granted(
         &mut self,
         lock: impl FnOnce() -> LockId,
-        (owner, id): (&Owner, &RequestId),
+        owner: &Owner,
+        id: &RequestId,
         now: Now,
     ) {
         self.requests_until = self.requests_until.max(repeatable_until(id.ttl_ms, now));

@@ -51,7 +51,7 @@ impl LockManager {
         if let Some(bind) = request.bind {
             let (since, begins, taken_over) = (wait.since(), wait.begins(), wait.taken_over());
             let bind = NewBind { bind, mode: BindMode::Add, since, begins, taken_over };
-            self.parts.bindings.bind((lock, &request.owner), bind, request.id.as_ref(), lease, now);
+            self.parts.bindings.bind(lock, &request.owner, bind, request.id.as_ref(), lease, now);
             self.parts.statistics.has_bound(self.parts.bindings.count());
         }
         if request.awaits_replicas {

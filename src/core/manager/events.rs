@@ -4,7 +4,7 @@
 
 use super::{KeyChange, LockManager};
 use crate::core::granted_keys::GrantedKeys;
-use crate::core::manager::parts::{ConnectionEnd, LockState};
+use crate::core::manager::parts::{ConnectionEnd, LockState, RecordsOfVoided};
 use crate::core::manager::StepOutput;
 use crate::core::owner::AffectedOwners;
 use crate::core::table::LockIdx;
@@ -77,7 +77,7 @@ impl LockManager {
             if let Some(id) = parts.table.id(lock) {
                 parts.granted_keys.remove(id.as_ref());
             }
-            parts.void_grants(lock, false, AffectedOwners::Any, |_| true);
+            parts.void_grants(lock, RecordsOfVoided::Gone, AffectedOwners::Any, |_| true);
             parts.bindings.doubt(lock);
             if let Some(state) = parts.state_mut(lock) {
                 state.forget_hold();
@@ -128,7 +128,7 @@ impl LockManager {
             let lost = parts.state_mut(lock).map(|state| state.held_mut().take_ended());
             parts.push_notices(lock, lost.into_iter().flatten());
             parts.forget_held(lock);
-            parts.void_grants(lock, false, AffectedOwners::Any, |_| true);
+            parts.void_grants(lock, RecordsOfVoided::Gone, AffectedOwners::Any, |_| true);
             parts.end_lost(lock, &Decision::Demoted);
             parts.forget_window(lock);
             parts.schedule_lease(lock, None);

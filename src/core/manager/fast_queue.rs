@@ -10,6 +10,8 @@
 
 use super::LockManager;
 use crate::core::manager::parts::{LockState, Parts};
+use crate::core::queue::position::{Position, Standing};
+use crate::core::queue::wait::NewWait;
 use crate::core::table::LockLookup;
 use crate::core::{MonoUs, Notify, Now, Request, RequestId, WaitPolicy, WaiterId};
 
@@ -65,7 +67,9 @@ impl LockManager {
         }
         let holder_waits = parts.waiters.waits(hold.owner.as_bytes());
         let id = parts.waiters.next_id();
-        parts.insert_wait(lock, (id, None), (request.clone(), false), deadline, (id.0, now.mono));
+        let position = Position::new(request.wants, Standing::Newcomer, id.0);
+        let (request, since) = (request.clone(), now.mono);
+        parts.insert_wait(id, NewWait { lock, request, deadline, position, since, first_wait: None });
         let planned = parts.state(lock).and_then(LockState::planned_lease);
         if first_until.is_some() {
             // A plain hold is not fragile.

@@ -25,7 +25,7 @@ pub(crate) use fast_queue::FastQueued;
 pub(crate) use open_lock::OpenLock;
 pub(crate) use overview::{Contended, HoldInfo};
 pub(crate) use several::{BundleTry, CheckedLock};
-pub(crate) use step::{ExpectedEnd, StepOutput};
+pub(crate) use step::{ExpectedEnd, GrantTime, StepOutput};
 
 use crate::core::owner::AffectedOwners;
 use crate::core::table::LockLookup;

@@ -10,7 +10,7 @@
 use super::{LockManager, OpenLock};
 use crate::core::manager::parts::{LockState, Parts};
 use crate::core::manager::step::Step;
-use crate::core::manager::StepOutput;
+use crate::core::manager::{GrantTime, StepOutput};
 use crate::core::owner::AffectedOwners;
 use crate::core::queue::bundles::NewBundle;
 use crate::core::table::{LockIdx, LockLookup};
@@ -156,15 +156,15 @@ impl LockManager {
         (verdict, step.close())
     }
 
-    /// Grants a member of a bundle whose members can all be granted. `waits` tells whether its client waited.
+    /// Grants a member of a bundle whose members can all be granted.
     pub(crate) fn grant_member(
         &mut self,
         open: OpenLock<'_>,
         member: WaiterId,
-        waits: bool,
+        time: GrantTime,
     ) -> (Option<Reply>, StepOutput) {
         let mut step = Step::begin(&mut self.parts, open, AffectedOwners::Any);
-        let reply = step.grant_member(member, waits);
+        let reply = step.grant_member(member, time);
         (reply, step.finish())
     }
 

@@ -520,7 +520,8 @@ impl Real {
             }
         }
         let granted = |(lock, part): &(LockId, WaiterId)| {
-            let granted = self.on(key_of(lock), |locks, open| locks.grant_member(open, *part, true));
+            let granted =
+                self.on(key_of(lock), |locks, open| locks.grant_member(open, *part, GrantTime::AfterWaiting));
             granted.unwrap().expect("the lock was available")
         };
         let replies = parts.iter().map(granted).collect();

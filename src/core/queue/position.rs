@@ -4,6 +4,24 @@
 
 use crate::core::Wants;
 
+/// The standing of a wait's owner at the lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::core) enum Standing {
+    /// The owner holds the lock and wants more of it.
+    Holder,
+    Newcomer,
+}
+
+impl Standing {
+    pub(in crate::core) fn of(holds: bool) -> Standing {
+        if holds {
+            Standing::Holder
+        } else {
+            Standing::Newcomer
+        }
+    }
+}
+
 /// Position of a wait in its queue. Ordered front to back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Position {
@@ -17,9 +35,9 @@ impl Position {
     /// Position before all others.
     pub(in crate::core) const FRONT: Position = Position { newcomer: false, ticket: 0 };
 
-    /// The position of a wait with this ticket. `holds` tells whether its owner holds the lock.
-    pub(in crate::core) fn new(wants: Wants, holds: bool, ticket: u64) -> Position {
-        Position { newcomer: !holds || wants.once, ticket }
+    /// The position of a wait with this ticket.
+    pub(in crate::core) fn new(wants: Wants, standing: Standing, ticket: u64) -> Position {
+        Position { newcomer: standing == Standing::Newcomer || wants.once, ticket }
     }
 
     pub(in crate::core) fn is_holder(self) -> bool {

@@ -58,6 +58,10 @@ impl Wait {
         self.position
     }
 
+    pub(in crate::core) fn place(&self) -> QueuePlace {
+        QueuePlace { lock: self.lock, position: self.position, deadline: self.deadline }
+    }
+
     /// Whether the grant is the owner's first hold.
     pub(in crate::core) fn begins(&self) -> bool {
         self.begins
@@ -90,6 +94,14 @@ impl Wait {
     pub(in crate::core) fn is_over(&self, now: Now) -> bool {
         self.deadline.is_some_and(|at| at <= now.mono)
     }
+}
+
+/// The place of a wait in the indexes of queued waits.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::core) struct QueuePlace {
+    pub(in crate::core) lock: LockIdx,
+    pub(in crate::core) position: Position,
+    pub(in crate::core) deadline: Option<MonoUs>,
 }
 
 /// The data of a new wait.

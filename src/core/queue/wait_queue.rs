@@ -11,13 +11,14 @@ use super::overtaking::Overtaking;
 use super::position::Position;
 use crate::core::{Mode, WaiterId, Wants};
 
+/// A wait in the queue.
 #[derive(Clone, Copy, Debug)]
-struct Place {
-    position: Position,
-    id: WaiterId,
-    wants: Wants,
+pub(in crate::core) struct Place {
+    pub(in crate::core) position: Position,
+    pub(in crate::core) id: WaiterId,
+    pub(in crate::core) wants: Wants,
     /// Whether the wait is a member of a bundle.
-    is_member: bool,
+    pub(in crate::core) is_member: bool,
 }
 
 impl Place {
@@ -207,12 +208,8 @@ impl WaitQueue {
     }
 
     #[inline(always)]
-    pub(in crate::core) fn insert(
-        &mut self,
-        position: Position,
-        (id, is_member): (WaiterId, bool),
-        wants: Wants,
-    ) {
+    pub(in crate::core) fn insert(&mut self, place: Place) {
+        let Place { position, wants, is_member, .. } = place;
         let at = if self.places.back().is_none_or(|last| last.position < position) {
             self.places.len()
         } else {
@@ -227,7 +224,7 @@ impl WaitQueue {
             self.blocking.insert(position);
         }
         self.members += usize::from(is_member);
-        self.places.insert(at, Place { position, id, wants, is_member });
+        self.places.insert(at, place);
     }
 
     /// Removes a wait for good. Returns whether it was in the queue.

@@ -11,7 +11,7 @@ use super::bundles::Bundles;
 use super::notified::Notified;
 use super::owner_waits::OwnerWaits;
 use super::position::Position;
-use super::wait::{NewWait, Wait, WaitState};
+use super::wait::{NewWait, QueuePlace, Wait, WaitState};
 use crate::core::bindings::binding::TakenOver;
 use crate::core::spare::free_spare;
 use crate::core::table::LockIdx;
@@ -52,8 +52,7 @@ impl Crossing {
 
 /// A wait that has left the queue.
 pub(in crate::core) struct Unqueued {
-    /// Lock, position and deadline of the wait.
-    pub(in crate::core) place: (LockIdx, Position, Option<MonoUs>),
+    pub(in crate::core) place: QueuePlace,
     pub(in crate::core) crossing: Crossing,
     /// Whether its owner has other queued waits, for this lock or another one.
     pub(in crate::core) waits_more: bool,
@@ -150,7 +149,7 @@ impl Waiters {
             self.notified.granted(notify.connection, id);
         }
         let (lock, owner, counts_as_call) = (wait.lock, wait.request.owner.clone(), wait.counts_as_call(id));
-        let place = (lock, wait.position, wait.deadline);
+        let place = wait.place();
         let (crossing, waits_more) = self.unqueue(id, counts_as_call, lock, owner);
         Some(Unqueued { place, crossing, waits_more, waited })
     }

@@ -125,7 +125,8 @@ impl GrantsInFlight {
     pub(super) fn grant_to_release(
         &self,
         owner: &Owner,
-        (mode, holds): (Mode, i64),
+        mode: Mode,
+        holds: i64,
         named: Option<WaiterId>,
     ) -> Option<ReleasedGrant> {
         let is_named = |grant: &&InFlight| Some(grant.id) == named;

@@ -23,6 +23,28 @@ use pending_grants::{GrantEffect, PendingGrants, SetToken};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet};
 
+/// A grant to a waiter.
+pub(super) struct NewGrant<'a> {
+    pub(super) id: WaiterId,
+    pub(super) owner: &'a Owner,
+    pub(super) mode: Mode,
+    pub(super) confirmed_by: ConfirmedBy,
+    /// Effect of the grant on the hold.
+    pub(super) effect: GrantEffect,
+    /// The owner's hold before the grant, if it already held the lock.
+    pub(super) before: Option<EarlierHold>,
+    /// End of the lease that the grant wrote.
+    pub(super) written: WallMs,
+}
+
+/// An owner's hold before a grant.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct EarlierHold {
+    /// End of the lease.
+    pub(super) end: WallMs,
+    pub(super) token: Option<Token>,
+}
+
 /// The lease after a grant has reached its client.
 pub(super) struct Confirmed {
     /// End of the lease that was written last.
@@ -135,21 +157,15 @@ impl Unconfirmed {
         !self.in_flight.is_empty()
     }
 
-    /// Adds a grant to a waiter. `before` is the end of its owner's lease and its token, if it already held
-    /// the lock.
-    pub(super) fn granted(
-        &mut self,
-        (id, owner, mode, confirmed_by): (WaiterId, &Owner, Mode, ConfirmedBy),
-        effect: GrantEffect,
-        before: Option<(WallMs, Option<Token>)>,
-        written: WallMs,
-    ) {
-        if let Some((lease, token)) = before {
+    /// Adds a grant to a waiter.
+    pub(super) fn granted(&mut self, grant: NewGrant<'_>) {
+        let NewGrant { id, owner, mode, confirmed_by, effect, before, written } = grant;
+        if let Some(EarlierHold { end, token }) = before {
             if self.pending_of(owner).is_none() {
-                self.pending.insert(owner.clone(), PendingGrants::new(Some(lease), token));
+                self.pending.insert(owner.clone(), PendingGrants::new(Some(end), token));
             }
             if let Some(pending) = self.pending.get_mut(owner) {
-                pending.granted(id, effect, Some(lease), written);
+                pending.granted(id, effect, Some(end), written);
             }
         }
         self.sequence += 1;
@@ -237,10 +253,11 @@ impl Unconfirmed {
     pub(super) fn grant_to_release(
         &self,
         owner: &Owner,
-        (mode, holds): (Mode, i64),
+        mode: Mode,
+        holds: i64,
         named: Option<WaiterId>,
     ) -> Option<ReleasedGrant> {
-        self.in_flight.grant_to_release(owner, (mode, holds), named)
+        self.in_flight.grant_to_release(owner, mode, holds, named)
     }
 
     /// Notes that the hold of a grant was released although the grant may be revoked. Its revocation then

@@ -116,7 +116,8 @@ pub(super) fn relevant_holders(
 /// waits for later waits that overtook it.
 pub(super) fn blockers(
     waits: &impl WaitView,
-    (id, wait): (WaiterId, &Waiting<'_>),
+    id: WaiterId,
+    wait: &Waiting<'_>,
     seen: &mut Seen,
     sought: &Sought<'_>,
     now: Now,

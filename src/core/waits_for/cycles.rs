@@ -176,7 +176,7 @@ impl CycleSearch {
         now: Now,
     ) -> WaitsOf {
         let of = waits.waits_of(owner).filter(|id| *owner != self.origin || self.from.contains(id));
-        of.filter(|id| !belongs_to_another_thread(waits, *id, (lock, ahead), now)).collect()
+        of.filter(|id| !belongs_to_another_thread(waits, *id, lock, ahead, now)).collect()
     }
 
     /// The waits that can never end.

@@ -67,7 +67,7 @@ pub(crate) struct Search {
     from: Option<WaiterId>,
     locks: HashMap<LockIdx, Seen>,
     /// WaitView to follow, each with the edge that led to it.
-    todo: VecDeque<(WaiterId, Option<usize>)>,
+    todo: VecDeque<Visit>,
     /// The blockers found for the first of these waits.
     around: Option<Around>,
     seen: HashMap<Owner, Followed>,
@@ -83,6 +83,14 @@ pub(crate) struct Search {
     was_interrupted: bool,
     /// The only owners to follow, if limited.
     only: Option<HashSet<Owner>>,
+}
+
+/// A wait to follow.
+#[derive(Clone, Copy)]
+struct Visit {
+    id: WaiterId,
+    /// The edge that led to it; `None` at the start of the search.
+    from: Option<usize>,
 }
 
 /// The blockers of a wait.
@@ -122,7 +130,7 @@ impl Search {
             origin,
             from,
             locks: HashMap::default(),
-            todo: todo.into_iter().map(|id| (id, None)).collect(),
+            todo: todo.into_iter().map(|id| Visit { id, from: None }).collect(),
             around: None,
             seen: HashMap::default(),
             edges: Vec::new(),
@@ -183,7 +191,7 @@ impl Search {
                 cycles::Proof::MayEnd => Progress::Done,
             };
         }
-        while let Some((id, from)) = self.todo.front().copied() {
+        while let Some(visit) = self.todo.front().copied() {
             if self.left == 0 && self.only.is_none() {
                 self.was_interrupted = true;
                 return Progress::Later;
@@ -192,7 +200,7 @@ impl Search {
                 if let Some(blocker) = around.found.next() {
                     let (lock, name) = (around.lock, around.name.clone());
                     self.count(1);
-                    if let Some(step) = self.follow_blocker(waits, (id, from), (lock, name), blocker, now) {
+                    if let Some(step) = self.follow_blocker(waits, visit, lock, name, blocker, now) {
                         return step;
                     }
                     continue;
@@ -203,7 +211,7 @@ impl Search {
                     continue;
                 }
             }
-            if let Some(lock) = self.find_blockers(waits, id, now) {
+            if let Some(lock) = self.find_blockers(waits, visit.id, now) {
                 return Progress::Read(lock);
             }
         }
@@ -244,7 +252,7 @@ impl Search {
             most: if self.only.is_some() { usize::MAX } else { self.left },
             resumes,
         };
-        let Found { blockers, looked_at, is_partial } = blockers(waits, (id, &wait), seen, &sought, now);
+        let Found { blockers, looked_at, is_partial } = blockers(waits, id, &wait, seen, &sought, now);
         let (lock, name, found) = (wait.lock, name.clone(), blockers.into_iter());
         self.around = Some(Around { lock, name, found, is_partial });
         self.count(1 + looked_at);
@@ -255,14 +263,16 @@ impl Search {
     fn follow_blocker(
         &mut self,
         waits: &impl WaitView,
-        (id, from): (WaiterId, Option<usize>),
-        (lock, name): (LockIdx, LockId),
+        visit: Visit,
+        lock: LockIdx,
+        name: LockId,
         blocker: Blocker,
         now: Now,
     ) -> Option<Progress> {
         if self.only.as_ref().is_some_and(|only| !only.contains(&blocker.owner)) {
             return None;
         }
+        let Visit { id, from } = visit;
         let waits_behind = self.follow(waits, lock, &blocker, now)?;
         let edge = self.edges.len();
         let soft = blocker.ahead.filter(|_| blocker.is_soft);
@@ -271,7 +281,7 @@ impl Search {
             if self.from.is_none() && self.edges.len() >= MAX_NAMED_OWNERS {
                 return Some(Progress::Done);
             }
-            self.todo.extend(waits_behind.into_iter().map(|wait| (wait, Some(edge))));
+            self.todo.extend(waits_behind.into_iter().map(|id| Visit { id, from: Some(edge) }));
             return None;
         };
         let way = self.way_to(edge);
@@ -333,7 +343,7 @@ impl Search {
             return self.follow_only(owner, *ahead);
         }
         let belongs_to_another_thread =
-            |id: WaiterId| belongs_to_another_thread(waits, id, (lock, *ahead), now);
+            |id: WaiterId| belongs_to_another_thread(waits, id, lock, *ahead, now);
         if let Some(from) = self.from.filter(|_| *owner == self.origin) {
             return (!belongs_to_another_thread(from)).then(|| smallvec![from]);
         }

@@ -106,7 +106,8 @@ impl Waiting<'_> {
 pub(super) fn belongs_to_another_thread(
     waits: &impl WaitView,
     id: WaiterId,
-    (lock, ahead): (LockIdx, Option<WaiterId>),
+    lock: LockIdx,
+    ahead: Option<WaiterId>,
     now: Now,
 ) -> bool {
     let is_once = |id: WaiterId| {

@@ -5,7 +5,8 @@
 use foldhash::HashSet;
 
 use crate::core::{
-    BundleTry, Decision, LockId, LockLookup, LockManager, Now, Reply, StepOutput, Verdict, WaiterId,
+    BundleTry, Decision, GrantTime, LockId, LockLookup, LockManager, Now, Reply, StepOutput, Verdict,
+    WaiterId,
 };
 use crate::driver::locks::commit::store;
 use crate::driver::locks::remembered::Remembered;
@@ -99,7 +100,7 @@ fn try_bundle(ctx: Ctx<'_>, lead: WaiterId, parts: &[(LockId, WaiterId)]) -> Opt
             }
         }
     }
-    grant_members(ctx, lead, parts, Recipient::Waiter);
+    grant_members(ctx, lead, parts, GrantTime::AfterWaiting);
     None
 }
 
@@ -108,25 +109,15 @@ fn try_bundle(ctx: Ctx<'_>, lead: WaiterId, parts: &[(LockId, WaiterId)]) -> Opt
 pub(crate) fn grant_bundle(ctx: Ctx<'_>, lead: WaiterId, parts: &[WaiterId]) {
     let with_lock = |id: &WaiterId| with(ctx, |driver| Some((driver.locks.lock_of(*id)?, *id)));
     let parts: Vec<(LockId, WaiterId)> = parts.iter().filter_map(with_lock).collect();
-    grant_members(ctx, lead, &parts, Recipient::Caller);
-}
-
-/// The client that a bundle is granted to.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Recipient {
-    /// The client has waited.
-    Waiter,
-    /// The client's call is running.
-    Caller,
+    grant_members(ctx, lead, &parts, GrantTime::AtOnce);
 }
 
 /// Grants every member of a bundle whose locks are all available.
-fn grant_members(ctx: Ctx<'_>, lead: WaiterId, parts: &[(LockId, WaiterId)], recipient: Recipient) {
-    let waits = recipient == Recipient::Waiter;
+fn grant_members(ctx: Ctx<'_>, lead: WaiterId, parts: &[(LockId, WaiterId)], time: GrantTime) {
     let now = ctx.now();
     let granted = |(lock, part): &(LockId, WaiterId)| {
         let granted = with_lock(ctx, lock, &Str::new(&lock.key), now, |locks, known, open| {
-            locks.grant_member(open.opened(known, now), *part, waits)
+            locks.grant_member(open.opened(known, now), *part, time)
         });
         granted.ok().flatten()
     };

@@ -10,6 +10,15 @@ use crate::core::table::LockIdx;
 use crate::core::unconfirmed::pending_grants::SetToken;
 use crate::core::{Decision, Now, Owner, Request, WaiterId, WallMs};
 
+/// The records of voided grants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::core::manager) enum RecordsOfVoided {
+    /// The next step deletes them, so that a repeated call does not get the reply.
+    Delete,
+    /// They have left with the holds, or belong to another server.
+    Gone,
+}
+
 impl Parts {
     /// Number of grants and bindings of a lock that end with their holds.
     pub(in crate::core::manager) fn remembered_of(&self, lock: LockIdx) -> usize {
@@ -55,19 +64,18 @@ impl Parts {
         affected: AffectedOwners<'_>,
         ended: impl Fn(&Owner) -> bool,
     ) {
-        self.void_grants(lock, true, affected, &ended);
+        self.void_grants(lock, RecordsOfVoided::Delete, affected, &ended);
         if self.bindings.knows(lock) {
             let Some(name) = self.name(lock) else { return };
             self.bindings.unbind_ended(lock, &name, affected, &ended);
         }
     }
 
-    /// Voids grants in flight of owners whose holds have ended, but keeps their bindings. `forgets` is false
-    /// if the records left with the holds.
+    /// Voids grants in flight of owners whose holds have ended, but keeps their bindings.
     pub(in crate::core::manager) fn void_grants(
         &mut self,
         lock: LockIdx,
-        forgets: bool,
+        records: RecordsOfVoided,
         affected: AffectedOwners<'_>,
         ended: impl Fn(&Owner) -> bool,
     ) {
@@ -75,8 +83,9 @@ impl Parts {
         for id in state.unconfirmed_mut().void(affected, ended) {
             let Some((wait, _)) = self.waiters.remove(id) else { continue };
             if wait.request().notify.is_some() {
-                self.void_notified(id, lock, &wait, forgets);
-            } else if wait.state() == WaitState::Marked && forgets && !self.demoted {
+                self.void_notified(id, lock, &wait, records);
+            } else if wait.state() == WaitState::Marked && records == RecordsOfVoided::Delete && !self.demoted
+            {
                 // The grant would have been revoked anyway.
                 let state = self.table.get_mut(lock);
                 if let Some((state, request)) = state.zip(wait.request().id.clone()) {
@@ -93,13 +102,19 @@ impl Parts {
 
     /// Handles an unconfirmed grant with `NOTIFY` whose hold has ended.
     #[cold]
-    pub(super) fn void_notified(&mut self, id: WaiterId, lock: LockIdx, wait: &Wait, forgets: bool) {
+    pub(super) fn void_notified(
+        &mut self,
+        id: WaiterId,
+        lock: LockIdx,
+        wait: &Wait,
+        records: RecordsOfVoided,
+    ) {
         self.grace_ends(id, wait.request());
         if wait.state() == WaitState::Granted {
             self.decide(id, lock, wait.request(), Decision::Lost);
         }
         // A repeated call must not get the voided reply.
-        let state = self.table.get_mut(lock).filter(|_| forgets && !self.demoted);
+        let state = self.table.get_mut(lock).filter(|_| records == RecordsOfVoided::Delete && !self.demoted);
         if let Some((state, request)) = state.zip(wait.request().id.clone()) {
             state.unconfirmed_mut().was_voided(request);
         }

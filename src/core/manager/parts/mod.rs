@@ -10,6 +10,7 @@ mod waits;
 mod watch;
 
 pub(in crate::core::manager) use connections::ConnectionEnd;
+pub(in crate::core::manager) use grants::RecordsOfVoided;
 pub(in crate::core::manager) use lock_state::LockState;
 
 use crate::core::bindings::Bindings;

@@ -4,8 +4,9 @@
 
 use super::lock_state::LockState;
 use super::{Parts, MAX_SEARCHED_WAITS};
-use crate::core::queue::position::Position;
-use crate::core::queue::wait::{NewWait, Wait};
+use crate::core::queue::position::{Position, Standing};
+use crate::core::queue::wait::{NewWait, QueuePlace, Wait};
+use crate::core::queue::wait_queue::Place;
 use crate::core::queue::waiters::{Crossing, Unqueued};
 use crate::core::table::LockIdx;
 use crate::core::{Counted, Decision, InboxEvent, Message, MonoUs, Notify, Now, Owner, Request, WaiterId};
@@ -37,7 +38,7 @@ impl Parts {
             None => self.decisions.push_back((id, decision)),
             // The repeated call is answered instead.
             Some(_) if decision == Decision::Superseded => {}
-            Some(notify) => self.send(id, lock, (request, notify), decision),
+            Some(notify) => self.send(id, lock, request, notify, decision),
         }
     }
 
@@ -46,7 +47,8 @@ impl Parts {
         &mut self,
         id: WaiterId,
         lock: LockIdx,
-        (request, notify): (&Request, &Notify),
+        request: &Request,
+        notify: &Notify,
         decision: Decision,
     ) {
         let (Some(lock), Some(request)) = (self.name(lock), request.id.clone()) else {
@@ -117,7 +119,7 @@ impl Parts {
 
     pub(super) fn take_out_alone(&mut self, id: WaiterId) -> Option<Wait> {
         let (wait, crossing) = self.waiters.remove(id)?;
-        self.leave_queue(id, (wait.lock(), wait.position(), wait.deadline()), crossing);
+        self.leave_queue(id, wait.place(), crossing);
         // The owner's other waits here were served with this one, and may be blocked now.
         let others = self.waiters.of_owner_at(wait.lock(), wait.request().owner.as_bytes());
         for other in others.take(MAX_SEARCHED_LEFT_BEHIND) {
@@ -131,28 +133,22 @@ impl Parts {
         Some(wait)
     }
 
-    /// Adds a wait to the queue of its lock. `holds` tells whether the owner holds the lock.
+    /// Adds a wait to the queue of its lock.
     #[inline(always)]
-    pub(in crate::core::manager) fn insert_wait(
-        &mut self,
-        lock: LockIdx,
-        (id, first_wait): (WaiterId, Option<WaiterId>),
-        (request, holds): (Request, bool),
-        deadline: Option<MonoUs>,
-        (ticket, since): (u64, MonoUs),
-    ) {
-        let position = Position::new(request.wants, holds, ticket);
-        if let Some(state) = self.table.get_mut(lock) {
+    pub(in crate::core::manager) fn insert_wait(&mut self, id: WaiterId, new: NewWait) {
+        let NewWait { deadline, first_wait, .. } = new;
+        if let Some(state) = self.table.get_mut(new.lock) {
             if state.queue().is_empty() {
                 self.statistics.contention_begins();
             }
-            state.queue_mut().insert(position, (id, first_wait.is_some()), request.wants);
+            let NewWait { position, request: Request { wants, .. }, .. } = &new;
+            let (position, wants) = (*position, *wants);
+            state.queue_mut().insert(Place { position, id, wants, is_member: first_wait.is_some() });
         }
         // A bundle has one deadline.
         if deadline.is_some() && first_wait.is_none_or(|first_wait| first_wait == id) {
             self.deadlines.set(&id, deadline);
         }
-        let new = NewWait { lock, request, deadline, position, since, first_wait };
         let crossing = self.waiters.queue(id, new);
         self.statistics.record_waiters(self.waiters.queued_len());
         self.mark_crossing(crossing);
@@ -179,7 +175,7 @@ impl Parts {
     pub(super) fn leave_queue(
         &mut self,
         id: WaiterId,
-        (lock, position, deadline): (LockIdx, Position, Option<MonoUs>),
+        QueuePlace { lock, position, deadline }: QueuePlace,
         crossing: Crossing,
     ) {
         if deadline.is_some() {
@@ -216,7 +212,8 @@ impl Parts {
     /// overtake wait for the holder from now on, so its waits are searched for cycles.
     pub(in crate::core::manager) fn move_waits_ahead(&mut self, lock: LockIdx, owner: &Owner) {
         let waits: SmallVec<[WaiterId; 4]> = self.waiters.of_owner_at(lock, owner.as_bytes()).collect();
-        let overtakes = waits.into_iter().fold(false, |overtakes, id| self.move_wait(id, true) | overtakes);
+        let overtakes =
+            waits.into_iter().fold(false, |overtakes, id| self.move_wait(id, Standing::Holder) | overtakes);
         if overtakes {
             self.search_waits_of(owner);
         }
@@ -239,15 +236,15 @@ impl Parts {
 
     /// Moves a queued wait after its owner got or lost its hold on the lock. Returns whether its position has
     /// changed.
-    pub(in crate::core::manager) fn move_wait(&mut self, id: WaiterId, holds: bool) -> bool {
+    pub(in crate::core::manager) fn move_wait(&mut self, id: WaiterId, standing: Standing) -> bool {
         let Some(wait) = self.waiters.queued(id) else { return false };
         let (lock, before, wants, is_member) =
             (wait.lock(), wait.position(), wait.request().wants, wait.is_member());
-        let after = Position::new(wants, holds, before.ticket());
+        let after = Position::new(wants, standing, before.ticket());
         let Some(state) = self.table.get_mut(lock).filter(|_| before != after) else { return false };
         let crosses = state.queue().is_crossing(before);
         state.queue_mut().remove(before);
-        state.queue_mut().insert(after, (id, is_member), wants);
+        state.queue_mut().insert(Place { position: after, id, wants, is_member });
         self.searches.note_move();
         if crosses {
             state.queue_mut().set_crossing(after, true);

@@ -3,13 +3,13 @@
 //! Bindings of holds to connections, within a step.
 
 use super::Step;
-use crate::core::bindings::binding::{BindMode, NewBind, TakenOver};
+use crate::core::bindings::binding::NewBind;
 use crate::core::bindings::{Followed, OpenBindings, RenewedLease};
 use crate::core::held::HoldRecord;
 use crate::core::lease::Lease;
 use crate::core::owner::AffectedOwners;
 use crate::core::table::LockIdx;
-use crate::core::{Bind, Counted, Owner, Reply, Request, RequestId};
+use crate::core::{Counted, Owner, Reply, Request, RequestId};
 
 impl Step<'_> {
     /// Ends and renews holds that depend on connections.
@@ -88,22 +88,14 @@ impl Step<'_> {
     }
 
     /// Makes the owner's hold depend on a connection.
-    pub(super) fn bind(
-        &mut self,
-        owner: &Owner,
-        bind: Bind,
-        (mode, begins): (BindMode, bool),
-        (id, lease): (Option<&RequestId>, Lease),
-    ) {
+    pub(super) fn bind(&mut self, owner: &Owner, bind: NewBind, id: Option<&RequestId>, lease: Lease) {
         let lock = self.known();
-        if begins && self.holders.alone().is_some() {
+        if bind.begins && self.holders.alone().is_some() {
             if let Some(state) = self.parts.state_mut(lock) {
                 state.hold_begins(self.now.mono);
             }
         }
-        let taken_over = TakenOver::default();
-        let bind = NewBind { bind, mode, since: self.now.mono, begins, taken_over };
-        self.parts.bindings.bind((lock, owner), bind, id, lease, self.now);
+        self.parts.bindings.bind(lock, owner, bind, id, lease, self.now);
         self.parts.statistics.has_bound(self.parts.bindings.count());
     }
 

@@ -4,7 +4,7 @@
 
 use super::output::ExpectedEnd;
 use super::Step;
-use crate::core::bindings::binding::{BindMode, NewBind, TakenOver};
+use crate::core::bindings::binding::{BindMode, NewBind};
 use crate::core::held::HoldRecord;
 use crate::core::lease::{Lease, SetLease};
 use crate::core::queue::wait::{Wait, WaitState};
@@ -47,7 +47,7 @@ impl Step<'_> {
             }
         }
         let lease = request.lease(end, self.now);
-        self.bind(owner, bind, (BindMode::ReplaceOwn, false), (Some(id), lease));
+        self.bind(owner, NewBind::new(bind, BindMode::ReplaceOwn, self.now.mono), Some(id), lease);
     }
 
     /// Confirms the grant with `NOTIFY` that this request got. Sets the whole lease and starts the bindings.
@@ -62,9 +62,8 @@ impl Step<'_> {
         let (reply, wait) = self.confirm_wait(granted, request.lease_ms)?;
         let lease = self.set_whole_lease(request)?;
         if let Some(bind) = request.bind {
-            let (since, begins, taken_over) = (wait.since(), wait.begins(), TakenOver::default());
-            let bind = NewBind { bind, mode: BindMode::Add, since, begins, taken_over };
-            self.parts.bindings.bind((wait.lock(), &request.owner), bind, Some(id), lease, self.now);
+            let bind = NewBind { begins: wait.begins(), ..NewBind::new(bind, BindMode::Add, wait.since()) };
+            self.parts.bindings.bind(wait.lock(), &request.owner, bind, Some(id), lease, self.now);
             self.parts.statistics.has_bound(self.parts.bindings.count());
         }
         Some(reply)
@@ -168,7 +167,7 @@ impl Step<'_> {
         self.set_lease(owner, lease);
         if let Some(bind) = bind {
             self.take_over(owner, bind);
-            self.bind(owner, bind, (BindMode::ReplaceAll, false), (None, lease));
+            self.bind(owner, NewBind::new(bind, BindMode::ReplaceAll, self.now.mono), None, lease);
         }
     }
 

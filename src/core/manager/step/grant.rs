@@ -4,24 +4,31 @@
 
 use super::output::ExpectedEnd;
 use super::Step;
-use crate::core::bindings::binding::BindMode;
+use crate::core::bindings::binding::{BindMode, NewBind};
 use crate::core::held::HoldRecord;
 use crate::core::holders::Admission;
 use crate::core::manager::parts::LockState;
 use crate::core::queue::bundles::Verdict;
 use crate::core::unconfirmed::pending_grants::{GrantEffect, SetToken};
-use crate::core::{
-    Counted, Decision, Hold, Mode, MonoUs, Refusal, Reply, Request, Token, WaiterId, WallMs, Wants,
-};
+use crate::core::unconfirmed::EarlierHold;
+use crate::core::{Counted, Decision, Hold, Mode, MonoUs, Refusal, Reply, Request, WaiterId, WallMs, Wants};
 
 /// A granted request.
 pub(super) struct Grant {
     pub(super) reply: Reply,
     pub(super) effect: GrantEffect,
-    /// End of the owner's lease and its token, if it already held the lock.
-    pub(super) before: Option<(WallMs, Option<Token>)>,
+    /// The owner's hold before the grant, if it already held the lock.
+    pub(super) before: Option<EarlierHold>,
     /// End of its lease now.
     pub(super) written: WallMs,
+}
+
+/// The time of a grant to a waiter, seen from its client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum GrantTime {
+    /// The client's call is running.
+    AtOnce,
+    AfterWaiting,
 }
 
 /// The reason why a request was not granted.
@@ -84,7 +91,7 @@ impl Step<'_> {
             // If the owner never confirms its earlier grant, it holds the lock by this lease alone.
             self.expected_end = ExpectedEnd::MaybeSooner;
         }
-        let before = hold.map(|hold| (hold.expires_at, hold.token));
+        let before = hold.map(|hold| EarlierHold { end: hold.expires_at, token: hold.token });
         let before_end = hold.map(|hold| hold.expires_at);
         // An upgrade to an exclusive hold needs a new token: other readers may have newer tokens than this owner.
         let re_entry = hold.filter(|hold| hold.allows_more(request.wants.mode));
@@ -126,7 +133,7 @@ impl Step<'_> {
         }
         let reply = request.reply(holds, token);
         if let Some(id) = &request.id {
-            self.parts.bindings.note_granted(|| self.name.to_id(), (&request.owner, id), self.now);
+            self.parts.bindings.note_granted(|| self.name.to_id(), &request.owner, id, self.now);
             match &request.notify {
                 Some(notify) if to == ReplyTarget::Waiter => {
                     self.records.remember_unconfirmed(id, &reply, notify.grace_ms, self.now);
@@ -162,7 +169,9 @@ impl Step<'_> {
             self.supersede(lock, request);
         }
         if let Some(bind) = request.bind {
-            self.bind(&request.owner, bind, (BindMode::Add, before.is_none()), (request.id.as_ref(), lease));
+            let bind =
+                NewBind { begins: before.is_none(), ..NewBind::new(bind, BindMode::Add, self.now.mono) };
+            self.bind(&request.owner, bind, request.id.as_ref(), lease);
         }
         Ok(Some(reply))
     }
@@ -188,24 +197,23 @@ impl Step<'_> {
         let id = self.queue(request.clone(), None);
         let lock = self.known();
         self.count_grant(grant.before.is_none());
-        let reply = self.hand_over(lock, id, request, grant, false);
+        let reply = self.hand_over(lock, id, request, grant, GrantTime::AtOnce);
         self.parts.decisions.push_back((id, Decision::Granted(reply)));
         Ok(Some(id))
     }
 
-    /// Grants a member that is next in its queue, see [`Step::may_grant`]. `waits` tells whether its client
-    /// waited.
+    /// Grants a member that is next in its queue, see [`Step::may_grant`].
     #[cold]
-    pub(in crate::core::manager) fn grant_member(&mut self, id: WaiterId, waits: bool) -> Option<Reply> {
+    pub(in crate::core::manager) fn grant_member(&mut self, id: WaiterId, time: GrantTime) -> Option<Reply> {
         let wait = self.parts.waiters.queued(id)?;
         let (lock, request) = (wait.lock(), wait.request().clone());
         self.unbind_earlier(lock, &request.owner);
         match self.grant(&request, ReplyTarget::Waiter) {
             Ok(grant) => {
-                if !waits {
+                if time == GrantTime::AtOnce {
                     self.count_grant(grant.before.is_none());
                 }
-                Some(self.hand_over(lock, id, &request, grant, waits))
+                Some(self.hand_over(lock, id, &request, grant, time))
             }
             Err(_) => defect!("a member that is next cannot be granted", None),
         }

@@ -14,6 +14,7 @@ mod queue;
 mod revoke;
 mod serve;
 
+pub(crate) use grant::GrantTime;
 pub(crate) use output::{ExpectedEnd, StepOutput};
 
 use crate::core::manager::parts::{LockState, Parts};

@@ -5,9 +5,17 @@
 use super::Step;
 use crate::core::manager::fast_queue::has_too_many;
 use crate::core::queue::bundles::NewBundle;
-use crate::core::queue::wait::WaitState;
+use crate::core::queue::position::{Position, Standing};
+use crate::core::queue::wait::{NewWait, WaitState};
 use crate::core::table::LockIdx;
 use crate::core::{Decision, MonoUs, Notify, Request, RequestId, WaiterId, Wants};
+
+/// The arrival of a request at a queue. A repeated request keeps it.
+pub(super) struct Arrival {
+    ticket: u64,
+    /// Start of the wait.
+    since: MonoUs,
+}
 
 impl Step<'_> {
     /// Whether a waiter blocks a new request of this kind from an owner without a hold.
@@ -49,9 +57,9 @@ impl Step<'_> {
         let lock = self.known();
         let id = self.parts.waiters.next_id();
         let before = self.supersede(lock, &request);
-        let holds = self.holders.of(request.owner.as_bytes()).is_some();
-        let arrived = before.unwrap_or((id.0, self.now.mono));
-        self.parts.insert_wait(lock, (id, None), (request, holds), deadline, arrived);
+        let Arrival { ticket, since } = before.unwrap_or(Arrival { ticket: id.0, since: self.now.mono });
+        let position = self.position(&request, ticket);
+        self.parts.insert_wait(id, NewWait { lock, request, deadline, position, since, first_wait: None });
         id
     }
 
@@ -66,25 +74,32 @@ impl Step<'_> {
         let lock = self.known();
         let id = self.parts.waiters.next_id();
         let before = self.supersede(lock, &request);
-        let (ticket, since) = before.unwrap_or((id.0, self.now.mono));
+        let Arrival { ticket, since } = before.unwrap_or(Arrival { ticket: id.0, since: self.now.mono });
         let NewBundle { first_wait, ticket, since } =
             *bundle.get_or_insert(NewBundle { first_wait: id, ticket, since });
-        let holds = self.holders.of(request.owner.as_bytes()).is_some();
-        self.parts.insert_wait(lock, (id, Some(first_wait)), (request, holds), deadline, (ticket, since));
+        let position = self.position(&request, ticket);
+        let first_wait = Some(first_wait);
+        self.parts.insert_wait(id, NewWait { lock, request, deadline, position, since, first_wait });
         id
     }
 
-    /// Ends the queued wait of this request, if any. Returns its ticket and its start.
-    pub(super) fn supersede(&mut self, lock: LockIdx, request: &Request) -> Option<(u64, MonoUs)> {
+    /// The position of a request with this ticket.
+    fn position(&self, request: &Request, ticket: u64) -> Position {
+        let holds = self.holders.of(request.owner.as_bytes()).is_some();
+        Position::new(request.wants, Standing::of(holds), ticket)
+    }
+
+    /// Ends the queued wait of this request, if any. Returns its arrival.
+    pub(super) fn supersede(&mut self, lock: LockIdx, request: &Request) -> Option<Arrival> {
         let (before, wait) = self.parts.waiters.of_request(lock, request.id.as_ref()?)?;
         if wait.state() != WaitState::Queued {
             return None;
         }
-        let position = (wait.position().ticket(), wait.since());
+        let arrival = Arrival { ticket: wait.position().ticket(), since: wait.since() };
         // The repeated call may have different arguments that can be granted.
         self.parts.table.set_ready(lock);
         self.parts.end_queued(before, Decision::Superseded);
-        Some(position)
+        Some(arrival)
     }
 
     /// Ends the wait of this request, or revokes its grant in flight. `None` if neither exists.

@@ -139,7 +139,7 @@ impl Step<'_> {
         let mode = scope.mode_of(hold);
         let holds = Some(hold.count(mode)).filter(|holds| *holds > 0)?;
         let named = id.and_then(|id| self.parts.waiters.of_request(lock, id)).map(|(id, _)| id);
-        unconfirmed.grant_to_release(owner, (mode, holds), named)
+        unconfirmed.grant_to_release(owner, mode, holds, named)
     }
 
     /// Releases the hold of a grant that its client may know of. If the client did not know and the grant is

@@ -2,15 +2,16 @@
 
 //! Serves the queue: grants the lock to waiters.
 
-use super::grant::{Grant, NotGranted, ReplyTarget};
+use super::grant::{Grant, GrantTime, NotGranted, ReplyTarget};
 use super::output::ExpectedEnd;
 use super::Step;
 use crate::core::holders::Admission;
 use crate::core::manager::parts::LockState;
 use crate::core::queue::fairness::WhenFree;
+use crate::core::queue::position::Standing;
 use crate::core::queue::wait::Wait;
 use crate::core::table::LockIdx;
-use crate::core::unconfirmed::ConfirmedBy;
+use crate::core::unconfirmed::{ConfirmedBy, NewGrant};
 use crate::core::{Counted, Decision, Mode, Owner, Reply, Request, WaiterId};
 use smallvec::SmallVec;
 
@@ -62,7 +63,7 @@ impl Step<'_> {
             self.unbind_earlier(lock, &request.owner);
             match self.grant(&request, ReplyTarget::Waiter) {
                 Ok(grant) => {
-                    let reply = self.hand_over(lock, id, &request, grant, true);
+                    let reply = self.hand_over(lock, id, &request, grant, GrantTime::AfterWaiting);
                     if let Some(notify) = &request.notify {
                         let grace_us = notify.grace_ms.unsigned_abs().saturating_mul(1000);
                         self.parts.deadlines.set(&id, Some(self.now.mono.saturating_add(grace_us)));
@@ -121,12 +122,12 @@ impl Step<'_> {
         id: WaiterId,
         Request { owner, wants, lease_ms, awaits_replicas, notify, .. }: &Request,
         grant: Grant,
-        waits: bool,
+        time: GrantTime,
     ) -> Reply {
         let Grant { reply, effect, before, written } = grant;
         self.handed_over = true;
         let (waited, waits_more) = self.parts.grant_wait(id, self.now, before.is_none());
-        if waits {
+        if time == GrantTime::AfterWaiting {
             self.parts.statistics.count(Counted::GrantedAfterWaiting);
             self.parts.count_wait(lock, waited);
         }
@@ -154,7 +155,9 @@ impl Step<'_> {
                 (false, Some(_)) => ConfirmedBy::Repetition,
                 (false, None) => ConfirmedBy::Delivery,
             };
-            state.unconfirmed_mut().granted((id, owner, wants.mode, confirmed_by), effect, before, written);
+            let mode = wants.mode;
+            let grant = NewGrant { id, owner, mode, confirmed_by, effect, before, written };
+            state.unconfirmed_mut().granted(grant);
         }
         reply
     }
@@ -166,7 +169,7 @@ impl Step<'_> {
         for id in inside {
             let holds = |owner: &Owner| self.holders.of(owner.as_bytes()).is_some();
             if !self.parts.waiters.get(id).is_some_and(|wait| holds(&wait.request().owner)) {
-                self.parts.move_wait(id, false);
+                self.parts.move_wait(id, Standing::Newcomer);
                 // The waits ahead of it now may wait for its owner.
                 self.parts.searches.insert(id);
             }
