@@ -162,7 +162,7 @@ fn open_and_update<'a, T>(
 /// nothing there.
 #[inline(always)]
 fn is_foreign_fair_lock(lock: &mut Lock<'_>, request: &Request, now: Now) -> bool {
-    (request.wants.once || lock.holders.of(request.owner.as_bytes()).is_none())
+    (request.wants.once || lock.holders.get(request.owner.as_bytes()).is_none())
         && lock.is_fair(now)
         && !request.id.as_ref().is_some_and(|id| matches!(lock.records.granted(id), Ok(Some(_))))
 }

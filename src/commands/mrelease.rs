@@ -80,7 +80,7 @@ fn released_before(
             let released = call.id.as_ref().map(|id| lock.records.released(id)).transpose();
             match released.map(Option::flatten) {
                 Ok(Some(left)) => before.push(left),
-                Ok(None) if lock.holders.of(owner.as_bytes()).is_some() => {}
+                Ok(None) if lock.holders.get(owner.as_bytes()).is_some() => {}
                 Ok(None) => {
                     let why = if lock.is_fair(now) { Error::FairLock } else { Error::NotOwner };
                     missing.get_or_insert(why);

@@ -71,7 +71,7 @@ fn check_holds(ctx: Ctx<'_>, keys: &[Str<'_>], owner: &Str<'_>, now: Now) -> Res
     for key in keys {
         super::update_one_of_several(ctx, Target::of_owner(key, owner), now, |lock, known| {
             let output = driver::with(ctx, |driver| driver.locks.reconcile(lock.opened(known, now)));
-            if lock.holders.of(owner.as_bytes()).is_none() {
+            if lock.holders.get(owner.as_bytes()).is_none() {
                 missing.get_or_insert(if lock.is_fair(now) { Error::FairLock } else { Error::NotOwner });
             }
             Ok(((), output))

@@ -3,7 +3,7 @@
 //! The holds of one lock that were granted here, used to notice their end and to notify their owners.
 //!
 //! The key shows the current holders, but not the owners that lost the lock. So each grant notes its owner
-//! with the end of the lease. An owner that releases its hold is removed ([`Held::settle`]). An owner that is
+//! with the end of the lease. An owner that releases its hold is removed ([`Held::record_releases`]). An owner that is
 //! still noted at the next step and holds nothing has lost its hold ([`Held::take_lost`]).
 
 use super::owner::AffectedOwners;
@@ -73,7 +73,7 @@ struct NonEmpty {
     /// No lease ends before this time.
     first_end: WallMs,
     /// Whether a foreign write may have ended some holds, or set their leases.
-    doubtful: bool,
+    unverified: bool,
     /// The event that ended all of them, if the server reported it.
     ended_by: Option<HoldEvent>,
 }
@@ -84,7 +84,7 @@ impl Held {
     }
 
     /// Notes that this owner was granted the lock or has renewed its lease. Fields that are `None` keep their
-    /// previous value. [`Held::settle`] follows.
+    /// previous value. [`Held::record_releases`] follows.
     pub(super) fn insert(&mut self, owner: &Owner, hold: HoldRecord) {
         let records =
             self.0.get_or_insert_with(|| Box::new(NonEmpty { first_end: hold.end, ..NonEmpty::default() }));
@@ -101,7 +101,7 @@ impl Held {
 
     /// The record of this owner's hold, if it is certain.
     pub(super) fn get(&self, owner: &Owner) -> Option<&HoldRecord> {
-        self.0.as_ref().filter(|records| !records.doubtful)?.holds.get(owner)
+        self.0.as_ref().filter(|records| !records.unverified)?.holds.get(owner)
     }
 
     /// Removes this owner's hold, which has ended. Returns whether it was recorded.
@@ -116,9 +116,9 @@ impl Held {
     }
 
     /// Notes that a foreign write changed the key, and may have ended all holds.
-    pub(super) fn doubt(&mut self, ended_by: Option<HoldEvent>) {
+    pub(super) fn mark_unverified(&mut self, ended_by: Option<HoldEvent>) {
         if let Some(records) = &mut self.0 {
-            records.doubtful = true;
+            records.unverified = true;
             records.ended_by = records.ended_by.or(ended_by);
         }
     }
@@ -134,13 +134,13 @@ impl Held {
         // A large set is compared only if a hold may be missing.
         let may_be_lost = |records: &&mut Box<NonEmpty>| {
             let len = records.holds.len();
-            records.doubtful || now > records.first_end || len <= FEW || len > holders.len()
+            records.unverified || now > records.first_end || len <= FEW || len > holders.len()
         };
         let Some(records) = self.0.as_mut().filter(may_be_lost) else { return Vec::new() };
         let ended_by = records.ended_by.take();
-        let doubtful = std::mem::take(&mut records.doubtful);
+        let unverified = std::mem::take(&mut records.unverified);
         let mut lost = Vec::new();
-        records.compare(holders, doubtful, |owner, end| {
+        records.compare(holders, unverified, |owner, end| {
             let event = if end < now { HoldEvent::Expired } else { ended_by.unwrap_or(HoldEvent::Deleted) };
             lost.push((owner.clone(), event));
         });
@@ -167,18 +167,19 @@ impl Held {
 
     /// Notes that a step changed the holders: owners without a hold have released it. The leases of the
     /// others are recorded.
-    pub(super) fn settle(&mut self, affected: AffectedOwners<'_>, holders: &Holders) {
+    pub(super) fn record_releases(&mut self, affected: AffectedOwners<'_>, holders: &Holders) {
         let Some(records) = &mut self.0 else { return };
         match affected {
-            AffectedOwners::Only(owner) => match (holders.of(owner.as_bytes()), records.holds.get_mut(owner))
-            {
-                (Some(hold), Some(before)) => {
-                    before.end = hold.expires_at;
-                    records.first_end = records.first_end.min(hold.expires_at);
+            AffectedOwners::Only(owner) => {
+                match (holders.get(owner.as_bytes()), records.holds.get_mut(owner)) {
+                    (Some(hold), Some(before)) => {
+                        before.end = hold.expires_at;
+                        records.first_end = records.first_end.min(hold.expires_at);
+                    }
+                    (None, Some(_)) => records.holds.discard(owner),
+                    (_, None) => {}
                 }
-                (None, Some(_)) => records.holds.discard(owner),
-                (_, None) => {}
-            },
+            }
             AffectedOwners::Any => records.compare(holders, false, |_, _| ()),
         }
         self.drop_if_empty();
@@ -187,16 +188,16 @@ impl Held {
 
 impl NonEmpty {
     /// Removes the owners without a hold and passes each to `gone`, with the recorded end of its lease.
-    /// Records the leases of the others. If `doubtful`, a hold whose lease differs from the record may be a
+    /// Records the leases of the others. If `unverified`, a hold whose lease differs from the record may be a
     /// later hold of the same owner.
-    fn compare(&mut self, holders: &Holders, doubtful: bool, mut gone: impl FnMut(&Owner, WallMs)) {
+    fn compare(&mut self, holders: &Holders, unverified: bool, mut gone: impl FnMut(&Owner, WallMs)) {
         let mut first_end = WallMs::MAX;
         self.holds.retain(|owner, before| {
-            let Some(hold) = holders.of(owner.as_bytes()) else {
+            let Some(hold) = holders.get(owner.as_bytes()) else {
                 gone(owner, before.end);
                 return false;
             };
-            if doubtful && before.end != hold.expires_at {
+            if unverified && before.end != hold.expires_at {
                 (before.since, before.client) = (None, None);
             }
             before.end = hold.expires_at;

@@ -153,12 +153,12 @@ impl Holders {
 
     /// The holds that differ from `before`, or whose lease was set again.
     pub(crate) fn changed_since(&self, before: &Holders) -> Vec<&Hold> {
-        let same = |hold: &Hold| before.of(hold.owner.as_bytes()) == Some(hold);
+        let same = |hold: &Hold| before.get(hold.owner.as_bytes()) == Some(hold);
         self.iter().filter(|hold| hold.renewed || !same(hold)).collect()
     }
 
     /// The hold of an exclusive owner without shared holds, and its token.
-    pub(crate) fn alone(&self) -> Option<(&Hold, Option<Token>)> {
+    pub(crate) fn sole_holder(&self) -> Option<(&Hold, Option<Token>)> {
         match self {
             Holders::Exclusive(hold) => Some((hold, hold.token)).filter(|(hold, _)| hold.shared == 0),
             Holders::Free | Holders::Shared(_) => None,
@@ -194,7 +194,7 @@ impl Holders {
 
     /// The hold of this owner.
     #[inline(always)]
-    pub(crate) fn of(&self, owner: &[u8]) -> Option<&Hold> {
+    pub(crate) fn get(&self, owner: &[u8]) -> Option<&Hold> {
         match self {
             Holders::Free => None,
             Holders::Exclusive(hold) => Some(hold).filter(|hold| hold.owner.as_bytes() == owner),
@@ -278,7 +278,7 @@ impl Holders {
     /// token becomes the owner's token.
     #[inline(always)]
     pub(super) fn add(&mut self, owner: &Owner, mode: Mode, expires_at: WallMs, token: Option<Token>) {
-        if self.of(owner.as_bytes()).is_none() {
+        if self.get(owner.as_bytes()).is_none() {
             let (exclusive, shared) = match mode {
                 Mode::Exclusive => (1, 0),
                 Mode::Shared => (0, 1),
@@ -300,7 +300,7 @@ impl Holders {
             *hold.count_mut(mode) += 1;
             hold.renew(expires_at);
         });
-        self.sort();
+        self.normalize();
     }
 
     /// Releases holds of `owner`. If `expires_at` is given, the lease of its remaining holds ends then.
@@ -312,7 +312,7 @@ impl Holders {
         scope: ReleaseScope,
         expires_at: Option<WallMs>,
     ) -> Result<i64, NotOwner> {
-        let hold = self.of(owner).ok_or(NotOwner)?;
+        let hold = self.get(owner).ok_or(NotOwner)?;
         let mode = scope.mode_of(hold);
         if hold.count(mode) == 0 {
             return Err(NotOwner);
@@ -328,7 +328,7 @@ impl Holders {
             }
             hold.total()
         })?;
-        self.sort();
+        self.normalize();
         Ok(left)
     }
 
@@ -371,7 +371,7 @@ impl Holders {
     }
 
     /// Switches between exclusive and shared form after the counts of a sole owner changed.
-    fn sort(&mut self) {
+    fn normalize(&mut self) {
         if let Holders::Exclusive(hold) = self {
             if hold.exclusive > 0 {
                 return;

@@ -436,7 +436,7 @@ mod tests {
         for number in 0..12 {
             let owner = owner(number);
             let owner = owner.as_bytes();
-            assert_eq!(plain.of(owner), kept.of(owner));
+            assert_eq!(plain.get(owner), kept.get(owner));
             for (mode, once) in [
                 (Mode::Exclusive, false),
                 (Mode::Exclusive, true),

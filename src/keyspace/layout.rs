@@ -167,8 +167,8 @@ pub(super) fn has_field(holders: &Holders, name: &[u8]) -> bool {
         return matches!(holders, Holders::Exclusive(hold) if hold.token.is_some());
     }
     match name.strip_prefix(SHARED_PREFIX) {
-        Some(owner) => holders.of(owner).is_some_and(|hold| hold.shared > 0),
-        None => holders.of(name).is_some_and(|hold| hold.exclusive > 0),
+        Some(owner) => holders.get(owner).is_some_and(|hold| hold.shared > 0),
+        None => holders.get(name).is_some_and(|hold| hold.exclusive > 0),
     }
 }
 

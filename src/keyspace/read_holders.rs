@@ -37,7 +37,7 @@ pub(crate) fn count_holds(ctx: Ctx<'_>, name: &Str<'_>, owner: &Str<'_>) -> Resu
     }
     drop(key);
     let holders = read_holders(ctx, name, ctx.now())?;
-    Ok(holders.of(owner.as_bytes()).map_or(0, Hold::total))
+    Ok(holders.get(owner.as_bytes()).map_or(0, Hold::total))
 }
 
 /// Reads a lock from all of its fields, unless there are thousands.

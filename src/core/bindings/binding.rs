@@ -35,7 +35,7 @@ pub(in crate::core) struct Binding {
     closed: bool,
     /// Whether the owner may have a different hold by now. Set if this server was not the primary for a
     /// while, or after a flush that may be part of a reload.
-    doubtful: bool,
+    unverified: bool,
     /// Requests that bound this hold and may still be repeated.
     requests: Vec<Bound>,
     /// Connections bound by calls without an id, or by calls that can no longer be repeated.
@@ -114,7 +114,7 @@ impl Binding {
             next: None,
             ephemeral: Connections::new(),
             closed: false,
-            doubtful: false,
+            unverified: false,
             requests: Vec::new(),
             plain: Connections::new(),
             sweep_at: None,
@@ -317,25 +317,25 @@ impl Binding {
         !self.ephemeral.is_empty()
     }
 
-    /// Stops renewals and releases until [`Binding::settle_doubt`].
+    /// Stops renewals and releases until [`Binding::revalidate`].
     pub(in crate::core) fn suspend(&mut self) {
         self.next = None;
-        self.doubtful = true;
+        self.unverified = true;
     }
 
     /// Notes that the owner may have a different hold by now.
-    pub(in crate::core) fn doubt(&mut self) {
-        self.doubtful = true;
+    pub(in crate::core) fn mark_unverified(&mut self) {
+        self.unverified = true;
     }
 
-    pub(in crate::core) fn is_doubtful(&self) -> bool {
-        self.doubtful
+    pub(in crate::core) fn is_unverified(&self) -> bool {
+        self.unverified
     }
 
-    /// Decides whether the owner's current hold is the one that was bound, given the end of its lease. A
-    /// doubtful hold is a different one unless its lease ends exactly as this server wrote it last.
-    pub(in crate::core) fn settle_doubt(&mut self, lease_end: Option<WallMs>) -> bool {
-        self.doubtful = false;
+    /// Decides whether the owner's current hold is the one that was bound, given the end of its lease. An
+    /// unverified hold is a different one unless its lease ends exactly as this server wrote it last.
+    pub(in crate::core) fn revalidate(&mut self, lease_end: Option<WallMs>) -> bool {
+        self.unverified = false;
         lease_end == Some(self.lease_end)
     }
 

@@ -26,7 +26,7 @@ pub(super) struct EndedRequests {
     closed: HashMap<(LockId, Owner), Closed>,
     /// All entries by the time at which they are forgotten. An entry that was repeated meanwhile is gone, or
     /// has a later time.
-    forgotten_at: BTreeMap<MonoUs, Vec<Past>>,
+    forgotten_at: BTreeMap<MonoUs, Vec<EndedEntry>>,
 }
 
 /// An owner's holds on a lock ended with a connection.
@@ -37,7 +37,7 @@ struct Closed {
     since: HashSet<RequestId>,
 }
 
-enum Past {
+enum EndedEntry {
     Request((LockId, RequestId)),
     Owner((LockId, Owner)),
 }
@@ -46,7 +46,7 @@ impl EndedRequests {
     pub(super) fn insert(&mut self, lock: LockId, id: RequestId, until: MonoUs) {
         let request = (lock, id);
         self.until.insert(request.clone(), until);
-        self.forgotten_at.entry(rounded(until)).or_default().push(Past::Request(request));
+        self.forgotten_at.entry(rounded(until)).or_default().push(EndedEntry::Request(request));
     }
 
     pub(super) fn contains(&self, request: &(LockId, RequestId), now: MonoUs) -> bool {
@@ -57,7 +57,7 @@ impl EndedRequests {
     pub(super) fn close(&mut self, lock: LockId, owner: Owner, until: MonoUs) {
         let hold = (lock, owner);
         self.closed.insert(hold.clone(), Closed { until, since: HashSet::default() });
-        self.forgotten_at.entry(rounded(until)).or_default().push(Past::Owner(hold));
+        self.forgotten_at.entry(rounded(until)).or_default().push(EndedEntry::Owner(hold));
     }
 
     /// Whether this request got one of the owner's ended holds, or an earlier one.
@@ -96,13 +96,17 @@ impl EndedRequests {
         let all = bucket.get_mut();
         for past in all.drain(all.len().saturating_sub(FORGET_BATCH)..) {
             match past {
-                Past::Request(request) if self.until.get(&request).is_some_and(|until| *until < now) => {
+                EndedEntry::Request(request)
+                    if self.until.get(&request).is_some_and(|until| *until < now) =>
+                {
                     self.until.remove(&request);
                 }
-                Past::Owner(hold) if self.closed.get(&hold).is_some_and(|closed| closed.until < now) => {
+                EndedEntry::Owner(hold)
+                    if self.closed.get(&hold).is_some_and(|closed| closed.until < now) =>
+                {
                     self.closed.remove(&hold);
                 }
-                Past::Request(_) | Past::Owner(_) => {}
+                EndedEntry::Request(_) | EndedEntry::Owner(_) => {}
             }
         }
         if all.is_empty() {

@@ -45,7 +45,7 @@ struct LockBindings {
     /// Whether further holds are due for a joint renewal in the next step.
     has_more_renewals: bool,
     /// Whether some bindings may belong to holds that have ended.
-    doubtful: bool,
+    unverified: bool,
 }
 
 /// All bindings with their schedules, and the requests that had one.
@@ -146,8 +146,8 @@ impl Bindings {
 
     /// The binding of the owner's hold, if it is certain and has a connection.
     pub(super) fn binding_of(&self, lock: LockIdx, owner: &Owner) -> Option<&Binding> {
-        let bound = self.by_lock.get(&lock).filter(|bound| !bound.doubtful && !self.suspended)?;
-        bound.bindings.get(owner).filter(|binding| !binding.is_doubtful() && binding.client().is_some())
+        let bound = self.by_lock.get(&lock).filter(|bound| !bound.unverified && !self.suspended)?;
+        bound.bindings.get(owner).filter(|binding| !binding.is_unverified() && binding.client().is_some())
     }
 
     /// Whether this request bound the owner's hold to a connection.
@@ -309,7 +309,7 @@ impl Bindings {
         self.suspended = true;
         self.renewals.clear();
         for bound in self.by_lock.values_mut() {
-            bound.doubtful = true;
+            bound.unverified = true;
             bound.bindings.values_mut().for_each(Binding::suspend);
         }
     }
@@ -321,10 +321,10 @@ impl Bindings {
     }
 
     /// Notes that the owners may have different holds by now.
-    pub(super) fn doubt(&mut self, lock: LockIdx) {
+    pub(super) fn mark_unverified(&mut self, lock: LockIdx) {
         if let Some(bound) = self.by_lock.get_mut(&lock) {
-            bound.doubtful = true;
-            bound.bindings.values_mut().for_each(Binding::doubt);
+            bound.unverified = true;
+            bound.bindings.values_mut().for_each(Binding::mark_unverified);
         }
     }
 

@@ -46,7 +46,7 @@ impl Bindings {
         if self.suspended || !self.knows(open.lock) {
             return Followed::default();
         }
-        self.settle_doubts(open.lock, open.name, open.holders, open.now);
+        self.revalidate_bindings(open.lock, open.name, open.holders, open.now);
         let ended = self.end_closed(&mut open);
         let OpenBindings { lock, name, portion, holders, now, .. } = open;
         let mut renewed = Vec::new();
@@ -55,7 +55,7 @@ impl Bindings {
             return Followed { ended, renewed };
         }
         for (owner, ms) in self.due_of(lock, portion, now) {
-            let Some(hold) = holders.of(owner.as_bytes()) else {
+            let Some(hold) = holders.get(owner.as_bytes()) else {
                 self.unbind(&(lock, owner), name);
                 continue;
             };
@@ -137,17 +137,17 @@ impl Bindings {
 
     /// Ends bindings whose owner has a different hold now.
     #[inline(always)]
-    fn settle_doubts(&mut self, lock: LockIdx, name: &LockId, holders: &Holders, now: Now) {
+    fn revalidate_bindings(&mut self, lock: LockIdx, name: &LockId, holders: &Holders, now: Now) {
         let Some(bound) = self.by_lock.get_mut(&lock) else { return };
-        if !std::mem::take(&mut bound.doubtful) {
+        if !std::mem::take(&mut bound.unverified) {
             return;
         }
-        let doubtful = bound.bindings.iter().filter(|(_, binding)| binding.is_doubtful());
-        for owner in doubtful.map(|(owner, _)| owner.clone()).collect::<Vec<_>>() {
-            let end = holders.of(owner.as_bytes()).map(|hold| hold.expires_at);
+        let unverified = bound.bindings.iter().filter(|(_, binding)| binding.is_unverified());
+        for owner in unverified.map(|(owner, _)| owner.clone()).collect::<Vec<_>>() {
+            let end = holders.get(owner.as_bytes()).map(|hold| hold.expires_at);
             let hold = (lock, owner);
             let Some(binding) = self.binding(lock, &hold.1) else { continue };
-            if binding.settle_doubt(end) {
+            if binding.revalidate(end) {
                 let before = binding.due();
                 binding.plan_renewal(now.mono);
                 let after = binding.due();

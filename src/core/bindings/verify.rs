@@ -28,10 +28,7 @@ impl Bindings {
                 renewals.extend(binding.due().map(|at| (at, hold.clone())));
                 sweeps.extend(binding.sweep_at().map(|at| (at, hold.clone())));
                 ephemeral += usize::from(binding.is_ephemeral());
-                assert!(
-                    !binding.is_doubtful() || bound.doubtful,
-                    "the doubt about {hold:?} is never settled"
-                );
+                assert!(!binding.is_unverified() || bound.unverified, "{hold:?} is never verified again");
             }
         }
         let linked = self.by_connection.iter().map(|(connection, hold)| (connection, hold.clone()));

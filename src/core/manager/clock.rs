@@ -25,7 +25,7 @@ impl LockManager {
             let Some(id) = parts.deadlines.pop_due(now.mono) else { break };
             if !parts.end_wait(id, Some(Decision::TimedOut)) {
                 // The deadline was the grace of a grant.
-                parts.miss(id);
+                parts.expire_grant(id);
             }
         }
         parts.end_connections(now);

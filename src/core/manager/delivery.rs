@@ -69,6 +69,6 @@ impl LockManager {
     /// Marks a grant for revocation: the message about it had no subscriber. False if the grant no longer
     /// exists.
     pub(crate) fn message_had_no_subscriber(&mut self, id: WaiterId) -> bool {
-        self.parts.miss(id)
+        self.parts.expire_grant(id)
     }
 }

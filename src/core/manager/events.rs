@@ -78,10 +78,10 @@ impl LockManager {
                 parts.granted_keys.remove(id.as_ref());
             }
             parts.void_grants(lock, RecordsOfVoided::Gone, AffectedOwners::Any, |_| true);
-            parts.bindings.doubt(lock);
+            parts.bindings.mark_unverified(lock);
             if let Some(state) = parts.state_mut(lock) {
                 state.forget_hold();
-                state.held_mut().doubt(None);
+                state.held_mut().mark_unverified(None);
             }
             parts.table.set_ready(lock);
         }

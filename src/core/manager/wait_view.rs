@@ -75,7 +75,7 @@ impl WaitView for LockManager {
         self.parts.table.find(lock.as_ref())
     }
 
-    fn anticipate(&self, lock: LockIdx, holders: &mut Holders) {
+    fn apply_pending_ends(&self, lock: LockIdx, holders: &mut Holders) {
         let Some(state) = self.parts.state(lock) else { return };
         for (owner, mode) in state.unconfirmed().marked() {
             let _ = holders.release(owner.as_bytes(), ReleaseScope::OneOf(mode), None);
@@ -118,7 +118,7 @@ impl WaitView for LockManager {
         // waits for another lock. If the waiter waits for this lock only, the graph leads back to it only
         // through a holder that waits for this lock.
         let Request { owner, wants, .. } = wait.request();
-        if wants.once && holders.of(owner.as_bytes()).is_some() {
+        if wants.once && holders.get(owner.as_bytes()).is_some() {
             return false;
         }
         state.queue().has_crossing()

@@ -11,7 +11,7 @@ use super::*;
 use crate::core::holders::Admission;
 
 #[derive(Clone, Debug)]
-enum Do {
+enum Action {
     Acquire {
         locks: BTreeSet<usize>,
         owner: usize,
@@ -42,7 +42,7 @@ enum Do {
     },
 }
 
-fn doing() -> impl Strategy<Value = Do> {
+fn doing() -> impl Strategy<Value = Action> {
     let (lock, owner) = (0..LOCKS.len(), 0..OWNERS.len());
     let block = prop_oneof![1 => Just(None), 6 => Just(Some(0)), 2 => (1..40u64).prop_map(Some)];
     let single = lock.clone().prop_map(|lock| BTreeSet::from([lock]));
@@ -51,14 +51,14 @@ fn doing() -> impl Strategy<Value = Do> {
     let locks = prop_oneof![1 => single, 1 => several];
     prop_oneof![
         12 => (locks, owner.clone(), prop::bool::weighted(0.4), block)
-            .prop_map(|(locks, owner, shared, block)| Do::Acquire { locks, owner, shared, block }),
+            .prop_map(|(locks, owner, shared, block)| Action::Acquire { locks, owner, shared, block }),
         8 => (lock.clone(), owner, any::<bool>())
-            .prop_map(|(lock, owner, all)| Do::Release { lock, owner, all }),
-        1 => lock.clone().prop_map(|lock| Do::Delete { lock }),
-        1 => lock.prop_map(|lock| Do::Break { lock }),
-        2 => (0..8usize).prop_map(|which| Do::Leave { which }),
-        6 => (0..8usize, prop::bool::weighted(0.8)).prop_map(|(which, arrives)| Do::Deliver { which, arrives }),
-        3 => (1..30i64).prop_map(|ms| Do::Advance { ms }),
+            .prop_map(|(lock, owner, all)| Action::Release { lock, owner, all }),
+        1 => lock.clone().prop_map(|lock| Action::Delete { lock }),
+        1 => lock.prop_map(|lock| Action::Break { lock }),
+        2 => (0..8usize).prop_map(|which| Action::Leave { which }),
+        6 => (0..8usize, prop::bool::weighted(0.8)).prop_map(|(which, arrives)| Action::Deliver { which, arrives }),
+        3 => (1..30i64).prop_map(|ms| Action::Advance { ms }),
     ]
 }
 
@@ -101,7 +101,7 @@ fn wants(mode: Mode) -> Wants {
 
 impl Plain {
     fn holds(&self, owner: usize, lock: usize) -> bool {
-        self.holders[lock].of(OWNERS[owner]).is_some()
+        self.holders[lock].get(OWNERS[owner]).is_some()
     }
 
     fn admits(&self, owner: usize, lock: usize, mode: Mode) -> bool {
@@ -152,7 +152,7 @@ impl Plain {
     }
 
     fn release(&mut self, lock: usize, owner: usize, scope: ReleaseScope) -> Result<i64, NotOwner> {
-        let hold = self.holders[lock].of(OWNERS[owner]).cloned().ok_or(NotOwner)?;
+        let hold = self.holders[lock].get(OWNERS[owner]).cloned().ok_or(NotOwner)?;
         let is_certain =
             |mode, held| held > i64::try_from(self.grants_with_hold(lock, owner, mode).len()).unwrap();
         if scope == ReleaseScope::One && hold.total() > 1 {
@@ -175,7 +175,7 @@ impl Plain {
     fn follow(&mut self, decisions: Vec<(WaiterId, Decision)>) -> Result<(), TestCaseError> {
         let holders = &self.holders;
         for grant in &mut self.in_flight {
-            grant.locks.retain(|lock, _| holders[*lock].of(OWNERS[grant.owner]).is_some());
+            grant.locks.retain(|lock, _| holders[*lock].get(OWNERS[grant.owner]).is_some());
         }
         let now = self.now;
         let over: BTreeSet<WaiterId> = self
@@ -235,7 +235,7 @@ impl Plain {
             });
             let first_own = own.map(|own| self.position(own, lock)).min();
             let excluded = |owner: &usize| {
-                let hold = self.holders[lock].of(OWNERS[*owner]);
+                let hold = self.holders[lock].get(OWNERS[*owner]);
                 *owner != wait.owner
                     && hold.is_some_and(|hold| wait.mode == Mode::Exclusive || hold.exclusive > 0)
             };
@@ -255,7 +255,11 @@ impl Plain {
     }
 
     /// The owners that this wait waits for, directly or not, over edges that `counts` accepts.
-    fn reach(&self, at: usize, counts: impl Fn(Option<(usize, WaiterId)>) -> bool) -> BTreeSet<usize> {
+    fn reachable_owners(
+        &self,
+        at: usize,
+        counts: impl Fn(Option<(usize, WaiterId)>) -> bool,
+    ) -> BTreeSet<usize> {
         let mut reached = BTreeSet::new();
         let mut todo = vec![at];
         while let Some(at) = todo.pop() {
@@ -298,39 +302,39 @@ impl Plain {
     }
 }
 
-fn play(history: &[Do]) -> Result<(), TestCaseError> {
+fn play(history: &[Action]) -> Result<(), TestCaseError> {
     let mut real = Real::new(true);
     real.late = Late::Ends;
     let free = LOCKS.iter().map(|_| Holders::Free).collect();
     let mut plain = Plain { now: real.now, holders: free, waits: Vec::new(), in_flight: Vec::new() };
     for step in history {
         match step {
-            Do::Acquire { locks, owner, shared, block } => {
+            Action::Acquire { locks, owner, shared, block } => {
                 acquire(&mut real, &mut plain, (locks, *owner, *shared, *block))?;
             }
-            Do::Release { lock, owner, all } => {
+            Action::Release { lock, owner, all } => {
                 let scope = if *all { ReleaseScope::All } else { ReleaseScope::One };
                 let expected = plain.release(*lock, *owner, scope);
                 let op = Op::Release { lock: *lock, owner: *owner, scope, lease: None, id: None };
                 let seen = real.step(&op);
                 prop_assert_eq!(seen, Some(expected.map_or(Seen::NotOwner, Seen::Left)));
             }
-            Do::Delete { lock } => {
+            Action::Delete { lock } => {
                 plain.holders[*lock].clear();
                 real.step(&Op::Delete { lock: *lock });
             }
-            Do::Break { lock } => {
+            Action::Break { lock } => {
                 plain.holders[*lock].clear();
                 real.step(&Op::Break { lock: *lock });
             }
-            Do::Leave { which } => {
+            Action::Leave { which } => {
                 if !plain.waits.is_empty() {
                     let gone = plain.waits.remove(which % plain.waits.len());
                     prop_assert!(real.locks.leave(gone.id));
                     real.fire();
                 }
             }
-            Do::Deliver { which, arrives } => {
+            Action::Deliver { which, arrives } => {
                 let held: Vec<usize> =
                     (0..plain.in_flight.len()).filter(|at| !plain.in_flight[*at].locks.is_empty()).collect();
                 let Some(at) = held.get(which % held.len().max(1)) else { continue };
@@ -348,7 +352,7 @@ fn play(history: &[Do]) -> Result<(), TestCaseError> {
                 }
                 real.fire();
             }
-            Do::Advance { ms } => {
+            Action::Advance { ms } => {
                 for _ in 0..*ms {
                     real.advance(1);
                     plain.now += 1;
@@ -423,7 +427,7 @@ fn acquire(
             prop_assert!(false, "a wait overtakes because of an ended wait");
             break;
         };
-        prop_assert!(plain.reach(at, |_| true).contains(&owner), "no wait is in a cycle");
+        prop_assert!(plain.reachable_owners(at, |_| true).contains(&owner), "no wait is in a cycle");
         let before = plain.clone();
         for (overtaker, overtaken, key) in overtakes {
             let lock = LOCKS.iter().position(|lock| *lock == key).unwrap();
@@ -449,7 +453,7 @@ fn acquire(
         prop_assert!(matches!(seen, Seen::Waits(_)), "{:?} instead of an ended wait", seen);
         return Ok(());
     };
-    let hard = plain.reach(at, |soft| soft.is_none()).contains(&owner);
+    let hard = plain.reachable_owners(at, |soft| soft.is_none()).contains(&owner);
     prop_assert_eq!(hard, seen == Seen::Deadlock, "{:?} with waits {:?}", seen, &plain.waits);
     if hard {
         plain.waits.remove(at);
@@ -458,7 +462,7 @@ fn acquire(
             wait.ever_overtaken.retain(|(_, overtaken)| *overtaken != id);
         }
     } else {
-        prop_assert!(!plain.reach(at, |_| true).contains(&owner), "a cycle that was not broken");
+        prop_assert!(!plain.reachable_owners(at, |_| true).contains(&owner), "a cycle that was not broken");
     }
     Ok(())
 }

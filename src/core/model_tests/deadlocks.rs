@@ -14,7 +14,7 @@ use super::*;
 const CONNECTIONS: usize = 3;
 
 #[derive(Clone, Debug)]
-enum Do {
+enum Action {
     Acquire {
         owner: usize,
         locks: Vec<usize>,
@@ -42,7 +42,7 @@ struct World {
 impl World {
     /// Plays a history, leaving out impossible steps. Returns the number of waits refused as deadlocks. If
     /// `portion` is given, searches examine that much at once, and only once per step.
-    fn play(late: Late, portion: Option<usize>, history: &[Do]) -> (World, usize) {
+    fn play(late: Late, portion: Option<usize>, history: &[Action]) -> (World, usize) {
         let mut real = Real::new(true);
         (real.late, real.lazy) = (late, portion.is_some());
         real.portion = portion.unwrap_or(real.portion);
@@ -55,10 +55,10 @@ impl World {
         self.waits.iter().filter(|(_, of)| *of == owner).count()
     }
 
-    fn step(&mut self, step: &Do) -> usize {
+    fn step(&mut self, step: &Action) -> usize {
         let mut told = 0;
         match step {
-            Do::Acquire { owner, locks, shared, blocks } => {
+            Action::Acquire { owner, locks, shared, blocks } => {
                 if self.waiting(*owner) == CONNECTIONS {
                     return 0;
                 }
@@ -78,11 +78,11 @@ impl World {
                     _ => {}
                 }
             }
-            Do::Release { owner, lock, all } => {
+            Action::Release { owner, lock, all } => {
                 let scope = if *all { ReleaseScope::All } else { ReleaseScope::One };
                 self.real.step(&Op::Release { lock: *lock, owner: *owner, scope, lease: None, id: None });
             }
-            Do::Leave { which } => {
+            Action::Leave { which } => {
                 if !self.waits.is_empty() {
                     let (id, _) = self.waits.remove(which % self.waits.len());
                     assert!(self.real.locks.leave(id));
@@ -122,17 +122,17 @@ impl World {
         loop {
             let held = owners.iter().flat_map(|owner| (0..KEYS.len()).map(|lock| (*owner, lock)));
             let next = held.into_iter().find(|(owner, lock)| {
-                let holds = |holders: &Holders| holders.of(OWNERS[*owner]).is_some();
+                let holds = |holders: &Holders| holders.get(OWNERS[*owner]).is_some();
                 self.waiting(*owner) == 0 && visible(&self.real, KEYS[*lock]).as_ref().is_some_and(holds)
             });
             let Some((owner, lock)) = next else { return self.waits.is_empty() };
-            self.step(&Do::Release { owner, lock, all: true });
+            self.step(&Action::Release { owner, lock, all: true });
         }
     }
 }
 
 /// Fails if a wait lasts forever after this history, or was refused without a reason.
-fn judge(history: &[Do], portion: Option<usize>) -> Result<(), TestCaseError> {
+fn check_history(history: &[Action], portion: Option<usize>) -> Result<(), TestCaseError> {
     for last_first in [false, true] {
         let (mut world, told) = World::play(Late::Ends, portion, history);
         prop_assert!(world.ends(last_first), "these wait forever: {:?}", world.waits);
@@ -149,10 +149,10 @@ fn judge(history: &[Do], portion: Option<usize>) -> Result<(), TestCaseError> {
 
 /// Whether an owner requests a lock both shared and exclusively. A grant to its rear wait may then serve
 /// both, so that a refusal may be unnecessary.
-fn waits_in_two_modes(history: &[Do]) -> bool {
+fn waits_in_two_modes(history: &[Action]) -> bool {
     let mut modes = BTreeMap::new();
     history.iter().any(|step| {
-        let Do::Acquire { owner, locks, shared, .. } = step else { return false };
+        let Action::Acquire { owner, locks, shared, .. } = step else { return false };
         locks.iter().any(|lock| *modes.entry((*owner, *lock)).or_insert(*shared) != *shared)
     })
 }
@@ -170,9 +170,14 @@ fn judge_few_waits(every: usize) {
     let mut count = 0;
     let holders = (0..(HOLDERS + 1).pow(3)).map(|n| [n % 4, n / 4 % 4, n / 16]);
     for holders in holders {
-        let held: Vec<Do> = (0..LOCKS.len())
+        let held: Vec<Action> = (0..LOCKS.len())
             .filter(|lock| holders[*lock] < HOLDERS)
-            .map(|lock| Do::Acquire { owner: holders[lock], locks: vec![lock], shared: false, blocks: false })
+            .map(|lock| Action::Acquire {
+                owner: holders[lock],
+                locks: vec![lock],
+                shared: false,
+                blocks: false,
+            })
             .collect();
         let free = holders.iter().filter(|owner| **owner == HOLDERS).count();
         // Free locks come last.
@@ -188,15 +193,15 @@ fn judge_few_waits(every: usize) {
             if !is_ordered(&owners.collect::<Vec<_>>()) {
                 continue;
             }
-            let waits = waits.map(|(owner, locks)| Do::Acquire {
+            let waits = waits.map(|(owner, locks)| Action::Acquire {
                 owner,
                 locks: locks.clone(),
                 shared: false,
                 blocks: true,
             });
-            let history: Vec<Do> = held.iter().cloned().chain(waits).collect();
+            let history: Vec<Action> = held.iter().cloned().chain(waits).collect();
             count += 1;
-            if let Err(error) = judge(&history, None) {
+            if let Err(error) = check_history(&history, None) {
                 panic!("{error}: {history:#?}");
             }
         }
@@ -224,7 +229,7 @@ fn is_ordered(numbers: &[usize]) -> bool {
     })
 }
 
-fn doing() -> impl Strategy<Value = Do> {
+fn doing() -> impl Strategy<Value = Action> {
     let (lock, owner) = (0..KEYS.len(), 0..OWNERS.len() - 1);
     let locks = prop_oneof![
         2 => lock.clone().prop_map(|lock| vec![lock]),
@@ -232,22 +237,22 @@ fn doing() -> impl Strategy<Value = Do> {
     ];
     prop_oneof![
         12 => (owner.clone(), locks, prop::bool::weighted(0.3), prop::bool::weighted(0.9))
-            .prop_map(|(owner, locks, shared, blocks)| Do::Acquire { owner, locks, shared, blocks }),
-        5 => (owner, lock, any::<bool>()).prop_map(|(owner, lock, all)| Do::Release { owner, lock, all }),
-        1 => (0..8usize).prop_map(|which| Do::Leave { which }),
+            .prop_map(|(owner, locks, shared, blocks)| Action::Acquire { owner, locks, shared, blocks }),
+        5 => (owner, lock, any::<bool>()).prop_map(|(owner, lock, all)| Action::Release { owner, lock, all }),
+        1 => (0..8usize).prop_map(|which| Action::Leave { which }),
     ]
 }
 
 /// Few owners and two locks: an owner whose wait is granted moves its other waits for that lock ahead of
 /// newcomers.
-fn overtaking() -> impl Strategy<Value = Do> {
+fn overtaking() -> impl Strategy<Value = Action> {
     let (lock, owner) = (0..2usize, 0..3usize);
     prop_oneof![
         12 => (owner.clone(), lock.clone(), any::<bool>(), prop::bool::weighted(0.9)).prop_map(
-            |(owner, lock, shared, blocks)| Do::Acquire { owner, locks: vec![lock], shared, blocks }
+            |(owner, lock, shared, blocks)| Action::Acquire { owner, locks: vec![lock], shared, blocks }
         ),
-        5 => (owner, lock, any::<bool>()).prop_map(|(owner, lock, all)| Do::Release { owner, lock, all }),
-        1 => (0..8usize).prop_map(|which| Do::Leave { which }),
+        5 => (owner, lock, any::<bool>()).prop_map(|(owner, lock, all)| Action::Release { owner, lock, all }),
+        1 => (0..8usize).prop_map(|which| Action::Leave { which }),
     ]
 }
 
@@ -268,12 +273,12 @@ proptest! {
 
     #[test]
     fn no_wait_lasts_forever(history in prop::collection::vec(doing(), 1..30)) {
-        judge(&history, None)?;
+        check_history(&history, None)?;
     }
 
     #[test]
     fn no_overtaken_wait_lasts_forever(history in prop::collection::vec(overtaking(), 1..30)) {
-        judge(&history, None)?;
+        check_history(&history, None)?;
     }
 
     /// No wait lasts forever if searches are interrupted while the waits change.
@@ -282,6 +287,6 @@ proptest! {
         history in prop::collection::vec(doing(), 1..30),
         portion in prop_oneof![1..4usize, 4..20usize],
     ) {
-        judge(&history, Some(portion))?;
+        check_history(&history, Some(portion))?;
     }
 }

@@ -237,8 +237,8 @@ fn foreign_writes() -> Vec<Op> {
         Op::Overwrite { lock: 0 },
         Op::External { lock: 0, lease: 2 },
         Op::Flush,
-        Op::Away { meddle: None },
-        Op::Away { meddle: Some((0, 2)) },
+        Op::Away { foreign_write: None },
+        Op::Away { foreign_write: Some((0, 2)) },
         Op::Release { lock: 0, owner: EXTERNAL, scope: ReleaseScope::One, lease: None, id: None },
     ];
     for owner in [A, B] {

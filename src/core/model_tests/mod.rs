@@ -191,7 +191,7 @@ pub(super) enum Op {
     },
     /// The server is a replica for a moment, and another primary may set a lease.
     Away {
-        meddle: Option<(usize, i64)>,
+        foreign_write: Option<(usize, i64)>,
     },
     Advance {
         ms: i64,
@@ -276,7 +276,7 @@ fn op() -> impl Strategy<Value = Op> {
         1 => (0..8usize).prop_map(|which| Op::Answer { which }),
         1 => any::<bool>().prop_map(Op::Pause),
         1 => (0..30i64).prop_map(|ms| Op::Quarantine { ms }),
-        1 => prop::option::of((lock, lease)).prop_map(|meddle| Op::Away { meddle }),
+        1 => prop::option::of((lock, lease)).prop_map(|foreign_write| Op::Away { foreign_write }),
         8 => (1..30i64).prop_map(|ms| Op::Advance { ms }),
     ]
 }
@@ -550,7 +550,7 @@ fn check_decisions(
     for (id, decision) in std::mem::take(&mut real.decisions) {
         if decision == Decision::Lost {
             // The wait was granted the lock and its client still waits for the answer, unless it left in the
-            // same turn.
+            // same iteration.
             prop_assert!(!waits.contains_key(&id), "{:?} lost a lock without a grant", id);
             in_flight.retain(|other| *other != id);
             continue;
@@ -806,5 +806,5 @@ fn a_quarantine_grants_to_holders_only() {
     // The waiter comes first when the quarantine is over.
     assert_eq!(acquire(&mut locks, b"k", &mut free, 2, WaitPolicy::NoWait, 100), Outcome::Busy);
     assert!(matches!(locks.next_decision(), Some((_, Decision::Granted(_)))));
-    assert_eq!(free.of(OWNERS[1]).map(Hold::total), Some(1));
+    assert_eq!(free.get(OWNERS[1]).map(Hold::total), Some(1));
 }

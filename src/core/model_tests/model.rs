@@ -291,7 +291,7 @@ impl ModelLock {
     }
 
     /// Removes holds without a count, and bindings of owners that hold nothing.
-    fn tidy(&mut self) {
+    fn drop_ended(&mut self) {
         self.holds.retain(|hold| hold.exclusive + hold.shared > 0);
         let holders: Vec<usize> = self.holds.iter().map(|hold| hold.owner).collect();
         self.known.retain(|owner| holders.contains(owner));
@@ -351,7 +351,7 @@ impl Model {
         while let Some(at) =
             self.in_flight.iter().position(|grant| grant.grace_end().is_some_and(|end| end <= now))
         {
-            self.miss(at);
+            self.expire_grant(at);
         }
         if self.paused {
             return;
@@ -435,7 +435,7 @@ impl Model {
     }
 
     /// Handles a grant that was not confirmed in time, or whose message had no subscriber.
-    fn miss(&mut self, at: usize) {
+    fn expire_grant(&mut self, at: usize) {
         let (id, call) = (self.in_flight[at].id, self.in_flight[at].call.clone());
         let connection = call.notify.unwrap().0;
         let missed = self.missed.entry(connection).or_default();
@@ -465,7 +465,7 @@ impl Model {
 
     /// Handles a message about a grant that had no subscriber.
     pub(super) fn message_had_no_subscriber(&mut self, which: usize) {
-        self.miss(which);
+        self.expire_grant(which);
         self.settle();
     }
 
@@ -598,7 +598,7 @@ impl Model {
     pub(super) fn expire(&mut self, lock: usize) {
         let now = self.now;
         self.lose_holds(lock, HoldEvent::Expired, |hold| now > hold.expires_at);
-        self.locks[lock].tidy();
+        self.locks[lock].drop_ended();
     }
 
     /// Ends these holds by another cause than their owners, and notifies the owners.
@@ -643,7 +643,7 @@ impl Model {
             });
             lock.last_closed.insert(hold.owner, hold.number);
         }
-        lock.tidy();
+        lock.drop_ended();
     }
 
     fn renew_watched(&mut self, lock: usize) {
@@ -830,7 +830,7 @@ impl Model {
 
     pub(super) fn step(&mut self, op: &Op) -> Option<Seen> {
         let seen = self.apply(op);
-        self.locks.iter_mut().for_each(ModelLock::tidy);
+        self.locks.iter_mut().for_each(ModelLock::drop_ended);
         self.settle();
         seen
     }
@@ -1343,7 +1343,7 @@ impl Model {
         } else if call.notify.is_some() {
             self.never_granted(lock, &call);
         }
-        self.locks[lock].tidy();
+        self.locks[lock].drop_ended();
     }
 
     /// Confirms a grant. `bind` tells whether its connection is the one that waited.
@@ -1375,13 +1375,13 @@ impl Model {
                     self.closed.extend(ends.map(|hold| (at, hold.number)));
                 }
             }
-            lock.tidy();
+            lock.drop_ended();
         }
         self.settle();
     }
 
     /// Makes the server a replica for a while, in which another primary may set a lease.
-    pub(super) fn away(&mut self, meddle: Option<(usize, i64)>) {
+    pub(super) fn demote_and_promote(&mut self, foreign_write: Option<(usize, i64)>) {
         let mut ended: Vec<_> = self.locks.iter_mut().flat_map(|lock| lock.queue.drain(..)).collect();
         ended.sort_by_key(|waiter| waiter.id);
         for waiter in ended {
@@ -1399,7 +1399,7 @@ impl Model {
             hold.set_by_a_foreign_write(hold.expires_at);
             hold.tokens.iter_mut().for_each(|(by, ..)| *by = None);
         }
-        if let Some((lock, lease)) = meddle {
+        if let Some((lock, lease)) = foreign_write {
             self.apply(&Op::Expire { lock, lease });
         }
         for lock in 0..LOCKS.len() {

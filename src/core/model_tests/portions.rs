@@ -23,7 +23,7 @@ fn after(before: &[Op], due: &[Op], portion: usize) -> Real {
 fn happens(real: &mut Real, op: &Op) {
     match *op {
         Op::Pause(_) => {}
-        Op::Away { meddle } => real.away(meddle),
+        Op::Away { foreign_write } => real.demote_and_promote(foreign_write),
         Op::Advance { ms } if real.timer => real.advance(ms),
         Op::Advance { ms } => real.now += ms,
         Op::Close { connection } => {

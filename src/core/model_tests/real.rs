@@ -389,7 +389,7 @@ impl Real {
                 Ok(Some(Seen::Broken(lost)))
             }
             _ => {
-                self.meddle(op);
+                self.write_externally(op);
                 Ok(None)
             }
         }
@@ -599,7 +599,7 @@ impl Real {
     }
 
     /// Applies foreign writes and server events.
-    fn meddle(&mut self, op: &Op) {
+    fn write_externally(&mut self, op: &Op) {
         let time = self.time();
         match *op {
             Op::Delete { lock } => {
@@ -661,12 +661,12 @@ impl Real {
     }
 
     /// Makes the server a replica for a while.
-    pub(in crate::core) fn away(&mut self, meddle: Option<(usize, i64)>) {
+    pub(in crate::core) fn demote_and_promote(&mut self, foreign_write: Option<(usize, i64)>) {
         self.locks.demote();
         self.decisions.extend(self.locks.take_decisions());
         assert_eq!(self.locks.waiting_total(), 0, "a replica has waiters");
         assert!(self.locks.only_forgets(), "a replica has due work");
-        if let Some((lock, lease)) = meddle {
+        if let Some((lock, lease)) = foreign_write {
             self.expire(KEYS[lock], lease);
         }
         self.locks.promote();

@@ -92,9 +92,9 @@ impl SideBySide {
                 let acquire = Op::Acquire { lock, call, block: None };
                 prop_assert_eq!(real.step(&acquire), model.step(&acquire), "reply after {:?}", op);
             }
-            Op::Away { meddle } => {
-                real.away(meddle);
-                model.away(meddle);
+            Op::Away { foreign_write } => {
+                real.demote_and_promote(foreign_write);
+                model.demote_and_promote(foreign_write);
             }
             Op::Deliver { which, arrives } => {
                 let len = model.in_flight.len();

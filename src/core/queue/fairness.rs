@@ -39,15 +39,15 @@ const WINDOW_US: MonoUs = 3_000;
 const LONGEST_WINDOW_US: MonoUs = 32_000;
 
 /// Number of missed windows in a row that cost an external client nothing: any program stalls occasionally.
-const FREE_MISSES: u32 = 8;
+const MAX_FREE_MISSES: u32 = 8;
 
 /// After more misses, the next window opens after this multiple of the missed window. The interval doubles
-/// with each miss, at most [`DOUBLINGS`] times.
-const PENALTY: MonoUs = 10;
-const DOUBLINGS: u32 = 3;
+/// with each miss, at most [`MAX_BACKOFF_DOUBLINGS`] times.
+const MISS_BACKOFF_FACTOR: MonoUs = 10;
+const MAX_BACKOFF_DOUBLINGS: u32 = 3;
 
 /// Time for which subscribers are remembered while no native client uses the lock, in microseconds.
-const MEMORY_US: MonoUs = 1_000_000;
+const SUBSCRIBER_MEMORY_US: MonoUs = 1_000_000;
 
 /// State of the lock as external clients see it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -226,14 +226,14 @@ impl Fairness {
     }
 
     /// Forgets unneeded history, now or at a deadline. Returns whether a window was just used.
-    pub(in crate::core) fn settle(&mut self, is_free: bool, somebody_waits: bool, now: Now) -> bool {
+    pub(in crate::core) fn trim_history(&mut self, is_free: bool, somebody_waits: bool, now: Now) -> bool {
         let used = self.is_window() && !is_free && self.taken_externally(now);
         if let Phase::Window { until, .. } = self.phase {
             self.deadline = Some(until);
         } else if somebody_waits || self.is_blank() {
             // The planned deadline stays.
         } else if self.has_subscribers {
-            self.deadline.get_or_insert(now.mono.saturating_add(MEMORY_US));
+            self.deadline.get_or_insert(now.mono.saturating_add(SUBSCRIBER_MEMORY_US));
         } else if is_free {
             *self = Fairness::default();
         }
@@ -249,13 +249,13 @@ impl Fairness {
         now: Now,
     ) -> AtDeadline {
         self.deadline = None;
-        let forget_at = self.last_event.saturating_add(MEMORY_US);
+        let forget_at = self.last_event.saturating_add(SUBSCRIBER_MEMORY_US);
         if self.is_window() && somebody_waits {
             return AtDeadline::Reconcile;
         }
         if self.is_window() {
             self.missed(now);
-            self.deadline = Some(now.mono.saturating_add(MEMORY_US));
+            self.deadline = Some(now.mono.saturating_add(SUBSCRIBER_MEMORY_US));
         } else if somebody_waits || (self.has_subscribers && lease_is_watched) {
             // The end of the lease reconciles the lock.
         } else if forget_at > now.mono {
@@ -292,8 +292,9 @@ impl Fairness {
         let length = until.saturating_sub(since);
         self.phase = Phase::Served;
         self.missed_in_row = self.missed_in_row.saturating_add(1);
-        if self.missed_in_row > FREE_MISSES {
-            let doubled = PENALTY << (self.missed_in_row - FREE_MISSES - 1).min(DOUBLINGS);
+        if self.missed_in_row > MAX_FREE_MISSES {
+            let doubled =
+                MISS_BACKOFF_FACTOR << (self.missed_in_row - MAX_FREE_MISSES - 1).min(MAX_BACKOFF_DOUBLINGS);
             self.not_before = now.mono.saturating_add(length.saturating_mul(doubled));
         }
         self.length = Some(length.saturating_mul(2).min(LONGEST_WINDOW_US));

@@ -126,7 +126,7 @@ fn parse_event(text: &str) -> Option<Line> {
         "nothing happens" => Line::Nothing,
         "clients are paused" => Line::Happens(Op::Pause(true)),
         "the pause is over" => Line::Happens(Op::Pause(false)),
-        "the server is a replica for a moment" => Line::Happens(Op::Away { meddle: None }),
+        "the server is a replica for a moment" => Line::Happens(Op::Away { foreign_write: None }),
         _ => return parse_named(text),
     };
     Some(event)

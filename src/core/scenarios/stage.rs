@@ -142,8 +142,8 @@ impl Stage {
     }
 
     fn happens(&mut self, op: &Op) {
-        if let Op::Away { meddle } = *op {
-            self.real.away(meddle);
+        if let Op::Away { foreign_write } = *op {
+            self.real.demote_and_promote(foreign_write);
         } else {
             self.real.step(op);
         }

@@ -52,7 +52,7 @@ pub(super) struct Confirmed {
     /// End of the lease as far as it is known.
     pub(super) end: WallMs,
     /// Whether a different lease may have to be written.
-    pub(super) settles: bool,
+    pub(super) changes_lease: bool,
 }
 
 /// A grant marked for revocation, with the mode of the hold to release, if any.
@@ -70,7 +70,7 @@ pub(super) struct Unconfirmed {
     /// The pending grants of owners with more than one.
     pending: BTreeMap<Owner, PendingGrants>,
     /// Owners among them whose lease may be certain by now.
-    unsettled: BTreeSet<Owner>,
+    unresolved: BTreeSet<Owner>,
     /// Grants whose holds have ended and whose clients still wait.
     lost: Vec<WaiterId>,
     /// Requests of grants whose holds ended before the confirmation. Their records must be deleted.
@@ -132,14 +132,14 @@ impl Unconfirmed {
         std::mem::take(&mut self.lost)
     }
 
-    /// Whether the lock's next step has to settle any grant.
+    /// Whether the lock's next step has to resolve any grant.
     pub(super) fn has_work(&self) -> bool {
         self.may_end() > 0 || self.any_voided() || self.any_lost()
     }
 
-    /// Maximum number of holds that end when the pending changes are settled.
+    /// Maximum number of holds that end when the pending changes are resolved.
     pub(super) fn may_end(&self) -> usize {
-        self.marked.len() + self.unsettled.len()
+        self.marked.len() + self.unresolved.len()
     }
 
     /// The grants in flight to this owner, in order.
@@ -191,7 +191,7 @@ impl Unconfirmed {
         if let Some(SetToken { token, .. }) = token {
             pending.note_token(token);
         }
-        self.unsettled.insert(owner.clone());
+        self.unresolved.insert(owner.clone());
     }
 
     /// Notes that a foreign write changed the key: the leases are now as written there.
@@ -204,12 +204,12 @@ impl Unconfirmed {
     pub(super) fn confirm(&mut self, id: WaiterId, owner: &Owner) -> Option<Confirmed> {
         let InFlight { written, .. } = self.in_flight.take(id, owner)?;
         let Some(pending) = self.pending.get_mut(owner) else {
-            return Some(Confirmed { written, end: written, settles: false });
+            return Some(Confirmed { written, end: written, changes_lease: false });
         };
         pending.delivered(id);
-        self.unsettled.insert(owner.clone());
+        self.unresolved.insert(owner.clone());
         let (written, end) = pending.ends();
-        Some(Confirmed { written, end, settles: true })
+        Some(Confirmed { written, end, changes_lease: true })
     }
 
     /// Confirms a grant without consequences. False if the grant may have any; then nothing has changed.
@@ -276,29 +276,29 @@ impl Unconfirmed {
     /// Revokes a grant whose hold was released. Sets the remaining token.
     pub(super) fn revoked(&mut self, id: WaiterId, owner: &Owner, holders: &mut Holders) {
         let Some(pending) = self.pending.get_mut(owner) else { return };
-        self.unsettled.insert(owner.clone());
+        self.unresolved.insert(owner.clone());
         let owner = owner.as_bytes();
-        let exclusive = holders.of(owner).is_some_and(|hold| hold.exclusive > 0);
+        let exclusive = holders.get(owner).is_some_and(|hold| hold.exclusive > 0);
         if let Some(token) = pending.revoked(id, exclusive) {
             holders.set_token(owner, token);
         }
     }
 
-    /// Settles the lease of the next owner whose grants all have an outcome: of this owner, or of any.
+    /// Resolves the lease of the next owner whose grants all have an outcome: of this owner, or of any.
     /// Returns the owner, and the end of the lease if it was set. `None` if no owner is left.
-    pub(super) fn settle_next(
+    pub(super) fn resolve_next(
         &mut self,
         owner: Option<&Owner>,
         holders: &mut Holders,
         now: Now,
     ) -> Option<(Owner, Option<WallMs>)> {
         let owner = match owner {
-            None => self.unsettled.pop_first()?,
-            Some(owner) => self.unsettled.take(owner)?,
+            None => self.unresolved.pop_first()?,
+            Some(owner) => self.unresolved.take(owner)?,
         };
         let Some(pending) = self.pending.get_mut(&owner) else { return Some((owner, None)) };
-        let hold = holders.of(owner.as_bytes());
-        let end = hold.and_then(|hold| pending.settled_lease(hold.expires_at));
+        let hold = holders.get(owner.as_bytes());
+        let end = hold.and_then(|hold| pending.resolved_lease(hold.expires_at));
         if pending.is_over() {
             self.pending.remove(&owner);
         }
@@ -328,14 +328,14 @@ impl Unconfirmed {
             AffectedOwners::Only(owner) if !ended(owner) => return void,
             AffectedOwners::Only(owner) => {
                 self.pending.remove(owner);
-                self.unsettled.remove(owner);
+                self.unresolved.remove(owner);
                 keys.extend(self.in_flight.of_owner(owner).map(|(key, _)| key.clone()));
                 let marked = self.marked.range((owner.clone(), 0)..).map(|(key, _)| key);
                 keys.extend(marked.take_while(|(of, _)| of == owner).cloned());
             }
             AffectedOwners::Any => {
                 self.pending.retain(|owner, _| !ended(owner));
-                self.unsettled.retain(|owner| !ended(owner));
+                self.unresolved.retain(|owner| !ended(owner));
                 let all = self.in_flight.iter().map(|(key, _)| key).chain(self.marked.keys());
                 keys.extend(all.filter(|(owner, _)| ended(owner)).cloned());
                 keys.sort_unstable_by_key(|(_, order)| *order);
@@ -381,12 +381,13 @@ impl Unconfirmed {
         self.in_flight.verify();
         let is_pending = |owner| self.pending.contains_key(owner);
         assert!(
-            self.unsettled.iter().all(is_pending),
-            "unsettled owners without pending grants: {:?}",
-            self.unsettled
+            self.unresolved.iter().all(is_pending),
+            "unresolved owners without pending grants: {:?}",
+            self.unresolved
         );
-        let is_over =
-            |(owner, pending): (&Owner, &PendingGrants)| pending.is_over() && !self.unsettled.contains(owner);
+        let is_over = |(owner, pending): (&Owner, &PendingGrants)| {
+            pending.is_over() && !self.unresolved.contains(owner)
+        };
         assert!(!self.pending.iter().any(is_over), "an owner without pending grants has an entry");
     }
 }

@@ -72,14 +72,14 @@ impl PendingGrants {
         if self.lease_is_certain() {
             self.lease = Some(written);
         } else {
-            self.settle_lease(self.grants.len(), lease);
+            self.resolve_lease(self.grants.len(), lease);
         }
         self.written = written;
     }
 
     /// Notes that an irrevocable call has taken a token, or an exclusive hold without one.
     pub(in crate::core) fn note_token(&mut self, token: Option<Token>) {
-        self.settle_token(self.grants.len(), token);
+        self.resolve_token(self.grants.len(), token);
     }
 
     /// Notes that another client has set the lease: earlier settings no longer matter.
@@ -93,10 +93,10 @@ impl PendingGrants {
         let Some(at) = self.position_of(id) else { return };
         let grant = self.grants[at];
         if let Some(lease) = grant.lease {
-            self.settle_lease(at, lease);
+            self.resolve_lease(at, lease);
         }
         if let Some(SetToken { token, .. }) = grant.token {
-            self.settle_token(at, token);
+            self.resolve_token(at, token);
         }
         self.grants.remove(at);
     }
@@ -117,7 +117,7 @@ impl PendingGrants {
 
     /// Returns the new end of the lease once the outcome of every relevant grant is known. `ends` is its end
     /// in the key. `None` if an outcome is open, the end is right, or another client has set it.
-    pub(in crate::core) fn settled_lease(&mut self, ends: WallMs) -> Option<WallMs> {
+    pub(in crate::core) fn resolved_lease(&mut self, ends: WallMs) -> Option<WallMs> {
         let is_certain = self.lease_is_certain();
         let end = self.lease.filter(|end| is_certain && self.written == ends && *end != ends)?;
         self.written = end;
@@ -143,8 +143,8 @@ impl PendingGrants {
         self.grants.iter().position(|grant| grant.id == id)
     }
 
-    /// Settles the lease as certain. Earlier settings matter only as far as it preserves them.
-    pub(in crate::core) fn settle_lease(&mut self, before: usize, lease: SetLease) {
+    /// Makes the lease certain. Earlier settings matter only as far as it preserves them.
+    pub(in crate::core) fn resolve_lease(&mut self, before: usize, lease: SetLease) {
         self.lease = Some(lease.after(self.lease));
         for grant in &mut self.grants[..before] {
             match (lease, &mut grant.lease) {
@@ -155,7 +155,7 @@ impl PendingGrants {
         }
     }
 
-    pub(in crate::core) fn settle_token(&mut self, before: usize, token: Option<Token>) {
+    pub(in crate::core) fn resolve_token(&mut self, before: usize, token: Option<Token>) {
         self.token = token;
         self.grants[..before].iter_mut().for_each(|grant| grant.token = None);
     }

@@ -94,7 +94,7 @@ pub(super) fn relevant_holders(
     if holders.len() <= FEW {
         return RelevantHolders { holders, scanned: 0 };
     }
-    let hold_of = |owner: &Owner| holders.of(owner.as_bytes()).cloned();
+    let hold_of = |owner: &Owner| holders.get(owner.as_bytes()).cloned();
     let waiting = waits.waiting_owners_len();
     let mut found: Vec<Hold> = match only {
         Some(only) => only.iter().filter_map(hold_of).collect(),

@@ -46,7 +46,7 @@ pub(super) struct CycleSearch {
 }
 
 /// The state of a search: its needs or its result.
-pub(super) enum Proof {
+pub(super) enum CycleProgress {
     /// The search needs the holders of this lock.
     Read(LockId),
     /// The wait never ends, and neither do these waits.
@@ -76,7 +76,7 @@ impl CycleSearch {
         waits: &impl WaitView,
         holders: impl Fn(&LockIdx) -> Option<&'a Holders>,
         now: Now,
-    ) -> Proof {
+    ) -> CycleProgress {
         while let Some(id) = self.todo.last().copied() {
             let wait = waits.waiting(id, now).filter(|_| !self.needs.contains_key(&id));
             let Some(wait) = wait else {
@@ -85,8 +85,10 @@ impl CycleSearch {
             };
             let Some(holders) = holders(&wait.lock) else {
                 let name = waits.name(wait.lock).cloned();
-                return name
-                    .map_or_else(|| defect!("a wait for an unknown lock", Proof::MayEnd), Proof::Read);
+                return name.map_or_else(
+                    || defect!("a wait for an unknown lock", CycleProgress::MayEnd),
+                    CycleProgress::Read,
+                );
             };
             self.todo.pop();
             // Another thread of the owner may release the hold that excludes the wait.
@@ -99,7 +101,7 @@ impl CycleSearch {
             self.found += needs.each.len() + needs.some.as_ref().map_or(0, |(_, owners)| owners.len());
             self.needs.insert(id, needs);
             if self.found > MAX_DEPENDENCIES {
-                return Proof::MayEnd;
+                return CycleProgress::MayEnd;
             }
         }
         let endless = self.endless();
@@ -110,11 +112,11 @@ impl CycleSearch {
                     && waits.together(*member).iter().any(|id| endless.contains(id))
             };
             if let Some((by, member)) = self.soft.iter().find(soft) {
-                return Proof::Soft(*by, *member);
+                return CycleProgress::Soft(*by, *member);
             }
-            Proof::NeverEnds(endless.into_iter().collect())
+            CycleProgress::NeverEnds(endless.into_iter().collect())
         } else {
-            Proof::MayEnd
+            CycleProgress::MayEnd
         }
     }
 

@@ -176,19 +176,19 @@ impl Search {
             }
             None => holders,
         };
-        waits.anticipate(lock, &mut holders);
+        waits.apply_pending_ends(lock, &mut holders);
         self.locks.insert(lock, Seen::new(holders));
     }
 
     /// Continues until the search needs or has found something.
     pub(crate) fn step(&mut self, waits: &impl WaitView, now: Now) -> Progress {
-        if let Some((way, proof)) = &mut self.unproven {
+        if let Some((way, search)) = &mut self.unproven {
             let holders = |lock: &LockIdx| self.locks.get(lock).map(|seen| &seen.holders);
-            return match proof.step(waits, holders, now) {
-                cycles::Proof::Read(lock) => Progress::Read(lock),
-                cycles::Proof::NeverEnds(others) => Progress::Cycle(std::mem::take(way), others),
-                cycles::Proof::Soft(by, member) => Progress::Soft(vec![(by, member)]),
-                cycles::Proof::MayEnd => Progress::Done,
+            return match search.step(waits, holders, now) {
+                cycles::CycleProgress::Read(lock) => Progress::Read(lock),
+                cycles::CycleProgress::NeverEnds(others) => Progress::Cycle(std::mem::take(way), others),
+                cycles::CycleProgress::Soft(by, member) => Progress::Soft(vec![(by, member)]),
+                cycles::CycleProgress::MayEnd => Progress::Done,
             };
         }
         while let Some(visit) = self.todo.front().copied() {

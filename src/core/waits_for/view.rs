@@ -36,7 +36,7 @@ pub(crate) trait WaitView {
     fn name(&self, lock: LockIdx) -> Option<&LockId>;
     fn find(&self, lock: &LockId) -> Option<LockIdx>;
     /// Changes the holders as the lock's next step will: holders whose client is gone do not block.
-    fn anticipate(&self, lock: LockIdx, holders: &mut Holders);
+    fn apply_pending_ends(&self, lock: LockIdx, holders: &mut Holders);
     /// The waits that end together with this one: all members of its bundle, or the wait alone.
     fn together(&self, id: WaiterId) -> SmallVec<[WaiterId; 4]>;
     /// Whether members of bundles wait for this lock.
@@ -77,7 +77,7 @@ pub(crate) struct Waiting<'a> {
 impl Waiting<'_> {
     /// Whether the owner's own hold excludes the request.
     pub(super) fn is_excluded_by_own_hold(&self, holders: &Holders) -> bool {
-        self.wants.once && holders.of(self.owner.as_bytes()).is_some()
+        self.wants.once && holders.get(self.owner.as_bytes()).is_some()
     }
 
     /// Whether no waiter can block this member because its owner holds the lock. It waits for holders, or for

@@ -54,7 +54,7 @@ impl<'a> Lock<'a> {
     fn store_holders(&mut self, propagation: Propagation<'_>) -> bool {
         let name = self.key.name();
         let mut changed = false;
-        let stays = |owner: &[u8]| self.holders.of(owner).is_some();
+        let stays = |owner: &[u8]| self.holders.get(owner).is_some();
         let any_owner_stays = match &self.stored {
             Stored::Nothing => true,
             Stored::Plain(owner, _) => stays(owner.as_bytes()),
@@ -101,7 +101,7 @@ impl<'a> Lock<'a> {
 
     /// The field of the previous owner, if it is the only one and the next owner has only one field, too.
     fn take_replaceable_field(&mut self) -> Option<PlainOwner<'a>> {
-        self.holders.alone().filter(|(_, token)| token.is_none())?;
+        self.holders.sole_holder().filter(|(_, token)| token.is_none())?;
         match std::mem::replace(&mut self.stored, Stored::Nothing) {
             Stored::Plain(owner, _) => Some(owner),
             Stored::Fields(fields, _) => match &fields[..] {
@@ -114,7 +114,7 @@ impl<'a> Lock<'a> {
 
     /// Sets the fields of the holders, in place of the `replaced` field if it still exists.
     fn store_fields(&mut self, replaced: Option<&Str<'_>>, propagation: Propagation<'_>) -> bool {
-        match (&self.stored, self.holders.alone()) {
+        match (&self.stored, self.holders.sole_holder()) {
             (Stored::Nothing, _) if self.holders.is_free() => false,
             // The owner is unchanged; a previous owner would have been deleted.
             (Stored::Plain(_, before), Some((hold, None)))

@@ -189,7 +189,7 @@ impl Parts {
         let state = self.table.get_mut(wait.lock());
         let confirmed = state.and_then(|state| state.unconfirmed_mut().confirm(id, &wait.request().owner));
         let Some(confirmed) = confirmed else { return defect!("a grant is unknown to its lock", None) };
-        if confirmed.settles {
+        if confirmed.changes_lease {
             self.table.set_ready(wait.lock());
         }
         let request = wait.request();

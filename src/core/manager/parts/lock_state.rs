@@ -204,7 +204,7 @@ impl LockState {
     ) {
         self.was_changed = has_bundles;
         self.forget_hold();
-        self.held.doubt(ended_by);
+        self.held.mark_unverified(ended_by);
     }
 
     /// Whether a foreign write may have changed the holders since the last call.
@@ -290,7 +290,7 @@ impl LockState {
     /// Notes that the lock was announced as free.
     pub(in crate::core::manager) fn note_announced(&mut self, to_subscribers: bool, now: Now) {
         self.fairness.announced(to_subscribers, now);
-        self.settle_fairness(true, now);
+        self.trim_fairness(true, now);
     }
 
     /// Notes that subscribers sleep until a later time than the end of the first lease.
@@ -305,8 +305,8 @@ impl LockState {
 
     /// Drops unneeded history, now or after a while. Returns whether an external client used a window.
     #[inline(always)]
-    pub(in crate::core::manager) fn settle_fairness(&mut self, is_free: bool, now: Now) -> bool {
-        self.fairness.settle(is_free, !self.queue.is_empty(), now)
+    pub(in crate::core::manager) fn trim_fairness(&mut self, is_free: bool, now: Now) -> bool {
+        self.fairness.trim_history(is_free, !self.queue.is_empty(), now)
     }
 
     /// Handles the end of a window, or of the memory of subscribers.

@@ -101,9 +101,9 @@ impl<'a> Step<'a> {
     /// Handles a hold that has ended without a call, or whose lease has changed.
     pub(super) fn hold_changed(&mut self, lock: LockIdx, owner: &Owner) {
         if self.parts.notifies_owners {
-            self.settle_held(lock, AffectedOwners::Only(owner));
+            self.record_releases(lock, AffectedOwners::Only(owner));
         }
-        if self.holders.of(owner.as_bytes()).is_none() {
+        if self.holders.get(owner.as_bytes()).is_none() {
             self.parts.void_ended(lock, AffectedOwners::Only(owner), |_| true);
         }
     }

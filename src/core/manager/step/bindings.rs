@@ -20,7 +20,7 @@ impl Step<'_> {
         }
         let name = self.id();
         if self.examines_all || self.is_call() {
-            let has_ended = |owner: &Owner| self.holders.of(owner.as_bytes()).is_none();
+            let has_ended = |owner: &Owner| self.holders.get(owner.as_bytes()).is_none();
             self.parts.bindings.unbind_ended(lock, &name, self.affected, has_ended);
         }
         let open = OpenBindings {
@@ -72,7 +72,7 @@ impl Step<'_> {
             self.forget_voided(lock);
             return;
         }
-        if self.holders.of(owner.as_bytes()).is_some() {
+        if self.holders.get(owner.as_bytes()).is_some() {
             return;
         }
         // The lease may have ended without a step. Revoking a grant from that time must not release the next
@@ -90,7 +90,7 @@ impl Step<'_> {
     /// Makes the owner's hold depend on a connection.
     pub(super) fn bind(&mut self, owner: &Owner, bind: NewBind, id: Option<&RequestId>, lease: Lease) {
         let lock = self.known();
-        if bind.begins && self.holders.alone().is_some() {
+        if bind.begins && self.holders.sole_holder().is_some() {
             if let Some(state) = self.parts.state_mut(lock) {
                 state.hold_begins(self.now.mono);
             }

@@ -31,7 +31,7 @@ impl Step<'_> {
             }
             self.revoke_marked(wait.lock(), Some(&wait.request().owner), usize::MAX);
         }
-        let hold = self.holders.of(owner.as_bytes()).map(|hold| hold.expires_at);
+        let hold = self.holders.get(owner.as_bytes()).map(|hold| hold.expires_at);
         let (Some(mut end), Some(bind)) = (hold, request.bind) else { return };
         if self.has_ended(owner, id) {
             return;
@@ -39,7 +39,7 @@ impl Step<'_> {
         self.note_held(owner, HoldRecord { end, since: None, client: request.client });
         if !self.lock.is_some_and(|lock| self.parts.bindings.has_bound(lock, owner, id)) {
             // Another server made the grant, and may still bind the hold to the first connection. The changed
-            // lease makes it doubt its binding.
+            // lease makes it verify its binding.
             end = end.saturating_add(1);
             let _ = self.holders.renew(owner.as_bytes(), end);
             if let Some(lock) = self.lock {
@@ -86,7 +86,7 @@ impl Step<'_> {
     /// knows of them.
     pub(in crate::core::manager) fn confirm_all_of(&mut self, owner: &Owner, lease_ms: i64) {
         let granted = self.notified_grants(owner);
-        let holds = self.holders.of(owner.as_bytes()).map_or(0, Hold::total);
+        let holds = self.holders.get(owner.as_bytes()).map_or(0, Hold::total);
         if i64::try_from(granted.len()).is_ok_and(|granted| granted == holds) {
             granted.into_iter().for_each(|id| {
                 self.confirm_wait(id, lease_ms);
@@ -119,7 +119,7 @@ impl Step<'_> {
         };
         self.parts.waiters.notified.note_confirmed(notify.connection);
         self.parts.statistics.count(Counted::Confirmed);
-        let hold = self.holders.of(request.owner.as_bytes())?;
+        let hold = self.holders.get(request.owner.as_bytes())?;
         let reply = match self.records.granted(id) {
             // Other holds of the owner may have begun and ended meanwhile.
             Ok(Some(reply)) => Reply { holds: hold.total(), ..reply },
@@ -133,7 +133,7 @@ impl Step<'_> {
     /// Gives the owner the lease of the request, from now on. `None` if it holds nothing.
     pub(super) fn set_whole_lease(&mut self, request: &Request) -> Option<Lease> {
         let owner = &request.owner;
-        let before = self.holders.of(owner.as_bytes())?.expires_at;
+        let before = self.holders.get(owner.as_bytes())?.expires_at;
         let set = request.set_lease(self.now);
         let end = set.after(Some(before));
         let _ = self.holders.renew(owner.as_bytes(), end);

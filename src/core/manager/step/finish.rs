@@ -36,13 +36,13 @@ impl Step<'_> {
     #[inline(always)]
     pub(super) fn close_known(&mut self, lock: LockIdx) -> StepOutput {
         if self.parts.notifies_owners && (self.examines_all || self.is_call()) {
-            self.settle_held(lock, self.affected);
+            self.record_releases(lock, self.affected);
         }
         self.note_crowd(lock);
         self.parts.end_lost(lock, &Decision::Lost);
-        self.settle_fairness(lock);
+        self.trim_fairness(lock);
         let watches_lease = self.watch_lease(lock);
-        let alone = self.holders.alone();
+        let alone = self.holders.sole_holder();
         let plain = alone.filter(|(_, token)| token.is_none()).map(|(hold, _)| hold);
         let (is_bound, forgets) = (self.parts.bindings.knows(lock), self.parts.forgets_holds);
         let handed_over = self.handed_over;
@@ -104,10 +104,10 @@ impl Step<'_> {
 
     /// Drops unneeded fairness history, now or after a while.
     #[inline(always)]
-    pub(super) fn settle_fairness(&mut self, lock: LockIdx) {
+    pub(super) fn trim_fairness(&mut self, lock: LockIdx) {
         let (is_free, now) = (self.holders.is_free(), self.now);
         let Some(state) = self.parts.state_mut(lock) else { return };
-        let used = state.settle_fairness(is_free, now);
+        let used = state.trim_fairness(is_free, now);
         self.parts.windows_used += usize::from(used);
         self.parts.schedule_window(lock);
     }

@@ -58,7 +58,7 @@ impl Step<'_> {
     pub(super) fn admits(&self, owner: &[u8], wants: Wants) -> Admission {
         let is_re_entry = |hold: &Hold| !wants.once && hold.allows_more(wants.mode);
         match self.parts.quarantined_until {
-            Some(until) if self.now.mono < until && !self.holders.of(owner).is_some_and(is_re_entry) => {
+            Some(until) if self.now.mono < until && !self.holders.get(owner).is_some_and(is_re_entry) => {
                 Admission::Busy
             }
             _ => self.holders.admits(owner, wants),
@@ -74,7 +74,7 @@ impl Step<'_> {
 
     /// Whether the owner already holds the lock and may get more, so that no waiter blocks it.
     pub(in crate::core::manager) fn wants_more(&self, request: &Request) -> bool {
-        !request.wants.once && self.holders.of(request.owner.as_bytes()).is_some()
+        !request.wants.once && self.holders.get(request.owner.as_bytes()).is_some()
     }
 
     /// Grants a request that is first, if the holders admit it.
@@ -86,7 +86,7 @@ impl Step<'_> {
             Admission::Overflow => return Err(NotGranted::Refused(Refusal::Overflow)),
             Admission::Grant(holds) => holds,
         };
-        let hold = self.holders.of(owner);
+        let hold = self.holders.get(owner);
         if hold.is_some() && self.state().is_some_and(LockState::whole_lease_is_unconfirmed) {
             // If the owner never confirms its earlier grant, it holds the lock by this lease alone.
             self.expected_end = ExpectedEnd::MaybeSooner;
@@ -228,7 +228,7 @@ impl Step<'_> {
             Admission::Overflow => return Verdict::Refused(Refusal::Overflow),
             Admission::Grant(_) => {}
         }
-        let hold = self.holders.of(owner);
+        let hold = self.holders.get(owner);
         let re_entry = hold.filter(|hold| hold.allows_more(request.wants.mode));
         if request.fence && re_entry.and_then(|hold| hold.token).is_none() {
             if let Err(refusal) = self.records.has_next_token(self.holders.token()) {

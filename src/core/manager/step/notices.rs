@@ -37,9 +37,9 @@ impl Step<'_> {
 
     /// Removes the records of owners that have released their holds.
     #[cold]
-    pub(super) fn settle_held(&mut self, lock: LockIdx, affected: AffectedOwners<'_>) {
+    pub(super) fn record_releases(&mut self, lock: LockIdx, affected: AffectedOwners<'_>) {
         if let Some(state) = self.parts.state_mut(lock) {
-            state.held_mut().settle(affected, self.holders);
+            state.held_mut().record_releases(affected, self.holders);
         }
     }
 }

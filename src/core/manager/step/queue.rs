@@ -85,7 +85,7 @@ impl Step<'_> {
 
     /// The position of a request with this ticket.
     fn position(&self, request: &Request, ticket: u64) -> Position {
-        let holds = self.holders.of(request.owner.as_bytes()).is_some();
+        let holds = self.holders.get(request.owner.as_bytes()).is_some();
         Position::new(request.wants, Standing::of(holds), ticket)
     }
 
@@ -111,7 +111,7 @@ impl Step<'_> {
                 self.parts.end_queued(id, Decision::Cancelled);
                 Some(())
             }
-            WaitState::Granted if self.holders.of(wait.request().owner.as_bytes()).is_none() => {
+            WaitState::Granted if self.holders.get(wait.request().owner.as_bytes()).is_none() => {
                 // The lease has expired, which no step has noticed yet.
                 None
             }
@@ -127,7 +127,7 @@ impl Step<'_> {
                 Some(())
             }
             WaitState::Granted => {
-                // The client may be answered in this turn of the event loop, but not with a grant.
+                // The client may be answered in this iteration of the event loop, but not with a grant.
                 let (first_wait, waits) = (self.parts.waiters.first_wait_of(id), wait.request().clone());
                 self.parts.decide(first_wait, lock, &waits, Decision::Cancelled);
                 self.parts.mark_for_revocation(id);

@@ -38,7 +38,7 @@ impl Step<'_> {
                 continue;
             };
             let Request { owner, id: request, .. } = wait.request();
-            if self.holders.of(owner.as_bytes()).is_none() {
+            if self.holders.get(owner.as_bytes()).is_none() {
                 // The lease has expired, which no step had noticed: no hold is left to release.
                 if let Some(request) = request {
                     self.records.forget_grant(request);
@@ -58,7 +58,7 @@ impl Step<'_> {
         }
         for _ in 0..at_most {
             let Some(state) = self.parts.state_mut(lock) else { return };
-            let Some((owner, end)) = state.unconfirmed_mut().settle_next(of, self.holders, self.now) else {
+            let Some((owner, end)) = state.unconfirmed_mut().resolve_next(of, self.holders, self.now) else {
                 return;
             };
             let Some(end) = end else { continue };
@@ -135,7 +135,7 @@ impl Step<'_> {
         if !unconfirmed.any_in_flight() || scope == ReleaseScope::All {
             return None;
         }
-        let hold = self.holders.of(owner.as_bytes()).filter(|hold| hold.total() > 1)?;
+        let hold = self.holders.get(owner.as_bytes()).filter(|hold| hold.total() > 1)?;
         let mode = scope.mode_of(hold);
         let holds = Some(hold.count(mode)).filter(|holds| *holds > 0)?;
         let named = id.and_then(|id| self.parts.waiters.of_request(lock, id)).map(|(id, _)| id);
@@ -146,7 +146,7 @@ impl Step<'_> {
     /// revoked, a release without a mode was meant for a certain shared hold.
     #[cold]
     pub(super) fn keep_after_release(&mut self, owner: &Owner, scope: ReleaseScope, grant: ReleasedGrant) {
-        let Some(hold) = self.holders.of(owner.as_bytes()) else { return };
+        let Some(hold) = self.holders.get(owner.as_bytes()) else { return };
         let may_be_another = scope == ReleaseScope::One && hold.exclusive > 0 && !grant.is_named;
         let shared = hold.shared;
         let Some(state) = self.state_mut() else { return };
@@ -168,7 +168,7 @@ impl Step<'_> {
         if let Some(end) = lease_end {
             let _ = self.holders.renew(owner.as_bytes(), end);
         }
-        self.holders.of(owner.as_bytes()).map_or(0, Hold::total)
+        self.holders.get(owner.as_bytes()).map_or(0, Hold::total)
     }
 
     /// Ends every hold. Returns the number of owners that lost theirs.

@@ -22,7 +22,7 @@ impl Step<'_> {
         if let Some(lock) = self.lock {
             self.serve(lock);
             self.forget_if_free();
-            self.settle_fairness(lock);
+            self.trim_fairness(lock);
         }
     }
 
@@ -31,7 +31,7 @@ impl Step<'_> {
         // Owners without a hold have nothing left to deliver, release or renew.
         if self.examines_all || self.is_call() {
             let holders = &*self.holders;
-            self.parts.void_ended(lock, self.affected, |owner| holders.of(owner.as_bytes()).is_none());
+            self.parts.void_ended(lock, self.affected, |owner| holders.get(owner.as_bytes()).is_none());
         }
         self.forget_voided(lock);
         self.move_former_holders_back(lock);
@@ -167,7 +167,7 @@ impl Step<'_> {
         let Some(state) = self.parts.state(lock).filter(|state| state.queue().has_holders()) else { return };
         let inside: Vec<WaiterId> = state.queue().holders().map(|(id, _)| id).collect();
         for id in inside {
-            let holds = |owner: &Owner| self.holders.of(owner.as_bytes()).is_some();
+            let holds = |owner: &Owner| self.holders.get(owner.as_bytes()).is_some();
             if !self.parts.waiters.get(id).is_some_and(|wait| holds(&wait.request().owner)) {
                 self.parts.move_wait(id, Standing::Newcomer);
                 // The waits ahead of it now may wait for its owner.
