@@ -137,7 +137,6 @@ fn refuse_deadlock(ctx: Ctx<'_>, id: WaiterId, may_be_in_cycle: bool, now: Now) 
 }
 
 /// Opens the lock, and acquires it or queues for it. Also returns whether a queued call may wait for its own owner.
-#[inline(always)]
 fn acquire_or_queue<'a>(
     ctx: Ctx<'a>,
     call: &'a Call<'a>,
@@ -162,7 +161,6 @@ fn acquire_or_queue<'a>(
     })
 }
 
-#[inline(always)]
 fn parse(args: Args<'_>) -> Result<Words<'_>, Error> {
     let mut args = Cursor::new("lock.acquire", args);
     let key = args.key()?;
@@ -175,7 +173,6 @@ fn parse(args: Args<'_>) -> Result<Words<'_>, Error> {
     Ok(Words { command, key, owner, options, wait, wants })
 }
 
-#[inline(always)]
 fn check<'a>(ctx: Ctx<'_>, words: Words<'a>) -> Result<Call<'a>, Error> {
     let Words { command, key, owner, options, wait, wants } = words;
     let lease_ms = options.lease.ms().unwrap_or_else(config::default_lease);

@@ -117,7 +117,6 @@ pub(super) fn replicas(
     Ok(requested)
 }
 
-#[cold]
 fn enough_replicas(ctx: Ctx<'_>, command: CommandName, requested: &ReplicaRequirement) -> Result<(), Error> {
     let flags = ctx.flags();
     if flags.denies_blocking() {

@@ -82,7 +82,6 @@ struct Target<'a> {
 }
 
 impl<'a> Target<'a> {
-    #[inline(always)]
     fn of_owner(key: &'a Str<'a>, owner: &'a Str<'a>) -> Target<'a> {
         Target { key, owner: Some(owner) }
     }
@@ -134,7 +133,6 @@ fn look_up<'a>(ctx: Ctx<'a>, key: &'a Str<'a>) -> driver::Remembered<'a> {
 }
 
 /// Opens a lock, lets `call` change it, and writes the changes. Serves no waits for several locks.
-#[inline(always)]
 fn open_and_update<'a, T>(
     ctx: Ctx<'a>,
     Target { key, owner }: Target<'a>,
@@ -168,7 +166,6 @@ fn is_foreign_fair_lock(lock: &mut Lock<'_>, request: &Request, now: Now) -> boo
 }
 
 /// The wait policy of an acquire with this `BLOCK`. In `MULTI`, scripts and functions the call does not wait.
-#[inline(always)]
 fn blocking_patience(ctx: Ctx<'_>, timeout: Option<BlockTimeout>, now: Now) -> WaitPolicy {
     match timeout.map(|timeout| (timeout, ctx.flags())) {
         Some((BlockTimeout(ms), flags)) if !flags.denies_blocking() => WaitPolicy::Wait {

@@ -69,7 +69,6 @@ impl GrantedKeys {
     }
 }
 
-#[inline(always)]
 fn place_and_tag(lock: LockRef<'_>) -> (usize, u16) {
     let hash = FixedState::default().hash_one((lock.db, lock.key));
     let place = usize::try_from(hash >> 16).unwrap_or(0) % PLACES;

@@ -50,7 +50,6 @@ impl Hold {
 
     /// Whether the owner may get another hold of this mode, regardless of other holders: a re-entry, or a
     /// shared hold of a sole owner.
-    #[inline(always)]
     pub(super) fn allows_more(&self, mode: Mode) -> bool {
         mode == Mode::Shared || self.exclusive > 0
     }

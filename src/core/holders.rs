@@ -73,7 +73,6 @@ pub(crate) enum ReleaseScope {
 
 impl ReleaseScope {
     /// The mode of the hold that is released from this one.
-    #[inline(always)]
     pub(super) fn mode_of(self, hold: &Hold) -> Mode {
         match self {
             ReleaseScope::OneOf(mode) => mode,

@@ -46,7 +46,6 @@ impl<K: Ord, V> SmallMap<K, V> {
     }
 
     /// Removes the only entry if its value matches.
-    #[inline(always)]
     pub(super) fn take_only(&mut self, wanted: impl FnOnce(&V) -> bool) -> Option<V> {
         if !matches!(self, SmallMap::One(_, value) if wanted(value)) {
             return None;
@@ -133,7 +132,6 @@ impl<K: Ord, V> SmallMap<K, V> {
     }
 
     /// Iterates over the entries from this key on, in key order.
-    #[inline(always)]
     pub(super) fn range_from(&self, from: K) -> impl Iterator<Item = (&K, &V)> {
         let (one, many) = match self {
             SmallMap::None => (None, None),

@@ -14,14 +14,12 @@ const MIN_CAPACITY: usize = 128;
 const MAX_CAPACITY_RATIO: usize = 8;
 
 /// Whether a collection has far more capacity than entries.
-#[inline(always)]
 pub(crate) fn is_too_large(room: usize, len: usize) -> bool {
     room > MIN_CAPACITY && room / MAX_CAPACITY_RATIO > len
 }
 
 /// Shrinks a map with excess capacity. Call it after every removal, so that memory returns whichever entry is
 /// the last to leave.
-#[inline(always)]
 pub(crate) fn free_spare<K: Eq + Hash, V>(map: &mut HashMap<K, V>) {
     if is_too_large(map.capacity(), map.len()) {
         shrink(map);

@@ -164,12 +164,10 @@ pub(crate) struct Statistics {
 }
 
 impl Statistics {
-    #[inline(always)]
     pub(super) fn count(&mut self, what: Counted) {
         self.add(what, 1);
     }
 
-    #[inline(always)]
     pub(super) fn add(&mut self, what: Counted, how_many: usize) {
         self.counts[what as usize] += how_many as u64;
     }
@@ -185,7 +183,6 @@ impl Statistics {
     }
 
     /// Records the duration of an exclusive hold.
-    #[inline(always)]
     pub(super) fn held(&mut self, us: MonoUs) {
         self.holds.record(us);
     }

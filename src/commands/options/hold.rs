@@ -184,7 +184,6 @@ pub(in crate::commands) struct Binding {
 
 impl Watchdog {
     /// The binding that `WATCHDOG` and `EPHEMERAL` ask for, if one of them is given.
-    #[inline(always)]
     pub(in crate::commands) fn binding(
         &self,
         ephemeral: &Ephemeral,

@@ -30,7 +30,6 @@ macro_rules! options {
                 &[$(<$kind as $crate::commands::options::CommandOption<'a>>::ARGUMENT),*];
 
             /// Reads all remaining arguments.
-            #[inline(always)]
             fn read(&mut self, args: &mut Cursor<'a>) -> Result<(), Error> {
                 while let Some(word) = args.next() {
                     if !($($crate::commands::options::CommandOption::read(&mut self.$field, word, args)?)||*) {

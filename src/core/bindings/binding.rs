@@ -122,7 +122,6 @@ impl Binding {
     }
 
     /// Makes the hold depend on a connection. Returns the connections that the hold no longer depends on.
-    #[inline(always)]
     pub(in crate::core) fn bind(
         &mut self,
         NewBind { bind, mode, since, taken_over, .. }: NewBind,
@@ -235,7 +234,6 @@ impl Binding {
     }
 
     /// The connections that the hold depends on.
-    #[inline(always)]
     pub(in crate::core) fn connections(&self) -> Connections {
         self.each_connection().collect()
     }

@@ -20,7 +20,6 @@ pub(super) struct HoldSchedule(BTreeSet<(MonoUs, BoundHold)>);
 
 impl HoldSchedule {
     /// Moves a hold from one time to another.
-    #[inline(always)]
     pub(super) fn plan(&mut self, hold: &BoundHold, before: Option<MonoUs>, after: Option<MonoUs>) {
         if before == after {
             return;

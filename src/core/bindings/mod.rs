@@ -90,7 +90,6 @@ impl Bindings {
     }
 
     /// Makes the owner's hold depend on a connection.
-    #[inline(always)]
     pub(super) fn bind(
         &mut self,
         lock: LockIdx,
@@ -250,7 +249,6 @@ impl Bindings {
     }
 
     /// Removes a binding from every index.
-    #[inline(always)]
     fn take(&mut self, hold: &BoundHold) -> Option<impl Iterator<Item = (RequestId, MonoUs)>> {
         let bound = self.by_lock.get_mut(&hold.0)?;
         let binding = bound.bindings.get_mut(&hold.1)?;
@@ -273,7 +271,6 @@ impl Bindings {
     }
 
     /// Ends the binding of an owner that holds nothing.
-    #[inline(always)]
     fn unbind(&mut self, hold: &BoundHold, name: &LockId) {
         for (request, until) in self.take(hold).into_iter().flatten() {
             self.ended.insert(name.clone(), request, until);
@@ -282,7 +279,6 @@ impl Bindings {
 
     /// Ends the bindings of owners without a hold. `affected` names the owners to check, and `ended` tells whether
     /// an owner holds nothing.
-    #[inline(always)]
     pub(super) fn unbind_ended(
         &mut self,
         lock: LockIdx,

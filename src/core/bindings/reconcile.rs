@@ -41,7 +41,6 @@ pub(in crate::core) struct RenewedLease {
 
 impl Bindings {
     /// Ends holds whose connection has closed, and renews leases that are due, at most a portion of each.
-    #[inline(always)]
     pub(in crate::core) fn follow(&mut self, mut open: OpenBindings<'_>) -> Followed {
         if self.suspended || !self.knows(open.lock) {
             return Followed::default();
@@ -104,7 +103,6 @@ impl Bindings {
 
     /// Ends holds whose connection has closed: the caller's, and a portion of the others. Returns their
     /// owners.
-    #[inline(always)]
     pub(in crate::core) fn end_closed(&mut self, open: &mut OpenBindings<'_>) -> Vec<Owner> {
         let OpenBindings { lock, name, affected, portion, now, .. } = *open;
         let Some(bound) = self.by_lock.get(&lock).filter(|bound| !bound.closed.is_empty()) else {
@@ -136,7 +134,6 @@ impl Bindings {
     }
 
     /// Ends bindings whose owner has a different hold now.
-    #[inline(always)]
     fn revalidate_bindings(&mut self, lock: LockIdx, name: &LockId, holders: &Holders, now: Now) {
         let Some(bound) = self.by_lock.get_mut(&lock) else { return };
         if !std::mem::take(&mut bound.unverified) {

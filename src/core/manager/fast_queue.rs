@@ -32,7 +32,6 @@ impl LockManager {
     /// Queues a request without opening its lock's key, if it certainly has to wait and no other work is due:
     /// see the module. `None` if that is not certain, and then nothing has changed. With `looks_first`, the
     /// first waiter always opens the key. `is_new` tells whether no record exists for the request's id.
-    #[inline(always)]
     pub(crate) fn queue_fast(
         &mut self,
         lock: LockLookup<'_>,

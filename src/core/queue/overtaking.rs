@@ -19,13 +19,11 @@ pub(super) struct Pairs {
 }
 
 impl Overtaking {
-    #[inline(always)]
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_none()
     }
 
     /// The members that this wait overtakes, if it overtakes any.
-    #[inline(always)]
     pub(super) fn of_overtaker(&self, overtaker: WaiterId) -> Option<&HashSet<WaiterId>> {
         self.0.as_ref()?.by_overtaker.get(&overtaker)
     }

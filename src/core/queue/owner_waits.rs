@@ -21,7 +21,6 @@ pub(in crate::core) enum OwnerWaits {
 }
 
 impl OwnerWaits {
-    #[inline(always)]
     pub(in crate::core) fn one(lock: LockIdx, id: WaiterId) -> OwnerWaits {
         OwnerWaits::Few(smallvec![(lock, id)])
     }
@@ -57,7 +56,6 @@ impl OwnerWaits {
         }
     }
 
-    #[inline(always)]
     pub(in crate::core) fn is_empty(&self) -> bool {
         match self {
             OwnerWaits::Few(few) => few.is_empty(),

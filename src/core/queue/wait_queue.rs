@@ -86,7 +86,6 @@ impl WaitQueue {
     /// The wait to serve next. `decidable` tells whether a wait could be decided now. Any wait of an owner
     /// that holds the lock qualifies, because it blocks no other. Among newcomers, only a wait that no place
     /// ahead blocks qualifies.
-    #[inline(always)]
     pub(in crate::core) fn next(&self, mut decidable: impl FnMut(WaiterId) -> bool) -> Option<WaiterId> {
         let first = self.places.front()?;
         if self.members > 0 {
@@ -228,7 +227,6 @@ impl WaitQueue {
     }
 
     /// Removes a wait for good. Returns whether it was in the queue.
-    #[inline(always)]
     pub(in crate::core) fn leave(&mut self, position: Position, id: WaiterId) -> bool {
         if !self.ever_overtaken.is_empty() {
             self.overtakes.forget(id);

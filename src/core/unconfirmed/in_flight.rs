@@ -56,7 +56,6 @@ pub(super) struct GrantsInFlight {
 }
 
 impl GrantsInFlight {
-    #[inline(always)]
     pub(super) fn is_empty(&self) -> bool {
         self.grants.is_empty()
     }
@@ -154,7 +153,6 @@ impl GrantsInFlight {
         }
     }
 
-    #[cold]
     fn take_from_many(&mut self, id: WaiterId, owner: &Owner) -> Option<InFlight> {
         let key = self.of_owner(owner).find(|(_, grant)| grant.id == id)?.0.clone();
         self.take_at(&key)

@@ -213,7 +213,6 @@ impl Unconfirmed {
     }
 
     /// Confirms a grant without consequences. False if the grant may have any; then nothing has changed.
-    #[inline(always)]
     pub(super) fn confirm_plain(&mut self, id: WaiterId, owner: &Owner) -> bool {
         self.pending.is_empty() && self.in_flight.take(id, owner).is_some()
     }

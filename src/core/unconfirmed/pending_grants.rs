@@ -52,7 +52,6 @@ impl PendingGrants {
     }
 
     /// Adds a grant that may be revoked. The lease ended at `before`, and ends at `written` for now.
-    #[inline(always)]
     pub(in crate::core) fn granted(
         &mut self,
         id: WaiterId,

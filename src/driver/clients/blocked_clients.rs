@@ -135,7 +135,6 @@ impl BlockedClients {
     }
 
     /// The reply that the server is about to send to this client. An entry with a grant is removed.
-    #[inline(always)]
     pub(crate) fn answer(&mut self, id: WaiterId) -> Option<Answer> {
         let wait = self.waits.get(&id)?;
         let (outcome, hung_up) = (wait.outcome.as_ref()?, wait.is_hung_up());

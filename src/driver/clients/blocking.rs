@@ -50,7 +50,6 @@ pub(crate) fn block_until_acknowledged(
 }
 
 /// Blocks the calling client, then runs `then` on the driver.
-#[inline(always)]
 fn block_client(
     ctx: Ctx<'_>,
     id: WaiterId,

@@ -52,7 +52,6 @@ pub(crate) fn serve_bundles(ctx: Ctx<'_>) {
     }
 }
 
-#[cold]
 fn serve_due(ctx: Ctx<'_>) {
     let mut failed: HashSet<WaiterId> = HashSet::default();
     while let Some(BundleTry { first_wait: lead, members: parts }) =

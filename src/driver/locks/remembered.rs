@@ -33,7 +33,6 @@ impl Memory for Remembered<'_> {
 }
 
 /// Queues a request without reading its lock, if the core is certain that the request has to wait.
-#[inline(always)]
 pub(crate) fn queue_unseen(
     ctx: Ctx<'_>,
     name: &Str<'_>,

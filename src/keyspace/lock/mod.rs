@@ -36,8 +36,6 @@ pub(crate) struct Lock<'a> {
 impl<'a> Lock<'a> {
     /// Opens a lock on a primary while `body` runs. Expired leases are ended. Fails with [`Error::WrongType`] if the
     /// key does not hold a lock. Reading is faster if only `caller` holds the lock.
-    // A lock is large: inlining builds it in place.
-    #[inline(always)]
     pub(crate) fn open<T>(
         ctx: Ctx<'a>,
         name: &'a Str<'a>,
@@ -61,7 +59,6 @@ impl<'a> Lock<'a> {
     }
 
     /// Passes the opened lock to the core.
-    #[inline(always)]
     pub(crate) fn opened<'b>(&'b mut self, lookup: LockLookup<'b>, now: Now) -> OpenLock<'b> {
         OpenLock { lookup, holders: &mut self.holders, records: &mut self.records, now }
     }

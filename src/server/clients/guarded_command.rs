@@ -275,7 +275,6 @@ impl CommandReply {
     /// Valkey (at least 8.1 to 9.1) misplaces errors of `GETDEL`, `GETSET` and others if any module subscribes to
     /// keyspace events. The error stays with the server's internal client for the call. The next call uses the same
     /// client and gets that error instead of its own reply.
-    #[cold]
     fn take_leftover_error(ctx: Ctx<'_>) -> CommandReply {
         // SAFETY: the format takes no argument.
         let reply =

@@ -56,7 +56,6 @@ impl Parts {
     }
 
     /// Ends the owner's hold on this lock if it depends on a closed connection that is still being ended.
-    #[cold]
     pub(in crate::core::manager) fn end_closed_hold(&mut self, lock: LockIdx, owner: &Owner, now: Now) {
         let closed = self.ending_connections.iter().filter(|(_, end)| **end == ConnectionEnd::Closed);
         let closed: Vec<ConnectionId> = closed.map(|(connection, _)| *connection).collect();
@@ -93,13 +92,11 @@ impl Parts {
     }
 
     /// Whether the connection of this wait has closed or loses its waits.
-    #[inline(always)]
     pub(in crate::core::manager) fn is_dropped(&self, wait: &Wait) -> bool {
         // Nearly always, no connection is ending.
         !self.ending_connections.is_empty() && self.has_dropped(wait)
     }
 
-    #[cold]
     pub(super) fn has_dropped(&self, wait: &Wait) -> bool {
         wait.request()
             .notify
@@ -108,7 +105,6 @@ impl Parts {
     }
 
     /// Ends a queued wait of an ending connection.
-    #[cold]
     pub(in crate::core::manager) fn drop_wait(&mut self, id: WaiterId) {
         let of = |wait: &Wait| wait.request().notify.as_ref().map(|notify| notify.connection);
         let connection = self.waiters.get(id).and_then(of);

@@ -101,7 +101,6 @@ impl Parts {
     }
 
     /// Handles an unconfirmed grant with `NOTIFY` whose hold has ended.
-    #[cold]
     pub(super) fn void_notified(
         &mut self,
         id: WaiterId,
@@ -134,7 +133,6 @@ impl Parts {
         self.decisions.extend(lost.into_iter().map(|id| (id, decision.clone())));
     }
 
-    #[cold]
     pub(super) fn end_lost_bundles(&mut self, decision: &Decision) {
         for first_wait in std::mem::take(&mut self.lost_bundles) {
             self.decisions.push_back((first_wait, decision.clone()));
@@ -159,7 +157,6 @@ impl Parts {
 
     /// Confirms a delivered grant without consequences, as most are. False if the grant may have
     /// consequences, and then nothing has changed.
-    #[inline(always)]
     pub(in crate::core::manager) fn confirm_plain(&mut self, id: WaiterId) -> bool {
         let is_plain = |wait: &&Wait| {
             let Request { id, bind, notify, awaits_replicas, .. } = wait.request();

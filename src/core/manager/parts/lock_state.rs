@@ -82,7 +82,6 @@ impl LockState {
         &self.queue
     }
 
-    #[inline(always)]
     pub(super) fn queue_mut(&mut self) -> &mut WaitQueue {
         &mut self.queue
     }
@@ -99,7 +98,6 @@ impl LockState {
         &self.unconfirmed
     }
 
-    #[inline(always)]
     pub(in crate::core::manager) fn unconfirmed_mut(&mut self) -> &mut Unconfirmed {
         &mut self.unconfirmed
     }
@@ -114,20 +112,17 @@ impl LockState {
 
     /// Notes whether the latest grant with `NOTIFY` is unconfirmed while external clients may know of a later
     /// end than its grace. Returns whether an earlier grant was.
-    #[inline(always)]
     pub(in crate::core::manager) fn note_whole_lease(&mut self, is_unconfirmed: bool) -> bool {
         std::mem::replace(&mut self.whole_lease_is_unconfirmed, is_unconfirmed)
     }
 
     /// Whether a grant with `NOTIFY` is unconfirmed while external clients may know of a later end than its
     /// grace. See [`ExpectedEnd`](crate::core::ExpectedEnd).
-    #[inline(always)]
     pub(in crate::core::manager) fn whole_lease_is_unconfirmed(&self) -> bool {
         self.whole_lease_is_unconfirmed
     }
 
     /// Notes a grant of the lock.
-    #[inline(always)]
     pub(in crate::core::manager) fn note_grant(&mut self, now: Now) {
         self.fairness.granted(now);
         self.unannounced = false;
@@ -146,7 +141,6 @@ impl LockState {
     }
 
     /// Returns whether the lock must be announced if it is free. The caller announces it.
-    #[inline(always)]
     pub(in crate::core::manager) fn take_unannounced(&mut self) -> bool {
         std::mem::take(&mut self.unannounced)
     }
@@ -155,19 +149,16 @@ impl LockState {
 /// The hold that the next call probably finds, and its age.
 impl LockState {
     /// The sole, plain, exclusive hold of the lock, as far as known.
-    #[inline(always)]
     pub(in crate::core::manager) fn plain_hold(&self) -> Option<&Hold> {
         self.plain_hold.as_ref()
     }
 
     /// Remembers the sole, plain, exclusive hold, if any.
-    #[inline(always)]
     pub(in crate::core::manager) fn set_plain_hold(&mut self, hold: Option<&Hold>) {
         self.plain_hold = hold.map(|hold| Hold { renewed: false, ..hold.clone() });
     }
 
     /// Forgets the remembered hold if the lock has no waiters left.
-    #[inline(always)]
     pub(super) fn forget_unwanted_hold(&mut self) {
         if self.queue.is_empty() {
             self.plain_hold = None;
@@ -181,13 +172,11 @@ impl LockState {
     }
 
     /// Notes the time of the grant of an exclusive hold.
-    #[inline(always)]
     pub(in crate::core::manager) fn hold_begins(&mut self, now: MonoUs) {
         self.held_since = Some(now);
     }
 
     /// Forgets the time of the grant, and returns it if it is known.
-    #[inline(always)]
     pub(in crate::core::manager) fn take_held_since(&mut self) -> Option<MonoUs> {
         self.held_since.take()
     }
@@ -244,7 +233,6 @@ impl LockState {
     }
 
     /// Whether a newcomer opened the key less than `valid_us` ago.
-    #[inline(always)]
     pub(in crate::core::manager) fn has_recent_look(&self, now: MonoUs, valid_us: MonoUs) -> bool {
         self.last_look.is_some_and(|look| now < look.saturating_add(valid_us))
     }
@@ -253,19 +241,16 @@ impl LockState {
 /// Fairness towards external clients.
 impl LockState {
     /// Whether external clients have subscribed to the lock's channel, as far as known.
-    #[inline(always)]
     pub(in crate::core::manager) fn has_subscribers(&self) -> bool {
         self.fairness.has_subscribers()
     }
 
     /// Whether a call that can wait until this time lets external clients take the free lock first.
-    #[inline(always)]
     pub(in crate::core::manager) fn yields(&self, ready_until: MonoUs, now: Now) -> bool {
         self.fairness.yields(ready_until, now)
     }
 
     /// The action for the free lock. `granted_here` tells whether its key is probably a lock granted here.
-    #[inline(always)]
     pub(in crate::core::manager) fn when_free(
         &mut self,
         first_deadline: Option<MonoUs>,
@@ -304,7 +289,6 @@ impl LockState {
     }
 
     /// Drops unneeded history, now or after a while. Returns whether an external client used a window.
-    #[inline(always)]
     pub(in crate::core::manager) fn trim_fairness(&mut self, is_free: bool, now: Now) -> bool {
         self.fairness.trim_history(is_free, !self.queue.is_empty(), now)
     }
@@ -328,13 +312,11 @@ impl LockState {
 /// Schedules and statistics.
 impl LockState {
     /// Time of the lock in the schedule of leases.
-    #[inline(always)]
     pub(in crate::core::manager) fn planned_lease(&self) -> Option<WallMs> {
         self.lease_planned
     }
 
     /// Moves the lock in the schedule of leases. `None` removes it.
-    #[inline(always)]
     pub(in crate::core::manager) fn plan_lease(
         &mut self,
         leases: &mut Calendar<WallMs, LockIdx>,
@@ -350,7 +332,6 @@ impl LockState {
     }
 
     /// Updates the schedule of windows from the fairness.
-    #[inline(always)]
     pub(super) fn plan_window(&mut self, windows: &mut Calendar<MonoUs, LockIdx>, lock: LockIdx) {
         windows.set(lock, &mut self.window_planned, self.fairness.deadline());
     }

@@ -22,7 +22,6 @@ impl Parts {
     }
 
     /// Records that the owner holds the lock, so that it can be notified of a loss.
-    #[cold]
     pub(in crate::core::manager) fn insert_held(&mut self, lock: LockIdx, owner: &Owner, hold: HoldRecord) {
         if let Some(state) = self.table.get_mut(lock) {
             state.held_mut().insert(owner, hold);

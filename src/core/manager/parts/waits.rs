@@ -42,7 +42,6 @@ impl Parts {
         }
     }
 
-    #[cold]
     pub(super) fn send(
         &mut self,
         id: WaiterId,
@@ -221,7 +220,6 @@ impl Parts {
 
     /// Schedules searches for an owner that holds more than before: waiters for its holds may be among its
     /// blockers.
-    #[cold]
     pub(in crate::core::manager) fn search_waits_of(&mut self, owner: &Owner) {
         for id in self.waiters.of_owner(owner.as_bytes()).take(MAX_SEARCHED_WAITS) {
             self.searches.insert(id);

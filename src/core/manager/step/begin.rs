@@ -64,7 +64,6 @@ impl<'a> Step<'a> {
     /// Decides which grants and bindings to examine for ended holds. A few are always examined. Many are
     /// examined only if a hold may have ended without a call, and not at every step. On average, a step
     /// examines at most a portion of them.
-    #[inline(always)]
     pub(super) fn choose_examination(&mut self, lock: LockIdx) {
         let (remembered, portion) = (self.parts.remembered_of(lock), self.portion);
         if remembered > portion {
@@ -72,7 +71,6 @@ impl<'a> Step<'a> {
         }
     }
 
-    #[cold]
     pub(super) fn examines_now(&mut self, lock: LockIdx, steps: usize) -> bool {
         let (holders, calls) = (counted(self.holders.len()), self.is_call());
         let Some(state) = self.parts.state_mut(lock) else { return false };

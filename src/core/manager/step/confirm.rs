@@ -52,7 +52,6 @@ impl Step<'_> {
 
     /// Confirms the grant with `NOTIFY` that this request got. Sets the whole lease and starts the bindings.
     /// `None` if no such grant exists.
-    #[cold]
     pub(in crate::core::manager) fn confirm(&mut self, request: &Request) -> Option<Reply> {
         let id = request.id.as_ref()?;
         let (granted, wait) = self.parts.waiters.of_request(self.lock?, id)?;
@@ -71,7 +70,6 @@ impl Step<'_> {
 
     /// Confirms a recorded grant with `NOTIFY` from another server, or from this one before it was a replica.
     /// False if its hold has ended: then the grant counts as never made.
-    #[cold]
     pub(in crate::core::manager) fn confirm_recorded(&mut self, request: &Request, reply: &Reply) -> bool {
         let Some(id) = &request.id else { return false };
         if self.set_whole_lease(request).is_none() {

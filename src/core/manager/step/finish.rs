@@ -84,7 +84,6 @@ impl Step<'_> {
 
     /// Notes the number of holders if the lock has more grants and bindings than a step examines, and whether
     /// work is left.
-    #[inline(always)]
     pub(super) fn note_crowd(&mut self, lock: LockIdx) {
         let is_crowded = self.parts.remembered_of(lock) > self.parts.portion.0;
         let holders = if is_crowded { counted(self.holders.len()) } else { 0 };

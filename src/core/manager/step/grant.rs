@@ -177,14 +177,12 @@ impl Step<'_> {
     }
 
     /// Counts a grant without a wait.
-    #[inline(always)]
     pub(super) fn count_grant(&mut self, begins: bool) {
         let counted = if begins { Counted::GrantedAtOnce } else { Counted::Reentered };
         self.parts.statistics.count(counted);
     }
 
     /// Grants the caller's request in flight, so that it can be revoked. `None` if the holders exclude it.
-    #[cold]
     pub(in crate::core::manager) fn grant_in_flight(
         &mut self,
         request: &Request,
@@ -203,7 +201,6 @@ impl Step<'_> {
     }
 
     /// Grants a member that is next in its queue, see [`Step::may_grant`].
-    #[cold]
     pub(in crate::core::manager) fn grant_member(&mut self, id: WaiterId, time: GrantTime) -> Option<Reply> {
         let wait = self.parts.waiters.queued(id)?;
         let (lock, request) = (wait.lock(), wait.request().clone());
@@ -220,7 +217,6 @@ impl Step<'_> {
     }
 
     /// Whether the holders admit this request and its records can be written.
-    #[cold]
     pub(in crate::core::manager) fn may_grant(&mut self, request: &Request) -> Verdict {
         let owner = request.owner.as_bytes();
         match self.admits(owner, request.wants) {
@@ -239,7 +235,6 @@ impl Step<'_> {
     }
 
     /// Whether this member can be granted now. `None` if it no longer waits.
-    #[cold]
     pub(in crate::core::manager) fn try_member(&mut self, id: WaiterId) -> Option<Verdict> {
         let wait = self.parts.waiters.queued(id)?;
         let (lock, position, request) = (wait.lock(), wait.position(), wait.request().clone());

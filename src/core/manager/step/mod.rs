@@ -80,7 +80,6 @@ impl Step<'_> {
         self.lock.and_then(|lock| self.parts.name(lock)).unwrap_or_else(|| self.name.to_id())
     }
 
-    #[inline(always)]
     pub(super) fn count(&mut self, what: impl Into<Option<Counted>>) {
         if let Some(what) = what.into() {
             self.parts.statistics.count(what);

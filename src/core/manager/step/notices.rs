@@ -10,7 +10,6 @@ use crate::core::{HoldEvent, Owner};
 
 impl Step<'_> {
     /// Notifies owners that have lost their holds since the last step.
-    #[cold]
     pub(super) fn notice_losses(&mut self, lock: LockIdx) {
         let Some(state) = self.parts.state_mut(lock) else { return };
         let lost = state.held_mut().take_lost(self.holders, self.now.wall);
@@ -27,7 +26,6 @@ impl Step<'_> {
     }
 
     /// Records the owner's hold, so that a loss can be noticed.
-    #[inline(always)]
     pub(super) fn note_held(&mut self, owner: &Owner, hold: HoldRecord) {
         if self.parts.notifies_owners {
             let lock = self.known();
@@ -36,7 +34,6 @@ impl Step<'_> {
     }
 
     /// Removes the records of owners that have released their holds.
-    #[cold]
     pub(super) fn record_releases(&mut self, lock: LockIdx, affected: AffectedOwners<'_>) {
         if let Some(state) = self.parts.state_mut(lock) {
             state.held_mut().record_releases(affected, self.holders);

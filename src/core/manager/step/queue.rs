@@ -64,7 +64,6 @@ impl Step<'_> {
     }
 
     /// Queues a member of a request for several locks. All members have the same ticket.
-    #[cold]
     pub(in crate::core::manager) fn queue_member(
         &mut self,
         request: Request,

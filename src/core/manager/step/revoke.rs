@@ -28,7 +28,6 @@ impl Step<'_> {
 
     /// Revokes up to `at_most` marked grants, of one owner or of any. Then sets as many leases whose outcome
     /// is known.
-    #[cold]
     pub(super) fn revoke_marked(&mut self, lock: LockIdx, of: Option<&Owner>, at_most: usize) {
         for _ in 0..at_most {
             let next = self.parts.state_mut(lock).and_then(|state| state.unconfirmed_mut().take_marked(of));
@@ -79,7 +78,6 @@ impl Step<'_> {
         self.records.granted(id)
     }
 
-    #[cold]
     pub(super) fn finish_request(&mut self, lock: LockIdx, id: &RequestId) -> Result<(), Refusal> {
         let wait = self.parts.waiters.of_request(lock, id).map(|(_, wait)| wait);
         let marked = wait.filter(|wait| wait.state() == WaitState::Marked);
@@ -144,7 +142,6 @@ impl Step<'_> {
 
     /// Releases the hold of a grant that its client may know of. If the client did not know and the grant is
     /// revoked, a release without a mode was meant for a certain shared hold.
-    #[cold]
     pub(super) fn keep_after_release(&mut self, owner: &Owner, scope: ReleaseScope, grant: ReleasedGrant) {
         let Some(hold) = self.holders.get(owner.as_bytes()) else { return };
         let may_be_another = scope == ReleaseScope::One && hold.exclusive > 0 && !grant.is_named;
@@ -156,7 +153,6 @@ impl Step<'_> {
 
     /// Revokes a grant in flight whose hold is released, and answers its client. Returns the number of holds
     /// that are left; their lease ends at `lease_end`, if given.
-    #[cold]
     pub(super) fn lose_grant(&mut self, owner: &Owner, grant: WaiterId, lease_end: Option<WallMs>) -> i64 {
         let wait = self.parts.waiters.get(grant).map(|wait| (wait.lock(), wait.request().clone()));
         if let Some((lock, request)) = wait {

@@ -86,7 +86,6 @@ impl Step<'_> {
     }
 
     /// The next wait that can be decided. If that could be a member, its bundle becomes due.
-    #[inline(always)]
     pub(super) fn next_to_serve(&mut self, lock: LockIdx) -> Option<WaiterId> {
         let mut due = SmallVec::<[WaiterId; 4]>::new();
         let next = self.parts.state(lock)?.queue().next(|id| {
