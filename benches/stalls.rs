@@ -9,6 +9,9 @@
 //! Meanwhile another client sends `PING` without pause. A stall is the longest time that this client waits for a reply, in the
 //! worst of all rounds. The baseline is a server without the module, with 100,000 hashes that are deleted or expire. The stall of
 //! an idle server shows how long the machine itself delays a reply.
+//!
+//! `cargo bench --bench stalls -- crowds` measures one part, and prints it without a record. The parts are `locks`, `readers`,
+//! `crowds` and `waits`.
 
 mod support;
 
@@ -37,6 +40,8 @@ fn main() -> Outcome<()> {
     if !is_requested("stalls") {
         return Ok(());
     }
+    let parts: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
+    let is_selected = |part: &str| parts.is_empty() || parts.iter().any(|selected| selected == part);
     let limit = raise_open_files(CLIENTS + 100);
     let locks = unless_quick(100_000, 10_000);
     let waiters = (locks / 10).min(limit.saturating_sub(200));
@@ -47,11 +52,19 @@ fn main() -> Outcome<()> {
     let mut crowded = CrowdedWaits::default();
     for round in 0..unless_quick(3, 1) {
         eprintln!("round {}", round + 1);
-        measure_bare(&mut bare, locks)?;
-        measure_native(&mut native, locks, waiters)?;
-        measure_readers(&mut native, waiters)?;
-        measure_crowds(&mut crowds, crowd)?;
-        crowded.measure(&|server, what| stall(server, what))?;
+        if is_selected("locks") {
+            measure_bare(&mut bare, locks)?;
+            measure_native(&mut native, locks, waiters)?;
+        }
+        if is_selected("readers") {
+            measure_readers(&mut native, waiters)?;
+        }
+        if is_selected("crowds") {
+            measure_crowds(&mut crowds, crowd)?;
+        }
+        if is_selected("waits") {
+            crowded.measure(&|server, what| stall(server, what))?;
+        }
     }
     let mut results = Results::of("stalls");
     println!("{} locks, {} waiters", thousands(locks), thousands(waiters));
@@ -89,6 +102,7 @@ fn main() -> Outcome<()> {
     for (what, ours) in [
         ("readers are granted a lock by messages", &crowds.granted),
         ("their graces end", &crowds.graces_end),
+        ("a foreign DEL while their grants are in flight", &crowds.deleted),
         ("their connections close", &crowds.connections_close),
         ("a watchdog renews readers", &crowds.renewed),
         ("the connection of EPHEMERAL readers closes", &crowds.ephemeral),
@@ -105,7 +119,10 @@ fn main() -> Outcome<()> {
         let base = ("nothing happens", native.idle.max());
         results.limit(&format!("stall: {what}"), Unit::Micros, ours.max(), Some(base), LIMIT_OF_A_CROWD);
     }
-    results.finish(&mut Server::start()?)
+    if parts.is_empty() {
+        results.finish(&mut Server::start()?)?;
+    }
+    Ok(())
 }
 
 fn show(samples: &Samples) -> String {
@@ -223,11 +240,20 @@ fn measure_readers(stalls: &mut Stalls, readers: usize) -> Outcome<()> {
 struct Crowds {
     granted: Samples,
     graces_end: Samples,
+    deleted: Samples,
     connections_close: Samples,
     renewed: Samples,
     ephemeral: Samples,
     broken: Samples,
     scanned: Samples,
+}
+
+/// The event that ends all grants in flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum GrantsEnd {
+    Grace,
+    Deletion,
+    Connections,
 }
 
 /// Measures one lock with a crowd of readers that share a few connections.
@@ -242,14 +268,14 @@ fn measure_crowds(stalls: &mut Crowds, readers: usize) -> Outcome<()> {
     let limit = ["CONFIG", "SET", "client-output-buffer-limit", "pubsub 0 0 0"];
     redis::cmd(limit[0]).arg(&limit[1..]).query::<()>(&mut server.control)?;
     let is_over = |server: &mut Server| Ok(server.info("lock_table_grants_in_flight")? == "0");
-    for closes in [false, true] {
+    for end in [GrantsEnd::Grace, GrantsEnd::Deletion, GrantsEnd::Connections] {
         caller.call("LOCK.ACQUIRE crowd writer PX 600000")?;
         let mut connections = Vec::new();
         for first in (0..readers).step_by(WAITS_OF_ONE) {
             let mut connection = Caller::connect(&server)?;
             connection.pipeline((first..readers.min(first + WAITS_OF_ONE)).map(|reader| {
-                let grace = if closes { 600_000 } else { 2_000 };
-                format!("LOCK.ACQUIRE crowd reader:{reader} SHARED NOTIFY crowd ID {reader}:{closes} GRACE {grace}")
+                let grace = if end == GrantsEnd::Grace { 2_000 } else { 600_000 };
+                format!("LOCK.ACQUIRE crowd reader:{reader} SHARED NOTIFY crowd ID {reader}:{end:?} GRACE {grace}")
             }))?;
             connections.push(connection);
         }
@@ -257,17 +283,19 @@ fn measure_crowds(stalls: &mut Crowds, readers: usize) -> Outcome<()> {
             caller.call("LOCK.RELEASE crowd writer")?;
             server.until("all readers have the lock", |server| Ok(server.info("lock_waiters")? == "0"))
         })?);
-        if closes {
-            stalls.connections_close.0.push(stall(&mut server, |server| {
-                drop(connections);
-                server.until("all grants have ended", is_over)
-            })?);
-        } else {
-            stalls
-                .graces_end
-                .0
-                .push(stall(&mut server, |server| server.until("all grants have ended", is_over))?);
-        }
+        let samples = match end {
+            GrantsEnd::Grace => &mut stalls.graces_end,
+            GrantsEnd::Deletion => &mut stalls.deleted,
+            GrantsEnd::Connections => &mut stalls.connections_close,
+        };
+        samples.0.push(stall(&mut server, |server| {
+            match end {
+                GrantsEnd::Grace => {}
+                GrantsEnd::Deletion => drop(caller.call("DEL crowd")?),
+                GrantsEnd::Connections => connections.clear(),
+            }
+            server.until("all grants have ended", is_over)
+        })?);
         server.until("the lock is free", |server| {
             Ok(redis::cmd("EXISTS").arg("crowd").query::<usize>(&mut server.control)? == 0)
         })?;

@@ -30,6 +30,7 @@ impl LockManager {
     /// confirms it.
     pub(crate) fn acknowledged(&mut self, id: WaiterId) {
         for id in self.parts.waiters.together(id) {
+            self.parts.void_if_ended(id);
             let Some(wait) = self.parts.waiters.get(id) else { continue };
             let lock = wait.lock();
             if let Some(state) = self.parts.table.get_mut(lock) {

@@ -42,7 +42,7 @@ impl LockManager {
         // Nearly every key is not a lock.
         let Some(idx) = known else { return false };
         if gone {
-            parts.void_ended(idx, AffectedOwners::Any, |_| true);
+            parts.void_all(idx);
         } else {
             if let Some(state) = parts.state_mut(idx) {
                 state.note_foreign_leases();
@@ -77,7 +77,7 @@ impl LockManager {
             if let Some(id) = parts.table.id(lock) {
                 parts.granted_keys.remove(id.as_ref());
             }
-            parts.void_grants(lock, RecordsOfVoided::Gone, AffectedOwners::Any, |_| true);
+            parts.void_grants(lock, RecordsOfVoided::Gone, AffectedOwners::Any, usize::MAX, |_| true);
             parts.bindings.mark_unverified(lock);
             if let Some(state) = parts.state_mut(lock) {
                 state.forget_hold();
@@ -128,7 +128,8 @@ impl LockManager {
             let lost = parts.state_mut(lock).map(|state| state.held_mut().take_ended());
             parts.push_notices(lock, lost.into_iter().flatten());
             parts.forget_held(lock);
-            parts.void_grants(lock, RecordsOfVoided::Gone, AffectedOwners::Any, |_| true);
+            parts.void_portion(lock, RecordsOfVoided::Gone, usize::MAX);
+            parts.void_grants(lock, RecordsOfVoided::Gone, AffectedOwners::Any, usize::MAX, |_| true);
             parts.end_lost(lock, &Decision::Demoted);
             parts.forget_window(lock);
             parts.schedule_lease(lock, None);

@@ -33,7 +33,7 @@ use crate::core::{
     Counted, Decision, HoldEvent, LockRef, NotOwner, NotReleased, Outcome, Refusal, Release, Renewal,
     Request, RequestId, WaitPolicy, WaiterId,
 };
-use parts::Parts;
+use parts::{Parts, RecordsOfVoided};
 use step::Step;
 
 /// All state of the core.
@@ -144,7 +144,8 @@ impl LockManager {
     pub(crate) fn refuse_all(&mut self, lock: LockRef<'_>, decision: &Decision) {
         let Some(idx) = self.parts.table.find(lock) else { return };
         self.parts.table.unset_ready(idx);
-        self.parts.void_ended(idx, AffectedOwners::Any, |_| true);
+        self.parts.void_all(idx);
+        self.parts.void_portion(idx, RecordsOfVoided::Delete, usize::MAX);
         self.parts.forget_window(idx);
         let moved = *decision == Decision::Moved;
         self.parts.end_lost(idx, if moved { decision } else { &Decision::Lost });

@@ -72,9 +72,9 @@ impl LockManager {
     pub(crate) fn sibling_locks(&self, lock: LockLookup<'_>, id: &RequestId) -> Vec<LockId> {
         let parts = &self.parts;
         let wait = parts.table.handle_of(lock).and_then(|lock| parts.waiters.of_request(lock, id));
-        let Some((id, _)) = wait.filter(|(_, wait)| wait.state() == WaitState::Granted) else {
-            return Vec::new();
-        };
+        let is_granted =
+            |(id, wait): &(WaiterId, &Wait)| wait.state() == WaitState::Granted && !parts.has_ended(*id);
+        let Some((id, _)) = wait.filter(is_granted) else { return Vec::new() };
         if parts.waiters.bundles.is_answered(parts.waiters.first_wait_of(id)) {
             return Vec::new();
         }
@@ -102,6 +102,7 @@ impl LockManager {
     pub(crate) fn is_in_flight(&self, id: WaiterId) -> bool {
         let is_granted = |id: &WaiterId| {
             self.parts.waiters.get(*id).is_some_and(|wait| wait.state() == WaitState::Granted)
+                && !self.parts.has_ended(*id)
         };
         self.parts.waiters.together(id).iter().any(is_granted)
     }

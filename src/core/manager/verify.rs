@@ -130,7 +130,8 @@ impl LockManager {
     /// The grants in flight.
     pub(crate) fn in_flight(&self) -> BTreeSet<WaiterId> {
         let waits = self.parts.waiters.iter();
-        waits.filter(|(_, wait)| wait.state() == WaitState::Granted).map(|(id, _)| id).collect()
+        let is_granted = |id, wait: &Wait| wait.state() == WaitState::Granted && !self.parts.has_ended(id);
+        waits.filter(|(id, wait)| is_granted(*id, wait)).map(|(id, _)| id).collect()
     }
 
     /// Whether the key is probably a lock that was granted here.

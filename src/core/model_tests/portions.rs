@@ -60,6 +60,7 @@ fn end_of_many() -> impl Strategy<Value = Op> {
         3 => (0..3u64).prop_map(|connection| Op::Close { connection }),
         3 => (0..8usize).prop_map(|which| Op::Deliver { which, arrives: false }),
         1 => (1..4i64).prop_map(|ms| Op::Advance { ms }),
+        1 => (0..2usize).prop_map(|lock| Op::Delete { lock }),
     ]
 }
 
@@ -122,6 +123,160 @@ fn break_serves_the_queue_in_its_step() {
     happens(&mut real, &Op::Break { lock: 0 });
     assert!(real.waiting(LOCKS[0]).is_empty());
     assert_eq!(counts(&real, LOCKS[0]), [(Owner::new(OWNERS[3]), 1, 0)]);
+}
+
+/// A shared request that waits for lock 0, with a request id.
+fn wait(owner: usize, id: u8) -> Op {
+    let call = Call { owner, shared: true, lease: 1_000, id: Some(id), ..Call::default() };
+    Op::Acquire { lock: 0, call, block: Some(0) }
+}
+
+/// A shared request that waits for lock 0 with `NOTIFY`.
+fn notified(owner: usize, id: u8, grace: i64) -> Op {
+    let call = Call { owner, shared: true, lease: 1_000, id: Some(id), ..Call::default() };
+    Op::Acquire { lock: 0, call: Call { notify: Some((0, grace)), ..call }, block: Some(0) }
+}
+
+fn release_all(owner: usize) -> Op {
+    Op::Release { lock: 0, owner, scope: ReleaseScope::All, lease: None, id: None }
+}
+
+/// Number of grants that are not confirmed, revoked or voided.
+fn grants(real: &Real) -> usize {
+    real.locks.tables().find(|(table, _)| *table == c"table_grants_in_flight").unwrap().1
+}
+
+/// Holds that end together by a foreign write, by `LOCK.BREAK` or with their leases are voided in portions.
+#[test]
+fn no_step_voids_more_than_a_few_portions() {
+    const PORTION: usize = 4;
+    const IDS: u8 = 100;
+    let waits = (0..IDS).flat_map(|id| (1..4).map(move |owner| notified(owner, id, 20)));
+    // One grace is longer, so that the key outlives the others.
+    let before: Vec<Op> =
+        [acquire(0, false)].into_iter().chain(waits).chain([notified(4, 0, 500), release_all(0)]).collect();
+    for due in [Op::Delete { lock: 0 }, Op::Break { lock: 0 }, Op::Advance { ms: 30 }] {
+        let mut real = after(&before, &[], PORTION);
+        let mut left = grants(&real);
+        assert_eq!(left, 3 * usize::from(IDS) + 1);
+        real.timer = false;
+        happens(&mut real, &due);
+        for _ in 0..1_000 {
+            let before = std::mem::replace(&mut left, grants(&real));
+            assert!(before - left <= 4 * PORTION, "{due:?}: one step ends {} grants", before - left);
+            real.tick();
+        }
+        assert!(left <= 1, "{due:?}: {left} grants are left");
+    }
+}
+
+/// A request whose grant is about to be revoked counts as never made.
+#[test]
+fn cancel_after_a_pending_revocation_releases_nothing() {
+    let before = [
+        acquire(0, false),
+        wait(1, 0),
+        wait(2, 0),
+        wait(2, 1),
+        release_all(0),
+        Op::Deliver { which: 2, arrives: true },
+    ];
+    let gone = Op::Deliver { which: 0, arrives: false };
+    for portion in [1, MANY] {
+        let mut real = after(&before, &[gone.clone(), gone.clone()], portion);
+        let cancel = Op::Cancel { lock: 0, owner: 2, id: 0 };
+        assert_eq!(real.step(&cancel), Some(Seen::Cancelled(false)), "portion {portion}");
+        real.fire();
+        assert_eq!(counts(&real, LOCKS[0]), [(Owner::new(OWNERS[2]), 0, 1)], "portion {portion}");
+    }
+}
+
+/// A call finds its own hold ended once the hold's connection has closed, even if thousands of holds end with it.
+#[test]
+fn closed_connection_ends_holds_before_their_calls() {
+    let holds = (0..LOCKS.len()).flat_map(|lock| (0..OWNERS.len()).map(move |owner| (lock, owner)));
+    let bound = |(lock, owner)| {
+        let bind = Some((7, false, true));
+        let call = Call { owner, shared: true, lease: 1_000, bind, ..Call::default() };
+        Op::Acquire { lock, call, block: None }
+    };
+    let before: Vec<Op> = holds.clone().map(bound).collect();
+    for (lock, owner) in holds {
+        let mut real = after(&before, &[], 1);
+        real.locks.connection_closed(ConnectionId(7), real.time());
+        let release = Op::Release { lock, owner, scope: ReleaseScope::One, lease: None, id: None };
+        assert_eq!(real.step(&release), Some(Seen::NotOwner), "owner {owner} of lock {lock}");
+    }
+}
+
+/// A connection that closes leaves a hold alone if only an earlier hold of its owner depended on it. No step has
+/// noticed the end of the earlier lease.
+#[test]
+fn earlier_binding_does_not_end_the_next_hold() {
+    let bound = |owner, lease, connection| {
+        let bind = Some((connection, false, true));
+        let call = Call { owner, shared: true, lease, bind, ..Call::default() };
+        Op::Acquire { lock: 0, call, block: Some(0) }
+    };
+    let arrives = Op::Deliver { which: 0, arrives: true };
+    let before = [
+        acquire(0, false),
+        bound(1, 20, 7),
+        bound(2, 1_000, 8),
+        release_all(0),
+        arrives.clone(),
+        arrives,
+        acquire(1, false),
+    ];
+    for portion in [1, MANY] {
+        let mut real = after(&before, &[], portion);
+        assert_eq!(real.waiting(LOCKS[0]).len(), 1, "portion {portion}: the upgrade waits");
+        real.now += 30;
+        // This call of another owner serves the queue.
+        happens(&mut real, &release_all(2));
+        assert_eq!(counts(&real, LOCKS[0]), [(Owner::new(OWNERS[1]), 1, 0)], "portion {portion}");
+        real.locks.connection_closed(ConnectionId(7), real.time());
+        real.fire();
+        assert_eq!(counts(&real, LOCKS[0]), [(Owner::new(OWNERS[1]), 1, 0)], "portion {portion}");
+    }
+}
+
+/// A grant in flight at a demotion stands: whether it is revoked is up to the next primary.
+#[test]
+fn demotion_leaves_grants_in_flight_alone() {
+    let before = [acquire(0, false), acquire(1, true), acquire(2, true), release_all(0)];
+    for portion in [1, MANY] {
+        let mut real = after(&before, &[], portion);
+        let in_flight = real.locks.in_flight();
+        real.demote_and_promote(None);
+        in_flight.into_iter().for_each(|id| real.locks.undelivered(id));
+        real.fire();
+        let holds = [1, 2].map(|owner| (Owner::new(OWNERS[owner]), 0, 1));
+        assert_eq!(counts(&real, LOCKS[0]), holds, "portion {portion}");
+    }
+}
+
+/// Records of grants that ended before a demotion are not deleted after it: the other primary may have granted the
+/// requests again.
+#[test]
+fn demotion_keeps_the_records_of_ended_grants() {
+    let before = [acquire(0, false), notified(1, 0, 500), notified(2, 0, 500), release_all(0)];
+    for portion in [1, MANY] {
+        let mut real = after(&before, &[], portion);
+        let of_other_primary = real.keys[LOCKS[0]].clone();
+        happens(&mut real, &Op::Delete { lock: 0 });
+        real.locks.demote();
+        real.keys.insert(LOCKS[0], of_other_primary);
+        real.locks.promote();
+        real.fire();
+        for owner in [1, 2] {
+            let again = real.step(&notified(owner, 0, 500));
+            assert!(
+                matches!(&again, Some(Seen::Granted(reply)) if reply.holds == 1),
+                "portion {portion}: {again:?}"
+            );
+        }
+    }
 }
 
 proptest! {

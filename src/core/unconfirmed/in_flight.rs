@@ -86,6 +86,17 @@ impl GrantsInFlight {
         self.grants.iter()
     }
 
+    /// Iterates over the grants from this key on, by owner.
+    pub(super) fn range_from(&self, key: GrantKey) -> impl Iterator<Item = (&GrantKey, &InFlight)> {
+        self.grants.range_from(key)
+    }
+
+    /// Takes the first grant.
+    pub(super) fn pop_first(&mut self) -> Option<InFlight> {
+        let (_, grant) = self.grants.pop_first()?;
+        Some(self.uncount(grant))
+    }
+
     /// The grants to this owner, in order.
     pub(super) fn of_owner<'a>(
         &'a self,

@@ -11,6 +11,7 @@
 //! client with the longer one was never promised less. The shorter lease takes effect once the grant has
 //! reached its client.
 
+mod ended_grants;
 mod in_flight;
 pub(in crate::core) mod pending_grants;
 
@@ -18,6 +19,7 @@ pub(in crate::core) use in_flight::{ConfirmedBy, ReleasedGrant};
 
 use super::lease::SetLease;
 use super::{AffectedOwners, Holders, Mode, Now, Owner, ReleaseScope, RequestId, Token, WaiterId, WallMs};
+use ended_grants::{EndedBatch, EndedGrant, EndedGrants};
 use in_flight::{GrantKey, GrantsInFlight, InFlight};
 use pending_grants::{GrantEffect, PendingGrants, SetToken};
 use smallvec::SmallVec;
@@ -55,6 +57,9 @@ pub(super) struct Confirmed {
     pub(super) changes_lease: bool,
 }
 
+/// Ratio of grants that a step examines to grants that it voids, at most.
+const EXAMINED_PER_VOIDED: usize = 16;
+
 /// A grant marked for revocation, with the mode of the hold to release, if any.
 type MarkedGrant = (WaiterId, Option<Mode>);
 
@@ -73,6 +78,10 @@ pub(super) struct Unconfirmed {
     unresolved: BTreeSet<Owner>,
     /// Grants whose holds have ended and whose clients still wait.
     lost: Vec<WaiterId>,
+    /// Grants whose holds have ended, and which are still to be voided.
+    ended: EndedGrants,
+    /// The next grant in flight to examine, if an examination of many is in progress.
+    examine_from: Option<GrantKey>,
     /// Requests of grants whose holds ended before the confirmation. Their records must be deleted.
     voided: Vec<RequestId>,
 }
@@ -83,6 +92,7 @@ impl Unconfirmed {
             && self.marked.is_empty()
             && self.pending.is_empty()
             && self.lost.is_empty()
+            && self.ended.is_empty()
             && self.voided.is_empty()
     }
 
@@ -99,6 +109,43 @@ impl Unconfirmed {
     /// Notes that a request's hold ended before its grant was confirmed.
     pub(super) fn was_voided(&mut self, request: RequestId) {
         self.voided.push(request);
+    }
+
+    /// Notes that all holds have ended, in the same short time for any number of grants.
+    /// [`take_ended`](Self::take_ended) then returns them.
+    pub(super) fn end_all(&mut self) {
+        self.pending = BTreeMap::new();
+        self.unresolved = BTreeSet::new();
+        self.examine_from = None;
+        let in_flight = std::mem::take(&mut self.in_flight);
+        self.ended.push(EndedBatch { in_flight, marked: std::mem::take(&mut self.marked) });
+    }
+
+    /// Whether any grant is left to void although its hold has ended.
+    pub(super) fn any_ended(&self) -> bool {
+        !self.ended.is_empty()
+    }
+
+    /// Whether the hold of this grant has ended, although the grant is not voided yet.
+    pub(super) fn has_ended(&self, id: WaiterId, owner: &Owner) -> bool {
+        self.ended.contains(id, owner)
+    }
+
+    /// Takes the next grant to void.
+    pub(super) fn take_ended(&mut self) -> Option<WaiterId> {
+        let ended = self.ended.pop()?;
+        Some(self.note_lost(ended))
+    }
+
+    /// Takes this grant if it is to be voided. Returns whether it is.
+    pub(super) fn take_ended_grant(&mut self, id: WaiterId, owner: &Owner) -> bool {
+        let ended = self.ended.take(id, owner);
+        ended.map(|ended| self.note_lost(ended)).is_some()
+    }
+
+    fn note_lost(&mut self, EndedGrant { id, awaits_replicas }: EndedGrant) -> WaiterId {
+        self.lost.extend(awaits_replicas.then_some(id));
+        id
     }
 
     /// Whether [`take_voided`](Unconfirmed::take_voided) would return any.
@@ -134,7 +181,7 @@ impl Unconfirmed {
 
     /// Whether the lock's next step has to resolve any grant.
     pub(super) fn has_work(&self) -> bool {
-        self.may_end() > 0 || self.any_voided() || self.any_lost()
+        self.may_end() > 0 || self.any_voided() || self.any_lost() || self.any_ended()
     }
 
     /// Maximum number of holds that end when the pending changes are resolved.
@@ -312,11 +359,13 @@ impl Unconfirmed {
     }
 
     /// Forgets the grants of owners whose holds have ended, among those that `affected` names. Returns these
-    /// grants in order.
+    /// grants in order. If more than `at_most` grants of all owners are in flight, it examines a part of them, and
+    /// forgets at most `at_most`. Then [`is_partly_examined`](Self::is_partly_examined), and the next call continues.
     pub(super) fn void(
         &mut self,
         affected: AffectedOwners<'_>,
         ended: impl Fn(&Owner) -> bool,
+        at_most: usize,
     ) -> SmallVec<[WaiterId; 2]> {
         let mut void = SmallVec::new();
         if self.is_empty() {
@@ -332,7 +381,26 @@ impl Unconfirmed {
                 let marked = self.marked.range((owner.clone(), 0)..).map(|(key, _)| key);
                 keys.extend(marked.take_while(|(of, _)| of == owner).cloned());
             }
+            AffectedOwners::Any if self.len() > at_most => {
+                // Marked grants of ended holds are revoked in portions, which releases nothing.
+                let mut left = EXAMINED_PER_VOIDED.saturating_mul(at_most);
+                let from = self.examine_from.take().unwrap_or_else(|| (Owner::new(b""), 0));
+                for (key, _) in self.in_flight.range_from(from) {
+                    if left == 0 || keys.len() == at_most {
+                        self.examine_from = Some(key.clone());
+                        break;
+                    }
+                    left -= 1;
+                    keys.extend(ended(&key.0).then(|| key.clone()));
+                }
+                for (owner, _) in &keys {
+                    self.pending.remove(owner);
+                    self.unresolved.remove(owner);
+                }
+                keys.sort_unstable_by_key(|(_, order)| *order);
+            }
             AffectedOwners::Any => {
+                self.examine_from = None;
                 self.pending.retain(|owner, _| !ended(owner));
                 self.unresolved.retain(|owner| !ended(owner));
                 let all = self.in_flight.iter().map(|(key, _)| key).chain(self.marked.keys());
@@ -348,6 +416,11 @@ impl Unconfirmed {
             void.extend(in_flight.map(|grant| grant.id).or_else(marked));
         }
         void
+    }
+
+    /// Whether the last [`void`](Self::void) has left grants to examine.
+    pub(super) fn is_partly_examined(&self) -> bool {
+        self.examine_from.is_some()
     }
 
     /// The pending grants of an owner, if it has any. The first grant is moved there only when a second one
@@ -368,10 +441,10 @@ impl Unconfirmed {
     /// The grants in flight, and those marked for revocation.
     #[cfg(test)]
     pub(super) fn ids(&self) -> (Vec<WaiterId>, Vec<WaiterId>) {
-        (
-            self.in_flight.iter().map(|(_, grant)| grant.id).collect(),
-            self.marked.iter().map(|(_, (id, _))| *id).collect(),
-        )
+        let (mut in_flight, mut marked) = self.ended.ids();
+        in_flight.extend(self.in_flight.iter().map(|(_, grant)| grant.id));
+        marked.extend(self.marked.iter().map(|(_, (id, _))| *id));
+        (in_flight, marked)
     }
 
     /// Fails if an index or a count disagrees with the grants.

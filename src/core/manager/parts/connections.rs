@@ -20,6 +20,9 @@ impl Parts {
     /// Handles a grant with `NOTIFY` that its connection has not confirmed, or whose message had no
     /// subscriber. False if the grant no longer exists.
     pub(in crate::core::manager) fn expire_grant(&mut self, id: WaiterId) -> bool {
+        if self.void_if_ended(id) {
+            return false;
+        }
         let wait = self.waiters.get(id).filter(|wait| wait.state() == WaitState::Granted);
         let Some((lock, request)) = wait.map(|wait| (wait.lock(), wait.request().clone())) else {
             return false;

@@ -42,7 +42,7 @@ impl Parts {
 
     /// Marks a single member of a bundle, or a single grant, for revocation.
     pub(in crate::core::manager) fn mark_alone_for_revocation(&mut self, id: WaiterId) {
-        if !self.waiters.mark_for_revocation(id) {
+        if self.void_if_ended(id) || !self.waiters.mark_for_revocation(id) {
             return;
         }
         let Some(wait) = self.waiters.get(id) else { return };
@@ -57,47 +57,109 @@ impl Parts {
     }
 
     /// Voids everything pending for owners whose holds have ended: deliveries, revocations, renewals and
-    /// releases.
+    /// releases. Voids at most `at_most` grants, unless `affected` names one owner. Returns whether any is left to
+    /// examine.
     pub(in crate::core::manager) fn void_ended(
         &mut self,
         lock: LockIdx,
         affected: AffectedOwners<'_>,
+        at_most: usize,
         ended: impl Fn(&Owner) -> bool,
-    ) {
-        self.void_grants(lock, RecordsOfVoided::Delete, affected, &ended);
+    ) -> bool {
+        let any_left = self.void_grants(lock, RecordsOfVoided::Delete, affected, at_most, &ended);
         if self.bindings.knows(lock) {
-            let Some(name) = self.name(lock) else { return };
+            let Some(name) = self.name(lock) else { return any_left };
             self.bindings.unbind_ended(lock, &name, affected, &ended);
         }
+        any_left
     }
 
-    /// Voids grants in flight of owners whose holds have ended, but keeps their bindings.
+    /// Voids everything pending for all owners: all holds have ended. Many grants are voided in portions.
+    pub(in crate::core::manager) fn void_all(&mut self, lock: LockIdx) {
+        let portion = self.portion.0;
+        let state = self.table.get_mut(lock);
+        if let Some(state) = state.filter(|state| state.unconfirmed().len() > portion) {
+            state.unconfirmed_mut().end_all();
+        }
+        self.void_ended(lock, AffectedOwners::Any, usize::MAX, |_| true);
+    }
+
+    /// Voids grants whose holds have ended, at most `at_most`. Returns whether any is left.
+    #[cold]
+    pub(in crate::core::manager) fn void_portion(
+        &mut self,
+        lock: LockIdx,
+        records: RecordsOfVoided,
+        at_most: usize,
+    ) -> bool {
+        for _ in 0..at_most {
+            let Some(state) = self.table.get_mut(lock) else { return false };
+            let Some(id) = state.unconfirmed_mut().take_ended() else { return false };
+            self.void_grant(id, lock, records);
+        }
+        self.state(lock).is_some_and(|state| state.unconfirmed().any_ended())
+    }
+
+    /// Whether the hold of this grant has ended, although the grant is not voided yet.
+    pub(in crate::core::manager) fn has_ended(&self, id: WaiterId) -> bool {
+        self.waiters.get(id).is_some_and(|wait| {
+            let state = self.table.get(wait.lock()).filter(|state| state.unconfirmed().any_ended());
+            state.is_some_and(|state| state.unconfirmed().has_ended(id, &wait.request().owner))
+        })
+    }
+
+    /// Voids this grant now if its hold has ended. Returns whether it has.
+    #[inline]
+    pub(in crate::core::manager) fn void_if_ended(&mut self, id: WaiterId) -> bool {
+        let Some(wait) = self.waiters.get(id) else { return false };
+        let lock = wait.lock();
+        let Some(state) = self.table.get_mut(lock).filter(|state| state.unconfirmed().any_ended()) else {
+            return false;
+        };
+        let has_ended = state.unconfirmed_mut().take_ended_grant(id, &wait.request().owner);
+        if has_ended {
+            self.void_grant(id, lock, RecordsOfVoided::Delete);
+        }
+        has_ended
+    }
+
+    /// Voids grants in flight of owners whose holds have ended, at most `at_most`, but keeps their bindings.
+    /// Returns whether any grant is left to
+    /// examine.
     pub(in crate::core::manager) fn void_grants(
         &mut self,
         lock: LockIdx,
         records: RecordsOfVoided,
         affected: AffectedOwners<'_>,
+        at_most: usize,
         ended: impl Fn(&Owner) -> bool,
-    ) {
-        let Some(state) = self.table.get_mut(lock) else { return };
-        for id in state.unconfirmed_mut().void(affected, ended) {
-            let Some((wait, _)) = self.waiters.remove(id) else { continue };
-            if wait.request().notify.is_some() {
-                self.void_notified(id, lock, &wait, records);
-            } else if wait.state() == WaitState::Marked && records == RecordsOfVoided::Delete && !self.demoted
-            {
-                // The grant would have been revoked anyway.
-                let state = self.table.get_mut(lock);
-                if let Some((state, request)) = state.zip(wait.request().id.clone()) {
-                    state.unconfirmed_mut().was_voided(request);
-                }
-            }
-            // A client that still waits for all locks of its bundle has lost one.
-            let waits = |first_wait: &WaiterId| {
-                wait.request().awaits_replicas && !self.waiters.bundles.is_answered(*first_wait)
-            };
-            self.lost_bundles.extend(wait.first_wait().filter(waits));
+    ) -> bool {
+        let Some(state) = self.table.get_mut(lock) else { return false };
+        let void = state.unconfirmed_mut().void(affected, ended, at_most);
+        let any_left = state.unconfirmed().is_partly_examined();
+        for id in void {
+            self.void_grant(id, lock, records);
         }
+        any_left
+    }
+
+    /// Voids a grant that its lock has forgotten.
+    fn void_grant(&mut self, id: WaiterId, lock: LockIdx, records: RecordsOfVoided) {
+        let Some((wait, _)) = self.waiters.remove(id) else { return };
+        if wait.request().notify.is_some() {
+            self.void_notified(id, lock, &wait, records);
+        } else if wait.state() == WaitState::Marked && records == RecordsOfVoided::Delete && !self.demoted {
+            // The grant would have been revoked anyway.
+            let state = self.table.get_mut(lock);
+            if let Some((state, request)) = state.zip(wait.request().id.clone()) {
+                state.unconfirmed_mut().was_voided(request);
+            }
+        }
+        // A client that still waits for all locks of its bundle has lost one.
+        let waits = |first_wait: &WaiterId| {
+            wait.request().awaits_replicas && !self.waiters.bundles.is_answered(*first_wait)
+        };
+        self.lost_bundles.extend(wait.first_wait().filter(waits));
     }
 
     /// Handles an unconfirmed grant with `NOTIFY` whose hold has ended.
@@ -181,6 +243,9 @@ impl Parts {
     /// the wait and its lease.
     pub(in crate::core::manager) fn confirm(&mut self, id: WaiterId, now: Now) -> Option<(Wait, Lease)> {
         self.waiters.get(id).filter(|wait| wait.state() == WaitState::Granted)?;
+        if self.void_if_ended(id) {
+            return None;
+        }
         let (wait, _) = self.waiters.remove(id)?;
         self.grace_ends(id, wait.request());
         let state = self.table.get_mut(wait.lock());

@@ -227,6 +227,11 @@ impl LockState {
         begins
     }
 
+    /// Lets the next step continue an examination that has found more ended holds than one step handles.
+    pub(in crate::core::manager) fn examine_again(&mut self) {
+        (self.may_have_ended, self.steps_to_examination) = (true, 0);
+    }
+
     /// Notes that a newcomer has opened the key and the keys beside it.
     pub(in crate::core::manager) fn note_look(&mut self, now: MonoUs) {
         self.last_look = Some(now);

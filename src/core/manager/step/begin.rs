@@ -4,7 +4,7 @@
 
 use super::output::ExpectedEnd;
 use super::{counted, Step, READS_PER_PORTION};
-use crate::core::manager::parts::{Parts, MAX_SEARCHED_WAITS};
+use crate::core::manager::parts::{Parts, RecordsOfVoided, MAX_SEARCHED_WAITS};
 use crate::core::manager::OpenLock;
 use crate::core::owner::AffectedOwners;
 use crate::core::table::LockIdx;
@@ -82,11 +82,15 @@ impl<'a> Step<'a> {
         examines
     }
 
-    /// Deletes the records of grants with `NOTIFY` that ended before their confirmation: they count as never
-    /// made.
+    /// Voids a portion of the grants whose holds have all ended. Then deletes the records of as many grants
+    /// with `NOTIFY` that ended before their confirmation: they count as never made.
     #[inline(always)]
     pub(super) fn forget_voided(&mut self, lock: LockIdx) {
         let portion = self.portion;
+        if self.parts.state(lock).is_some_and(|state| state.unconfirmed().any_ended()) {
+            // The rest does not hold up the queue: it belongs to no present hold.
+            self.is_due_again |= self.parts.void_portion(lock, RecordsOfVoided::Delete, portion);
+        }
         let Some(state) = self.parts.state_mut(lock).filter(|state| state.unconfirmed().any_voided()) else {
             return;
         };
@@ -102,7 +106,7 @@ impl<'a> Step<'a> {
             self.record_releases(lock, AffectedOwners::Only(owner));
         }
         if self.holders.get(owner.as_bytes()).is_none() {
-            self.parts.void_ended(lock, AffectedOwners::Only(owner), |_| true);
+            self.parts.void_ended(lock, AffectedOwners::Only(owner), usize::MAX, |_| true);
         }
     }
 

@@ -78,7 +78,7 @@ impl Step<'_> {
         // The lease may have ended without a step. Revoking a grant from that time must not release the next
         // hold.
         if self.parts.state(lock).is_some_and(|state| !state.unconfirmed().is_empty()) {
-            self.parts.void_ended(lock, AffectedOwners::Only(owner), |_| true);
+            self.parts.void_ended(lock, AffectedOwners::Only(owner), usize::MAX, |_| true);
             self.forget_voided(lock);
         }
         if self.parts.bindings.knows(lock) {

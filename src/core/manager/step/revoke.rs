@@ -72,13 +72,17 @@ impl Step<'_> {
 
     /// The recorded reply of this request, after its pending revocation.
     pub(in crate::core::manager) fn granted(&mut self, id: &RequestId) -> Result<Option<Reply>, Refusal> {
-        if let Some(lock) = self.lock.filter(|_| self.is_unfinished) {
+        let any_ended = || self.state().is_some_and(|state| state.unconfirmed().any_ended());
+        if let Some(lock) = self.lock.filter(|_| self.is_unfinished || any_ended()) {
             self.finish_request(lock, id)?;
         }
         self.records.granted(id)
     }
 
     pub(super) fn finish_request(&mut self, lock: LockIdx, id: &RequestId) -> Result<(), Refusal> {
+        if let Some(id) = self.parts.waiters.of_request(lock, id).map(|(id, _)| id) {
+            self.parts.void_if_ended(id);
+        }
         let wait = self.parts.waiters.of_request(lock, id).map(|(_, wait)| wait);
         let marked = wait.filter(|wait| wait.state() == WaitState::Marked);
         if let Some(owner) = marked.map(|wait| wait.request().owner.clone()) {
@@ -174,7 +178,7 @@ impl Step<'_> {
         if let Some(lock) = self.lock {
             // Pending portions of ending holds are complete. Only records may be left, which the next step
             // deletes.
-            self.parts.void_ended(lock, AffectedOwners::Any, |_| true);
+            self.parts.void_all(lock);
             self.is_due_again |= std::mem::take(&mut self.is_unfinished);
         }
         lost

@@ -31,7 +31,14 @@ impl Step<'_> {
         // Owners without a hold have nothing left to deliver, release or renew.
         if self.examines_all || self.is_call() {
             let holders = &*self.holders;
-            self.parts.void_ended(lock, self.affected, |owner| holders.get(owner.as_bytes()).is_none());
+            let ended = |owner: &Owner| holders.get(owner.as_bytes()).is_none();
+            let any_left = self.parts.void_ended(lock, self.affected, self.portion, ended);
+            if any_left && !self.is_call() {
+                self.is_due_again = true;
+                if let Some(state) = self.parts.state_mut(lock) {
+                    state.examine_again();
+                }
+            }
         }
         self.forget_voided(lock);
         self.move_former_holders_back(lock);

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: MIT
+
+//! Grants whose holds have ended, and which are voided in portions.
+//!
+//! A foreign `DEL` can end tens of thousands of holds at once, and voiding their grants in one step would stall the
+//! server. So they are first set aside here, where no step takes them for grants of a later hold. Then each step of the
+//! lock voids a portion.
+
+use super::in_flight::{ConfirmedBy, GrantKey, GrantsInFlight, InFlight};
+use super::MarkedGrant;
+use crate::core::{Owner, WaiterId};
+use std::collections::BTreeMap;
+
+/// Grants of one lock, by batches that ended together.
+#[derive(Default)]
+pub(super) struct EndedGrants {
+    batches: Vec<EndedBatch>,
+}
+
+/// Grants whose holds ended together.
+#[derive(Default)]
+pub(super) struct EndedBatch {
+    /// Grants that were in flight.
+    pub(super) in_flight: GrantsInFlight,
+    /// Grants that were marked for revocation.
+    pub(super) marked: BTreeMap<GrantKey, MarkedGrant>,
+}
+
+/// A grant whose hold has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct EndedGrant {
+    pub(super) id: WaiterId,
+    /// Whether its client still waits for an acknowledgement by replicas.
+    pub(super) awaits_replicas: bool,
+}
+
+impl EndedGrants {
+    pub(super) fn is_empty(&self) -> bool {
+        self.batches.is_empty()
+    }
+
+    pub(super) fn push(&mut self, batch: EndedBatch) {
+        if !batch.is_empty() {
+            self.batches.push(batch);
+        }
+    }
+
+    /// Takes the next grant.
+    pub(super) fn pop(&mut self) -> Option<EndedGrant> {
+        let batch = self.batches.first_mut()?;
+        let in_flight = batch.in_flight.pop_first();
+        let next = in_flight
+            .map(EndedGrant::unconfirmed)
+            .or_else(|| batch.marked.pop_first().map(|(_, (id, _))| EndedGrant::marked(id)));
+        self.drop_empty();
+        next
+    }
+
+    /// Takes this grant to this owner, if it is here.
+    pub(super) fn take(&mut self, id: WaiterId, owner: &Owner) -> Option<EndedGrant> {
+        let taken = self.batches.iter_mut().find_map(|batch| batch.take(id, owner));
+        self.drop_empty();
+        taken
+    }
+
+    /// Whether this grant to this owner is here.
+    pub(super) fn contains(&self, id: WaiterId, owner: &Owner) -> bool {
+        self.batches.iter().any(|batch| batch.key_of(id, owner).is_some())
+    }
+
+    fn drop_empty(&mut self) {
+        self.batches.retain(|batch| !batch.is_empty());
+    }
+
+    /// The grants that were in flight, and those that were marked.
+    #[cfg(test)]
+    pub(super) fn ids(&self) -> (Vec<WaiterId>, Vec<WaiterId>) {
+        let in_flight = self.batches.iter().flat_map(|batch| batch.in_flight.iter());
+        let marked = self.batches.iter().flat_map(|batch| batch.marked.values());
+        (in_flight.map(|(_, grant)| grant.id).collect(), marked.map(|(id, _)| *id).collect())
+    }
+}
+
+impl EndedGrant {
+    fn unconfirmed(grant: InFlight) -> EndedGrant {
+        EndedGrant { id: grant.id, awaits_replicas: grant.confirmed_by == ConfirmedBy::Acknowledgement }
+    }
+
+    fn marked(id: WaiterId) -> EndedGrant {
+        EndedGrant { id, awaits_replicas: false }
+    }
+}
+
+impl EndedBatch {
+    fn is_empty(&self) -> bool {
+        self.in_flight.is_empty() && self.marked.is_empty()
+    }
+
+    fn key_of(&self, id: WaiterId, owner: &Owner) -> Option<GrantKey> {
+        let in_flight = self.in_flight.of_owner(owner).map(|(key, grant)| (key, grant.id));
+        let marked = self.marked.range((owner.clone(), 0)..).take_while(|((of, _), _)| of == owner);
+        let mut all = in_flight.chain(marked.map(|(key, (id, _))| (key, *id)));
+        all.find(|(_, of_key)| *of_key == id).map(|(key, _)| key.clone())
+    }
+
+    fn take(&mut self, id: WaiterId, owner: &Owner) -> Option<EndedGrant> {
+        let key = self.key_of(id, owner)?;
+        let in_flight = self.in_flight.take_at(&key).map(EndedGrant::unconfirmed);
+        in_flight.or_else(|| self.marked.remove(&key).map(|(id, _)| EndedGrant::marked(id)))
+    }
+}
