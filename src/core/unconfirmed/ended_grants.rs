@@ -6,8 +6,7 @@
 //! server. So they are first set aside here, where no step takes them for grants of a later hold. Then each step of the
 //! lock voids a portion.
 
-use super::in_flight::{ConfirmedBy, GrantKey, GrantsInFlight, InFlight};
-use super::MarkedGrant;
+use super::in_flight::{ConfirmedBy, GrantKey, GrantsInFlight, InFlight, MarkedGrant};
 use crate::core::{Owner, WaiterId};
 use std::collections::BTreeMap;
 

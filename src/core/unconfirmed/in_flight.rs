@@ -45,6 +45,9 @@ pub(in crate::core) enum ConfirmedBy {
 /// Key of a grant: its owner, then a sequence number.
 pub(super) type GrantKey = (Owner, u64);
 
+/// A grant marked for revocation, with the mode of the hold to release, if any.
+pub(super) type MarkedGrant = (WaiterId, Option<Mode>);
+
 /// Grants in flight, with counters.
 #[derive(Default)]
 pub(super) struct GrantsInFlight {

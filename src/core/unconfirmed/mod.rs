@@ -14,15 +14,15 @@
 mod ended_grants;
 mod in_flight;
 pub(in crate::core) mod pending_grants;
+mod void;
 
 pub(in crate::core) use in_flight::{ConfirmedBy, ReleasedGrant};
 
 use super::lease::SetLease;
-use super::{AffectedOwners, Holders, Mode, Now, Owner, ReleaseScope, RequestId, Token, WaiterId, WallMs};
-use ended_grants::{EndedBatch, EndedGrant, EndedGrants};
-use in_flight::{GrantKey, GrantsInFlight, InFlight};
+use super::{Holders, Mode, Now, Owner, ReleaseScope, RequestId, Token, WaiterId, WallMs};
+use ended_grants::EndedGrants;
+use in_flight::{GrantKey, GrantsInFlight, InFlight, MarkedGrant};
 use pending_grants::{GrantEffect, PendingGrants, SetToken};
-use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A grant to a waiter.
@@ -56,12 +56,6 @@ pub(super) struct Confirmed {
     /// Whether a different lease may have to be written.
     pub(super) changes_lease: bool,
 }
-
-/// Ratio of grants that a step examines to grants that it voids, at most.
-const EXAMINED_PER_VOIDED: usize = 16;
-
-/// A grant marked for revocation, with the mode of the hold to release, if any.
-type MarkedGrant = (WaiterId, Option<Mode>);
 
 /// The grants of one lock that may still be revoked. Each has a hold of its owner, unless that was released.
 /// An owner whose holds have ended has no entry here: revoking an ended grant could free a newer one.
@@ -104,69 +98,6 @@ impl Unconfirmed {
     /// Whether any grant must be confirmed by a repetition of its call.
     pub(super) fn any_to_confirm(&self) -> bool {
         self.in_flight.any_to_confirm()
-    }
-
-    /// Notes that a request's hold ended before its grant was confirmed.
-    pub(super) fn was_voided(&mut self, request: RequestId) {
-        self.voided.push(request);
-    }
-
-    /// Notes that all holds have ended, in the same short time for any number of grants.
-    /// [`take_ended`](Self::take_ended) then returns them.
-    pub(super) fn end_all(&mut self) {
-        self.pending = BTreeMap::new();
-        self.unresolved = BTreeSet::new();
-        self.examine_from = None;
-        let in_flight = std::mem::take(&mut self.in_flight);
-        self.ended.push(EndedBatch { in_flight, marked: std::mem::take(&mut self.marked) });
-    }
-
-    /// Whether any grant is left to void although its hold has ended.
-    pub(super) fn any_ended(&self) -> bool {
-        !self.ended.is_empty()
-    }
-
-    /// Whether the hold of this grant has ended, although the grant is not voided yet.
-    pub(super) fn has_ended(&self, id: WaiterId, owner: &Owner) -> bool {
-        self.ended.contains(id, owner)
-    }
-
-    /// Takes the next grant to void.
-    pub(super) fn take_ended(&mut self) -> Option<WaiterId> {
-        let ended = self.ended.pop()?;
-        Some(self.note_lost(ended))
-    }
-
-    /// Takes this grant if it is to be voided. Returns whether it is.
-    pub(super) fn take_ended_grant(&mut self, id: WaiterId, owner: &Owner) -> bool {
-        let ended = self.ended.take(id, owner);
-        ended.map(|ended| self.note_lost(ended)).is_some()
-    }
-
-    fn note_lost(&mut self, EndedGrant { id, awaits_replicas }: EndedGrant) -> WaiterId {
-        self.lost.extend(awaits_replicas.then_some(id));
-        id
-    }
-
-    /// Whether [`take_voided`](Unconfirmed::take_voided) would return any.
-    pub(super) fn any_voided(&self) -> bool {
-        !self.voided.is_empty()
-    }
-
-    /// Takes requests whose holds ended before the confirmation, at most `at_most`. Their records must be
-    /// deleted.
-    pub(super) fn take_voided(&mut self, at_most: usize) -> Vec<RequestId> {
-        let taken = self.voided.split_off(self.voided.len().saturating_sub(at_most));
-        if self.voided.is_empty() {
-            self.voided = Vec::new();
-        }
-        taken
-    }
-
-    /// Takes this request if its hold ended before the confirmation. Returns whether it did.
-    pub(super) fn take_voided_request(&mut self, request: &RequestId) -> bool {
-        let at = self.voided.iter().position(|voided| voided == request);
-        at.map(|at| self.voided.swap_remove(at)).is_some()
     }
 
     /// Whether any client still waits although its hold has ended.
@@ -356,71 +287,6 @@ impl Unconfirmed {
             }
         }
         Some((owner, end))
-    }
-
-    /// Forgets the grants of owners whose holds have ended, among those that `affected` names. Returns these
-    /// grants in order. If more than `at_most` grants of all owners are in flight, it examines a part of them, and
-    /// forgets at most `at_most`. Then [`is_partly_examined`](Self::is_partly_examined), and the next call continues.
-    pub(super) fn void(
-        &mut self,
-        affected: AffectedOwners<'_>,
-        ended: impl Fn(&Owner) -> bool,
-        at_most: usize,
-    ) -> SmallVec<[WaiterId; 2]> {
-        let mut void = SmallVec::new();
-        if self.is_empty() {
-            return void;
-        }
-        let mut keys: SmallVec<[GrantKey; 2]> = SmallVec::new();
-        match affected {
-            AffectedOwners::Only(owner) if !ended(owner) => return void,
-            AffectedOwners::Only(owner) => {
-                self.pending.remove(owner);
-                self.unresolved.remove(owner);
-                keys.extend(self.in_flight.of_owner(owner).map(|(key, _)| key.clone()));
-                let marked = self.marked.range((owner.clone(), 0)..).map(|(key, _)| key);
-                keys.extend(marked.take_while(|(of, _)| of == owner).cloned());
-            }
-            AffectedOwners::Any if self.len() > at_most => {
-                // Marked grants of ended holds are revoked in portions, which releases nothing.
-                let mut left = EXAMINED_PER_VOIDED.saturating_mul(at_most);
-                let from = self.examine_from.take().unwrap_or_else(|| (Owner::new(b""), 0));
-                for (key, _) in self.in_flight.range_from(from) {
-                    if left == 0 || keys.len() == at_most {
-                        self.examine_from = Some(key.clone());
-                        break;
-                    }
-                    left -= 1;
-                    keys.extend(ended(&key.0).then(|| key.clone()));
-                }
-                for (owner, _) in &keys {
-                    self.pending.remove(owner);
-                    self.unresolved.remove(owner);
-                }
-                keys.sort_unstable_by_key(|(_, order)| *order);
-            }
-            AffectedOwners::Any => {
-                self.examine_from = None;
-                self.pending.retain(|owner, _| !ended(owner));
-                self.unresolved.retain(|owner| !ended(owner));
-                let all = self.in_flight.iter().map(|(key, _)| key).chain(self.marked.keys());
-                keys.extend(all.filter(|(owner, _)| ended(owner)).cloned());
-                keys.sort_unstable_by_key(|(_, order)| *order);
-            }
-        }
-        for key in keys {
-            let in_flight = self.in_flight.take_at(&key);
-            let waits = |grant: &&InFlight| grant.confirmed_by == ConfirmedBy::Acknowledgement;
-            self.lost.extend(in_flight.as_ref().filter(waits).map(|grant| grant.id));
-            let marked = || self.marked.remove(&key).map(|(id, _)| id);
-            void.extend(in_flight.map(|grant| grant.id).or_else(marked));
-        }
-        void
-    }
-
-    /// Whether the last [`void`](Self::void) has left grants to examine.
-    pub(super) fn is_partly_examined(&self) -> bool {
-        self.examine_from.is_some()
     }
 
     /// The pending grants of an owner, if it has any. The first grant is moved there only when a second one
