@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! The connections that one owner's hold depends on: they renew it, or end it.
+//! The connections that renew or end one owner's hold.
 
 use smallvec::SmallVec;
 
@@ -16,9 +16,9 @@ pub(in crate::core) type Connections = SmallVec<[ConnectionId; 2]>;
 
 /// The connections and requests that one hold depends on.
 pub(in crate::core) struct Binding {
-    /// Length of the renewed lease: the length that the owner requested last.
+    /// Length of the renewed lease: the length that the owner most recently requested.
     lease_ms: i64,
-    /// End of the lease that this server wrote last.
+    /// End of the lease as this server last wrote it.
     lease_end: WallMs,
     /// Time of the grant; `None` if the hold existed before it was bound.
     held_since: Option<MonoUs>,
@@ -33,15 +33,15 @@ pub(in crate::core) struct Binding {
     ephemeral: Connections,
     /// Whether one of the ephemeral connections has closed.
     closed: bool,
-    /// Whether the owner may have a different hold by now. Set if this server was not the primary for a
+    /// Whether the owner's hold may be a different one now. Set if this server was not the primary for a
     /// while, or after a flush that may be part of a reload.
     unverified: bool,
-    /// Requests that bound this hold and may still be repeated.
+    /// Requests that bound this hold and may be repeated.
     requests: Vec<Bound>,
     /// Connections bound by calls without an id, or by calls that can no longer be repeated.
     plain: Connections,
-    /// Next time to look for requests that can no longer be repeated. The schedule of sweeps has the same
-    /// time.
+    /// Time of the next sweep for requests that can no longer be repeated. The schedule of sweeps stores the
+    /// same time.
     sweep_at: Option<MonoUs>,
 }
 
@@ -52,7 +52,7 @@ pub(in crate::core) struct Bound {
     /// Time of the grant.
     since: MonoUs,
     /// Dependencies that later renewals took over. A late repetition of the request, on an abandoned
-    /// connection, does not get them back.
+    /// connection, does not take them back.
     taken_over: TakenOver,
     /// Time until which the reply is remembered.
     until: MonoUs,
@@ -64,7 +64,7 @@ pub(in crate::core) struct NewBind {
     pub(in crate::core) mode: BindMode,
     /// Time of the grant, or of the call.
     pub(in crate::core) since: MonoUs,
-    /// Whether the owner held nothing before.
+    /// Whether the owner held nothing before the grant.
     pub(in crate::core) begins: bool,
     /// Dependencies that a renewal has already taken over.
     pub(in crate::core) taken_over: TakenOver,
@@ -95,11 +95,11 @@ impl TakenOver {
 /// How a new binding treats the connections that the hold already depends on.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) enum BindMode {
-    /// Keeps them: each of them was promised its binding.
+    /// Keeps them: each connection was promised its binding.
     Add,
     /// Replaces all of them: a renewal takes over.
     ReplaceAll,
-    /// Replaces only the connection that used the same `ID` earlier.
+    /// Replaces only the connection that used the same `ID` before.
     ReplaceOwn,
 }
 
@@ -121,7 +121,7 @@ impl Binding {
         }
     }
 
-    /// Makes the hold depend on a connection. Returns the connections that the hold no longer depends on.
+    /// Makes the hold depend on a connection. Returns the connections that no longer affect the hold.
     pub(in crate::core) fn bind(
         &mut self,
         NewBind { bind, mode, since, taken_over, .. }: NewBind,
@@ -137,7 +137,7 @@ impl Binding {
         let before = self.connections();
         let first = self.requests.iter().position(|request| Some(&request.id) == id);
         let first = first.map(|at| self.requests.swap_remove(at));
-        // The age of a hold counts from its grant, not from a repeated reply.
+        // A repeated call keeps the time of the original grant.
         let again = first.as_ref().filter(|_| mode == BindMode::ReplaceOwn);
         let (since, taken_over) = again.map_or((since, taken_over), |first| (first.since, first.taken_over));
         if mode == BindMode::ReplaceAll {
@@ -158,7 +158,7 @@ impl Binding {
             drop_replaced(&mut self.watchdogs);
             insert(&mut self.watchdogs, connection);
             let until = max_ms.map(|ms| since.saturating_add(ms.get().saturating_mul(1000)));
-            // Each connection was promised its own time.
+            // Each connection was promised its own limit, so the latest limit applies.
             let later = || self.renewed_until.zip(until).map(|(one, other)| one.max(other));
             self.renewed_until = if was_renewed && mode != BindMode::ReplaceAll { later() } else { until };
         }
@@ -180,7 +180,7 @@ impl Binding {
     /// Notes that the owner has set its lease. If the lease is renewed, the next renewal is due after a third
     /// of it.
     pub(in crate::core) fn note_lease(&mut self, lease: Lease, now: Now) {
-        // A lease that is not renewed has no length to preserve.
+        // A lease that is not renewed has no length to keep.
         let renewed = Some(self.lease_ms).filter(|_| lease.keeps_longer && !self.watchdogs.is_empty());
         self.lease_ms = renewed.map_or(lease.ms, |renewed| renewed.max(lease.ms));
         self.lease_end = lease.end;
@@ -195,8 +195,8 @@ impl Binding {
         self.next = self.next.map(|planned| planned.min(due));
     }
 
-    /// Time at which a third of the lease has passed. Part of it may already have passed if a grant was
-    /// confirmed late.
+    /// Time at which one third of the lease has passed. If a grant was confirmed late, this time may already
+    /// be over.
     fn due_by_end(&self, now: Now) -> MonoUs {
         let left = self.lease_end.saturating_sub(now.wall);
         let over_us = self.lease_ms.saturating_sub(left).max(0).unsigned_abs().saturating_mul(1000);
@@ -213,14 +213,14 @@ impl Binding {
         (lease_us / 3).max(SHORTEST_INTERVAL_US)
     }
 
-    /// Returns the length of the lease if its renewal is due now or soon. Renewing both together spares a
-    /// lock with many holders a read and a write per holder.
+    /// Returns the length of the lease if its renewal is due now or soon. Renewing several holds together
+    /// saves one read and one write per hold of a lock with many holders.
     pub(in crate::core) fn due_lease(&self, now: Now) -> Option<i64> {
         let soon = now.mono.saturating_add(self.interval_us() / 4);
         (!self.closed && self.due().is_some_and(|at| at <= soon)).then_some(self.lease_ms)
     }
 
-    /// Time of the next renewal. The schedule of renewals has the same time.
+    /// Time of the next renewal. The schedule of renewals stores the same time.
     pub(in crate::core) fn due(&self) -> Option<MonoUs> {
         self.next.filter(|at| self.renewed_until.is_none_or(|until| *at < until))
     }
@@ -249,7 +249,7 @@ impl Binding {
         self.held_since
     }
 
-    /// The connection that was bound last.
+    /// The connection that was bound most recently.
     pub(in crate::core) fn client(&self) -> Option<ConnectionId> {
         self.watchdogs.last().or(self.ephemeral.last()).copied()
     }
@@ -301,7 +301,8 @@ impl Binding {
         std::mem::take(&mut self.requests).into_iter().map(|request| (request.id, request.until))
     }
 
-    /// The requests that bound this hold and are still remembered. A forgotten id may belong to a later call.
+    /// The requests that bound this hold and are still remembered. Forgotten requests are excluded, because a
+    /// later call may use the same id.
     pub(in crate::core) fn requests(&self, now: Now) -> impl Iterator<Item = &RequestId> {
         self.requests.iter().filter(move |request| request.until >= now.mono).map(|request| &request.id)
     }
@@ -321,7 +322,7 @@ impl Binding {
         self.unverified = true;
     }
 
-    /// Notes that the owner may have a different hold by now.
+    /// Records that the owner's hold may be a different one now.
     pub(in crate::core) fn mark_unverified(&mut self) {
         self.unverified = true;
     }
@@ -331,7 +332,7 @@ impl Binding {
     }
 
     /// Decides whether the owner's current hold is the one that was bound, given the end of its lease. An
-    /// unverified hold is a different one unless its lease ends exactly as this server wrote it last.
+    /// unverified hold is the same only if its lease ends exactly as this server last wrote it.
     pub(in crate::core) fn revalidate(&mut self, lease_end: Option<WallMs>) -> bool {
         self.unverified = false;
         lease_end == Some(self.lease_end)
@@ -353,7 +354,7 @@ impl Binding {
         self.sweep_at
     }
 
-    /// Whether the binding can be dropped. A binding with requests that may be repeated is kept, so that a
+    /// Whether the binding can be dropped. A binding is kept while its requests may be repeated, so that a
     /// repetition finds its hold.
     pub(in crate::core) fn is_idle(&self, now: MonoUs) -> bool {
         let over = self.requests.iter().all(|request| request.until < now);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Holds whose connection has closed.
+//! Holds whose connections have closed.
 
 use super::indexes::BoundHold;
 use super::Bindings;
@@ -8,8 +8,8 @@ use crate::core::table::LockIdx;
 use crate::core::{ConnectionId, Now, Owner};
 
 impl Bindings {
-    /// Handles one of the holds that depended on a closed connection. Returns its lock, and whether the hold
-    /// must end; `None` if no hold is left.
+    /// Handles one of the holds that depended on a closed connection. Returns its lock and whether the hold
+    /// must end, or `None` if no hold is left.
     pub(in crate::core) fn close_next(
         &mut self,
         connection: ConnectionId,

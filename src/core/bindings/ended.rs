@@ -15,7 +15,7 @@ const SWEEP_US: MonoUs = 1_000_000;
 /// Maximum number of entries that one sweep forgets.
 const FORGET_BATCH: usize = 2_000;
 
-/// Requests whose hold has ended, each with the time until which it may be repeated, and owners whose holds
+/// Requests whose holds have ended, each with the time until which it may be repeated, and owners whose holds
 /// ended with a connection.
 ///
 /// A repeated request must not bind its old connection to a later hold of the same owner. A request whose
@@ -24,16 +24,16 @@ const FORGET_BATCH: usize = 2_000;
 pub(super) struct EndedRequests {
     until: HashMap<(LockId, RequestId), MonoUs>,
     closed: HashMap<(LockId, Owner), Closed>,
-    /// All entries by the time at which they are forgotten. An entry that was repeated meanwhile is gone, or
-    /// has a later time.
+    /// All entries, ordered by the time at which they are forgotten. If a request was repeated since, its
+    /// entry here is stale: the request is gone or has a later time.
     forgotten_at: BTreeMap<MonoUs, Vec<EndedEntry>>,
 }
 
-/// An owner's holds on a lock ended with a connection.
+/// A record that an owner's holds on a lock ended with a connection.
 struct Closed {
-    /// Time until which requests that got one of these holds may be repeated.
+    /// Time until which the requests that got these holds may be repeated.
     until: MonoUs,
-    /// Requests that got a later hold.
+    /// Requests that got a later hold of the owner.
     since: HashSet<RequestId>,
 }
 
@@ -60,7 +60,7 @@ impl EndedRequests {
         self.forgotten_at.entry(rounded(until)).or_default().push(EndedEntry::Owner(hold));
     }
 
-    /// Whether this request got one of the owner's ended holds, or an earlier one.
+    /// Whether this request got one of the owner's ended holds, or an even earlier one.
     pub(super) fn was_closed(&self, lock: LockId, owner: &Owner, id: &RequestId, now: MonoUs) -> bool {
         let closed = self.closed.get(&(lock, owner.clone()));
         closed.is_some_and(|closed| closed.until >= now && !closed.since.contains(id))
@@ -78,7 +78,7 @@ impl EndedRequests {
         self.forgotten_at.is_empty()
     }
 
-    /// Number of entries, including entries that were repeated and are not swept yet.
+    /// Number of entries, including stale ones that are not swept yet.
     pub(super) fn len(&self) -> usize {
         self.forgotten_at.values().map(Vec::len).sum()
     }
@@ -117,7 +117,7 @@ impl EndedRequests {
     }
 }
 
-/// The end of the sweep interval that contains `until`: many entries are forgotten together.
+/// The end of the sweep interval that contains `until`. Rounding lets one sweep forget many entries.
 pub(super) fn rounded(until: MonoUs) -> MonoUs {
     (until / SWEEP_US + 1).saturating_mul(SWEEP_US)
 }
@@ -130,7 +130,7 @@ mod tests {
         (LockId { db: 0, key: b"k".as_slice().into() }, RequestId::new(b"a", &number.to_be_bytes(), 1))
     }
 
-    /// A long-lived entry does not keep others alive.
+    /// A long-lived entry does not keep other entries alive.
     #[test]
     fn a_long_lived_entry_keeps_no_other() {
         let mut ended = EndedRequests::default();

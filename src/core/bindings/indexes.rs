@@ -14,7 +14,7 @@ use crate::core::{ConnectionId, MonoUs, Owner};
 /// A hold that depends on a connection.
 pub(in crate::core) type BoundHold = (LockIdx, Owner);
 
-/// Holds, each with a time that its binding has too.
+/// Holds ordered by time. Each binding stores its time too.
 #[derive(Default)]
 pub(super) struct HoldSchedule(BTreeSet<(MonoUs, BoundHold)>);
 
@@ -37,7 +37,7 @@ impl HoldSchedule {
         self.0.first().map(|(at, _)| *at)
     }
 
-    /// Removes and returns the earliest hold, if it is due by then.
+    /// Removes and returns the hold with the earliest time, if that time is at most `by`.
     pub(super) fn pop_due(&mut self, by: MonoUs) -> Option<BoundHold> {
         self.0.first().filter(|(at, _)| *at <= by)?;
         self.0.pop_first().map(|(_, hold)| hold)

@@ -2,8 +2,8 @@
 
 //! Holds that depend on a connection: renewed while it is open, or released when it closes.
 //!
-//! A binding belongs to one owner's hold on a lock and ends with it. A later hold under the same name starts
-//! without one. Changes caused by bindings are written when the lock is reconciled.
+//! A binding belongs to one owner's hold on a lock and ends with it. A later hold of the same owner starts
+//! without a binding. Changes caused by bindings are written when the lock is reconciled.
 //!
 //! * [`binding`]: the binding of one hold. [`indexes`]: all bound holds, by connection and by time.
 //! * [`closed`]: holds whose connection has closed.
@@ -48,30 +48,31 @@ struct LockBindings {
     unverified: bool,
 }
 
-/// All bindings with their schedules, and the requests that had one.
+/// All bindings with their schedules, and requests that had a binding.
 #[derive(Default)]
 pub(super) struct Bindings {
     /// The bindings of each lock that has any.
     by_lock: HashMap<LockIdx, LockBindings>,
     /// The holds that depend on each connection.
     by_connection: HoldsByConnection,
-    /// Times of the next renewals by watchdogs. Each binding has its time too.
+    /// Times of the next renewals by watchdogs. Each binding stores its time too.
     renewals: HoldSchedule,
-    /// Times at which bindings are swept for requests that can no longer be repeated. Each binding has its
+    /// Times at which bindings are swept for requests that can no longer be repeated. Each binding stores its
     /// time too.
     sweeps: HoldSchedule,
     /// Requests whose hold has ended, and owners whose holds ended with a connection.
     ended: EndedRequests,
-    /// Latest time until which a request that was granted here may be repeated.
+    /// Latest time until which any request granted here may be repeated.
     requests_until: MonoUs,
     /// Number of holds that end with a connection.
     ephemeral: usize,
-    /// Whether this server is not the primary. Bindings are kept in case it becomes the primary again.
+    /// Whether this server is not the primary. Bindings are kept in case the server becomes the primary
+    /// again.
     suspended: bool,
 }
 
 impl Bindings {
-    /// Whether a hold of this lock depends on a connection, or did.
+    /// Whether a hold of this lock depends on a connection, or once did.
     #[inline(always)]
     pub(super) fn knows(&self, lock: LockIdx) -> bool {
         !self.by_lock.is_empty() && self.by_lock.contains_key(&lock)
@@ -143,7 +144,7 @@ impl Bindings {
         }
     }
 
-    /// The binding of the owner's hold, if it is certain and has a connection.
+    /// The binding of the owner's hold, if it is verified and has a connection.
     pub(super) fn binding_of(&self, lock: LockIdx, owner: &Owner) -> Option<&Binding> {
         let bound = self.by_lock.get(&lock).filter(|bound| !bound.unverified && !self.suspended)?;
         bound.bindings.get(owner).filter(|binding| !binding.is_unverified() && binding.client().is_some())
@@ -172,7 +173,7 @@ impl Bindings {
         !self.ended.is_empty() && self.ended.was_closed(lock(), owner, id, now.mono)
     }
 
-    /// Notes that a request got a hold for its owner, after any earlier request with the same id.
+    /// Records that a request got a hold for its owner. Supersedes an earlier request with the same id.
     pub(super) fn note_granted(
         &mut self,
         lock: impl FnOnce() -> LockId,
@@ -186,8 +187,8 @@ impl Bindings {
         }
     }
 
-    /// Notes that the hold of this request was released. The owner's remaining holds do not depend on its
-    /// connection, unless another call bound them too.
+    /// Records that the hold of this request was released. The owner's remaining holds no longer depend on
+    /// its connection, unless another call bound them too.
     pub(super) fn unbind_request(&mut self, lock: LockIdx, owner: &Owner, id: &RequestId, now: Now) {
         let Some(binding) = self.binding(lock, owner) else { return };
         let (before, was_ephemeral) = (binding.due(), binding.is_ephemeral());
@@ -208,7 +209,7 @@ impl Bindings {
         self.by_lock.get(&lock).map_or(0, |bound| bound.bindings.len())
     }
 
-    /// The locks with a renewal due by now. They stay due until the lock is reconciled.
+    /// The locks with a renewal that is due now. They stay due until they are reconciled.
     pub(super) fn due_for_renewal(&self, now: Now) -> impl Iterator<Item = LockIdx> + '_ {
         self.renewals.iter().take_while(move |(at, _)| *at <= now.mono).map(|(_, (lock, _))| *lock)
     }
@@ -223,8 +224,8 @@ impl Bindings {
         earlier(self.sweeps.first(), self.ended.due())
     }
 
-    /// Forgets requests that can no longer be repeated, and bindings kept for them. Returns the locks of
-    /// these bindings.
+    /// Forgets requests that can no longer be repeated, and bindings that were kept only for them. Returns
+    /// the locks of these bindings.
     pub(super) fn sweep(&mut self, now: MonoUs) -> Vec<LockIdx> {
         self.ended.sweep(now);
         let mut dropped = Vec::new();
@@ -277,8 +278,8 @@ impl Bindings {
         }
     }
 
-    /// Ends the bindings of owners without a hold. `affected` names the owners to check, and `ended` tells whether
-    /// an owner holds nothing.
+    /// Ends the bindings of owners without a hold. Checks the owners named by `affected`. `ended` returns
+    /// whether an owner holds nothing.
     pub(super) fn unbind_ended(
         &mut self,
         lock: LockIdx,
@@ -300,7 +301,7 @@ impl Bindings {
         }
     }
 
-    /// Stops renewals and releases: this server is no longer the primary.
+    /// Stops renewals and releases, because this server is no longer the primary.
     pub(super) fn suspend(&mut self) {
         self.suspended = true;
         self.renewals.clear();
@@ -316,7 +317,7 @@ impl Bindings {
         self.by_lock.keys().copied().collect()
     }
 
-    /// Notes that the owners may have different holds by now.
+    /// Records that the owners' holds may be different ones now.
     pub(super) fn mark_unverified(&mut self, lock: LockIdx) {
         if let Some(bound) = self.by_lock.get_mut(&lock) {
             bound.unverified = true;
@@ -340,7 +341,7 @@ impl Bindings {
         (self.renewals.len(), self.ephemeral)
     }
 
-    /// Numbers of connections with bindings, of remembered ended requests, and of scheduled sweeps.
+    /// Number of connections with bindings, of ended requests that are remembered, and of scheduled sweeps.
     pub(super) fn lens(&self) -> (usize, usize, usize) {
         (self.by_connection.len(), self.ended.len(), self.sweeps.len())
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! The changes that a lock's step makes because of connections: ended holds, and renewed leases.
+//! The changes that a step makes because of connections: it ends holds and renews leases.
 
 use super::binding::Binding;
 use super::{repeatable_until, Bindings};
@@ -8,10 +8,10 @@ use crate::core::lease::{Lease, SetLease};
 use crate::core::table::LockIdx;
 use crate::core::{AffectedOwners, Holders, LockId, Now, Owner, Records, ReleaseScope, WallMs};
 
-/// Number of upcoming renewals that are searched for holds of one lock.
+/// Number of upcoming renewals that are searched for more holds of one lock.
 const RENEWAL_SCAN_LIMIT: usize = 256;
 
-/// An opened lock whose bindings are brought up to date.
+/// An opened lock whose bindings are being brought up to date.
 pub(in crate::core) struct OpenBindings<'a> {
     pub(in crate::core) lock: LockIdx,
     pub(in crate::core) name: &'a LockId,
@@ -58,7 +58,7 @@ impl Bindings {
                 self.unbind(&(lock, owner), name);
                 continue;
             };
-            // Another call may have set a later end than the renewal would.
+            // A call may have set a later end than this renewal would.
             let wanted = now.wall.saturating_add(ms);
             let end = wanted.max(hold.expires_at);
             if end > hold.expires_at {
@@ -70,13 +70,13 @@ impl Bindings {
         Followed { ended, renewed }
     }
 
-    /// Whether the previous step left further holds of this lock for a joint renewal.
+    /// Whether the previous step left more holds of this lock to renew together.
     pub(in crate::core) fn has_more_renewals(&self, lock: LockIdx) -> bool {
         self.by_lock.get(&lock).is_some_and(|bound| bound.has_more_renewals)
     }
 
-    /// The owners whose leases to renew, with the lengths in milliseconds. If one is due, others due soon are
-    /// included, at most a portion of those due first.
+    /// The owners whose leases to renew, with the lengths in milliseconds. If one lease is due, others that
+    /// are due soon are included. Returns at most a portion, earliest first.
     fn due_of(&mut self, lock: LockIdx, portion: usize, now: Now) -> Vec<(Owner, i64)> {
         let Some(bound) = self.by_lock.get_mut(&lock) else { return Vec::new() };
         let has_more_renewals = std::mem::take(&mut bound.has_more_renewals);
@@ -89,7 +89,7 @@ impl Bindings {
             }
             return bound.bindings.iter().filter_map(due).collect();
         }
-        // Renewals of other locks may lie in between, so the search is bounded.
+        // Renewals of other locks may lie between them, so the search is bounded.
         let first = self.renewals.iter().take(RENEWAL_SCAN_LIMIT).filter(|(_, (of, _))| *of == lock);
         let first = first.filter_map(|(_, (_, owner))| Some((owner, bound.bindings.get(owner)?)));
         let mut first = first.skip_while(|(_, binding)| binding.is_closed()).peekable();
@@ -118,7 +118,7 @@ impl Bindings {
             let Some(binding) = bound.bindings.get(owner) else { continue };
             let _ = open.holders.release(owner.as_bytes(), ReleaseScope::All, None);
             binding.requests(now).for_each(|request| open.records.forget_grant(request));
-            // Requests that did not bind the hold, or that another server granted, are unknown here.
+            // This server does not know requests that did not bind the hold, or that another server granted.
             let was_held_before = binding.held_since().is_none();
             let until =
                 if was_held_before { repeatable_until(open.records.request_ttl_ms(), now) } else { 0 };

@@ -8,7 +8,7 @@ use super::Bindings;
 use crate::core::table::LockIdx;
 
 impl Bindings {
-    /// Fails if an index disagrees with the bindings. `knows` tells whether a lock is in the table.
+    /// Fails if an index disagrees with the bindings. `knows` returns whether a lock is in the table.
     pub(in crate::core) fn verify(&self, knows: impl Fn(LockIdx) -> bool) {
         let (mut links, mut renewals, mut sweeps) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
         let mut ephemeral = 0;
