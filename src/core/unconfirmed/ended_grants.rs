@@ -2,15 +2,15 @@
 
 //! Grants whose holds have ended, and which are voided in portions.
 //!
-//! A foreign `DEL` can end tens of thousands of holds at once, and voiding their grants in one step would stall the
-//! server. So they are first set aside here, where no step takes them for grants of a later hold. Then each step of the
-//! lock voids a portion.
+//! A foreign `DEL` can end tens of thousands of holds at once. Voiding their grants in one step would stall
+//! the server. So they are first set aside here, and each step of the lock voids a portion. Grants in this
+//! set are never mistaken for grants of a later hold.
 
 use super::in_flight::{ConfirmedBy, GrantKey, GrantsInFlight, InFlight, MarkedGrant};
 use crate::core::{Owner, WaiterId};
 use std::collections::BTreeMap;
 
-/// Grants of one lock, by batches that ended together.
+/// Grants of one lock whose holds have ended, in batches that ended together.
 #[derive(Default)]
 pub(super) struct EndedGrants {
     batches: Vec<EndedBatch>,

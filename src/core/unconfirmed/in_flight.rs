@@ -14,7 +14,7 @@ pub(super) struct InFlight {
     pub(super) effect: GrantEffect,
     /// End of the lease that the grant wrote.
     pub(super) written: WallMs,
-    /// Whether another client has set the lease since.
+    /// Whether a foreign write has set the lease since then.
     pub(super) lease_is_foreign: bool,
     pub(super) confirmed_by: ConfirmedBy,
     /// Mode of the hold to release if the grant is revoked; `None` if its hold was already released.
@@ -36,9 +36,9 @@ pub(in crate::core) struct ReleasedGrant {
 pub(in crate::core) enum ConfirmedBy {
     /// Delivery to the client.
     Delivery,
-    /// An acknowledgement in addition to the delivery: the client still waits for its answer.
+    /// An acknowledgement by replicas, then the delivery. The client still waits for its answer.
     Acknowledgement,
-    /// A repetition of the call, after a message notified the client.
+    /// A repetition of the call, after a message has notified the client.
     Repetition,
 }
 
@@ -54,7 +54,7 @@ pub(super) struct GrantsInFlight {
     grants: SmallMap<GrantKey, InFlight>,
     /// Number of grants whose clients still wait for an answer.
     unanswered: u32,
-    /// Number of grants that a repetition of the call must confirm.
+    /// Number of grants that need a repetition of the call as confirmation.
     to_confirm: u32,
 }
 
@@ -72,7 +72,7 @@ impl GrantsInFlight {
         self.unanswered > 0
     }
 
-    /// Whether any grant must be confirmed by a repetition of its call.
+    /// Whether any grant needs a repetition of its call as confirmation.
     pub(super) fn any_to_confirm(&self) -> bool {
         self.to_confirm > 0
     }
@@ -108,12 +108,12 @@ impl GrantsInFlight {
         self.grants.range_from((owner.clone(), 0)).take_while(move |((of, _), _)| of == owner)
     }
 
-    /// Notes that another client has set the leases.
+    /// Records that a foreign write has set the leases.
     pub(super) fn leases_are_foreign(&mut self) {
         self.grants.values_mut().for_each(|grant| grant.lease_is_foreign = true);
     }
 
-    /// Notes that a grant has what it needed besides its delivery.
+    /// Records that a grant was acknowledged. Only its delivery is left to confirm it.
     pub(super) fn acknowledged(&mut self, id: WaiterId, owner: &Owner) {
         let Some(grant) = self.get_mut(id, owner) else { return };
         let confirmed_by = std::mem::replace(&mut grant.confirmed_by, ConfirmedBy::Delivery);
@@ -126,15 +126,16 @@ impl GrantsInFlight {
         self.of_owner(owner).map(|(_, grant)| grant).filter(move |grant| grant.hold_mode == Some(mode))
     }
 
-    /// Whether any of the owner's `holds` holds of this mode belongs to no grant in flight.
+    /// Whether the owner has a certain hold of this mode: one that belongs to no grant in flight. `holds` is
+    /// the number of its holds of this mode.
     pub(super) fn is_certain(&self, owner: &Owner, mode: Mode, holds: i64) -> bool {
         i64::try_from(self.grants_with_hold(owner, mode).count())
             .is_ok_and(|grants_with_hold| grants_with_hold < holds)
     }
 
-    /// The grant whose hold is released by an owner with this number of holds. It is the named grant if there
-    /// is one. Otherwise a certain hold is released, with no grant. Without a certain hold, it is the first
-    /// grant whose client may know of it, or else the first grant.
+    /// Chooses the grant whose hold a release ends, for an owner with this number of holds. A named grant
+    /// comes first. Otherwise a certain hold is released, which belongs to no grant. Without a certain hold,
+    /// the choice is the first grant whose client may know of it, or else the first grant.
     pub(super) fn grant_to_release(
         &self,
         owner: &Owner,
@@ -160,7 +161,7 @@ impl GrantsInFlight {
 
     #[inline(always)]
     pub(super) fn take(&mut self, id: WaiterId, owner: &Owner) -> Option<InFlight> {
-        // Usually one grant is in flight, and no owner has to be compared.
+        // Usually one grant is in flight, and comparing its id suffices.
         match self.grants.take_only(|grant| grant.id == id) {
             Some(grant) => Some(self.uncount(grant)),
             None => self.take_from_many(id, owner),

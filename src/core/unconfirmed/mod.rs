@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT
 
-//! Grants whose delivery is not known yet, and the holds without them.
+//! Grants whose delivery is not known yet, and the owners' holds apart from these grants.
 //!
-//! An owner may wait for one lock on several connections. A grant to one of them may have to be revoked long
-//! after the others were answered. Then the hold must be as if the revoked grant had never been made: its
-//! count, its lease and its fencing token. So the effects of each pending grant are stored separately until
-//! its outcome is known.
+//! An owner may wait for one lock on several connections. A grant to one of them may be revoked long after
+//! the others were answered. Then the count, lease and fencing token of the hold must be as if the revoked
+//! grant had never been made. So the effects of each pending grant are stored separately until its outcome is
+//! known.
 //!
-//! A grant that may be revoked never shortens a lease. The hold could end by the shorter lease while the
-//! client with the longer one was never promised less. The shorter lease takes effect once the grant has
-//! reached its client.
+//! A grant that may be revoked never shortens a lease. Otherwise the hold could end by the shorter lease,
+//! although the client with the longer lease never agreed to less. The shorter lease takes effect once the
+//! grant has reached its client.
 
 mod ended_grants;
 mod in_flight;
@@ -49,7 +49,7 @@ pub(super) struct EarlierHold {
 
 /// The lease after a grant has reached its client.
 pub(super) struct Confirmed {
-    /// End of the lease that was written last.
+    /// End of the lease as last written.
     pub(super) written: WallMs,
     /// End of the lease as far as it is known.
     pub(super) end: WallMs,
@@ -57,26 +57,27 @@ pub(super) struct Confirmed {
     pub(super) changes_lease: bool,
 }
 
-/// The grants of one lock that may still be revoked. Each has a hold of its owner, unless that was released.
-/// An owner whose holds have ended has no entry here: revoking an ended grant could free a newer one.
+/// The grants of one lock that may still be revoked. Each belongs to a hold of its owner, unless that hold
+/// was released. Grants of ended holds are kept apart in `ended`: revoking one of them here could free a
+/// newer hold.
 #[derive(Default)]
 pub(super) struct Unconfirmed {
     in_flight: GrantsInFlight,
     /// Grants marked for revocation: they did not reach their clients.
     marked: BTreeMap<GrantKey, MarkedGrant>,
-    /// Number of grants put in one of these maps.
+    /// Sequence number for the next grant in these maps.
     sequence: u64,
     /// The pending grants of owners with more than one.
     pending: BTreeMap<Owner, PendingGrants>,
-    /// Owners among them whose lease may be certain by now.
+    /// Owners with pending grants whose lease may have become certain.
     unresolved: BTreeSet<Owner>,
     /// Grants whose holds have ended and whose clients still wait.
     lost: Vec<WaiterId>,
     /// Grants whose holds have ended, and which are still to be voided.
     ended: EndedGrants,
-    /// The next grant in flight to examine, if an examination of many is in progress.
+    /// The grant in flight at which an interrupted examination continues.
     examine_from: Option<GrantKey>,
-    /// Requests of grants whose holds ended before the confirmation. Their records must be deleted.
+    /// Requests whose holds ended before the grant was confirmed. Their records must be deleted.
     voided: Vec<RequestId>,
 }
 
@@ -115,7 +116,7 @@ impl Unconfirmed {
         self.may_end() > 0 || self.any_voided() || self.any_lost() || self.any_ended()
     }
 
-    /// Maximum number of holds that end when the pending changes are resolved.
+    /// Maximum number of holds that end when the pending changes are applied.
     pub(super) fn may_end(&self) -> usize {
         self.marked.len() + self.unresolved.len()
     }
@@ -152,7 +153,8 @@ impl Unconfirmed {
         self.in_flight.insert((owner.clone(), self.sequence), grant);
     }
 
-    /// Notes that an irrevocable call has set the lease or the token of a hold. The lease has its new end beside it.
+    /// Records that an irrevocable call has set the lease or the token of a hold. `lease` is the setting with
+    /// the resulting end.
     pub(super) fn note_setting(
         &mut self,
         owner: &Owner,
@@ -172,7 +174,7 @@ impl Unconfirmed {
         self.unresolved.insert(owner.clone());
     }
 
-    /// Notes that a foreign write changed the key: the leases are now as written there.
+    /// Records that a foreign write changed the key: the leases are now as the key has them.
     pub(super) fn leases_are_foreign(&mut self) {
         self.pending.values_mut().for_each(PendingGrants::lease_is_foreign);
         self.in_flight.leases_are_foreign();
@@ -190,7 +192,8 @@ impl Unconfirmed {
         Some(Confirmed { written, end, changes_lease: true })
     }
 
-    /// Confirms a grant without consequences. False if the grant may have any; then nothing has changed.
+    /// Confirms a grant without consequences. Returns false, with nothing changed, if the grant may have
+    /// consequences.
     pub(super) fn confirm_plain(&mut self, id: WaiterId, owner: &Owner) -> bool {
         self.pending.is_empty() && self.in_flight.take(id, owner).is_some()
     }
@@ -221,12 +224,14 @@ impl Unconfirmed {
         self.marked.iter().filter_map(|((owner, _), (_, hold_mode))| Some((owner, (*hold_mode)?)))
     }
 
-    /// Whether any of the owner's `holds` holds of this mode belongs to no grant in flight.
+    /// Whether the owner has a certain hold of this mode: one that belongs to no grant in flight. `holds` is
+    /// the number of its holds of this mode.
     pub(super) fn is_certain(&self, owner: &Owner, mode: Mode, holds: i64) -> bool {
         self.in_flight.is_certain(owner, mode, holds)
     }
 
-    /// The grant whose hold is released by an owner with this number of holds, if any.
+    /// Chooses the grant whose hold a release ends, for an owner with this number of holds. `None` if it ends
+    /// a certain hold.
     pub(super) fn grant_to_release(
         &self,
         owner: &Owner,
@@ -237,15 +242,15 @@ impl Unconfirmed {
         self.in_flight.grant_to_release(owner, mode, holds, named)
     }
 
-    /// Notes that the hold of a grant was released although the grant may be revoked. Its revocation then
-    /// releases a hold of the mode `instead`, or none.
+    /// Records that the hold of a grant was released although the grant may still be revoked. A revocation
+    /// then releases a hold of the mode `instead`, or none.
     pub(super) fn hold_released(&mut self, id: WaiterId, owner: &Owner, instead: Option<Mode>) {
         if let Some(grant) = self.in_flight.get_mut(id, owner) {
             grant.hold_mode = instead;
         }
     }
 
-    /// Notes that a grant has what it needed besides its delivery. Its client may know of it from now on.
+    /// Records that a grant was acknowledged. Its client may know of it from now on.
     pub(super) fn acknowledged(&mut self, id: WaiterId, owner: &Owner) {
         self.in_flight.acknowledged(id, owner);
     }
@@ -261,8 +266,8 @@ impl Unconfirmed {
         }
     }
 
-    /// Resolves the lease of the next owner whose grants all have an outcome: of this owner, or of any.
-    /// Returns the owner, and the end of the lease if it was set. `None` if no owner is left.
+    /// Sets the lease of the next owner whose grants all have an outcome, among `of` or all owners. Returns
+    /// the owner, and the end of the lease if it was set. `None` if no such owner is left.
     pub(super) fn resolve_next(
         &mut self,
         owner: Option<&Owner>,
@@ -289,8 +294,8 @@ impl Unconfirmed {
         Some((owner, end))
     }
 
-    /// The pending grants of an owner, if it has any. The first grant is moved there only when a second one
-    /// follows.
+    /// The pending grants of an owner, if it has any. An owner's first grant is moved there when its second
+    /// grant follows.
     fn pending_of(&mut self, owner: &Owner) -> Option<&mut PendingGrants> {
         if !self.pending.contains_key(owner) {
             let (_, first) = self.in_flight.of_owner(owner).next()?;

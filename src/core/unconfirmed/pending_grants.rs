@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! One owner's hold as a certain part with pending grants on top, which may be revoked.
+//! One owner's hold: a certain part, plus pending grants that may be revoked.
 
 use crate::core::lease::SetLease;
 use crate::core::{Token, WaiterId, WallMs};
@@ -10,7 +10,7 @@ use crate::core::{Token, WaiterId, WallMs};
 pub(in crate::core) struct SetToken {
     /// The token in the client's reply, if it requested one.
     pub(in crate::core) token: Option<Token>,
-    /// Whether the hold was shared only before, so that its token does not count for an exclusive hold.
+    /// Whether the hold was only shared before. Then its earlier token does not count for an exclusive hold.
     pub(in crate::core) upgrade: bool,
 }
 
@@ -26,13 +26,13 @@ pub(in crate::core) struct GrantEffect {
 #[derive(Clone, Copy, Debug)]
 struct PendingGrant {
     id: WaiterId,
-    /// `None` if a later call has set the lease for certain.
+    /// `None` if a later, irrevocable call has set the lease.
     lease: Option<SetLease>,
-    /// `None` if the grant took no token, or a later call has set the token for certain.
+    /// `None` if the grant took no token, or a later, irrevocable call has set the token.
     token: Option<SetToken>,
 }
 
-/// The hold of one owner: its certain part, and on top of it the grants that may be revoked, in order.
+/// The hold of one owner: its certain part, plus the grants that may be revoked, in order.
 #[derive(Debug)]
 pub(in crate::core) struct PendingGrants {
     /// End of the lease if all pending grants are revoked; `None` if no hold is left then.
@@ -40,7 +40,7 @@ pub(in crate::core) struct PendingGrants {
     /// Fencing token if all pending grants are revoked.
     token: Option<Token>,
     grants: Vec<PendingGrant>,
-    /// End of the lease that this server wrote last. If the key has a different one, another client has set
+    /// End of the lease as this server last wrote it. If the key has a different end, a foreign write has set
     /// it since.
     written: WallMs,
 }
@@ -81,7 +81,7 @@ impl PendingGrants {
         self.resolve_token(self.grants.len(), token);
     }
 
-    /// Notes that another client has set the lease: earlier settings no longer matter.
+    /// Records that a foreign write has set the lease. Earlier settings no longer matter.
     pub(in crate::core) fn lease_is_foreign(&mut self) {
         self.grants.iter_mut().for_each(|grant| grant.lease = None);
         self.lease = None;
@@ -114,8 +114,9 @@ impl PendingGrants {
         Some(token.filter(|_| !(effect.upgrade && exclusive)))
     }
 
-    /// Returns the new end of the lease once the outcome of every relevant grant is known. `ends` is its end
-    /// in the key. `None` if an outcome is open, the end is right, or another client has set it.
+    /// Returns the new end of the lease once the outcome of every relevant grant is known. `ends` is the end
+    /// in the key. Returns `None` if an outcome is open, the end is already right, or a foreign write has set
+    /// it.
     pub(in crate::core) fn resolved_lease(&mut self, ends: WallMs) -> Option<WallMs> {
         let is_certain = self.lease_is_certain();
         let end = self.lease.filter(|end| is_certain && self.written == ends && *end != ends)?;
@@ -123,7 +124,7 @@ impl PendingGrants {
         Some(end)
     }
 
-    /// The end of the lease that this server wrote last, and its end as far as it is certain.
+    /// The end of the lease as this server last wrote it, and the end as far as it is certain.
     pub(in crate::core) fn ends(&self) -> (WallMs, WallMs) {
         let certain = self.lease.filter(|_| self.lease_is_certain());
         (self.written, certain.unwrap_or(self.written))
@@ -142,7 +143,7 @@ impl PendingGrants {
         self.grants.iter().position(|grant| grant.id == id)
     }
 
-    /// Makes the lease certain. Earlier settings matter only as far as it preserves them.
+    /// Makes the lease certain. Earlier settings matter only if this one preserves them.
     pub(in crate::core) fn resolve_lease(&mut self, before: usize, lease: SetLease) {
         self.lease = Some(lease.after(self.lease));
         for grant in &mut self.grants[..before] {

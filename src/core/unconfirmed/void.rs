@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Voids grants whose holds have ended: nothing of them is left to release.
+//! Voids grants whose holds have ended. Nothing is left to release for them.
 
 use super::ended_grants::{EndedBatch, EndedGrant};
 use super::in_flight::{ConfirmedBy, GrantKey, InFlight};
@@ -9,7 +9,7 @@ use crate::core::{AffectedOwners, Owner, RequestId, WaiterId};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Ratio of grants that a step examines to grants that it voids, at most.
+/// Maximum ratio of grants that a step examines to grants that it voids.
 const EXAMINED_PER_VOIDED: usize = 16;
 
 impl Unconfirmed {
@@ -18,8 +18,8 @@ impl Unconfirmed {
         self.voided.push(request);
     }
 
-    /// Notes that all holds have ended, in the same short time for any number of grants.
-    /// [`take_ended`](Self::take_ended) then returns them.
+    /// Records that all holds have ended. Takes constant time for any number of grants.
+    /// [`take_ended`](Self::take_ended) then returns the grants one by one.
     pub(in crate::core) fn end_all(&mut self) {
         self.pending = BTreeMap::new();
         self.unresolved = BTreeSet::new();
@@ -28,7 +28,7 @@ impl Unconfirmed {
         self.ended.push(EndedBatch { in_flight, marked: std::mem::take(&mut self.marked) });
     }
 
-    /// Whether any grant is left to void although its hold has ended.
+    /// Whether any grant whose hold has ended is still to be voided.
     pub(in crate::core) fn any_ended(&self) -> bool {
         !self.ended.is_empty()
     }
@@ -44,7 +44,7 @@ impl Unconfirmed {
         Some(self.note_lost(ended))
     }
 
-    /// Takes this grant if it is to be voided. Returns whether it is.
+    /// Takes this grant if it is still to be voided. Returns whether it was.
     pub(in crate::core) fn take_ended_grant(&mut self, id: WaiterId, owner: &Owner) -> bool {
         let ended = self.ended.take(id, owner);
         ended.map(|ended| self.note_lost(ended)).is_some()
@@ -55,13 +55,13 @@ impl Unconfirmed {
         id
     }
 
-    /// Whether [`take_voided`](Unconfirmed::take_voided) would return any.
+    /// Whether [`take_voided`](Unconfirmed::take_voided) would return any request.
     pub(in crate::core) fn any_voided(&self) -> bool {
         !self.voided.is_empty()
     }
 
-    /// Takes requests whose holds ended before the confirmation, at most `at_most`. Their records must be
-    /// deleted.
+    /// Takes up to `at_most` requests whose holds ended before their grants were confirmed. Their records
+    /// must be deleted.
     pub(in crate::core) fn take_voided(&mut self, at_most: usize) -> Vec<RequestId> {
         let taken = self.voided.split_off(self.voided.len().saturating_sub(at_most));
         if self.voided.is_empty() {
@@ -70,15 +70,16 @@ impl Unconfirmed {
         taken
     }
 
-    /// Takes this request if its hold ended before the confirmation. Returns whether it did.
+    /// Takes this request if its hold ended before its grant was confirmed. Returns whether it did.
     pub(in crate::core) fn take_voided_request(&mut self, request: &RequestId) -> bool {
         let at = self.voided.iter().position(|voided| voided == request);
         at.map(|at| self.voided.swap_remove(at)).is_some()
     }
 
-    /// Forgets the grants of owners whose holds have ended, among those that `affected` names. Returns these
-    /// grants in order. If more than `at_most` grants of all owners are in flight, it examines a part of them, and
-    /// forgets at most `at_most`. Then [`is_partly_examined`](Self::is_partly_examined), and the next call continues.
+    /// Removes and returns the grants of owners whose holds have ended, among those that `affected` names, in
+    /// order. If more than `at_most` grants are in flight or marked, a call with `AffectedOwners::Any`
+    /// examines only a part of them, and removes at most `at_most`. Then
+    /// [`is_partly_examined`](Self::is_partly_examined) is true, and the next call continues.
     pub(in crate::core) fn void(
         &mut self,
         affected: AffectedOwners<'_>,
@@ -100,7 +101,8 @@ impl Unconfirmed {
                 keys.extend(marked.take_while(|(of, _)| of == owner).cloned());
             }
             AffectedOwners::Any if self.len() > at_most => {
-                // Marked grants of ended holds are revoked in portions, which releases nothing.
+                // Marked grants are left out. They are revoked in portions, which releases nothing if the
+                // hold has ended.
                 let mut left = EXAMINED_PER_VOIDED.saturating_mul(at_most);
                 let from = self.examine_from.take().unwrap_or_else(|| (Owner::new(b""), 0));
                 for (key, _) in self.in_flight.range_from(from) {
@@ -136,7 +138,7 @@ impl Unconfirmed {
         void
     }
 
-    /// Whether the last [`void`](Self::void) has left grants to examine.
+    /// Whether the last [`void`](Self::void) left grants that it did not examine.
     pub(in crate::core) fn is_partly_examined(&self) -> bool {
         self.examine_from.is_some()
     }
