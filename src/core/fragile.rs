@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-//! Fragile locks: a foreign write can free them without an event, because another field keeps the key.
+//! Fragile locks: a foreign write can free such a lock without an event, because another field keeps the key
+//! in existence.
 
 use super::schedule::Schedule;
 use super::table::LockIdx;
@@ -41,7 +42,7 @@ impl FragileLocks {
         self.in_round
     }
 
-    /// The next locks to reconcile, from this round or else from the next.
+    /// The next batch of locks to reconcile: from this round, or from a new round if this one is complete.
     pub(super) fn next(&mut self) -> Vec<LockIdx> {
         let mut batch = Vec::new();
         while let Some(lock) = self.rounds.pop_due(self.round) {

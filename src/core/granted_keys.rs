@@ -2,10 +2,11 @@
 
 //! A hint about which keys are locks that were granted here.
 //!
-//! A lock also becomes free when its lease expires or a foreign write deletes it. External clients must be
-//! notified of that even if no native client waits for it. The server reports only that a key is gone, not
-//! what it was. This table nearly always knows, in constant memory. It decides nothing. A false entry
-//! publishes one unneeded message. A missing entry, as after a restart, loses one message.
+//! A lock also becomes free when its lease expires or a foreign write deletes it. External clients must then
+//! be notified, even if no native client waits for the lock. The server reports only that a key is gone, not
+//! whether it was a lock. This table answers that question in constant memory, and is nearly always right. It
+//! never decides a grant. A false entry publishes one unneeded message. A missing entry, as after a restart,
+//! loses one message.
 
 use std::hash::BuildHasher;
 
@@ -13,11 +14,12 @@ use foldhash::fast::FixedState;
 
 use super::LockRef;
 
-/// Number of entries: 256 KiB, from the first grant on. With 10,000 locks held at once, about 4 in 100 share
-/// a place with another.
+/// Number of entries. The table takes 256 KiB, allocated at the first grant. With 10,000 locks held at once,
+/// about 4 in 100 share an entry with another lock.
 const PLACES: usize = 1 << 17;
 
-/// A table of key tags, each at the place given by the key's hash. The later of two keys at one place wins.
+/// A table of key tags, each at the index given by the key's hash. If two keys share an index, the later one
+/// replaces the earlier one.
 #[derive(Default)]
 pub(super) struct GrantedKeys {
     /// Empty, or [`PLACES`] entries; 0 means no tag.

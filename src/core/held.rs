@@ -2,15 +2,15 @@
 
 //! The holds of one lock that were granted here, used to notice their end and to notify their owners.
 //!
-//! The key shows the current holders, but not the owners that lost the lock. So each grant notes its owner
-//! with the end of the lease. An owner that releases its hold is removed ([`Held::record_releases`]). An owner that is
-//! still noted at the next step and holds nothing has lost its hold ([`Held::take_lost`]).
+//! The key shows the current holders, but not the owners that lost the lock. So each grant records its owner
+//! with the end of the lease. A release removes the record ([`Held::record_releases`]). If a recorded owner
+//! holds nothing at the next step, it has lost its hold ([`Held::take_lost`]).
 
 use super::owner::AffectedOwners;
 use super::small_map::SmallMap;
 use super::{ConnectionId, Holders, LockId, MonoUs, Owner, WallMs};
 
-/// Something that happened to a hold and that its owner did not cause.
+/// An event that ended or affects a hold, and that its owner did not cause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum HoldEvent {
     /// The lease expired.
@@ -57,11 +57,11 @@ pub(super) struct HoldRecord {
     pub(super) client: Option<ConnectionId>,
 }
 
-/// Up to this number of holds, each step compares all of them with the key, in case fields were removed
-/// without an event.
+/// With at most this number of holds, each step compares all of them with the key. A foreign write may have
+/// removed fields without an event.
 const FEW: usize = 4;
 
-/// The recorded holds. Empty and nearly free while owners are not notified.
+/// The recorded holds. Empty, at almost no cost, while owners are not notified.
 #[derive(Default)]
 pub(super) struct Held(Option<Box<NonEmpty>>);
 
@@ -74,7 +74,7 @@ struct NonEmpty {
     first_end: WallMs,
     /// Whether a foreign write may have ended some holds, or set their leases.
     unverified: bool,
-    /// The event that ended all of them, if the server reported it.
+    /// The event that ended all recorded holds, if the server reported one.
     ended_by: Option<HoldEvent>,
 }
 
@@ -83,8 +83,8 @@ impl Held {
         self.0.is_none()
     }
 
-    /// Notes that this owner was granted the lock or has renewed its lease. Fields that are `None` keep their
-    /// previous value. [`Held::record_releases`] follows.
+    /// Records that this owner was granted the lock or has renewed its lease. Fields that are `None` keep
+    /// their previous value. The caller must then call [`Held::record_releases`].
     pub(super) fn insert(&mut self, owner: &Owner, hold: HoldRecord) {
         let records =
             self.0.get_or_insert_with(|| Box::new(NonEmpty { first_end: hold.end, ..NonEmpty::default() }));
@@ -99,7 +99,7 @@ impl Held {
         }
     }
 
-    /// The record of this owner's hold, if it is certain.
+    /// The record of this owner's hold, unless a foreign write may have ended the hold.
     pub(super) fn get(&self, owner: &Owner) -> Option<&HoldRecord> {
         self.0.as_ref().filter(|records| !records.unverified)?.holds.get(owner)
     }
@@ -115,7 +115,7 @@ impl Held {
         self.0.take_if(|records| records.holds.is_empty());
     }
 
-    /// Notes that a foreign write changed the key, and may have ended all holds.
+    /// Records that a foreign write changed the key, and may have ended all holds.
     pub(super) fn mark_unverified(&mut self, ended_by: Option<HoldEvent>) {
         if let Some(records) = &mut self.0 {
             records.unverified = true;
@@ -123,15 +123,15 @@ impl Held {
         }
     }
 
-    /// Time before which no recorded lease ends.
+    /// The earliest end of the recorded leases, or an earlier time.
     pub(super) fn first_end(&self) -> Option<WallMs> {
         self.0.as_ref().map(|records| records.first_end)
     }
 
-    /// Removes and returns the owners that no longer hold the lock and did not release it. Call it with the
-    /// key's holders before changing them.
+    /// Removes and returns the owners that lost the lock without a release. The caller must pass the holders
+    /// as read from the key, before any change.
     pub(super) fn take_lost(&mut self, holders: &Holders, now: WallMs) -> Vec<(Owner, HoldEvent)> {
-        // A large set is compared only if a hold may be missing.
+        // Comparing a large set is slow, so it happens only if a hold may be missing.
         let may_be_lost = |records: &&mut Box<NonEmpty>| {
             let len = records.holds.len();
             records.unverified || now > records.first_end || len <= FEW || len > holders.len()
@@ -148,7 +148,7 @@ impl Held {
         lost
     }
 
-    /// Removes and returns all owners: a different value replaced the lock.
+    /// Removes and returns all owners. Called when a different value has replaced the lock.
     pub(super) fn take_all(&mut self) -> Vec<(Owner, HoldEvent)> {
         let records = self.0.take().unwrap_or_default();
         let event = records.ended_by.unwrap_or(HoldEvent::Deleted);
@@ -165,7 +165,7 @@ impl Held {
         }
     }
 
-    /// Notes that a step changed the holders: owners without a hold have released it. The leases of the
+    /// Records that a step changed the holders. Owners without a hold have released it; the leases of the
     /// others are recorded.
     pub(super) fn record_releases(&mut self, affected: AffectedOwners<'_>, holders: &Holders) {
         let Some(records) = &mut self.0 else { return };
@@ -187,9 +187,9 @@ impl Held {
 }
 
 impl NonEmpty {
-    /// Removes the owners without a hold and passes each to `gone`, with the recorded end of its lease.
-    /// Records the leases of the others. If `unverified`, a hold whose lease differs from the record may be a
-    /// later hold of the same owner.
+    /// Removes the records of owners without a hold, and passes each to `gone` with the recorded end of its
+    /// lease. Records the leases of the others. If `unverified`, a hold whose lease differs from its record
+    /// is treated as a later hold of the same owner.
     fn compare(&mut self, holders: &Holders, unverified: bool, mut gone: impl FnMut(&Owner, WallMs)) {
         let mut first_end = WallMs::MAX;
         self.holds.retain(|owner, before| {

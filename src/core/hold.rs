@@ -11,14 +11,14 @@ pub(crate) struct Hold {
     pub(crate) owner: Owner,
     /// Number of exclusive acquires without a release.
     pub(crate) exclusive: i64,
-    /// Number of shared acquires without a release. At least one of both counts is not 0.
+    /// Number of shared acquires without a release. At least one of the two counts is positive.
     pub(crate) shared: i64,
     /// End of the lease. An owner has one lease for all its holds.
     pub(crate) expires_at: WallMs,
     /// The fencing token, if the owner requested one.
     pub(crate) token: Option<Token>,
-    /// Whether the current step set the lease. Such a lease is written even if its end is the same as before.
-    /// So the effect of a renewal does not depend on the clock.
+    /// Whether the current step set the lease. Such a lease is written even if its end is unchanged, so that
+    /// the effect of a renewal does not depend on the clock.
     pub(crate) renewed: bool,
 }
 
@@ -48,8 +48,8 @@ impl Hold {
         self.renewed = true;
     }
 
-    /// Whether the owner may get another hold of this mode, regardless of other holders: a re-entry, or a
-    /// shared hold of a sole owner.
+    /// Whether the owner may get another hold of this mode despite other holders. True for any shared hold,
+    /// and for an exclusive re-entry.
     pub(super) fn allows_more(&self, mode: Mode) -> bool {
         mode == Mode::Shared || self.exclusive > 0
     }

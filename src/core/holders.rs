@@ -9,8 +9,8 @@ use super::hold::Hold;
 use super::readers::{Crowd, Readers};
 use super::{Mode, Owner, Token, WallMs};
 
-/// All holds of a lock: a value that is read from the keyspace, changed by the core and written back as a
-/// difference. Only a crowd of readers may stay in memory between two commands.
+/// All holds of a lock. The value is read from the keyspace, changed by the core, and written back as a
+/// difference. Only a crowd may stay in memory between two commands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Holders {
     /// Nobody holds the lock.
@@ -27,8 +27,8 @@ pub(crate) struct Wants {
     pub(crate) mode: Mode,
     /// Not re-entrant: the owner's own hold excludes the request like any other hold.
     pub(crate) once: bool,
-    /// Maximum number of shared holders, including the caller. It limits this request only: other requests
-    /// may be granted more.
+    /// Maximum number of shared holders, including the caller. The limit applies to this request only: other
+    /// requests may exceed it.
     pub(crate) limit: Option<NonZeroU32>,
 }
 
@@ -45,14 +45,14 @@ impl Wants {
     }
 }
 
-/// The answer to one request if only the holders matter.
+/// The result of checking one request against the holders alone, without the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Admission {
     /// The request can be granted, with this resulting number of holds.
     Grant(i64),
     /// Another hold excludes the request.
     Busy,
-    /// The owner's hold count is at the largest number that a hash field can count to.
+    /// The owner's hold count is at the maximum that a hash field can store.
     Overflow,
 }
 
@@ -83,7 +83,7 @@ impl ReleaseScope {
 }
 
 impl Holders {
-    /// Builds the value from these holds; `None` if they exclude each other.
+    /// Builds the value from these holds; `None` if they conflict with each other.
     pub(crate) fn from_holds(holds: Vec<Hold>) -> Option<Holders> {
         if holds.iter().any(|hold| hold.exclusive > 0) {
             let [only] = <[Hold; 1]>::try_from(holds).ok()?;
@@ -95,7 +95,7 @@ impl Holders {
         Some(Holders::Shared(Readers::few(holds)))
     }
 
-    /// Builds the value from a crowd that stands for all fields of a hash. Free if every lease has expired.
+    /// Builds the value from a crowd that represents all fields of a hash. Free if every lease has expired.
     pub(crate) fn from_crowd(crowd: Rc<Crowd>) -> Holders {
         match crowd.len() {
             0 => Holders::Free,
@@ -140,7 +140,7 @@ impl Holders {
         }
     }
 
-    /// Iterates over all holds. Outside a crowd, they come in the order of their owners' names.
+    /// Iterates over all holds. They are ordered by owner, except in a crowd.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Hold> {
         let (one, many) = match self {
             Holders::Free => (None, None),
@@ -164,7 +164,8 @@ impl Holders {
         }
     }
 
-    /// Whether the key stays if the field of its sole exclusive owner, or of one of its readers, is deleted.
+    /// Whether the key remains after the deletion of one holder's field. Applies to a sole exclusive owner
+    /// and to readers.
     pub(crate) fn outlives_its_field(&self) -> bool {
         match self {
             Holders::Free => false,
@@ -201,7 +202,7 @@ impl Holders {
         }
     }
 
-    /// Applies `what` to the hold of this owner.
+    /// Applies `what` to the hold of this owner. Fails if the owner has none.
     fn change<T>(&mut self, owner: &[u8], what: impl FnOnce(&mut Hold) -> T) -> Result<T, NotOwner> {
         match self {
             Holders::Free => None,
@@ -233,7 +234,7 @@ impl Holders {
         }
     }
 
-    /// End of the first lease; `None` if the lock is free.
+    /// End of the lease that expires first; `None` if the lock is free.
     #[inline(always)]
     pub(crate) fn first_end(&self) -> Option<WallMs> {
         match self {
@@ -252,7 +253,8 @@ impl Holders {
         }
     }
 
-    /// Decides whether a request is compatible with the current holds. No other function decides that.
+    /// Decides whether a request is compatible with the current holds. This is the only function that decides
+    /// it.
     pub(crate) fn admits(&self, owner: &[u8], wants: Wants) -> Admission {
         let hold = match self {
             Holders::Free => return Admission::Grant(1),
@@ -292,7 +294,8 @@ impl Holders {
             };
         }
         let _ = self.change(owner.as_bytes(), |hold| {
-            // A shared hold's token is outdated for an exclusive one: other readers got newer ones meanwhile.
+            // The token of a shared hold is outdated for an exclusive one: other readers may have taken newer
+            // tokens.
             if token.is_some() || (mode == Mode::Exclusive && hold.exclusive == 0) {
                 hold.token = token;
             }

@@ -40,7 +40,7 @@ impl SetLease {
         }
     }
 
-    /// Returns the end of the lease while the grant may still be revoked: such a grant never shortens a
+    /// Returns the end of the lease while the grant may still be revoked. Such a grant never shortens a
     /// lease.
     pub(super) fn while_revocable(self, before: Option<WallMs>) -> WallMs {
         let (SetLease::To(end) | SetLease::AtLeast(end)) = self;

@@ -6,13 +6,13 @@
 //! keyspace ([`Holders`], [`Records`]) and the time ([`Now`]). The core changes the holders in place and
 //! returns its decisions for waiters ([`Decision`]). Equal histories of calls always give equal decisions.
 //!
-//! * [`manager`]: the inputs and outputs. The only folder whose files see several of the modules below.
+//! * [`manager`]: the inputs and outputs. Only this folder uses several of the modules below together.
 //! * [`owner`]: the identity that holds a lock or waits for it.
 //! * [`hold`], [`holders`]: the effect of an acquire, a release and a renewal on one lock. The only place
 //!   that decides exclusion.
 //! * [`readers`]: the shared holders of one lock, and queries about a crowd of them.
 //! * [`request`], [`lease`]: requests, outcomes, and the records stored beside a lock.
-//! * [`table`]: locks by name and by handle, and the locks that are ready to be reconciled.
+//! * [`table`]: locks by name and by handle, and the queue of locks that are ready to be reconciled.
 //! * [`queue`]: waits, and the order in which they are served. The only folder that decides it.
 //! * [`unconfirmed`]: grants that may still be revoked, and the holds without them.
 //! * [`bindings`]: holds that depend on connections, and requests whose hold has ended.
@@ -73,14 +73,14 @@ pub(crate) use waits_for::{Search, WaitView};
 /// Wall-clock milliseconds since the epoch: the unit and the clock of a key's TTL.
 pub(crate) type WallMs = i64;
 
-/// Microseconds of a clock that never steps: the unit of a client's time to wait.
+/// Microseconds of a monotonic clock: the unit of a client's time to wait.
 pub(crate) type MonoUs = u64;
 
 /// A fencing token: greater than every earlier one of its lock, and below 2^53.
 pub(crate) type Token = i64;
 
-/// Number of a wait, from the call that has to wait until its client is answered. Never reused, and
-/// increasing in order of arrival.
+/// Number of a wait, assigned when the call is queued and kept until its client is answered. Never reused,
+/// and increasing in order of arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct WaiterId(pub(crate) u64);
 
@@ -109,8 +109,8 @@ impl Mode {
 
 /// The time of one input, on two clocks.
 ///
-/// Leases live in the keyspace and follow the wall clock, like every TTL. Times to wait are promises to a
-/// client, and must not change when an operator sets the clock.
+/// Leases live in the keyspace and follow the wall clock, like every TTL. Times to wait must not change when
+/// an operator sets the clock, so they follow a monotonic clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Now {
     /// For leases.

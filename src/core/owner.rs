@@ -8,8 +8,7 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::rc::Rc;
 
-/// Length of the longest name that is stored inline. A UUID with a thread number, as Redisson uses, is
-/// shorter.
+/// Maximum length of a name that is stored inline. Redisson's names, a UUID and a thread number, are shorter.
 const MAX_INLINE: usize = 54;
 
 /// The identity that holds a lock: an opaque byte string chosen by the client. Cheap to clone.
@@ -52,7 +51,7 @@ pub(super) enum AffectedOwners<'a> {
     Any,
 }
 
-/// Owners compare, hash and look up as their bytes.
+/// Owners are compared, hashed and looked up by their bytes.
 impl Borrow<[u8]> for Owner {
     fn borrow(&self) -> &[u8] {
         self.as_bytes()
@@ -114,7 +113,7 @@ mod tests {
         let mut owners: Vec<Owner> = names.iter().rev().map(|name| Owner::new(name)).collect();
         owners.sort();
         assert!(owners.iter().map(Owner::as_bytes).eq(names.iter().map(|name| &name[..])));
-        // Bytes after the end of a short name do not count.
+        // Padding after the end of a short name does not count.
         assert_ne!(Owner::new(b"a"), Owner::new(b"a\0"));
         assert_eq!(size_of::<Owner>(), 56);
     }

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
 
-//! The shared holders of one lock: either a few, as they were read, or a crowd that stays in memory between
-//! calls.
+//! The shared holders of one lock: either a short list, as read from the key, or a crowd that stays in memory
+//! between calls.
 //!
-//! A list is walked to find an owner's hold, the newest token, or the first and the last end of a lease. A
-//! crowd answers these in O(log n). It also records the changes of a step, so that only these are written.
+//! A list is searched linearly for an owner's hold, the newest token, or the first and last end of a lease. A
+//! crowd answers these queries in O(log n). It also records the changes of a step, so that only these are
+//! written.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -39,7 +40,7 @@ pub(crate) struct Crowd {
     ends: BTreeSet<(WallMs, usize)>,
     /// Fencing tokens with the index of the hold.
     tokens: BTreeSet<(Token, usize)>,
-    /// Time as of which leases count as expired.
+    /// Time at which leases are judged to have expired or not.
     now: WallMs,
     /// Number of leases that ended before `now`.
     expired: usize,
@@ -193,7 +194,7 @@ impl PartialEq for Readers {
 impl Eq for Readers {}
 
 impl Crowd {
-    /// Builds a crowd from the holds of all fields. Holds whose lease was just set count as changed.
+    /// Builds a crowd from the holds of all fields. Holds with `renewed` set count as changed.
     pub(crate) fn new(holds: Vec<Hold>, now: WallMs) -> Crowd {
         let touched = |hold: &Hold| ChangedHold { owner: hold.owner.clone(), before: Some(hold.clone()) };
         let touched = holds.iter().filter(|hold| hold.renewed).map(touched).collect();
@@ -238,7 +239,7 @@ impl Crowd {
         self.ends.last().map(|(end, _)| *end).filter(|end| *end >= self.now)
     }
 
-    /// Some of the holds whose lease has expired, the oldest first.
+    /// Up to `at_most` holds whose lease has expired, in order of expiry.
     pub(crate) fn ended(&self, at_most: usize) -> impl Iterator<Item = &Hold> {
         self.ends.iter().take(self.expired.min(at_most)).filter_map(|(_, at)| self.at(*at))
     }
@@ -248,13 +249,13 @@ impl Crowd {
         self.take(owner);
     }
 
-    /// Whether a change is not written yet.
+    /// Whether any change has not been written yet.
     pub(crate) fn has_unwritten_changes(&self) -> bool {
         !self.touched.is_empty()
     }
 
-    /// Takes the changes of the current step, one per owner and ordered by owner, each with the previously
-    /// stored hold. They count as written from now on.
+    /// Removes and returns the changes of the current step, one per owner and ordered by owner, each with the
+    /// previously stored hold. From then on, they count as written.
     pub(crate) fn take_changes(&mut self) -> Vec<ChangedHold> {
         let mut touched = std::mem::take(&mut self.touched);
         touched.sort_by(|a, b| a.owner.cmp(&b.owner));
@@ -271,7 +272,7 @@ impl Crowd {
         }
     }
 
-    /// Sets the time as of which leases count as expired.
+    /// Sets the time at which leases are judged to have expired or not.
     pub(crate) fn set_now(&mut self, now: WallMs) {
         if now > self.now {
             self.expired += self.ends.range((self.now, 0)..(now, 0)).count();
@@ -315,7 +316,7 @@ impl Crowd {
     }
 
     fn token(&self) -> Option<Token> {
-        // Nearly always the first entry.
+        // Nearly always matches the first entry.
         let held = |(_, at): &&(Token, usize)| self.at(*at).is_some_and(|hold| !self.is_over(hold));
         self.tokens.iter().rev().find(held).map(|(token, _)| *token)
     }
@@ -390,9 +391,9 @@ mod tests {
         Release(u8, u8, Option<i64>),
         Renew(u8, i64),
         SetToken(u8, Option<i64>),
-        /// Ends the step, writes it, and advances the time by this.
+        /// Ends and writes the step, then advances the time by this number of milliseconds.
         Next(i64),
-        /// Deletes fields of expired holds, at most this number.
+        /// Deletes up to this number of fields of expired holds.
         Forget(usize),
     }
 
@@ -459,7 +460,7 @@ mod tests {
             let mut now = 1_000;
             let mut plain = Holders::Free;
             let mut kept = Holders::Free;
-            // The stored fields, while a crowd represents them.
+            // The stored fields, as long as a crowd represents them.
             let mut fields: BTreeMap<Owner, Hold> = BTreeMap::new();
             for op in ops {
                 match op {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Requests and their outcomes, and the records stored beside a lock.
+//! Requests and their outcomes, and the records stored with a lock.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -19,7 +19,7 @@ pub(crate) struct Request {
     pub(crate) wants: Wants,
     /// Length of the lease from the grant, in milliseconds.
     pub(crate) lease_ms: i64,
-    /// Whether the call gives no lease, so that the owner's current lease is not shortened.
+    /// Whether the call gives no lease. Such a call does not shorten the owner's current lease.
     pub(crate) keeps_longer: bool,
     /// Whether the caller wants a fencing token.
     pub(crate) fence: bool,
@@ -27,12 +27,12 @@ pub(crate) struct Request {
     pub(crate) names_owner: bool,
     /// The identity of the call, if it can be repeated.
     pub(crate) id: Option<RequestId>,
-    /// The dependency of the hold on the connection.
+    /// The hold's dependency on the connection, if any.
     pub(crate) bind: Option<Bind>,
     /// The caller's connection, for queries about holders. Unknown for some calls.
     pub(crate) client: Option<ConnectionId>,
-    /// Whether the grant needs more than its delivery to be confirmed. Such a grant is in flight even if it
-    /// was made without a wait.
+    /// Whether the grant must be acknowledged by replicas in addition to its delivery. Such a grant is in
+    /// flight even if it was made without a wait.
     pub(crate) awaits_replicas: bool,
     /// Set if the wait blocks no client and a message announces the grant.
     pub(crate) notify: Option<Rc<Notify>>,
@@ -51,7 +51,7 @@ pub(crate) struct Notify {
     pub(crate) at_most: Option<usize>,
 }
 
-/// A message to the client of a wait, or of a grant that is not confirmed.
+/// A message to the client of a wait, or of an unconfirmed grant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Message {
     pub(crate) id: WaiterId,
@@ -64,7 +64,8 @@ pub(crate) struct Message {
 /// The content of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum InboxEvent {
-    /// The lock is granted until the end of the grace, and for the whole lease if the client confirms.
+    /// The lock is granted until the end of the grace period. If the client confirms, it gets its whole
+    /// lease.
     Granted,
     /// The wait is over, and its request holds nothing.
     Lost,
@@ -81,8 +82,8 @@ impl Request {
         }
     }
 
-    /// Returns the lease that ends then. A call without a lease renews it with the length that is left, at
-    /// least the default.
+    /// Returns the lease that ends at `end`. A later renewal of a call without a lease uses the remaining
+    /// length, but at least the default.
     pub(super) fn lease(&self, end: WallMs, now: Now) -> Lease {
         let left = end.saturating_sub(now.wall);
         let ms = if self.keeps_longer { self.lease_ms.max(left) } else { self.lease_ms };
@@ -155,14 +156,14 @@ impl Hash for RequestId {
     }
 }
 
-/// The way in which a hold depends on a connection.
+/// How a hold depends on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bind {
     pub(crate) connection: ConnectionId,
     /// Whether the lease is renewed while the connection is open.
     pub(crate) watchdog: bool,
-    /// Maximum time of the renewals in milliseconds, counted from the grant, or from the renewal that
-    /// requests it.
+    /// Maximum total duration of the renewals in milliseconds, counted from the grant, or from the renewal
+    /// call that sets the limit.
     pub(crate) max_ms: Option<NonZeroU64>,
     /// Whether the hold ends when the connection closes.
     pub(crate) ephemeral: bool,
@@ -185,7 +186,7 @@ pub(crate) enum WaitPolicy {
 }
 
 impl WaitPolicy {
-    /// Time until which the caller is willing to wait.
+    /// Deadline of the wait, or the current time if the caller does not wait.
     pub(super) fn ready_until(self, now: Now) -> MonoUs {
         match self {
             WaitPolicy::NoWait => now.mono,
@@ -215,9 +216,9 @@ pub(crate) enum Outcome {
     /// The request is granted, and the grant is in flight until it is confirmed: see
     /// [`Request::awaits_replicas`].
     InFlight(WaiterId),
-    /// The request would have to wait.
+    /// The request cannot be granted now.
     Busy,
-    /// The request would have to wait although no holder is known: see
+    /// The request cannot be granted now although no holder is known: see
     /// [`LockManager::quarantine`](super::LockManager::quarantine).
     Quarantined,
     /// The request is queued.
@@ -239,7 +240,7 @@ pub(crate) enum Decision {
     WrongType,
     /// Another node of the cluster now serves the lock's slot.
     Moved,
-    /// The request was repeated, and that call took over the position.
+    /// The request was repeated, and the repeated call took over its position.
     Superseded,
     /// The request was cancelled.
     Cancelled,
@@ -260,7 +261,7 @@ pub(crate) struct Release {
     pub(crate) id: Option<RequestId>,
 }
 
-/// The reason why a release was refused.
+/// The reason for refusing a release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotReleased {
     NotOwner,
@@ -292,30 +293,30 @@ pub(crate) enum Refusal {
     NoCounter,
     /// The fencing counter is at its maximum.
     CounterFull,
-    /// The fencing counter is at another node, or will be: the lock's slot is moving key by key.
+    /// The fencing counter is on another node, or soon will be: the lock's slot is being migrated key by key.
     CounterMoved,
     /// The key of the request's record does not hold a record.
     NoRecord,
-    /// The request was cancelled before.
+    /// The request was cancelled earlier.
     Cancelled,
     /// The server's memory is full, and this call would need more.
     NoMemory,
-    /// The key of the record belongs to another owner's request: both names and ids concatenate to the same
+    /// The key of the record belongs to another owner's request: its name and id concatenate to the same
     /// string.
     OthersRecord,
 }
 
-/// The records stored beside the holders of one lock. Changes are written together with the holders.
+/// The records stored with the holders of one lock. Changes are written together with the holders.
 pub(crate) trait Records {
     /// Takes a token greater than all earlier tokens and than `above`.
     fn next_token(&mut self, above: Option<Token>) -> Result<Token, Refusal>;
-    /// Checks that a next token exists, without a change.
+    /// Checks that a next token exists, without taking it.
     fn has_next_token(&mut self, above: Option<Token>) -> Result<(), Refusal>;
     /// The reply to this acquire, if it was made before; [`Refusal::Cancelled`] if it was cancelled.
     fn granted(&mut self, id: &RequestId) -> Result<Option<Reply>, Refusal>;
     /// The reply to this release, if it was made before.
     fn released(&mut self, id: &RequestId) -> Result<Option<i64>, Refusal>;
-    /// Whether the cancel of this acquire undid anything; `None` if the acquire was not cancelled.
+    /// Whether the cancel of this acquire undid anything; `None` if there was no such cancel.
     fn cancelled(&mut self, id: &RequestId) -> Result<Option<bool>, Refusal>;
     /// Time for which the reply to a call is remembered, in milliseconds.
     fn request_ttl_ms(&self) -> i64;
@@ -326,13 +327,13 @@ pub(crate) trait Records {
     fn remember_grant(&mut self, id: &RequestId, reply: &Reply, now: Now);
     /// Records a grant that must still be confirmed, until the end of its grace.
     fn remember_unconfirmed(&mut self, id: &RequestId, reply: &Reply, grace_ms: i64, now: Now);
-    /// Whether the recorded grant must still be confirmed.
+    /// Whether the recorded grant is still unconfirmed.
     fn is_unconfirmed(&mut self, id: &RequestId) -> bool;
     fn remember_release(&mut self, id: &RequestId, left: i64, now: Now);
-    /// Deletes the record of a revoked grant: the next call with this id is a new one.
+    /// Deletes the record of a revoked grant. The next call with this id then counts as new.
     fn forget_grant(&mut self, id: &RequestId);
     /// Whether the lock's channel has subscribers, so that external clients may wait for the lock.
     fn has_listeners(&mut self) -> bool;
-    /// Announces that the lock is free, once the changes are written.
+    /// Announces that the lock is free, once the changes have been written.
     fn announce(&mut self);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Schedules: at most one time per key, which can be moved and removed by the key.
+//! A schedule stores at most one time per key. Its entries can be moved and removed by key.
 
 use std::collections::BTreeSet;
 use std::hash::Hash;
@@ -56,7 +56,7 @@ impl<T: Copy + Ord, K: Clone + Ord + Hash> Schedule<T, K> {
         self.due.first().map(|(at, _)| *at)
     }
 
-    /// Removes and returns the earliest key, if it is due by then.
+    /// Removes and returns the key with the earliest time, if that time is at most `by`.
     pub(super) fn pop_due(&mut self, by: T) -> Option<K> {
         if self.first()? > by {
             return None;
@@ -82,7 +82,7 @@ impl<T: Copy + Ord, K: Clone + Ord + Hash> Schedule<T, K> {
     }
 }
 
-/// A schedule whose keys store their own times, which saves a look-up.
+/// A schedule whose keys store their own times. This saves a map look-up.
 pub(super) struct Calendar<T, K>(BTreeSet<(T, K)>);
 
 impl<T, K> Default for Calendar<T, K> {
@@ -110,8 +110,8 @@ impl<T: Copy + Ord, K: Copy + Ord> Calendar<T, K> {
         self.0.first().map(|(at, _)| *at)
     }
 
-    /// Removes and returns the earliest key, if it is due by then. The caller resets the time that the key
-    /// stores.
+    /// Removes and returns the key with the earliest time, if that time is at most `by`. The caller must
+    /// reset the time stored in the key.
     pub(super) fn pop_due(&mut self, by: T) -> Option<K> {
         if self.first()? > by {
             return None;

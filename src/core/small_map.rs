@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! A map that usually has one entry, which then needs no heap memory.
+//! A map that usually has one entry and then needs no heap memory.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,8 @@ pub(super) enum SmallMap<K, V> {
 }
 
 impl<K: Ord + Clone, V> SmallMap<K, V> {
-    /// Returns the value of a key, inserting it if it is missing. `None` only after an internal defect.
+    /// Returns the value of a key, inserting it if it is missing. Returns `None` only after an internal
+    /// defect.
     #[inline(always)]
     pub(super) fn get_or_insert_with(&mut self, key: &K, new: impl FnOnce() -> V) -> Option<&mut V> {
         if matches!(self, SmallMap::None) {

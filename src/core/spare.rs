@@ -9,8 +9,8 @@ use foldhash::HashMap;
 /// Capacity that a map always keeps.
 const MIN_CAPACITY: usize = 128;
 
-/// Ratio of capacity to entries above which a map shrinks. Shrinking then costs less than the removals before
-/// it did.
+/// Ratio of capacity to entries above which a map shrinks. At this ratio, shrinking costs less than the
+/// preceding removals did.
 const MAX_CAPACITY_RATIO: usize = 8;
 
 /// Whether a collection has far more capacity than entries.
@@ -18,8 +18,8 @@ pub(crate) fn is_too_large(room: usize, len: usize) -> bool {
     room > MIN_CAPACITY && room / MAX_CAPACITY_RATIO > len
 }
 
-/// Shrinks a map with excess capacity. Call it after every removal, so that memory returns whichever entry is
-/// the last to leave.
+/// Shrinks a map with excess capacity. Call it after every removal, so that no order of removals leaves
+/// excess memory.
 pub(crate) fn free_spare<K: Eq + Hash, V>(map: &mut HashMap<K, V>) {
     if is_too_large(map.capacity(), map.len()) {
         shrink(map);

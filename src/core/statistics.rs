@@ -13,8 +13,8 @@ const LONGEST_US: u64 = 7 * 24 * 3_600 * 1_000_000;
 /// Significant digits of recorded times: a resolution of one percent.
 const DIGITS: u8 = 2;
 
-/// Number of locks in the list of the longest waits. More than operators look at, since the last entries are
-/// the least certain.
+/// Number of locks in the list of the longest waits. The list is longer than operators need, because its last
+/// entries are the least accurate.
 const TOP_LOCKS: usize = 128;
 
 /// Locks with longer names are left out, to limit memory.
@@ -27,7 +27,7 @@ pub(crate) enum Counted {
     GrantedAtOnce,
     /// Waits that ended with a grant.
     GrantedAfterWaiting,
-    /// Acquires by owners that already held the lock, granted without a wait.
+    /// Acquires by holders of the lock, granted without a wait.
     Reentered,
     /// Acquires that got the reply of an earlier one with the same request id.
     Repeated,
@@ -52,7 +52,7 @@ pub(crate) enum Counted {
     Confirmed,
     /// Grants with `NOTIFY` that clients did not confirm in time, or whose message had no subscriber.
     NotConfirmed,
-    /// Waits dropped because their connection did not confirm other grants.
+    /// Waits dropped because their connection failed to confirm other grants.
     Dropped,
 }
 
@@ -73,7 +73,7 @@ struct Recorded(Option<Histogram<u64>>);
 
 impl Default for Recorded {
     fn default() -> Recorded {
-        // The bounds are valid, so the histogram always exists.
+        // Constant, valid bounds: this never returns an error.
         Recorded(Histogram::new_with_bounds(1, LONGEST_US, DIGITS).ok())
     }
 }
@@ -93,7 +93,7 @@ impl Recorded {
     }
 }
 
-/// Total time that a lock was waited for.
+/// Total time that calls have waited for a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Waited {
     pub(crate) lock: LockId,
@@ -103,12 +103,12 @@ pub(crate) struct Waited {
     /// too low.
     pub(crate) waited_us: u64,
     pub(crate) longest_us: u64,
-    /// Total of the lock that this entry has replaced, in microseconds.
+    /// Total of the lock that this entry replaced, in microseconds.
     pub(crate) over_us: u64,
 }
 
-/// The locks with the longest total waits. A new lock replaces the last entry and starts with its total. So
-/// no lock with a large total is ever missing ("space saving", Metwally et al. 2005).
+/// The locks with the longest total waits. A new lock replaces the entry with the smallest total and starts
+/// from that total. So a lock with a large total is never missing ("space saving", Metwally et al. 2005).
 #[derive(Default)]
 struct Top {
     entries: Vec<Waited>,
@@ -173,7 +173,7 @@ impl Statistics {
     }
 
     /// Records the end of a wait, by a grant or its deadline. `place` is the lock's last known index in the
-    /// top list, or any number.
+    /// top list, used as a hint; any value is allowed.
     #[inline(always)]
     pub(super) fn waited(&mut self, lock: &LockId, place: &mut u32, us: MonoUs) {
         self.waits.record(us);
@@ -279,7 +279,7 @@ mod tests {
         for (found, wanted) in [(p50, 500_000), (p99, 990_000), (p999, 999_000), (max, 1_000_000)] {
             assert!(found >= wanted && found <= wanted + wanted / 100, "{found} instead of {wanted}");
         }
-        // No duration is too short or too long to record.
+        // Durations beyond the bounds are recorded too.
         for us in [0, u64::MAX] {
             statistics.held(us);
         }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! The locks with state in memory, by name and by handle, and the list of those that are ready to be
+//! The locks with state in memory, by name and by handle, and the queue of locks that are ready to be
 //! reconciled.
 
 use std::cell::Cell;
@@ -12,8 +12,8 @@ use foldhash::HashMap;
 use super::spare::free_spare;
 use super::{LockId, LockRef};
 
-/// Handle of a lock in a [`LockTable`]. Cheap to copy and never reused for another lock. It is dangling once
-/// the table has forgotten its lock.
+/// Handle of a lock in a [`LockTable`]. Cheap to copy and never reused for another lock. The handle dangles
+/// once the table has removed its lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct LockIdx {
     slot: u32,
@@ -27,35 +27,35 @@ impl LockIdx {
     }
 }
 
-/// A lock with its handle, if it had one at the look-up by name. The handle may be outdated at its use:
-/// opening a key may find that it has expired.
+/// A lock with its handle, if it had one when it was looked up by name. The handle may be outdated when it is
+/// used: opening the key may reveal that the key has expired.
 #[derive(Clone, Copy)]
 pub(crate) struct LockLookup<'a> {
     name: LockRef<'a>,
     lock: Option<LockIdx>,
-    /// Number of changes of the table at the look-up.
+    /// Value of the table's `changes` at the look-up.
     changes: u64,
 }
 
 /// The state of all locks that have any.
 pub(super) struct LockTable<S> {
-    /// Handles by database, of which few exist, then by key, so that a look-up needs no owned key. A database
-    /// that had locks keeps its map.
+    /// Handles by database, then by key, so that a look-up needs no owned key. Few databases have locks. A
+    /// database that had locks keeps its map.
     names: BTreeMap<i32, HashMap<Rc<[u8]>, LockIdx>>,
     slots: Vec<Slot<S>>,
     /// Slots without a lock.
     free: Vec<u32>,
-    /// Generation of new slots. No handle of an earlier slot has it.
+    /// Generation of new slots. No handle of an earlier slot has this generation.
     first_generation: u32,
     /// Locks to reconcile soon, in the order in which they became ready.
     ready: BTreeMap<u64, LockIdx>,
     /// Number of times that a lock was marked as ready.
     marks: u64,
-    /// Number of locks added or forgotten.
+    /// Number of additions and removals of locks.
     changes: u64,
     /// Peak number of locks.
     most: usize,
-    /// The lock added or found last, which is usually the next one to be looked up.
+    /// The lock most recently added or found, which is usually the next one to be looked up.
     last: Cell<Option<LockIdx>>,
 }
 
@@ -147,7 +147,7 @@ impl<S: Default> LockTable<S> {
             }
         };
         let place = &mut self.slots[slot as usize];
-        // The state of a lock is large: it is built in place.
+        // The state of a lock is large, so it is built in place.
         place.lock =
             Some(Named { id: LockId { db: lock.db, key: key.clone() }, ready: None, state: S::default() });
         let idx = LockIdx { slot, generation: place.generation };
