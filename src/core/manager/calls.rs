@@ -11,8 +11,7 @@ use crate::core::{
 
 /// Implements [`LockManager::acquire`](super::LockManager::acquire).
 pub(super) fn acquire(step: &mut Step<'_>, request: &Request, policy: WaitPolicy) -> Outcome {
-    // For a holder or a repeated call, the command does not check for a queue of other clients beside the
-    // key.
+    // For a holder or a repeated call, the command does not read the queue of Redisson's fair lock.
     let mut looks = !step.wants_more(request);
     if let Some(id) = &request.id {
         if step.any_notified() {
@@ -109,7 +108,7 @@ pub(super) fn release(step: &mut Step<'_>, release: &Release) -> Result<i64, Not
 pub(super) fn renew(step: &mut Step<'_>, renewal: &Renewal) -> Result<i64, NotOwner> {
     let Renewal { owner, lease_ms, bind, client } = renewal;
     let lease = Lease::new(*lease_ms, step.now.wall.saturating_add(*lease_ms));
-    // Confirmation comes first: it may set the lease too, and the renewal replaces that.
+    // Confirms first, because a confirmation may set the lease too, and the renewal must replace it.
     if step.any_notified() {
         step.confirm_all_of(owner, *lease_ms);
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Work that becomes due as time passes, and its schedule.
+//! Work that becomes due with time, and its schedule.
 
 use super::LockManager;
 use crate::core::manager::parts::Parts;
@@ -16,7 +16,7 @@ const TICK_BATCH: usize = 64;
 const PAUSE_RETRY_MS: u64 = 2;
 
 impl LockManager {
-    /// Ends waits whose deadline has passed. If writes are allowed, then returns the next lock to open and
+    /// Ends waits whose deadline has passed. If writes are allowed, it then returns the next lock to open and
     /// [`reconcile`](LockManager::reconcile).
     pub(crate) fn tick(&mut self, now: Now, may_write: bool) -> Option<LockId> {
         let parts = &mut self.parts;
@@ -24,7 +24,7 @@ impl LockManager {
         for _ in 0..4 * parts.portion.0 {
             let Some(id) = parts.deadlines.pop_due(now.mono) else { break };
             if !parts.end_wait(id, Some(Decision::TimedOut)) {
-                // The deadline was the grace of a grant.
+                // The deadline ends the grace period of a grant.
                 parts.expire_grant(id);
             }
         }
@@ -103,11 +103,12 @@ impl LockManager {
     }
 }
 
-/// Handles the end of a window, or of the memory of subscribers.
+/// Handles the end of a fairness window, or the time to forget the subscribers.
 fn end_window(parts: &mut Parts, lock: LockIdx, now: Now) {
     let Some(name) = parts.name(lock) else { return };
     let granted_here = parts.granted_keys.contains(name.as_ref());
-    // A lease that has just ended is checked next. By the server's older clock it may not have ended yet.
+    // If the lock is ready, its lease may have just ended, and reconciling the lock checks that. By the
+    // server's cached clock, the lease may still run.
     let is_ready = parts.table.is_ready(lock);
     let Some(state) = parts.state_mut(lock) else { return };
     let lease_is_watched = granted_here && (state.planned_lease().is_some() || is_ready);
@@ -125,7 +126,7 @@ fn end_of_quarantine(parts: &Parts) -> Option<MonoUs> {
     parts.quarantined_until.filter(|_| parts.waiters.queued_len() > 0)
 }
 
-/// Whether the only planned work is to forget expired entries.
+/// Whether the only scheduled work is to forget expired entries.
 #[cfg(test)]
 pub(super) fn only_forgets(parts: &Parts) -> bool {
     !parts.table.any_ready()

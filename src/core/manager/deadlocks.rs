@@ -18,8 +18,8 @@ impl LockManager {
         self.parts.searches.next().is_some_and(|start| start <= now.mono)
     }
 
-    /// The next search for a path from a wait back to its owner. Unless deadlocks are `reported`, only a
-    /// cycle that overtaking resolves is searched for.
+    /// The next search for a path from a wait back to its owner. If deadlocks are not `reported`, it seeks
+    /// only cycles that overtaking resolves.
     pub(crate) fn next_search(&mut self, reported: bool, now: Now) -> Option<Search> {
         loop {
             let id = match self.parts.searches.take_next()? {
@@ -42,7 +42,7 @@ impl LockManager {
         self.parts.searches.suspend_search(search);
     }
 
-    /// Ends a portion of searches whose budget is used up.
+    /// Ends a portion of searches that has used up its budget.
     pub(crate) fn pause_searches(&mut self, now: Now) {
         self.parts.searches.rest(now.mono);
     }
@@ -52,7 +52,7 @@ impl LockManager {
         self.parts.searches.insert(id);
     }
 
-    /// Ends a wait that would never end by itself. The caller answers its client, unless a message does.
+    /// Ends a wait that would otherwise never end. The caller answers its client, unless a message does.
     pub(crate) fn end_deadlocked(&mut self, id: WaiterId) {
         let is_notified = self.parts.waiters.queued(id).is_some_and(|wait| wait.request().notify.is_some());
         self.parts.end_wait(id, is_notified.then_some(Decision::Lost));
@@ -69,7 +69,7 @@ impl LockManager {
         if !parts.state_mut(lock)?.overtake(overtaker, member) {
             return defect!("a wait overtakes a member twice", None);
         }
-        // The member now stands behind the other wait, so it may wait for its own owner.
+        // The member is now behind the other wait, so it may wait for its own owner.
         parts.searches.insert(member);
         parts.table.set_ready(lock);
         parts.name(lock)

@@ -17,8 +17,8 @@ impl LockManager {
         self.parts.waiters.together(id).into_iter().fold(false, |any, id| self.delivered_alone(id, now) | any)
     }
 
-    /// Notes that the client was answered. It may read the answer before the grant is known to be
-    /// [`delivered`](Self::delivered).
+    /// Records that the client was answered. The client may read the answer before
+    /// [`delivered`](Self::delivered) is called.
     #[inline]
     pub(crate) fn answered(&mut self, id: WaiterId) {
         if !self.parts.waiters.bundles.is_empty() {
@@ -26,8 +26,8 @@ impl LockManager {
         }
     }
 
-    /// Notes that replicas have acknowledged the grant and its client is answered. From now on, its delivery
-    /// confirms it.
+    /// Records that replicas have acknowledged the grant and its client is answered. From now on, the
+    /// delivery confirms the grant.
     pub(crate) fn acknowledged(&mut self, id: WaiterId) {
         for id in self.parts.waiters.together(id) {
             self.parts.void_if_ended(id);
@@ -40,8 +40,8 @@ impl LockManager {
         }
     }
 
-    /// Confirms a delivered grant without consequences, as most are. Returns whether work is due soon; `None`
-    /// if the grant may have consequences, and then nothing has changed.
+    /// Confirms a delivered grant without consequences, as most are. Returns whether work is due soon.
+    /// Returns `None`, with nothing changed, if the grant may have consequences.
     pub(crate) fn delivered_plain(&mut self, id: WaiterId) -> Option<bool> {
         self.parts.confirm_plain(id).then(|| self.parts.table.any_ready())
     }
@@ -67,8 +67,8 @@ impl LockManager {
         self.parts.mark_for_revocation(id);
     }
 
-    /// Marks a grant for revocation: the message about it had no subscriber. False if the grant no longer
-    /// exists.
+    /// Marks a grant for revocation, because its message had no subscriber. Returns false if the grant no
+    /// longer exists.
     pub(crate) fn message_had_no_subscriber(&mut self, id: WaiterId) -> bool {
         self.parts.expire_grant(id)
     }

@@ -36,7 +36,7 @@ impl LockManager {
             KeyChange::Changed => None,
         };
         let gone = ended_by.is_some();
-        // If the lock has no native waiter, an external client may wait for the announcement.
+        // An external client may wait for the announcement even if no native client waits for the lock.
         let was_granted = gone && parts.granted_keys.remove(lock);
         let known = if was_granted { Some(parts.table.find_or_insert(lock)) } else { parts.table.find(lock) };
         // Nearly every key is not a lock.
@@ -57,11 +57,11 @@ impl LockManager {
                 state.note_unannounced();
             }
             state.note_foreign_write(ended_by, has_bundles);
-            // Otherwise the expired lease is counted with the notice to its owner.
+            // Otherwise the expired lease is counted together with its owner's notice.
             let counts = was_granted && ended_by == Some(HoldEvent::Expired) && state.held().is_empty();
             parts.expired_leases += usize::from(counts);
         }
-        // The lock may be idle now.
+        // The lock may have become idle.
         parts.drop_if_idle(idx);
         parts.table.set_ready(idx);
         parts.table.is_ready(idx)
@@ -87,8 +87,8 @@ impl LockManager {
         }
     }
 
-    /// Marks every lock with waiters as ready, and every lock whose history is kept until it is free. Returns
-    /// whether there is a lock of the second kind.
+    /// Marks as ready every lock with waiters, and every lock whose fairness history is kept until it is
+    /// free. Returns whether any lock has such a history.
     pub(crate) fn recheck_all(&mut self) -> bool {
         let mut is_remembered = false;
         for lock in self.parts.table.handles(None) {
@@ -102,8 +102,8 @@ impl LockManager {
         is_remembered
     }
 
-    /// Until this time, grants only to owners that hold the lock: other holds may have been forgotten. The
-    /// caller repeats the call when the time is over, and waiters are served then.
+    /// Starts a quarantine until this time: only owners that hold a lock are granted it, because other holds
+    /// may have been forgotten. The caller repeats the call after that time, and waiters are then served.
     pub(crate) fn quarantine(&mut self, until: Option<MonoUs>, now: Now) {
         let until = until.filter(|until| now.mono < *until);
         let before = std::mem::replace(&mut self.parts.quarantined_until, until);
@@ -124,7 +124,7 @@ impl LockManager {
         parts.granted_keys = GrantedKeys::default();
         parts.bindings.suspend();
         for lock in parts.table.handles(None) {
-            // Earlier losses are still reported. The remaining holds belong to the next primary.
+            // Earlier losses are still reported. The next primary reports the end of the remaining holds.
             let lost = parts.state_mut(lock).map(|state| state.held_mut().take_ended());
             parts.push_notices(lock, lost.into_iter().flatten());
             parts.forget_held(lock);
@@ -148,8 +148,8 @@ impl LockManager {
         }
     }
 
-    /// From now on, no hold is remembered for a lock without waiters. Used on servers whose keys may leave
-    /// and return without an event.
+    /// From now on, remembers no hold of a lock without waiters. Used on servers whose keys may leave and
+    /// return without an event.
     pub(crate) fn forget_holds(&mut self) {
         self.parts.forgets_holds = true;
     }
@@ -175,8 +175,8 @@ impl LockManager {
         self.parts.drop_if_idle(idx);
     }
 
-    /// Notes that the lock becomes free earlier than external waiters know. The end of its first lease is
-    /// then announced to them.
+    /// Records that the lock becomes free earlier than external clients know. The end of its first lease is
+    /// then announced.
     pub(crate) fn lease_shortened(&mut self, lock: LockRef<'_>, output: StepOutput, first_end: WallMs) {
         let known = self.still_known(output);
         let idx = known.unwrap_or_else(|| self.parts.table.find_or_insert(lock));
@@ -186,10 +186,11 @@ impl LockManager {
         self.parts.schedule_lease(idx, Some(first_end));
     }
 
-    /// Notes that a field of the lock expires by itself at this time, and possibly its first lease with it.
+    /// Records that a field of the lock expires by itself at this time. Its first lease may end with the
+    /// field.
     pub(crate) fn field_ends(&mut self, output: StepOutput, at: WallMs, now: Now) {
         let Some(idx) = self.still_known(output) else { return };
-        // A field that was read although it has expired shows that the server's clock is behind.
+        // If an expired field was still readable, the server's clock is behind.
         let at = at.max(now.wall.saturating_add(1));
         let parts = &mut self.parts;
         let Some(state) = parts.table.get_mut(idx) else { return };
@@ -214,8 +215,8 @@ impl LockManager {
         self.parts.fragile.is_in_round()
     }
 
-    /// Marks the next fragile locks as ready, since a foreign write may have deleted an owner's field without
-    /// an event.
+    /// Marks the next fragile locks as ready. A foreign write may have deleted a holder's field without an
+    /// event.
     pub(crate) fn recheck_fragile(&mut self) {
         for lock in self.parts.fragile.next() {
             self.parts.table.set_ready(lock);

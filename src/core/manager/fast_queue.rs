@@ -4,8 +4,8 @@
 //!
 //! Opening and reading the key is the slowest part of an acquire that only joins the queue. It is unnecessary
 //! while the lock's hold is remembered. Events make the lock ready when the hold ends, its lease moves, or a
-//! command replaces the key ([`key_changed`](super::LockManager::key_changed)). Some writes raise no such
-//! event (`SET`, `HSET`). Those of Redisson's clients come with an `EXPIRE`, which does. So a newcomer opens
+//! command replaces the key ([`key_changed`](super::LockManager::key_changed)). Some writes (`SET`, `HSET`)
+//! raise no such event. Redisson's clients follow theirs with an `EXPIRE`, which does. So a newcomer opens
 //! the key if the last newcomer did so more than [`LOOK_VALID_US`] ago.
 
 use super::LockManager;
@@ -15,7 +15,7 @@ use crate::core::queue::wait::NewWait;
 use crate::core::table::LockLookup;
 use crate::core::{MonoUs, Notify, Now, Request, RequestId, WaitPolicy, WaiterId};
 
-/// Time for which newcomers rely on another newcomer's look at the key, in microseconds.
+/// Time for which newcomers rely on the last read of the key by a newcomer, in microseconds.
 const LOOK_VALID_US: MonoUs = 100_000;
 
 /// A wait that was queued without opening the key.
@@ -24,14 +24,14 @@ pub(crate) struct FastQueued {
     pub(crate) id: WaiterId,
     /// Whether the waiter may wait for its own owner, so that a search is needed.
     pub(crate) may_be_in_cycle: bool,
-    /// Whether the wait may need a new deadline in the schedule.
+    /// Whether the wait may need a new entry in the schedule of deadlines.
     pub(crate) plans: bool,
 }
 
 impl LockManager {
     /// Queues a request without opening its lock's key, if it certainly has to wait and no other work is due:
-    /// see the module. `None` if that is not certain, and then nothing has changed. With `looks_first`, the
-    /// first waiter always opens the key. `is_new` tells whether no record exists for the request's id.
+    /// see the module. Returns `None`, with nothing changed, if that is not certain. With `looks_first`, the
+    /// first waiter always opens the key. `is_new` returns whether no record exists for the request's id.
     pub(crate) fn queue_fast(
         &mut self,
         lock: LockLookup<'_>,
@@ -75,7 +75,7 @@ impl LockManager {
             parts.fragile.remove(lock);
             parts.schedule_lease(lock, first_until);
         }
-        // Uses the condition of `may_be_in_cycle`.
+        // Must match the condition of `may_be_in_cycle`.
         let may_be_in_cycle =
             holder_waits || parts.state(lock).is_some_and(|state| state.queue().has_crossing());
         let is_planned = first_until.is_none_or(|until| planned.is_some_and(|planned| planned <= until));

@@ -2,8 +2,8 @@
 
 //! The lock manager: the inputs and outputs of the core.
 //!
-//! It remembers a lock only while the lock has waiters, bindings or grants in flight. The holders are passed
-//! in with every call, as the keyspace has them.
+//! The manager remembers a lock only while the lock has waiters, bindings or grants in flight. Every call
+//! passes in the holders, as read from the key.
 
 mod calls;
 mod clock;
@@ -69,11 +69,11 @@ impl LockManager {
         self.parts.table.look_up(lock)
     }
 
-    /// Grants the request if the holders admit it and no waiter comes first. Otherwise it queues the request
-    /// if the policy allows that. If not, it only does work that is due.
+    /// Grants the request if the holders admit it and no waiter comes first. Otherwise queues it if the
+    /// policy allows that. If neither is possible, does due work only.
     ///
-    /// A repeated request gets its first reply again, or keeps its position in the queue. A request that can
-    /// wait lets external clients go first in their fairness window.
+    /// A repeated request gets its first reply again, or keeps its position in the queue. In a fairness
+    /// window, a request that can wait lets external clients go first.
     pub(crate) fn acquire(
         &mut self,
         open: OpenLock<'_>,
@@ -86,8 +86,8 @@ impl LockManager {
         (calls::acquire(&mut step, request, policy), step.close())
     }
 
-    /// Releases holds, and grants the lock to the next waiters. Returns the number of holds that are left.
-    /// Even after a refusal the caller writes the changes, since due work may have been done.
+    /// Releases holds, and grants the lock to the next waiters. Returns the number of remaining holds. The
+    /// caller must write the changes even after a refusal, because due work may have been done.
     pub(crate) fn release(
         &mut self,
         open: OpenLock<'_>,
@@ -140,7 +140,7 @@ impl LockManager {
         step.finish()
     }
 
-    /// Ends every wait for a lock with this decision: its key holds no lock that this server serves.
+    /// Ends every wait for a lock with this decision, because its key holds no lock that this server serves.
     pub(crate) fn refuse_all(&mut self, lock: LockRef<'_>, decision: &Decision) {
         let Some(idx) = self.parts.table.find(lock) else { return };
         self.parts.table.unset_ready(idx);
@@ -150,7 +150,7 @@ impl LockManager {
         let moved = *decision == Decision::Moved;
         self.parts.end_lost(idx, if moved { decision } else { &Decision::Lost });
         let held = self.parts.state_mut(idx).map(|state| state.held_mut().take_all());
-        // Holds of a moved lock continue on its new node.
+        // Holds of a moved lock continue on its new node, so their owners get no notice.
         self.parts.push_notices(idx, held.into_iter().flatten().filter(|_| !moved));
         let Some(state) = self.parts.state_mut(idx) else { return };
         state.stop_serving();
@@ -161,12 +161,13 @@ impl LockManager {
         self.parts.drop_if_idle(idx);
     }
 
-    /// Removes a waiter from its queue: its client is gone or was unblocked. False if it no longer waits.
+    /// Removes a waiter from its queue, because its client has left or was unblocked. Returns false if it no
+    /// longer waits.
     pub(crate) fn leave(&mut self, id: WaiterId) -> bool {
         self.parts.end_wait(id, None)
     }
 
-    /// Reserves a wait id for a call that waits for no lock.
+    /// Reserves a wait id for a call that does not wait for a lock.
     pub(crate) fn next_wait_id(&mut self) -> WaiterId {
         self.parts.waiters.next_id()
     }

@@ -9,7 +9,7 @@ impl LockManager {
     /// Takes the next notice to an owner, in order of detection.
     pub(crate) fn next_notice(&mut self) -> Option<Notice> {
         while let Some(notice) = self.parts.notices.pop_front() {
-            // The waiter may have left meanwhile.
+            // The waiter may have left since then.
             if notice.event != HoldEvent::Contended || self.waiting(notice.lock.as_ref()) > 0 {
                 return Some(notice);
             }
@@ -34,8 +34,7 @@ impl LockManager {
         next
     }
 
-    /// Takes the next message, in order. Skips messages about grants that were confirmed or revoked
-    /// meanwhile.
+    /// Takes the next message, in order. Skips messages about grants that were confirmed or revoked since.
     pub(crate) fn next_message(&mut self) -> Option<Message> {
         while let Some(message) = self.parts.messages.pop_front() {
             if message.event == InboxEvent::Lost || self.is_in_flight(message.id) {

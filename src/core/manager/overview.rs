@@ -23,7 +23,7 @@ pub(crate) struct WaiterInfo<'a> {
     pub(crate) remaining_us: Option<MonoUs>,
 }
 
-/// Facts about a hold that its key does not show.
+/// Facts about a hold that its key does not store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HoldInfo {
     /// Time since the grant; `None` if the grant happened elsewhere or before it was recorded.
@@ -57,18 +57,17 @@ impl PartialOrd for Contended {
 /// Facts about a queue, available without opening the lock's key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct QueueInfo {
-    /// Time that the first waiter has waited.
+    /// Time that the first waiter has been waiting.
     pub(crate) longest_us: MonoUs,
-    /// Mode that the first waiter wants.
+    /// Mode that the first waiter requests.
     pub(crate) wanted: Mode,
-    /// Whether one owner holds the lock exclusively, as far as is known.
+    /// Whether the lock is known to have a single, exclusive holder.
     pub(crate) is_plain: bool,
 }
 
 impl LockManager {
-    /// The other locks of a granted, unanswered call for several locks: a cancel of its request releases
-    /// them too.
-    /// The caller must [reconcile](LockManager::reconcile) each of them in the same command.
+    /// The other locks of a granted, unanswered call for several locks. A cancel of its request releases them
+    /// too, so the caller must [reconcile](LockManager::reconcile) each of them in the same command.
     pub(crate) fn sibling_locks(&self, lock: LockLookup<'_>, id: &RequestId) -> Vec<LockId> {
         let parts = &self.parts;
         let wait = parts.table.handle_of(lock).and_then(|lock| parts.waiters.of_request(lock, id));
@@ -82,7 +81,7 @@ impl LockManager {
         others.filter_map(|other| parts.name(parts.waiters.get(other)?.lock())).collect()
     }
 
-    /// The wait by which the client knows its call: the first wait of a bundle, or the wait itself.
+    /// The wait that identifies the call to its client: the first wait of a bundle, or the wait itself.
     pub(crate) fn first_wait_of(&self, id: WaiterId) -> WaiterId {
         self.parts.waiters.first_wait_of(id)
     }
@@ -107,8 +106,8 @@ impl LockManager {
         self.parts.waiters.together(id).iter().any(is_granted)
     }
 
-    /// Number of leases that expired under their owners, as far as known. Complete for locks granted here
-    /// while owners get notices.
+    /// Number of leases known to have expired while held. Complete for locks granted here while owners get
+    /// notices.
     pub(crate) fn expired_leases(&self) -> usize {
         self.parts.expired_leases
     }
@@ -118,7 +117,7 @@ impl LockManager {
         !self.parts.waiters.notified.is_empty()
     }
 
-    /// Number of waits with `NOTIFY`, and of their connections.
+    /// Number of waits with `NOTIFY`, and number of their connections.
     pub(crate) fn notified(&self) -> (usize, usize) {
         self.parts.waiters.notified.lens()
     }
@@ -143,8 +142,8 @@ impl LockManager {
         (self.parts.windows_given, self.parts.windows_used)
     }
 
-    /// The sole, plain, exclusive hold of a lock at the end of its last step, unless the key may have changed
-    /// since.
+    /// The sole, plain, exclusive hold of a lock at the end of its last step. `None` if the key may have
+    /// changed since.
     pub(crate) fn plain_hold(&self, lock: LockLookup<'_>) -> Option<&Hold> {
         self.parts.state(self.parts.table.handle_of(lock)?)?.plain_hold()
     }
@@ -168,7 +167,7 @@ impl LockManager {
         self.parts.bindings.count()
     }
 
-    /// Whether this server is a replica, as far as known.
+    /// Whether this server was last known to be a replica.
     pub(crate) fn is_demoted(&self) -> bool {
         self.parts.demoted
     }
@@ -224,7 +223,7 @@ impl LockManager {
         let parts = &self.parts;
         let Some(lock) = parts.table.handle_of(lock) else { return 0 };
         let unconfirmed = parts.state(lock).map_or(0, |state| state.unconfirmed().may_end());
-        // A portion of each kind, and one more for the caller.
+        // Each kind of work ends at most a portion. The caller's hold adds one.
         let most = parts.portion.0 + 1;
         unconfirmed.min(2 * most) + parts.bindings.closed_len(lock).min(most)
     }
@@ -235,7 +234,7 @@ impl LockManager {
         self.parts.table.iter().filter(move |(.., state)| wanted(state)).map(|(_, id, _)| id)
     }
 
-    /// Number of locks known to be held.
+    /// Number of locks that are known to be held.
     pub(crate) fn known_held(&self) -> usize {
         let parts = &self.parts;
         let held = |lock, state: &LockState| {
@@ -247,7 +246,7 @@ impl LockManager {
         parts.table.iter().filter(|(lock, _, state)| held(*lock, state)).count()
     }
 
-    /// Time that the longest waiter has waited.
+    /// Time that the longest waiter has been waiting.
     pub(crate) fn longest_wait(&self, now: Now) -> MonoUs {
         let parts = &self.parts;
         let first = parts.table.iter().filter_map(|(.., state)| parts.waiters.get(state.queue().first()?));
@@ -259,7 +258,7 @@ impl LockManager {
         state(&self.parts, lock).map(|state| state.queue().iter().collect()).unwrap_or_default()
     }
 
-    /// Facts about an owner's hold that its key does not show.
+    /// Facts about an owner's hold that its key does not store.
     pub(crate) fn hold(&self, lock: LockRef<'_>, owner: &Owner, now: Now) -> Option<HoldInfo> {
         let parts = &self.parts;
         let idx = parts.table.find(lock)?;
@@ -307,8 +306,8 @@ impl LockManager {
         })
     }
 
-    /// The owner of a wait, and all locks with waiters. `None` unless the owner blocks others only by its
-    /// holds, or if the table has more than `most` locks.
+    /// The owner of a wait, and all locks with waiters. `None` if the owner also blocks others as a waiter,
+    /// or if the table has more than `most` locks.
     pub(crate) fn only_holds_matter(&self, id: WaiterId, most: usize) -> Option<(Owner, Vec<LockId>)> {
         let parts = &self.parts;
         let owner = &parts.waiters.queued(id)?.request().owner;

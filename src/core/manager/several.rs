@@ -5,7 +5,7 @@
 //! [`LockManager::try_member`](super::LockManager::try_member)), then to take them or to join their queues.
 //!
 //! No other call runs in between. A step without its call makes a lock easier to get, never harder. So the
-//! verdict about the first lock still holds after the last one was checked.
+//! result for the first lock still holds when the last one has been checked.
 
 use super::{LockManager, OpenLock};
 use crate::core::manager::parts::{LockState, Parts};
@@ -35,8 +35,8 @@ pub(crate) struct BundleTry {
     pub(crate) members: Vec<(LockId, WaiterId)>,
 }
 
-/// A lock that is ready to be reconciled because of an earlier step of the same call. A step that does not
-/// serve the queue keeps it ready.
+/// A lock that an earlier step of the same call has made ready to be reconciled. It stays ready until a step
+/// serves its queue.
 struct Ready(Option<LockIdx>);
 
 impl Ready {
@@ -52,7 +52,7 @@ impl Ready {
 }
 
 impl LockManager {
-    /// Checks whether a request for several locks could be granted this one. Does due work, and changes
+    /// Checks whether this lock could be granted to a request for several locks. Does due work, and changes
     /// nothing else.
     pub(crate) fn check(
         &mut self,
@@ -71,7 +71,7 @@ impl LockManager {
         (CheckedLock { verdict, is_full }, step.close())
     }
 
-    /// Grants this lock to a request for several locks, all of which are available.
+    /// Grants this lock to a request for several locks. All of them must be available.
     pub(crate) fn take(&mut self, open: OpenLock<'_>, request: &Request) -> (Option<Reply>, StepOutput) {
         let parts = &mut self.parts;
         let ready = Ready::of(parts, open.lookup);
@@ -82,7 +82,7 @@ impl LockManager {
         (reply, output)
     }
 
-    /// Repeats the reply of an earlier grant for several locks, at this lock.
+    /// Repeats the reply of an earlier grant of several locks, at this lock.
     pub(crate) fn repeat(&mut self, open: OpenLock<'_>, request: &Request, reply: &Reply) -> StepOutput {
         let parts = &mut self.parts;
         let ready = Ready::of(parts, open.lookup);
@@ -94,7 +94,7 @@ impl LockManager {
         output
     }
 
-    /// Queues a request for several locks at this one. The first call creates the bundle, and the others
+    /// Queues a request for several locks at this lock. The first call creates the bundle, and later calls
     /// extend it.
     pub(crate) fn queue_member(
         &mut self,
@@ -115,7 +115,7 @@ impl LockManager {
         (id, output)
     }
 
-    /// Notes that a new bundle waits because the lock of this member was unavailable.
+    /// Records that a new bundle waits, because the lock of this member was unavailable.
     pub(crate) fn note_blocked(&mut self, first_wait: WaiterId, at: WaiterId) {
         let parts = &mut self.parts;
         let Some(lock) = parts.waiters.get(at).map(|wait| wait.lock()) else { return };
@@ -133,8 +133,8 @@ impl LockManager {
         self.parts.waiters.bundles.has_due_bundle()
     }
 
-    /// Starts the try of the next due bundle. [`try_member`](LockManager::try_member) checks each lock, and
-    /// [`end_try`](LockManager::end_try) ends the try.
+    /// Starts trying the next due bundle. Check each lock with [`try_member`](LockManager::try_member), then
+    /// call [`end_try`](LockManager::end_try).
     pub(crate) fn begin_try(&mut self) -> Option<BundleTry> {
         let parts = &mut self.parts;
         let first_wait = parts.waiters.bundles.next_due()?;
@@ -143,8 +143,8 @@ impl LockManager {
         Some(BundleTry { first_wait, members: named })
     }
 
-    /// Checks whether a member could be granted now. Does due work, and changes nothing else. `None` if the
-    /// member no longer waits.
+    /// Checks whether a member could be granted now. Does due work, and changes nothing else. Returns `None`
+    /// if the member no longer waits.
     pub(crate) fn try_member(
         &mut self,
         open: OpenLock<'_>,
@@ -177,8 +177,9 @@ impl LockManager {
         }
     }
 
-    /// Ends a try. `blocked_at` is the member whose lock was unavailable, if the try failed. Returns the
-    /// locks to reconcile: their queues were not served meanwhile, or their announcement is missing.
+    /// Ends the try of a bundle. `blocked_at` is the member whose lock was unavailable, if the try failed.
+    /// Returns the locks to reconcile: their queues were not served during the try, or their announcements
+    /// are still missing.
     pub(crate) fn end_try(&mut self, blocked_at: Option<WaiterId>) -> Vec<LockId> {
         let parts = &mut self.parts;
         let lock = blocked_at.and_then(|id| parts.waiters.queued(id)).map(|wait| wait.lock());
@@ -206,8 +207,8 @@ impl LockManager {
         }
     }
 
-    /// Ends a release of several locks. Returns the locks whose announcement is missing and that must be
-    /// reconciled.
+    /// Ends a release of several locks. Returns the locks whose announcements are still missing. The caller
+    /// must reconcile them.
     pub(crate) fn end_multi_release(&mut self) -> Vec<LockId> {
         let parts = &mut self.parts;
         let withheld = parts.waiters.bundles.stop_withholding();
@@ -215,7 +216,7 @@ impl LockManager {
         withheld.into_iter().filter(unannounced).filter_map(|lock| parts.name(lock)).collect()
     }
 
-    /// Notes that a free lock was not announced because it is reserved ([`StepOutput::is_reserved`]).
+    /// Records that a free lock was not announced, because it is reserved ([`StepOutput::is_reserved`]).
     pub(crate) fn note_withheld(&mut self, output: StepOutput) {
         let parts = &mut self.parts;
         if let Some(state) = output.lock.and_then(|lock| parts.state_mut(lock)) {

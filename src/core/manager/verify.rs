@@ -12,7 +12,7 @@ use crate::core::table::LockIdx;
 use crate::core::{Decision, Now, WaiterId};
 
 impl LockManager {
-    /// Fails if an index is wrong, a wait is not where it belongs, or an idle lock is still remembered.
+    /// Fails if an index is wrong, a wait is in the wrong place, or an idle lock is still remembered.
     pub(crate) fn verify(&self) {
         let parts = &self.parts;
         parts.waiters.verify();
@@ -81,7 +81,7 @@ impl LockManager {
         assert!(stuck.is_empty(), "no event will reconcile {stuck:?}");
     }
 
-    /// Whether the lock has waiters and no event will reconcile it, although its holder has no lease.
+    /// Whether the lock has waiters, but no scheduled or expected event will reconcile it.
     fn is_stuck(&self, lock: LockIdx) -> bool {
         let parts = &self.parts;
         if parts.quarantined_until.is_some() {
@@ -117,12 +117,12 @@ impl LockManager {
         std::iter::from_fn(|| self.next_decision()).collect()
     }
 
-    /// Whether nothing is remembered, so that only an acquire can have an effect.
+    /// Whether nothing is remembered. Then only an acquire can have an effect.
     pub(crate) fn is_idle(&self) -> bool {
         self.parts.table.is_empty()
     }
 
-    /// Whether the only planned work is to forget expired entries.
+    /// Whether the only scheduled work is to forget expired entries.
     pub(crate) fn only_forgets(&self) -> bool {
         clock::only_forgets(&self.parts)
     }
@@ -139,7 +139,7 @@ impl LockManager {
         self.parts.granted_keys.contains(lock)
     }
 
-    /// Whether the lock is left free for external clients now.
+    /// Whether the lock is currently left free for external clients.
     pub(crate) fn is_left_free(&self, lock: crate::core::LockRef<'_>, now: crate::core::Now) -> bool {
         let state = self.parts.table.find(lock).and_then(|lock| self.parts.state(lock));
         state.is_some_and(|state| state.yields(u64::MAX, now))
@@ -155,7 +155,7 @@ impl LockManager {
     /// Fails if anything is left.
     pub(crate) fn assert_empty(&self) {
         for (table, size) in self.tables() {
-            // The hints are bounded, and may be about keys that are gone.
+            // The hints are bounded, and may stay for keys that are gone.
             assert!(size == 0 || table == c"table_granted_key_hints", "{size} entries are left in {table:?}");
         }
         assert!(self.parts.decisions.is_empty());

@@ -114,8 +114,8 @@ impl WaitView for LockManager {
     fn may_be_in_cycle(&self, id: WaiterId, holders: &Holders) -> bool {
         let Some(wait) = self.parts.waiters.queued(id) else { return false };
         let Some(state) = self.parts.state(wait.lock()) else { return false };
-        // From this lock, the graph leads to other locks only through a holder or a waiter ahead that also
-        // waits for another lock. If the waiter waits for this lock only, the graph leads back to it only
+        // From this lock, the graph leads to other locks only through a holder or an earlier waiter that also
+        // waits for another lock. If every earlier waiter waits for this lock only, the graph leads back only
         // through a holder that waits for this lock.
         let Request { owner, wants, .. } = wait.request();
         if wants.once && holders.get(owner.as_bytes()).is_some() {
@@ -125,8 +125,8 @@ impl WaitView for LockManager {
             || match (holders, wants.limit) {
                 (Holders::Free, _) => false,
                 (Holders::Exclusive(hold), _) => self.parts.waiters.waits(hold.owner.as_bytes()),
-                // At least this number of holders would have to be waiting too, unless waiters ahead block
-                // the request.
+                // In a cycle, at least `limit` holders must be waiting too, unless earlier waiters block the
+                // request.
                 (Holders::Shared(_), Some(limit)) => {
                     let waiting = self.parts.waiters.index_lens().0;
                     state.queue().len() > 1

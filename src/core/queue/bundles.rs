@@ -4,10 +4,10 @@
 //! locks. Each member is a normal wait, and all have the same ticket. Members are granted together or not at
 //! all, and leave together.
 //!
-//! The lock manager has one lock open at a time; the holders of the others are in their keys. So a step that
-//! could grant a member makes its bundle *due*, and the driver then opens all its locks in turn
-//! ([`LockManager::try_member`](crate::core::LockManager::try_member)). If one of them is unavailable, the bundle
-//! remembers that lock. Only a step on that lock makes the bundle due again.
+//! The lock manager has one lock open at a time, and the holders of the others are in their keys. So a step
+//! that could grant a member makes its bundle *due*. The driver then opens all locks of the bundle in turn
+//! ([`LockManager::try_member`](crate::core::LockManager::try_member)). If one of them is unavailable, the
+//! bundle records that lock. From then on, only a step on that lock makes the bundle due again.
 
 use std::collections::VecDeque;
 
@@ -24,14 +24,14 @@ pub(crate) enum Verdict {
     Available,
     /// The request was granted before, with this reply.
     Repeats(Reply),
-    /// The lock is unavailable for now; `quarantined` if no holder is known.
+    /// The lock cannot be granted now. `quarantined` means that no holder is known.
     Busy {
         quarantined: bool,
     },
     Refused(Refusal),
 }
 
-/// A bundle that is being queued, from its first member on.
+/// A bundle that is being created, after its first member was queued.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NewBundle {
     /// The first member.
@@ -55,7 +55,8 @@ struct Bundle {
     is_answered: bool,
 }
 
-/// All bundles, each by its first member, whose number identifies the call to its client.
+/// All bundles, each identified by its first member. The number of that wait identifies the call to its
+/// client.
 #[derive(Default)]
 pub(in crate::core) struct Bundles {
     by_first_wait: HashMap<WaiterId, Bundle>,
@@ -63,9 +64,9 @@ pub(in crate::core) struct Bundles {
     due: VecDeque<WaiterId>,
     /// The bundle being tried.
     tried: Option<WaiterId>,
-    /// Locks whose queues are not served until the tries are over.
+    /// Locks whose queues are not served until the pending tries are over.
     stopped: Vec<LockIdx>,
-    /// Set while a call releases several locks: free locks that are not announced yet.
+    /// While a call releases several locks: the free locks that are not announced yet.
     withheld: Option<Vec<LockIdx>>,
 }
 
@@ -110,8 +111,8 @@ impl Bundles {
         self.by_first_wait.get(&first_wait).map_or(&[], |bundle| &bundle.members)
     }
 
-    /// Notes that the client was answered. From now on, the end of one member does not end the others, unless
-    /// the answer turns out to be lost.
+    /// Records that the client was answered. From now on, the end of one member does not end the others,
+    /// unless the answer was lost.
     pub(in crate::core) fn answered(&mut self, first_wait: WaiterId) {
         if let Some(bundle) = self.by_first_wait.get_mut(&first_wait) {
             bundle.is_answered = true;
@@ -123,16 +124,16 @@ impl Bundles {
         self.by_first_wait.get(&first_wait).is_some_and(|bundle| bundle.is_answered)
     }
 
-    /// Whether a grantable member at this lock makes its bundle due. False while another lock is known to be
-    /// unavailable.
+    /// Whether a grantable member at this lock makes its bundle due. False while a different lock is known to
+    /// be unavailable.
     pub(in crate::core) fn may_be_due(&self, first_wait: WaiterId, lock: LockIdx) -> bool {
         let is_blocked = |bundle: &Bundle| bundle.blocked_at.is_some_and(|at| at != lock);
         self.tried == Some(first_wait)
             || self.by_first_wait.get(&first_wait).is_some_and(|bundle| !is_blocked(bundle))
     }
 
-    /// Makes the bundle due. The queue of this lock is not served until the try is over, to preserve the
-    /// order of arrival.
+    /// Makes the bundle due. To keep the order of arrival, the queue of this lock is not served until the
+    /// bundle has been tried.
     pub(in crate::core) fn is_due(&mut self, first_wait: WaiterId, lock: LockIdx) {
         if self.tried != Some(first_wait) {
             if let Some(bundle) = self.by_first_wait.get_mut(&first_wait).filter(|bundle| !bundle.is_due) {
@@ -145,15 +146,15 @@ impl Bundles {
         }
     }
 
-    /// Whether the queue of this lock is not served until all due bundles were tried.
+    /// Whether the queue of this lock is stopped until all due bundles have been tried.
     #[inline]
     pub(in crate::core) fn is_stopped(&self, lock: LockIdx) -> bool {
         let is_trying = self.tried.is_some() || self.has_due_bundle();
         is_trying && self.stopped.contains(&lock)
     }
 
-    /// Whether this lock is reserved for a bundle: a due or tried bundle waits for it. While a call releases
-    /// several locks, any bundle that waits for the lock reserves it.
+    /// Whether this lock is reserved for a bundle that waits for it: one that is due or being tried. While a
+    /// call releases several locks, every bundle that waits for the lock reserves it.
     pub(in crate::core) fn is_reserved(&self, lock: LockIdx, is_waited_for: impl FnOnce() -> bool) -> bool {
         let waits = |first_wait: &WaiterId| self.members(*first_wait).iter().any(|(of, _)| *of == lock);
         self.due.iter().chain(&self.tried).any(waits) || (self.withheld.is_some() && is_waited_for())
@@ -164,14 +165,14 @@ impl Bundles {
         self.withheld = Some(Vec::new());
     }
 
-    /// Notes a free lock whose announcement was withheld.
+    /// Records a free lock whose announcement is withheld.
     pub(in crate::core) fn note_withheld(&mut self, lock: LockIdx) {
         if let Some(withheld) = &mut self.withheld {
             withheld.push(lock);
         }
     }
 
-    /// Stops withholding. Returns the locks whose announcement was withheld.
+    /// Stops withholding announcements. Returns the locks that are still to be announced.
     pub(in crate::core) fn stop_withholding(&mut self) -> Vec<LockIdx> {
         self.withheld.take().unwrap_or_default()
     }
@@ -190,8 +191,8 @@ impl Bundles {
         Some(first_wait)
     }
 
-    /// Ends a try. `blocked_at` is the unavailable lock, if the try failed. Once no bundle is due, returns
-    /// the locks whose queues must now be served or whose announcement is still missing.
+    /// Ends the try of a bundle. `blocked_at` is the unavailable lock, if the try failed. Once no bundle is
+    /// due, returns the locks whose queues must now be served, or whose announcements are still missing.
     pub(in crate::core) fn end_try(
         &mut self,
         blocked_at: Option<LockIdx>,
@@ -217,7 +218,7 @@ impl Bundles {
         }
     }
 
-    /// Whether this bundle is known to wait for another lock.
+    /// Whether this bundle is known to be blocked at another lock.
     #[cfg(test)]
     pub(in crate::core) fn waits_elsewhere(&self, first_wait: WaiterId, lock: LockIdx) -> bool {
         self.by_first_wait

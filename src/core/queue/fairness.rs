@@ -1,55 +1,56 @@
 // SPDX-License-Identifier: MIT
 
-//! The fairness window of one lock: a moment in which the lock stays free for external clients, such as
+//! The fairness window of one lock: a short time in which the lock stays free for external clients, such as
 //! Redisson's.
 //!
 //! An external client is notified when the lock becomes free, and then needs a round trip to take it. A
-//! native waiter needs no round trip. While native waiters exist, or return fast enough, an external client
-//! never finds the lock free. So after a run of native grants the lock is announced as free and left free for
-//! a moment, if its channel has subscribers. Native calls that can wait let external clients go first. Native
+//! native waiter needs none. While native clients wait, or return fast enough, an external client never finds
+//! the lock free. So after a run of native grants, the lock is announced as free and left free for a short
+//! time, if its channel has subscribers. Native calls that can wait let external clients go first. Native
 //! calls that cannot wait still take a free lock.
 //!
-//! The server is queried for subscribers once per run. A subscriber that never takes the lock, because it is
-//! frozen, distant or not a lock client, soon gets windows only at long intervals.
+//! The server is queried for subscribers once per run. A subscriber that never takes the lock soon gets
+//! windows only at long intervals. It may be frozen, distant or not a lock client.
 
 use crate::core::{MonoUs, Now};
 
-/// Number of native grants in a row before external clients get a window. They must get at least a tenth of
-/// the grants, even if they miss some windows.
+/// Number of native grants in a row before external clients get a window. External clients must get at least
+/// a tenth of the grants, even if they miss some windows.
 const RUN: u32 = 4;
 
-/// Number of native grants that one grant to an external client makes up for, and the longest run that is
-/// remembered. A client that missed windows gets the next windows sooner, but never two in a row.
+/// Number by which a grant to an external client reduces the run, and the longest run that is remembered. A
+/// client that missed windows gets the next windows sooner, but never two in a row.
 const EXTERNAL_CREDIT: u32 = 6;
 const LONGEST_RUN: u32 = 60;
 
-/// Length of the run before the first window, as long as no external client has taken the lock. Most
-/// subscribers never need a window.
+/// Length of the run before the first window, if no external client has taken the lock yet. Most subscribers
+/// never need a window.
 const FIRST_RUN: u32 = 16;
 
-/// Time without another query after one that found no subscribers, in microseconds, unless [`LONGEST_RUN`]
-/// native grants happened since. A query costs a sixth of a hand-over.
+/// Minimum time between two queries, in microseconds, if the first found no subscribers. [`LONGEST_RUN`]
+/// native grants end it earlier. A query costs a sixth of a hand-over.
 const QUERY_INTERVAL_US: MonoUs = 50_000;
 
-/// Length of a window, in microseconds. It suffices for a message, a thread's wake-up and a command. With the
-/// timer's millisecond, it stays below the 5 ms in which a free lock must be granted.
+/// Length of a window, in microseconds. It suffices for a message, a thread's wake-up and a command. Even
+/// with the timer's delay of a millisecond, it is below the 5 ms within which a free lock must be granted.
 const WINDOW_US: MonoUs = 3_000;
 
 /// Maximum length of a window, in microseconds, for external clients that need more time.
 const LONGEST_WINDOW_US: MonoUs = 32_000;
 
-/// Number of missed windows in a row that cost an external client nothing: any program stalls occasionally.
+/// Number of windows in a row that an external client may miss without a penalty: any program stalls
+/// occasionally.
 const MAX_FREE_MISSES: u32 = 8;
 
-/// After more misses, the next window opens after this multiple of the missed window. The interval doubles
-/// with each miss, at most [`MAX_BACKOFF_DOUBLINGS`] times.
+/// After more misses, the next window opens after this multiple of the missed window's length. The interval
+/// doubles with each miss, at most [`MAX_BACKOFF_DOUBLINGS`] times.
 const MISS_BACKOFF_FACTOR: MonoUs = 10;
 const MAX_BACKOFF_DOUBLINGS: u32 = 3;
 
 /// Time for which subscribers are remembered while no native client uses the lock, in microseconds.
 const SUBSCRIBER_MEMORY_US: MonoUs = 1_000_000;
 
-/// State of the lock as external clients see it.
+/// Phase of the lock, as external clients see it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Phase {
     /// The lock is held, or handed over among native clients.
@@ -86,10 +87,10 @@ pub(in crate::core) enum AtDeadline {
 #[derive(Debug, Default)]
 pub(in crate::core) struct Fairness {
     phase: Phase,
-    /// Number of native grants that no external grant made up for. Counted only while the lock is in the
-    /// table.
+    /// Number of native grants since the last one to an external client, less earlier credit. Counted only
+    /// while the lock is in the table.
     run: u32,
-    /// Whether no native client was granted the lock since an external client held it.
+    /// Whether an external client was the last to be granted the lock.
     external_was_last: bool,
     /// Whether the channel had subscribers when it was last queried or notified.
     has_subscribers: bool,
@@ -129,14 +130,14 @@ impl Fairness {
         self.deadline
     }
 
-    /// Whether a call that can wait until `ready_until` lets external clients go first. It never waits past
-    /// its deadline for that.
+    /// Whether a call that can wait until `ready_until` lets external clients go first. It does so only if
+    /// its deadline is after the window.
     pub(in crate::core) fn yields(&self, ready_until: MonoUs, now: Now) -> bool {
         matches!(self.phase, Phase::Window { until, .. } if now.mono < until && until < ready_until)
     }
 
-    /// Decides what to do with a free lock. `first_deadline` is the deadline of the first waiter, if there is
-    /// one. `becomes_free` tells whether the lock was held until now.
+    /// Decides what to do with a free lock. `first_deadline` is the deadline of the first waiter, if any.
+    /// `becomes_free` is true if the lock was held until now.
     pub(in crate::core) fn when_free(
         &mut self,
         first_deadline: Option<MonoUs>,
@@ -151,7 +152,8 @@ impl Fairness {
             self.deadline = None;
             return WhenFree::Serve;
         }
-        // A window never uses up a waiter's time, and a lock that was already free is not announced again.
+        // A window ends before the first waiter's deadline. A lock that was already free is not announced
+        // again.
         let end = now.mono.saturating_add(self.next_length());
         let in_time = first_deadline.is_none_or(|deadline| deadline > end);
         if self.is_due(now) && in_time && becomes_free() {
@@ -177,7 +179,7 @@ impl Fairness {
 
     /// Notes a grant to a native client.
     pub(in crate::core) fn granted(&mut self, now: Now) {
-        // External clients could have taken the lock without a window.
+        // External clients had enough time to take the lock without a window.
         if matches!(self.phase, Phase::Free { since } if now.mono.saturating_sub(since) >= self.next_length())
         {
             self.run = 0;
@@ -185,7 +187,7 @@ impl Fairness {
         self.run = self.run.saturating_add(1).min(LONGEST_RUN);
         self.external_was_last = false;
         self.last_event = now.mono;
-        // A native call that could not wait took the lock: external clients missed this window.
+        // A native call that could not wait took the lock, so external clients missed this window.
         self.missed(now);
         self.phase = Phase::Served;
     }
@@ -220,18 +222,18 @@ impl Fairness {
         }
     }
 
-    /// Notes that subscribers wait for the end of a lease, so that it must be announced.
+    /// Records that subscribers wait for the end of a lease, which must therefore be announced.
     pub(in crate::core) fn subscribers_wait_for_lease(&mut self) {
         self.has_subscribers = true;
     }
 
-    /// Forgets unneeded history, now or at a deadline. Returns whether a window was just used.
+    /// Forgets unneeded history, now or at a deadline. Returns whether an external client just used a window.
     pub(in crate::core) fn trim_history(&mut self, is_free: bool, somebody_waits: bool, now: Now) -> bool {
         let used = self.is_window() && !is_free && self.taken_externally(now);
         if let Phase::Window { until, .. } = self.phase {
             self.deadline = Some(until);
         } else if somebody_waits || self.is_blank() {
-            // The planned deadline stays.
+            // The scheduled deadline stays.
         } else if self.has_subscribers {
             self.deadline.get_or_insert(now.mono.saturating_add(SUBSCRIBER_MEMORY_US));
         } else if is_free {
@@ -240,8 +242,7 @@ impl Fairness {
         used
     }
 
-    /// Handles an expired deadline. `lease_is_watched` tells whether the lock is reconciled when its lease
-    /// ends.
+    /// Handles an expired deadline. `lease_is_watched` is true if the end of the lease reconciles the lock.
     pub(in crate::core) fn at_deadline(
         &mut self,
         somebody_waits: bool,

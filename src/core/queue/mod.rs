@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-//! Waits, and the order in which they are served: first come, first served. No other folder decides it.
+//! Waits, and the order in which they are served: first come, first served. Only this folder decides the
+//! order.
 //!
 //! 1. An owner that holds the lock and wants more of it (an upgrade, a re-entry) comes before all newcomers.
 //!    A request with [`Wants::once`](super::Wants::once) is always a newcomer.
@@ -8,11 +9,11 @@
 //! 3. A waiter is served when the holders admit it and no waiter ahead blocks it.
 //! 4. Owners that hold the lock are blocked by holders only. A newcomer is blocked by every single-lock wait
 //!    ahead.
-//! 5. A member of a bundle may have to wait for another lock, so waiters that do not conflict with it go past
-//!    it. An exclusive or limited member blocks every newcomer behind it. A shared member without a limit
-//!    blocks exclusive requests only.
-//! 6. To resolve a deadlock, a waiter may overtake a member that came first
-//!    ([`WaitQueue::overtake`](wait_queue::WaitQueue::overtake)). The member then stands behind that waiter.
+//! A member of a bundle may have to wait for another lock, so compatible waiters pass it. An exclusive or
+//! limited member blocks every newcomer behind it. A shared member without a limit blocks exclusive requests
+//! only.
+//! To resolve a deadlock, a waiter may overtake a member that arrived earlier
+//! ([`WaitQueue::overtake`](wait_queue::WaitQueue::overtake)). The member is then behind that waiter.
 //!
 //! Example: `h` holds the lock. Behind it wait the reader `r1`, a bundle with the exclusive member `m`, the
 //! reader `r2` and the writer `w`. When `h` releases, `r1` is granted: it is first and admitted. `m` must

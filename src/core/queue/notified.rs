@@ -21,10 +21,10 @@ const MAX_MISSED_GRACES: u32 = 3;
 #[derive(Default)]
 struct ConnectionWaits {
     queued: BTreeSet<WaiterId>,
-    /// Grants that are not confirmed, kept apart from the queued waits. Many graces may expire in one step,
-    /// and each may drop the queued waits without visiting these.
+    /// Grants that are not confirmed. Kept apart from the queued waits: many graces may expire in one step,
+    /// and each may drop the queued waits without visiting these grants.
     granted: BTreeSet<WaiterId>,
-    /// Number of grants not confirmed in time since the last confirmed one.
+    /// Number of grants that were not confirmed in time since the last confirmed one.
     missed: u32,
 }
 
@@ -72,7 +72,8 @@ impl Notified {
         self.by_connection.get(&connection).map_or(0, ConnectionWaits::len)
     }
 
-    /// The next wait of this connection to end: the queued waits in order of arrival, then the granted ones.
+    /// The next wait of this connection to end: first the queued waits in order of arrival, then the granted
+    /// ones.
     pub(in crate::core) fn next_of(&self, connection: ConnectionId) -> Option<WaiterId> {
         let waits = self.by_connection.get(&connection)?;
         waits.queued.first().or(waits.granted.first()).copied()
@@ -106,7 +107,7 @@ impl Notified {
         (self.waits, self.by_connection.len())
     }
 
-    /// Iterates over all waits, each with whether it is queued.
+    /// Iterates over all waits. The last value is true for a queued wait.
     #[cfg(test)]
     pub(in crate::core) fn iter(&self) -> impl Iterator<Item = (ConnectionId, WaiterId, bool)> + '_ {
         self.by_connection.iter().flat_map(|(connection, ConnectionWaits { queued, granted, .. })| {

@@ -6,7 +6,7 @@ use foldhash::{HashMap, HashSet};
 
 use crate::core::WaiterId;
 
-/// Pairs of a wait and a member that it overtakes. Boxed, because every lock has a queue and few queues have
+/// Pairs of a wait and a member that it overtakes. Boxed, because every lock has a queue but few queues have
 /// pairs.
 #[derive(Default)]
 pub(super) struct Overtaking(pub(super) Option<Box<Pairs>>);
@@ -67,7 +67,7 @@ impl Overtaking {
     }
 }
 
-/// Removes a value of a key, and the key with its last value.
+/// Removes a value from a key, and the key once it has no values.
 fn remove_from(map: &mut HashMap<WaiterId, HashSet<WaiterId>>, key: WaiterId, value: WaiterId) -> bool {
     let Some(values) = map.get_mut(&key) else { return false };
     let removed = values.remove(&value);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-//! The waits of one owner: usually for one lock, sometimes for a few, and for thousands if many calls share a
-//! name.
+//! The waits of one owner. Most owners wait for one lock and some for a few. If many calls share a name, one
+//! owner may have thousands of waits.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use smallvec::{smallvec, SmallVec};
 use crate::core::table::LockIdx;
 use crate::core::WaiterId;
 
-/// More waits than this are stored in a tree.
+/// More waits than this number are stored in a tree.
 const FEW: usize = 32;
 
 /// The waits of one owner, ordered by lock handle and then by arrival.

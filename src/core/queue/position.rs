@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 
-//! The order of a queue, see rules 1 and 2 of [the folder](super).
+//! The order of a queue. See rules 1 and 2 of [the folder](super).
 
 use crate::core::Wants;
 
-/// The standing of a wait's owner at the lock.
+/// Whether a wait's owner holds the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::core) enum Standing {
     /// The owner holds the lock and wants more of it.
@@ -27,12 +27,12 @@ impl Standing {
 pub(crate) struct Position {
     /// False if the owner holds the lock and wants more of it.
     newcomer: bool,
-    /// Number in order of arrival.
+    /// Number in the order of arrival.
     ticket: u64,
 }
 
 impl Position {
-    /// Position before all others.
+    /// A position before all others.
     pub(in crate::core) const FRONT: Position = Position { newcomer: false, ticket: 0 };
 
     /// The position of a wait with this ticket.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! One wait, from the call that has to wait until its client has the grant or the grant is revoked.
+//! One wait, from the call that has to wait until its grant is confirmed or revoked.
 
 use super::position::Position;
 use crate::core::bindings::binding::TakenOver;
@@ -11,12 +11,12 @@ use crate::core::{MonoUs, Now, Request, WaiterId};
 pub(in crate::core) struct Wait {
     pub(super) lock: LockIdx,
     pub(super) request: Request,
-    /// Start of the wait, or after the grant, the time of the grant.
+    /// Start of the wait; after the grant, the time of the grant.
     pub(super) since: MonoUs,
     pub(super) deadline: Option<MonoUs>,
     pub(super) position: Position,
     pub(super) state: WaitState,
-    /// Whether the wait was granted to an owner that held nothing before.
+    /// Whether the grant is the owner's first hold.
     pub(super) begins: bool,
     /// Dependencies on the connection that a renewal has taken over since the grant.
     pub(super) taken_over: TakenOver,
@@ -24,14 +24,14 @@ pub(in crate::core) struct Wait {
     pub(super) first_wait: Option<WaiterId>,
 }
 
-/// The state of a wait. A wait that was decided otherwise, or that left, is removed.
+/// The state of a wait. A wait that ended without a grant is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::core) enum WaitState {
-    /// The wait is in the queue of its lock.
+    /// The wait is queued.
     Queued,
     /// The lock is granted, and the client may not have the reply yet.
     Granted,
-    /// The reply did not reach the client: the grant is marked, and revoked when the lock is reconciled.
+    /// The reply did not reach the client. The next step of the lock revokes the grant.
     Marked,
 }
 
@@ -44,7 +44,7 @@ impl Wait {
         &self.request
     }
 
-    /// Start of the wait, or after the grant, the time of the grant.
+    /// Start of the wait; after the grant, the time of the grant.
     pub(in crate::core) fn since(&self) -> MonoUs {
         self.since
     }
@@ -85,12 +85,13 @@ impl Wait {
         self.first_wait.is_some()
     }
 
-    /// Whether this wait counts as its call. True for single waits and for the first wait of a bundle.
+    /// Whether statistics count this wait as its call. True for single waits and for the first wait of a
+    /// bundle.
     pub(super) fn counts_as_call(&self, id: WaiterId) -> bool {
         self.first_wait.is_none_or(|first_wait| first_wait == id)
     }
 
-    /// Whether the deadline has passed, answered or not.
+    /// Whether the deadline has passed, even if the client was not answered yet.
     pub(in crate::core) fn is_over(&self, now: Now) -> bool {
         self.deadline.is_some_and(|at| at <= now.mono)
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! The queue of one lock, see the rules of [the folder](super).
+//! The queue of one lock. See the rules of [the folder](super).
 
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
@@ -22,7 +22,7 @@ pub(in crate::core) struct Place {
 }
 
 impl Place {
-    /// Whether a later request that wants this has to stand behind this place.
+    /// Whether a later request of this kind has to wait behind this place.
     fn blocks(&self, wants: Wants) -> bool {
         self.wants.blocks_all() || wants.mode == Mode::Exclusive
     }
@@ -31,21 +31,21 @@ impl Place {
 /// The queue of one lock.
 #[derive(Default)]
 pub(in crate::core) struct WaitQueue {
-    /// Places in order of position. Nearly all enter at the back and leave at the front.
+    /// Places in order of position. Nearly all are added at the back and removed at the front.
     places: VecDeque<Place>,
-    /// Positions that block every later request. Maintained only while the queue has other places too.
+    /// Positions that block every later request. Maintained only while the queue also has other places.
     blocking: BTreeSet<Position>,
     /// Number of places that do not block every later request: shared requests without a limit.
     readers: usize,
-    /// Positions of owners that also wait for other locks. Only through them does the waits-for graph lead
-    /// from this queue to another lock.
+    /// Positions of owners that also wait for other locks. The waits-for graph leads from this queue to
+    /// another lock only through these owners.
     crossing: BTreeSet<Position>,
     /// Number of members of bundles.
     members: usize,
-    /// Waits that have overtaken members that came first.
+    /// Waits that have overtaken members that arrived earlier.
     overtakes: Overtaking,
-    /// Waits that ever overtook members. Each pair swaps once, so that two waits never overtake each other
-    /// forever.
+    /// Waits that have ever overtaken members. Each pair swaps only once, so that two waits cannot overtake
+    /// each other forever.
     ever_overtaken: Overtaking,
 }
 
@@ -78,14 +78,14 @@ impl WaitQueue {
         self.places.back().map(|place| place.id)
     }
 
-    /// Whether a wait at this position is or was the first.
+    /// Whether a wait at this position is first, or was.
     fn is_first(&self, position: Position) -> bool {
         self.places.front().is_none_or(|first| position < first.position)
     }
 
-    /// The wait to serve next. `decidable` tells whether a wait could be decided now. Any wait of an owner
-    /// that holds the lock qualifies, because it blocks no other. Among newcomers, only a wait that no place
-    /// ahead blocks qualifies.
+    /// The wait to serve next. `decidable` returns whether a wait could be decided now. All waits of holders
+    /// are candidates, because they do not block each other. A newcomer is a candidate only if no place ahead
+    /// blocks it.
     pub(in crate::core) fn next(&self, mut decidable: impl FnMut(WaiterId) -> bool) -> Option<WaiterId> {
         let first = self.places.front()?;
         if self.members > 0 {
@@ -111,7 +111,8 @@ impl WaitQueue {
                 return Some(place.id);
             }
             must_wait |= place.wants.blocks_all();
-            // A reader that nothing ahead blocks is excluded by an exclusive holder, as all others are.
+            // If nothing ahead blocks this reader, an exclusive holder excludes it, and so excludes all
+            // others.
             if !place.position.is_holder() && (must_wait || (in_turn && !place.is_member)) {
                 break;
             }
@@ -121,8 +122,8 @@ impl WaitQueue {
         }
         let mut overtaking =
             self.places.iter().filter(|place| self.overtakes.of_overtaker(place.id).is_some());
-        // A member that could be granted makes its bundle due, so that check comes last. For other waits
-        // `decidable` is the faster check, and the lock is usually unavailable.
+        // A member that could be granted makes its bundle due, so `decidable` comes last for members. For
+        // other waits, `decidable` is the faster check, and the lock is usually unavailable.
         let can_go = |place: &&Place| match place.is_member {
             true => !self.must_wait(place.position) && decidable(place.id),
             false => decidable(place.id) && !self.must_wait(place.position),
@@ -154,22 +155,23 @@ impl WaitQueue {
         }
     }
 
-    /// Whether a new request that wants this has to wait behind a place in the queue.
+    /// Whether a new request of this kind has to wait behind a place in the queue.
     pub(in crate::core) fn blocks(&self, wants: Wants) -> bool {
-        // If a wait for a single lock does not block by its order, it waits because the lock is unavailable.
+        // A wait for a single lock is queued because the lock is unavailable to it, even if the wait itself
+        // blocks no other.
         let only_members = self.members == self.places.len();
         !self.is_empty()
             && (!only_members || wants.mode == Mode::Exclusive || self.readers < self.places.len())
     }
 
-    /// Lets a wait overtake a member ahead, or undoes the opposite swap. False if it has overtaken the member
-    /// already.
+    /// Lets a wait overtake a member ahead of it, or undoes the opposite swap. Returns false if it has ever
+    /// overtaken the member.
     pub(in crate::core) fn overtake(&mut self, overtaker: WaiterId, member: WaiterId) -> bool {
         self.ever_overtaken.insert(overtaker, member);
         self.overtakes.remove(member, overtaker) || self.overtakes.insert(overtaker, member)
     }
 
-    /// Whether this wait ever overtook that member, even if the swap was undone.
+    /// Whether this wait has ever overtaken that member, even if the swap was undone.
     pub(in crate::core) fn has_ever_overtaken(&self, overtaker: WaiterId, member: WaiterId) -> bool {
         self.ever_overtaken.of_overtaker(overtaker).is_some_and(|members| members.contains(&member))
     }
@@ -189,19 +191,19 @@ impl WaitQueue {
         self.overtakes.of_member(member).into_iter().flatten().copied()
     }
 
-    /// Whether the first wait may be served as soon as the lock has fewer holders: an upgrade, or a request
-    /// with a limit.
+    /// Whether the first wait may be served once the lock has fewer holders. True for an upgrade, and for a
+    /// request with a limit.
     pub(in crate::core) fn needs_fewer_holders(&self) -> bool {
         self.places.front().is_some_and(|first| first.position.is_holder() || first.wants.limit.is_some())
     }
 
-    /// The waits of owners that hold the lock.
+    /// The queued waits of holders of the lock.
     pub(in crate::core) fn holders(&self) -> impl Iterator<Item = (WaiterId, Position)> + '_ {
         let holders = self.places.iter().take_while(|place| place.position.is_holder());
         holders.map(|place| (place.id, place.position))
     }
 
-    /// Whether an owner that holds the lock is queued.
+    /// Whether a holder of the lock is queued.
     pub(in crate::core) fn has_holders(&self) -> bool {
         self.places.front().is_some_and(|place| place.position.is_holder())
     }
@@ -226,7 +228,7 @@ impl WaitQueue {
         self.places.insert(at, place);
     }
 
-    /// Removes a wait for good. Returns whether it was in the queue.
+    /// Removes a wait that ends. Returns whether it was in the queue.
     pub(in crate::core) fn leave(&mut self, position: Position, id: WaiterId) -> bool {
         if !self.ever_overtaken.is_empty() {
             self.overtakes.forget(id);
@@ -261,7 +263,7 @@ impl WaitQueue {
         true
     }
 
-    /// Index of a position, or the index at which it would be inserted.
+    /// Index of a position, or the index at which to insert it.
     #[inline(always)]
     fn place_of(&self, position: Position) -> usize {
         match self.places.front() {
@@ -288,9 +290,9 @@ impl WaitQueue {
         !self.crossing.is_empty()
     }
 
-    /// Whether the departure of a wait may let the next waiters be served: readers behind a writer or behind
-    /// a request with a limit. With members in the queue, the lock may have been available all along, so any
-    /// waiter may be next.
+    /// Whether the departure of a wait may unblock the next waiters: readers behind a writer or behind a
+    /// request with a limit. With members in the queue, any waiter may be next, because the lock may have
+    /// been available all along.
     pub(in crate::core) fn unblocks_next(&self, position: Position, wants: Wants, was_member: bool) -> bool {
         if was_member || self.members > 0 {
             return !self.is_empty();
@@ -299,13 +301,13 @@ impl WaitQueue {
         wants.blocks_all() && self.is_first(position) && next_is_shared
     }
 
-    /// The waits at these positions.
+    /// The waits in this range of positions.
     pub(in crate::core) fn at(&self, positions: Range<Position>) -> impl Iterator<Item = WaiterId> + '_ {
         let (from, to) = (self.place_of(positions.start), self.place_of(positions.end));
         self.places.range(from..to.max(from)).map(|place| place.id)
     }
 
-    /// The waits at these positions that block every later request, nearest to the back first.
+    /// The waits in this range of positions that block every later request, last to first.
     pub(in crate::core) fn blocking_at(
         &self,
         positions: Range<Position>,
@@ -318,7 +320,7 @@ impl WaitQueue {
         self.places.range(from..to.max(from)).rev().map(|place| place.id).chain(indexed)
     }
 
-    /// The waits at these positions whose owners also wait for other locks.
+    /// The waits in this range of positions whose owners also wait for other locks.
     pub(in crate::core) fn crossing_at(
         &self,
         positions: Range<Position>,
@@ -334,8 +336,8 @@ impl WaitQueue {
         self.places.get(self.place_of(position)).filter(|place| place.position == position)
     }
 
-    /// Fails if the order or an index disagrees with the places. `crosses` tells whether a wait's owner waits
-    /// for other locks too.
+    /// Fails if the order or an index disagrees with the places. `crosses` returns whether a wait's owner
+    /// also waits for other locks.
     #[cfg(test)]
     pub(in crate::core) fn verify(
         &self,

@@ -36,7 +36,7 @@ pub(in crate::core) struct Waiters {
     last_id: u64,
 }
 
-/// Waits of an owner that start or stop being one of waits for several locks.
+/// Waits of an owner that starts or stops waiting for several locks.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(in crate::core) struct Crossing {
     pub(in crate::core) begin: SmallVec<[WaiterId; 2]>,
@@ -44,7 +44,7 @@ pub(in crate::core) struct Crossing {
 }
 
 impl Crossing {
-    /// Whether nothing changes.
+    /// Whether no wait changes.
     pub(in crate::core) fn is_empty(&self) -> bool {
         self.begin.is_empty() && self.cease.is_empty()
     }
@@ -84,7 +84,7 @@ impl Waiters {
     }
 
     /// Adds a queued wait.
-    // A wait is large: it is built in place.
+    // A wait is large, so it is built in place.
     #[inline(always)]
     pub(in crate::core) fn queue(&mut self, id: WaiterId, new: NewWait) -> Crossing {
         let NewWait { lock, request, deadline, position, since, first_wait } = new;
@@ -159,8 +159,8 @@ impl Waiters {
         self.get(id).and_then(Wait::first_wait).unwrap_or(id)
     }
 
-    /// The waits that are granted and end together with this one: all members of its bundle, or the wait
-    /// alone.
+    /// The waits that are granted and end together with this one: all members of its bundle, or this wait
+    /// only.
     pub(in crate::core) fn together(&self, id: WaiterId) -> SmallVec<[WaiterId; 4]> {
         if self.bundles.is_empty() {
             return smallvec![id];
@@ -216,7 +216,7 @@ impl Waiters {
         Some((wait, crossing))
     }
 
-    /// The counter of calls, or of members after the first.
+    /// The counter of queued calls if `calls`, or else of later members.
     fn counter(&mut self, calls: bool) -> &mut usize {
         if calls {
             &mut self.queued
@@ -293,12 +293,12 @@ impl Waiters {
         queued
     }
 
-    /// Number of queued calls. A call for several locks counts once.
+    /// Number of queued calls. A call for several locks counts as one.
     pub(in crate::core) fn queued_len(&self) -> usize {
         self.queued
     }
 
-    /// Number of owners with queued waits, and number of requests with a wait.
+    /// Number of owners with queued waits, and number of requests that have a wait.
     pub(in crate::core) fn index_lens(&self) -> (usize, usize) {
         (self.by_owner.len(), self.by_request.len())
     }

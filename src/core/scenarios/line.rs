@@ -36,7 +36,7 @@ pub(super) const OWNERS: [&str; 4] = ["alice", "bob", "carol", "dave"];
 
 const DEFAULT_LEASE_MS: i64 = 30_000;
 
-/// A connection, by the number of its owner and its own. The first connection is 0.
+/// A connection: the number of its owner, and its number among the owner's connections. The first is 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Client {
     pub(super) owner: usize,
@@ -68,7 +68,8 @@ impl Client {
 /// The meaning of one line.
 #[derive(Debug)]
 pub(super) enum Line {
-    /// Advances the clock to this time, in milliseconds since the beginning.
+    /// Advances the clock to this time, in milliseconds since the start of the scenario, and then runs the
+    /// line.
     At(i64, Box<Line>),
     Times(usize, Vec<Line>),
     /// A call of a client or an operator, and its expected reply.
@@ -178,7 +179,7 @@ fn ms(text: &str) -> Option<i64> {
     text.strip_suffix(" ms")?.parse().ok()
 }
 
-/// A lock and the comma-separated options after it.
+/// Splits a lock from the comma-separated options after it.
 fn split_options(text: &str) -> Option<(usize, Vec<&str>)> {
     let mut parts = text.split(", ");
     let lock = lock_of(parts.next()?)?;
@@ -221,7 +222,7 @@ fn parse_call(call: &str, reply: &str) -> Option<Line> {
     Some(Line::Call(Some(client), op, reply.into()))
 }
 
-/// An acquire and its time to wait, if that is limited.
+/// An acquire, and its time to wait if that is limited.
 fn acquire_options(client: Client, options: &[&str]) -> Option<(Call, Option<u64>)> {
     let mut call = Call { owner: client.owner, lease: DEFAULT_LEASE_MS, keeps: true, ..Call::default() };
     let mut block = None;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
 
-//! Named interleavings as text. Each text file beside this one has the scenarios of one subject. They drive
+//! Named interleavings as text. Each text file in this folder has the scenarios of one subject. They drive
 //! the lock manager with a clock, a timer and a keyspace.
 //!
 //! Each line is an input or an expected event. The events that an input causes (a grant, the end of a wait,
-//! an announcement) must follow in their order and in their millisecond. A scenario fails on any event that
-//! it does not name. [`line`] has the grammar, and [`stage`] runs the lines.
+//! an announcement) must follow in order and at the right millisecond. A scenario fails on any event that it
+//! does not name. [`line`] defines the grammar, and [`stage`] runs the lines.
 //!
 //! A line that begins with `#` is a comment. `# (4) …` quotes an invariant of `docs/design.md` word for word.
 

@@ -31,7 +31,7 @@ pub(super) struct Stage {
     begin: i64,
     waits: BTreeMap<Client, Wait>,
     tokens: [Tokens; 3],
-    /// Decisions, and announcements, that the scenario has not named yet, in order.
+    /// Decisions and announcements that the scenario has not named yet, in order.
     decisions: VecDeque<String>,
     announcements: VecDeque<String>,
 }
@@ -192,7 +192,7 @@ impl Stage {
     fn notice(&mut self) {
         for (id, decision) in std::mem::take(&mut self.real.decisions) {
             let client = self.waits.iter().find(|(_, wait)| wait.id == id).map(|(client, _)| *client);
-            // A retry may have replaced the wait of the same client.
+            // A repeated call may have replaced the wait of the same client.
             let Some(client) = client else {
                 self.decisions.push_back(format!("an earlier wait ends: {}", name(&decision)));
                 continue;

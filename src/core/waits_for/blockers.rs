@@ -17,7 +17,7 @@ pub(super) struct Blocker {
     pub(super) owner: Owner,
     /// The owner's wait ahead in the queue; `None` if it holds the lock.
     pub(super) ahead: Option<WaiterId>,
-    /// Whether only that wait has to end, because its grant would not block.
+    /// Whether only that wait has to end: once granted, it no longer blocks.
     pub(super) only: bool,
     /// Whether that wait is a member that blocks only by its place in the queue.
     pub(super) is_soft: bool,
@@ -25,9 +25,9 @@ pub(super) struct Blocker {
 
 /// The blockers that a search seeks around a wait.
 pub(super) struct Sought<'a> {
-    /// Only a path back to this wait of this owner is wanted.
+    /// If set, only a path back to this wait of this owner is sought.
     pub(super) origin: Option<(&'a Owner, WaiterId)>,
-    /// Only these owners are wanted.
+    /// If set, only these owners are sought.
     pub(super) only: Option<&'a HashSet<Owner>>,
     /// Maximum number of queue positions to scan.
     pub(super) most: usize,
@@ -39,26 +39,27 @@ pub(super) struct Sought<'a> {
 pub(super) struct Found {
     pub(super) blockers: Vec<Blocker>,
     pub(super) looked_at: usize,
-    /// Whether the queue has more blockers.
+    /// Whether the queue may have more blockers.
     pub(super) is_partial: bool,
 }
 
-/// The explored part of a lock. Findings for one waiter are not repeated for the next, so that a search
-/// visits each holder and each position once.
+/// The explored part of a lock. Blockers found for one waiter are not reported again for the next one, so
+/// that a search visits each holder and each position once.
 pub(super) struct Seen {
-    /// The holders. If a path back is sought among many holders, only those that wait themselves.
+    /// The holders. In a search for a path back, a large set is reduced to the holders that wait themselves.
     pub(super) holders: Holders,
-    /// The holders found so far: all, or all except one that waits itself.
+    /// The holders visited so far: none, all, or all except one that waits itself.
     visited_holders: VisitedHolders,
     /// Queue position up to which all blockers of an exclusive or limited waiter were found.
     all_until: Position,
     /// Queue position up to which all blockers of any other waiter were found.
     shared_until: Position,
-    /// Queue positions for waiters that overtake members, and so have fewer blockers.
+    /// For waiters that overtake members: queue position up to which their blockers were found.
     apart_until: HashMap<Apart, Position>,
 }
 
-/// WaitView for a lock with an equal value have the same blockers among the waits ahead of both.
+/// The properties that determine a wait's blockers. If two waits for a lock have equal values, the waits
+/// ahead of both block both or neither.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Apart {
     mode: Mode,
@@ -74,16 +75,16 @@ enum VisitedHolders {
     All,
 }
 
-/// The holders through which a path may lead back.
+/// The holders through which a path back may lead.
 pub(super) struct RelevantHolders {
     pub(super) holders: Holders,
     /// Number of owners that were scanned to find them.
     pub(super) scanned: usize,
 }
 
-/// Reduces many holders to the origin and those that wait themselves: no path leads back through the others.
-/// Scans the holders or the waiting owners, whichever are fewer: hardly any of 10,000 readers waits. With
-/// `only`, no other owners are relevant.
+/// Reduces many holders to the origin and the holders that wait themselves, because no path back leads
+/// through the others. Scans the holders or the waiting owners, whichever are fewer: of 10,000 readers, few
+/// are waiting. With `only`, keeps just these owners and the origin.
 pub(super) fn relevant_holders(
     waits: &impl WaitView,
     holders: Holders,
@@ -110,9 +111,9 @@ pub(super) fn relevant_holders(
 
 /// The direct blockers of a wait, without those already found.
 ///
-/// If only a path back is wanted, owners in the queue that wait for this lock only are left out. They wait
-/// for the lock's holders and for waits ahead, as this wait does, and so lead to no new owner. Exceptions: a
-/// reader does not wait for members of other readers, which a wait between them may wait for. And a member
+/// If only a path back is sought, queued owners that wait for this lock only are left out. They wait for the
+/// lock's holders and for earlier waits, as this wait does, and so lead to no new owner. There are two
+/// exceptions. A reader does not wait for members of other readers, but a wait between them may. And a member
 /// waits for later waits that overtook it.
 pub(super) fn blockers(
     waits: &impl WaitView,
@@ -128,21 +129,21 @@ pub(super) fn blockers(
     let holders =
         holders.into_iter().map(|owner| Blocker { owner, ahead: None, only: false, is_soft: false });
     let mut found = Found { blockers: holders.collect(), looked_at: 0, is_partial: false };
-    // A reader behind others is one of many. A reader with a limit waits for all that may hold the lock
-    // before it.
+    // A reader is granted together with other readers. A reader with a limit waits for all owners that may
+    // hold the lock before it.
     let for_all = wants.blocks_all();
     let served_at = service_position(waits, wait, now);
     if wait.is_unordered() {
         return found;
     }
-    // A wait that overtakes members has different blockers than the waits behind them.
+    // A wait that overtakes members has different blockers than the waits behind those members.
     let overtaken_by = waits.overtaken_by(lock, id);
     let is_behind = |first: WaiterId, ahead: &Waiting<'_>| {
         wait.must_not_pass(ahead) && !overtaken_by.is_some_and(|overtaken| overtaken.contains(&first))
     };
     if let Some((origin, from)) = wanted.filter(|(origin, _)| *origin != owner && for_all && !sought.resumes)
     {
-        // Prefers the origin's wait to which the path back is sought.
+        // Prefers the wait to which a path back is sought.
         let is_ahead = |id: &WaiterId| {
             waits.waiting(*id, now).is_some_and(|wait| wait.position < served_at && is_behind(*id, &wait))
         };
@@ -199,12 +200,13 @@ pub(super) fn blockers(
         if is_beside || !is_behind(first, &ahead) {
             continue;
         }
-        // A reader is granted together with one that has a limit.
+        // A reader without a limit is granted together with a reader that has one, once that one can be
+        // granted.
         let only = !for_all && ahead.wants.limit.is_some();
         let is_soft = ahead.is_member;
         found.blockers.push(Blocker { owner: ahead.owner.clone(), ahead: Some(first), only, is_soft });
-        // That wait is blocked by all waits ahead of it and by all holders. Exceptions: a wait whose owner
-        // stood ahead before, and waits of the origin.
+        // All earlier waits and all holders block that wait too, so following it finds them. Exceptions: a
+        // wait whose owner has an earlier wait, and waits of the origin.
         let is_followed = wanted.is_some_and(|(origin, _)| ahead.owner != origin);
         let overtakes_some = has_overtaking || (has_members && ahead.wants.mode == Mode::Shared);
         let leads_to_all =
@@ -228,7 +230,7 @@ impl Seen {
         }
     }
 
-    /// Queue position up to which blockers of such waits were found.
+    /// Queue position up to which the blockers of such a wait were found.
     fn until(&mut self, apart: Option<&Apart>, for_all: bool) -> &mut Position {
         match (apart, for_all) {
             (Some(apart), _) => self.apart_until.entry(apart.clone()).or_insert(Position::FRONT),
@@ -237,8 +239,8 @@ impl Seen {
         }
     }
 
-    /// The holders that exclude a request, without those already found. If only a path back is wanted, only
-    /// holders that wait themselves, and the origin.
+    /// The holders that exclude a request, without those already visited. If only a path back is sought,
+    /// returns only the origin and holders that wait themselves.
     fn visit_holders(
         &mut self,
         waits: &impl WaitView,

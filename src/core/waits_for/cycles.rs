@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 
-//! Decides whether a wait can ever end. Some waits need only some of their blockers to leave.
+//! Decides whether a wait can ever end. Some waits need only a part of their blockers to leave.
 //!
-//! A request with limit `n` waits until fewer owners hold the lock, no matter which of them leave. So it
-//! waits forever only if `n` of the owners that hold the lock, or will hold it first, wait forever
-//! themselves. All other waits are blocked by each of their blockers.
+//! A request with limit `n` waits until fewer than `n` owners hold the lock, no matter which of them leave.
+//! So it waits forever only if `n` of its blockers wait forever themselves. Its blockers are the owners that
+//! hold the lock or will get it first. Every other wait needs all of its blockers to leave.
 //!
 //! The search first collects all waits that depend on each other. Then it removes waits that can end, until
 //! none is left to remove. The remaining waits never end.
@@ -17,8 +17,8 @@ use crate::core::queue::position::Position;
 use crate::core::table::LockIdx;
 use crate::core::{Holders, LockId, Mode, Now, Owner, WaiterId};
 
-/// With more dependencies than this, a wait counts as one that can end: proving the opposite would stop the
-/// server for milliseconds.
+/// With more dependencies than this number, a wait counts as one that can end. A proof would stop the server
+/// for milliseconds.
 const MAX_DEPENDENCIES: usize = 20_000;
 
 /// The waits of one owner.
@@ -39,7 +39,7 @@ pub(super) struct CycleSearch {
     origin: Owner,
     needs: HashMap<WaiterId, Needs>,
     todo: Vec<WaiterId>,
-    /// WaitView that a member blocks only by its place in the queue, with that member.
+    /// Waits that a member blocks only by its place in the queue, each with that member.
     soft: Vec<(WaiterId, WaiterId)>,
     /// Number of dependencies found.
     found: usize,
@@ -91,7 +91,7 @@ impl CycleSearch {
                 );
             };
             self.todo.pop();
-            // Another thread of the owner may release the hold that excludes the wait.
+            // Another thread of the owner may release the hold that excludes this wait.
             if wait.is_excluded_by_own_hold(holders) {
                 continue;
             }
@@ -155,7 +155,7 @@ impl CycleSearch {
                 each.extend(waits_behind);
                 continue;
             }
-            // The wait ahead is served first, and both hold the lock together then.
+            // The earlier wait is served first, and then both hold the lock together.
             if ahead.wants.limit.is_some() && (*ahead.owner != self.origin || self.from.contains(&other)) {
                 each.push(other);
             }
@@ -167,8 +167,8 @@ impl CycleSearch {
         Needs { each, some: some.map(|(limit, some)| (limit, some.into_values().collect())) }
     }
 
-    /// The waits of an owner that must end before it releases this lock. WaitView of its other threads with
-    /// `once` do not count, and for the origin only the wait in question does.
+    /// The waits of an owner that must end before it releases this lock. Waits of its other threads with
+    /// `once` do not count. For the origin, only the wait in question counts.
     fn waits_behind(
         &self,
         waits: &impl WaitView,
@@ -181,7 +181,7 @@ impl CycleSearch {
         of.filter(|id| !belongs_to_another_thread(waits, *id, lock, ahead, now)).collect()
     }
 
-    /// The waits that can never end.
+    /// The waits that never end.
     fn endless(&self) -> HashSet<WaiterId> {
         let mut left: HashSet<WaiterId> = self.needs.keys().copied().collect();
         loop {

@@ -26,7 +26,7 @@ enum Followed {
 pub(crate) struct Edge {
     /// The owner that is waited for.
     pub(crate) owner: Owner,
-    /// The lock on which it blocks.
+    /// The lock at which the owner blocks.
     pub(crate) lock: LockId,
     /// The wait that is blocked.
     pub(crate) by: WaiterId,
@@ -41,7 +41,8 @@ pub(crate) struct Edge {
 pub(crate) enum Progress {
     /// The search needs the holders of this lock: see [`Search::learn`].
     Read(LockId),
-    /// The origin waits for itself along these edges, in order. Other waits that contribute are listed too.
+    /// The origin waits for itself along these edges, in order. The list of waits has the other waits that
+    /// contribute.
     Cycle(Vec<Edge>, Vec<WaiterId>),
     /// The origin waits for itself only because each of these waits stands behind the member beside it: see
     /// [`LockManager::overtake`](crate::core::LockManager::overtake). After the swap, the search must be repeated.
@@ -52,33 +53,35 @@ pub(crate) enum Progress {
     Done,
 }
 
-/// Portion of a search, which takes some milliseconds.
+/// Portion of a search. It takes some milliseconds.
 pub(crate) const PORTION: usize = 4_000;
 
 /// A breadth-first search from one owner along its blockers.
 ///
-/// A search may be interrupted and resumed. Its findings may be outdated by then, so a path back counts only
-/// if a search among its owners finds it again without interruption. Nothing is missed, because every new edge
-/// of the graph starts a search of its own. So a cycle within reach of this search existed at its start. If waits
-/// have moved within a queue meanwhile, the search restarts ([`Searches`](super::searches::Searches)).
+/// A search may be interrupted and resumed. By then its findings may be outdated. So a path back counts only
+/// if a second search, among the owners of that path, finds it without interruption. Nothing is missed,
+/// because every new edge of the graph starts a search of its own. So this search only has to find cycles
+/// that existed at its start. If waits have moved within a queue since, the search restarts
+/// ([`Searches`](super::searches::Searches)).
 pub(crate) struct Search {
     origin: Owner,
     /// The wait to which a path back is sought; `None` if all blockers of `origin` are wanted.
     from: Option<WaiterId>,
     locks: HashMap<LockIdx, Seen>,
-    /// WaitView to follow, each with the edge that led to it.
+    /// Waits to follow, each with the edge that led to it.
     todo: VecDeque<Visit>,
     /// The blockers found for the first of these waits.
     around: Option<Around>,
     seen: HashMap<Owner, Followed>,
     edges: Vec<Edge>,
-    /// WaitView that stand behind a member, with that member: one for each path back that has any.
+    /// Waits that are blocked by a member's place in the queue, each with that member. One entry for each
+    /// path back that has any.
     soft: Vec<(WaiterId, WaiterId)>,
-    /// Whether only paths that overtaking resolves are sought.
+    /// Whether only paths that overtaking can resolve are sought.
     only_soft: bool,
-    /// A path back that is a cycle only if these waits never end.
+    /// A path back that is a cycle only if its waits never end.
     unproven: Option<(Vec<Edge>, CycleSearch)>,
-    /// Amount left in the portion.
+    /// Remaining amount of the portion.
     left: usize,
     was_interrupted: bool,
     /// The only owners to follow, if limited.
@@ -109,17 +112,17 @@ impl Search {
         Some(Search::new(origin, Some(from), waits.together(from)))
     }
 
-    /// Starts a search for such a path that overtaking resolves. Other paths may end by themselves.
+    /// Starts a search for such a path that overtaking can resolve. Other paths may end by themselves.
     pub(crate) fn soft_cycle<W: WaitView>(waits: &W, from: WaiterId, now: Now) -> Option<Search> {
         Some(Search { only_soft: true, ..Search::cycle(waits, from, now)? })
     }
 
-    /// Starts a search for all blockers of this owner, up to a maximum.
+    /// Starts a search for the blockers of this owner, direct and indirect, up to a maximum number.
     pub(crate) fn blockers(waits: &impl WaitView, origin: &Owner) -> Search {
         Search::new(origin.clone(), None, waits.waits_of(origin))
     }
 
-    /// A new search for the same path, after waits have overtaken members or left.
+    /// Starts a new search for the same path, after waits have overtaken members or left.
     pub(crate) fn restart(&self, waits: &impl WaitView, now: Now) -> Option<Search> {
         let (only_soft, left) = (self.only_soft, self.left);
         Some(Search { only_soft, left, ..Search::cycle(waits, self.from?, now)? })
@@ -153,7 +156,7 @@ impl Search {
         self.left = portion;
     }
 
-    /// The amount left in the portion.
+    /// Remaining amount of the portion.
     pub(crate) fn left(&self) -> usize {
         self.left
     }
@@ -164,13 +167,13 @@ impl Search {
         }
     }
 
-    /// Passes the holders of a lock, as its key has them.
+    /// Passes in the holders of a lock, as read from its key.
     pub(crate) fn learn(&mut self, waits: &impl WaitView, lock: &LockId, holders: Holders) {
         let Some(lock) = waits.find(lock) else { return };
         let mut holders = match self.from {
             Some(_) => {
                 let relevant = relevant_holders(waits, holders, &self.origin, self.only.as_ref());
-                // A scanned owner counts as an eighth: scanning it is faster than following its waits.
+                // A scanned owner counts as an eighth of a followed one, because scanning is faster.
                 self.count(relevant.scanned / 8);
                 relevant.holders
             }
@@ -230,7 +233,7 @@ impl Search {
         Progress::Soft(soft)
     }
 
-    /// Finds the blockers of the first wait to follow. Returns a lock whose holders are needed for that.
+    /// Finds the blockers of the first wait to follow. Returns the lock whose holders it needs first, if any.
     fn find_blockers(&mut self, waits: &impl WaitView, id: WaiterId, now: Now) -> Option<LockId> {
         let resumes = self.around.take().is_some();
         let Some(wait) = waits.waiting(id, now) else {
@@ -299,7 +302,7 @@ impl Search {
         }
         let needs_some = |edge: &Edge| {
             let limit = waits.waiting(edge.by, now).and_then(|wait| wait.wants.limit);
-            // With a limit of 1, the only holder blocks all others.
+            // With a limit of 1, a single holder already blocks.
             limit.is_some_and(|limit| limit.get() > 1)
         };
         if !way.iter().any(needs_some) {
@@ -312,18 +315,19 @@ impl Search {
             return Some(Progress::Cycle(way, Vec::new()));
         }
         if !self.soft.is_empty() {
-            // The search after the swap finds it again.
+            // The search is repeated after the swap, and finds this path again.
             return None;
         }
         if self.was_interrupted {
-            // The cycle search reads everything itself.
+            // The cycle search reads all holders itself.
             self.locks.clear();
         }
         self.unproven = Some((way, CycleSearch::of(waits, from, self.origin.clone())));
         Some(self.step(waits, now))
     }
 
-    /// Checks a path that was found in several portions: in one go, and nothing else.
+    /// Checks a path that was found in several portions. The new search runs without interruption, among the
+    /// owners of that path only.
     fn confirm(&mut self, waits: &impl WaitView, way: &[Edge], now: Now) -> Progress {
         let Some(mut search) = self.restart(waits, now) else { return Progress::Done };
         search.only = Some(way.iter().map(|edge| edge.owner.clone()).collect());
@@ -368,7 +372,7 @@ impl Search {
         }
     }
 
-    /// The waits of a blocker to follow if only its wait ahead has to end.
+    /// The waits of a blocker to follow, if only its earlier wait has to end.
     fn follow_only(&self, owner: &Owner, ahead: Option<WaiterId>) -> Option<SmallVec<[WaiterId; 2]>> {
         if *owner == self.origin {
             // The waits of the origin were followed from the start, or only one of them counts.

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 
-//! Waits to be searched for cycles: waits that got new blockers after they began, and waits whose first
+//! Waits to be searched for cycles: those that got new blockers after they began, and those whose first
 //! search was too long for their call.
 //!
-//! The timer searches one at a time, in portions. After each portion the server serves its clients for a few
-//! milliseconds.
+//! The timer runs one search at a time, in portions. Between portions, the server serves its clients for a
+//! few milliseconds.
 
 use std::collections::VecDeque;
 

@@ -35,22 +35,23 @@ pub(crate) trait WaitView {
     ) -> impl Iterator<Item = WaiterId>;
     fn name(&self, lock: LockIdx) -> Option<&LockId>;
     fn find(&self, lock: &LockId) -> Option<LockIdx>;
-    /// Changes the holders as the lock's next step will: holders whose client is gone do not block.
+    /// Applies to the holders the pending changes of the lock's next step: holders whose client is gone do
+    /// not block.
     fn apply_pending_ends(&self, lock: LockIdx, holders: &mut Holders);
     /// The waits that end together with this one: all members of its bundle, or the wait alone.
     fn together(&self, id: WaiterId) -> SmallVec<[WaiterId; 4]>;
     /// Whether members of bundles wait for this lock.
     fn has_members(&self, lock: LockIdx) -> bool;
-    /// Whether this wait ever overtook that member, even if the swap was undone.
+    /// Whether this wait has ever overtaken that member, even if the swap was undone.
     fn has_ever_overtaken(&self, overtaker: WaiterId, member: WaiterId) -> bool;
-    /// Whether any wait for this lock has overtaken a member that came first.
+    /// Whether any wait for this lock has overtaken a member that arrived earlier.
     fn has_overtaking(&self, lock: LockIdx) -> bool;
     /// The waits that overtake this member.
     fn overtakers(&self, lock: LockIdx, member: WaiterId) -> impl Iterator<Item = WaiterId>;
     /// The members that this wait overtakes, if it overtakes any.
     fn overtaken_by(&self, lock: LockIdx, overtaker: WaiterId) -> Option<&HashSet<WaiterId>>;
-    /// False if, without a search, no owner that blocks this wait can be waiting for it. `holders` are the
-    /// lock's holders.
+    /// Returns false only if no owner that blocks this wait can be waiting for it. Decided without a search.
+    /// `holders` are the lock's holders.
     fn may_be_in_cycle(&self, id: WaiterId, holders: &Holders) -> bool;
 }
 
@@ -58,9 +59,9 @@ pub(crate) trait WaitView {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ahead {
     All,
-    /// WaitView that block every later request, nearest to the back first.
+    /// Waits that block every later request, last to first.
     Blocking,
-    /// WaitView whose owners also wait for other locks.
+    /// Waits whose owners also wait for other locks.
     Crossing,
 }
 
@@ -80,8 +81,8 @@ impl Waiting<'_> {
         self.wants.once && holders.get(self.owner.as_bytes()).is_some()
     }
 
-    /// Whether no waiter can block this member because its owner holds the lock. It waits for holders, or for
-    /// its other locks.
+    /// Whether this wait is a bundle member that no waiter can block, because its owner holds the lock. It
+    /// waits for holders, or for its other locks.
     pub(super) fn is_unordered(&self) -> bool {
         self.is_member && self.position.is_holder()
     }
@@ -93,16 +94,16 @@ impl Waiting<'_> {
         !first.is_member || (conflicts && !self.position.is_holder())
     }
 
-    /// Whether the wait is blocked by this hold, or would be with enough such holds.
+    /// Whether this hold blocks the wait, alone or together with other such holds.
     pub(super) fn is_behind(&self, hold: &Hold) -> bool {
         let mode = if self.wants.blocks_all() { Mode::Exclusive } else { Mode::Shared };
         excludes(hold, self.owner.as_bytes(), Wants { mode, ..self.wants })
     }
 }
 
-/// Whether a wait of an owner does not matter to waiters behind that owner at a lock. True if another thread
-/// of the owner wants the same lock with `once`. `ahead` is the owner's wait in that queue, or `None` for its
-/// hold.
+/// Whether waiters behind an owner at a lock need not wait for this wait of the owner. True if it belongs to
+/// another thread, which requests the same lock with `once`. `ahead` is the owner's wait in that queue, or
+/// `None` for its hold.
 pub(super) fn belongs_to_another_thread(
     waits: &impl WaitView,
     id: WaiterId,
@@ -124,7 +125,7 @@ pub(super) fn belongs_to_another_thread(
     }
 }
 
-/// Position at which this wait is served: the position of its owner's first wait for the lock. That grant
+/// Position at which this wait is served: that of its owner's first wait for the lock. The first grant also
 /// admits the owner's other waits, except those with `once`.
 pub(super) fn service_position(waits: &impl WaitView, wait: &Waiting<'_>, now: Now) -> Position {
     if wait.wants.once {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! The end of connections, with their waits and holds.
+//! Connections that end, with their waits and holds.
 
 use super::Parts;
 use crate::core::queue::wait::{Wait, WaitState};
@@ -18,7 +18,7 @@ pub(in crate::core::manager) enum ConnectionEnd {
 
 impl Parts {
     /// Handles a grant with `NOTIFY` that its connection has not confirmed, or whose message had no
-    /// subscriber. False if the grant no longer exists.
+    /// subscriber. Returns false if the grant no longer exists.
     pub(in crate::core::manager) fn expire_grant(&mut self, id: WaiterId) -> bool {
         if self.void_if_ended(id) {
             return false;
@@ -52,8 +52,8 @@ impl Parts {
         }
     }
 
-    /// Ends a portion of the state of a closed connection at once, so that the next call does not rely on it.
-    /// Nearly always that is all. Returns whether anything may be left.
+    /// Ends a portion of a closed connection's waits and holds at once, so that the next call does not rely
+    /// on them. Usually that portion is all. Returns whether anything may be left.
     pub(in crate::core::manager) fn end_portion_of(&mut self, connection: ConnectionId, now: Now) -> bool {
         (0..4 * self.portion.0).all(|_| self.end_next_of(connection, ConnectionEnd::Closed, now))
     }
@@ -67,7 +67,7 @@ impl Parts {
         }
     }
 
-    /// Ends the next wait or hold of a connection. False if none is left.
+    /// Ends the next wait or hold of a connection. Returns false if none is left.
     pub(super) fn end_next_of(&mut self, connection: ConnectionId, end: ConnectionEnd, now: Now) -> bool {
         let next = match end {
             ConnectionEnd::Closed => self.waiters.notified.next_of(connection),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Grants in flight: confirmed, marked for revocation, or void.
+//! Grants in flight, and how they are confirmed, revoked or voided.
 
 use super::Parts;
 use crate::core::lease::{Lease, SetLease};
@@ -15,7 +15,7 @@ use crate::core::{Decision, Now, Owner, Request, WaiterId, WallMs};
 pub(in crate::core::manager) enum RecordsOfVoided {
     /// The next step deletes them, so that a repeated call does not get the reply.
     Delete,
-    /// They have left with the holds, or belong to another server.
+    /// The records have moved away with the holds, or belong to another server.
     Gone,
 }
 
@@ -25,15 +25,15 @@ impl Parts {
         self.table.get(lock).map_or(0, |state| state.unconfirmed().len()) + self.bindings.len_of(lock)
     }
 
-    /// Ends the grace of a grant that is confirmed, revoked or void.
+    /// Ends the grace period of a grant that was confirmed, revoked or voided.
     pub(super) fn grace_ends(&mut self, id: WaiterId, request: &Request) {
         if request.notify.is_some() {
             self.deadlines.set(&id, None);
         }
     }
 
-    /// Marks a grant for revocation: it did not reach its client. Each of its locks is ready, and its next
-    /// step revokes the grant.
+    /// Marks a grant for revocation, because it did not reach its client. Makes each of its locks ready; the
+    /// next step of the lock revokes the grant.
     pub(in crate::core::manager) fn mark_for_revocation(&mut self, id: WaiterId) {
         for id in self.waiters.together(id) {
             self.mark_alone_for_revocation(id);
@@ -57,8 +57,8 @@ impl Parts {
     }
 
     /// Voids everything pending for owners whose holds have ended: deliveries, revocations, renewals and
-    /// releases. Voids at most `at_most` grants, unless `affected` names one owner. Returns whether any is left to
-    /// examine.
+    /// releases. Voids at most `at_most` grants, unless `affected` names one owner. Returns whether any grant
+    /// is left to examine.
     pub(in crate::core::manager) fn void_ended(
         &mut self,
         lock: LockIdx,
@@ -74,7 +74,8 @@ impl Parts {
         any_left
     }
 
-    /// Voids everything pending for all owners: all holds have ended. Many grants are voided in portions.
+    /// Voids everything pending for all owners, because all holds have ended. Many grants are voided in
+    /// portions.
     pub(in crate::core::manager) fn void_all(&mut self, lock: LockIdx) {
         let portion = self.portion.0;
         let state = self.table.get_mut(lock);
@@ -84,7 +85,7 @@ impl Parts {
         self.void_ended(lock, AffectedOwners::Any, usize::MAX, |_| true);
     }
 
-    /// Voids grants whose holds have ended, at most `at_most`. Returns whether any is left.
+    /// Voids up to `at_most` grants whose holds have ended. Returns whether any is left.
     #[cold]
     pub(in crate::core::manager) fn void_portion(
         &mut self,
@@ -123,9 +124,8 @@ impl Parts {
         has_ended
     }
 
-    /// Voids grants in flight of owners whose holds have ended, at most `at_most`, but keeps their bindings.
-    /// Returns whether any grant is left to
-    /// examine.
+    /// Voids up to `at_most` grants in flight whose holds have ended, but keeps the bindings of their owners.
+    /// Returns whether any grant is left to examine.
     pub(in crate::core::manager) fn void_grants(
         &mut self,
         lock: LockIdx,
@@ -143,19 +143,19 @@ impl Parts {
         any_left
     }
 
-    /// Voids a grant that its lock has forgotten.
+    /// Voids a grant that was already removed from the state of its lock.
     fn void_grant(&mut self, id: WaiterId, lock: LockIdx, records: RecordsOfVoided) {
         let Some((wait, _)) = self.waiters.remove(id) else { return };
         if wait.request().notify.is_some() {
             self.void_notified(id, lock, &wait, records);
         } else if wait.state() == WaitState::Marked && records == RecordsOfVoided::Delete && !self.demoted {
-            // The grant would have been revoked anyway.
+            // The grant was marked, so it would have been revoked anyway.
             let state = self.table.get_mut(lock);
             if let Some((state, request)) = state.zip(wait.request().id.clone()) {
                 state.unconfirmed_mut().was_voided(request);
             }
         }
-        // A client that still waits for all locks of its bundle has lost one.
+        // The client of a bundle that is still waiting has lost one of its locks.
         let waits = |first_wait: &WaiterId| {
             wait.request().awaits_replicas && !self.waiters.bundles.is_answered(*first_wait)
         };
@@ -181,8 +181,8 @@ impl Parts {
         }
     }
 
-    /// Ends waits whose clients have not been answered yet although their holds have ended. Nearly always,
-    /// none exist.
+    /// Ends waits whose clients have not been answered although their holds have ended. Nearly always, none
+    /// exist.
     #[inline(always)]
     pub(in crate::core::manager) fn end_lost(&mut self, lock: LockIdx, decision: &Decision) {
         if !self.lost_bundles.is_empty() {
@@ -217,8 +217,8 @@ impl Parts {
         }
     }
 
-    /// Confirms a delivered grant without consequences, as most are. False if the grant may have
-    /// consequences, and then nothing has changed.
+    /// Confirms a delivered grant without consequences, as most are. Returns false, with nothing changed, if
+    /// the grant may have consequences.
     pub(in crate::core::manager) fn confirm_plain(&mut self, id: WaiterId) -> bool {
         let is_plain = |wait: &&Wait| {
             let Request { id, bind, notify, awaits_replicas, .. } = wait.request();
@@ -239,8 +239,8 @@ impl Parts {
         true
     }
 
-    /// Confirms a delivered grant. If that shortens the lease, the lock becomes ready to write it. Returns
-    /// the wait and its lease.
+    /// Confirms a delivered grant. If that shortens the lease, the lock becomes ready so that its next step
+    /// writes the lease. Returns the wait and its lease.
     pub(in crate::core::manager) fn confirm(&mut self, id: WaiterId, now: Now) -> Option<(Wait, Lease)> {
         self.waiters.get(id).filter(|wait| wait.state() == WaitState::Granted)?;
         if self.void_if_ended(id) {

@@ -10,44 +10,46 @@ use crate::core::table::LockIdx;
 use crate::core::unconfirmed::Unconfirmed;
 use crate::core::{Hold, HoldEvent, LockId, MonoUs, Now, Statistics, WaiterId, WallMs};
 
-/// State of one lock, apart from its key.
+/// State of one lock, apart from the content of its key.
 #[derive(Default)]
 pub(in crate::core::manager) struct LockState {
     queue: WaitQueue,
     fairness: Fairness,
     unconfirmed: Unconfirmed,
     held: Held,
-    /// Whether a hold granted here ended without a call. If no waiter takes the lock, it must be announced as
-    /// free.
+    /// Whether a hold granted here ended without a call. Unless a waiter takes the lock, it must be announced
+    /// as free.
     unannounced: bool,
-    /// Whether a foreign write may have given the lock to an owner that waits behind a member of a bundle.
+    /// Whether a foreign write may have given the lock to an owner that is queued behind a member of a
+    /// bundle.
     was_changed: bool,
-    /// The sole, plain, exclusive hold of the lock, as far as known. The next call probably finds it.
+    /// The sole, plain, exclusive hold of the lock, if known. The next call will probably find it.
     plain_hold: Option<Hold>,
     /// Time of the grant of the exclusive hold, if known.
     held_since: Option<MonoUs>,
-    /// Whether a grant with `NOTIFY` is unconfirmed while external clients may know of a later end than the
-    /// grace. See [`ExpectedEnd`](crate::core::ExpectedEnd).
+    /// Whether a grant with `NOTIFY` is unconfirmed while external clients may have seen a lease that ends
+    /// after its grace period. See [`ExpectedEnd`](crate::core::ExpectedEnd).
     whole_lease_is_unconfirmed: bool,
     /// Number of holders at the end of the last step, if the lock has more grants and bindings than one step
     /// examines.
     held_by: u32,
     /// Whether some of these holds may have ended since they were examined.
     may_have_ended: bool,
-    /// Number of further steps before they are examined again.
+    /// Number of further steps before all grants and bindings are examined again.
     steps_to_examination: u32,
-    /// Time at which a newcomer last opened the key and the keys beside it.
+    /// Time at which a newcomer last opened the key and its companion keys.
     last_look: Option<MonoUs>,
-    /// Time of the lock in the schedule of leases.
+    /// The lock's time in the schedule of leases.
     lease_planned: Option<WallMs>,
-    /// Time of the lock in the schedule of windows.
+    /// The lock's time in the schedule of windows.
     window_planned: Option<MonoUs>,
     /// Probable index of the lock in the list of the longest waits.
     place_in_top: u32,
 }
 
 impl LockState {
-    /// Whether nothing about the lock has to be remembered. Whether it is ready or bound is known elsewhere.
+    /// Whether this state is empty, so that it can be forgotten. The caller must also check whether the lock
+    /// is ready or has bindings.
     #[inline(always)]
     pub(super) fn is_idle(&self) -> bool {
         self.queue.is_empty()
@@ -58,7 +60,7 @@ impl LockState {
             && self.lease_planned.is_none()
     }
 
-    /// Whether the lock has native waiters or, as far as known, external ones.
+    /// Whether the lock has native waiters or known external ones.
     pub(in crate::core::manager) fn is_waited_for(&self) -> bool {
         !self.queue.is_empty() || self.fairness.has_subscribers()
     }
@@ -76,7 +78,7 @@ impl LockState {
     }
 }
 
-/// The queue. Only [`Parts`](super::Parts) changes it, as each wait is in other indexes too.
+/// The queue. Only [`Parts`](super::Parts) changes it, because each wait is in other indexes too.
 impl LockState {
     pub(in crate::core::manager) fn queue(&self) -> &WaitQueue {
         &self.queue
@@ -86,7 +88,7 @@ impl LockState {
         &mut self.queue
     }
 
-    /// Lets a wait overtake a member of a bundle. False if it has overtaken the member already.
+    /// Lets a wait overtake a member of a bundle. Returns false if it had already overtaken the member.
     pub(in crate::core::manager) fn overtake(&mut self, overtaker: WaiterId, member: WaiterId) -> bool {
         self.queue.overtake(overtaker, member)
     }
@@ -110,14 +112,14 @@ impl LockState {
         &mut self.held
     }
 
-    /// Notes whether the latest grant with `NOTIFY` is unconfirmed while external clients may know of a later
-    /// end than its grace. Returns whether an earlier grant was.
+    /// Records whether the latest grant with `NOTIFY` is unconfirmed while external clients may have seen a
+    /// lease that ends after its grace period. Returns the previous value.
     pub(in crate::core::manager) fn note_whole_lease(&mut self, is_unconfirmed: bool) -> bool {
         std::mem::replace(&mut self.whole_lease_is_unconfirmed, is_unconfirmed)
     }
 
-    /// Whether a grant with `NOTIFY` is unconfirmed while external clients may know of a later end than its
-    /// grace. See [`ExpectedEnd`](crate::core::ExpectedEnd).
+    /// Whether a grant with `NOTIFY` is unconfirmed while external clients may have seen a lease that ends
+    /// after its grace period. See [`ExpectedEnd`](crate::core::ExpectedEnd).
     pub(in crate::core::manager) fn whole_lease_is_unconfirmed(&self) -> bool {
         self.whole_lease_is_unconfirmed
     }
@@ -140,15 +142,16 @@ impl LockState {
         self.unannounced = true;
     }
 
-    /// Returns whether the lock must be announced if it is free. The caller announces it.
+    /// Returns whether the lock must be announced if it is free, and clears that flag. The caller announces
+    /// it.
     pub(in crate::core::manager) fn take_unannounced(&mut self) -> bool {
         std::mem::take(&mut self.unannounced)
     }
 }
 
-/// The hold that the next call probably finds, and its age.
+/// The hold that the next call will probably find, and its age.
 impl LockState {
-    /// The sole, plain, exclusive hold of the lock, as far as known.
+    /// The sole, plain, exclusive hold of the lock, if known.
     pub(in crate::core::manager) fn plain_hold(&self) -> Option<&Hold> {
         self.plain_hold.as_ref()
     }
@@ -165,7 +168,7 @@ impl LockState {
         }
     }
 
-    /// Forgets the remembered hold, which may be a different one now.
+    /// Forgets the remembered hold, because it may have changed.
     pub(in crate::core::manager) fn forget_hold(&mut self) {
         self.plain_hold = None;
         self.held_since = None;
@@ -184,7 +187,7 @@ impl LockState {
 
 /// Foreign writes, and grants and bindings of holds that may have ended.
 impl LockState {
-    /// Notes a foreign write, and the event by which it ended all holds, if it did. With `has_bundles`, the
+    /// Records a foreign write, and the event by which it ended all holds, if any. With `has_bundles`, the
     /// new holders must be searched for cycles.
     pub(in crate::core::manager) fn note_foreign_write(
         &mut self,
@@ -207,19 +210,19 @@ impl LockState {
         self.may_have_ended = true;
     }
 
-    /// Notes the number of holders at the end of a step; 0 if the step has examined all grants and bindings.
+    /// Records the number of holders at the end of a step; 0 if that step examined all grants and bindings.
     pub(in crate::core::manager) fn note_holders(&mut self, holders: u32) {
         self.held_by = holders;
     }
 
-    /// Whether grants and bindings may be of ended holds, given the current number of holders.
+    /// Whether some grants and bindings may belong to ended holds, given the current number of holders.
     pub(in crate::core::manager) fn needs_examination(&mut self, holders: u32) -> bool {
         self.may_have_ended |= holders < self.held_by;
         self.may_have_ended
     }
 
-    /// Whether this step examines all grants and bindings. Then the next examination comes after this number
-    /// of steps, at the earliest.
+    /// Returns whether this step examines all grants and bindings. If so, the next examination follows after
+    /// this number of steps, at the earliest.
     pub(in crate::core::manager) fn begin_examination(&mut self, steps: u32) -> bool {
         let begins = self.steps_to_examination == 0;
         (self.may_have_ended, self.steps_to_examination) =
@@ -227,12 +230,12 @@ impl LockState {
         begins
     }
 
-    /// Lets the next step continue an examination that has found more ended holds than one step handles.
+    /// Lets the next step continue an examination that found more ended holds than one step handles.
     pub(in crate::core::manager) fn examine_again(&mut self) {
         (self.may_have_ended, self.steps_to_examination) = (true, 0);
     }
 
-    /// Notes that a newcomer has opened the key and the keys beside it.
+    /// Records that a newcomer has opened the key and its companion keys.
     pub(in crate::core::manager) fn note_look(&mut self, now: MonoUs) {
         self.last_look = Some(now);
     }
@@ -245,7 +248,7 @@ impl LockState {
 
 /// Fairness towards external clients.
 impl LockState {
-    /// Whether external clients have subscribed to the lock's channel, as far as known.
+    /// Whether external clients are known to have subscribed to the lock's channel.
     pub(in crate::core::manager) fn has_subscribers(&self) -> bool {
         self.fairness.has_subscribers()
     }
@@ -283,7 +286,7 @@ impl LockState {
         self.trim_fairness(true, now);
     }
 
-    /// Notes that subscribers sleep until a later time than the end of the first lease.
+    /// Records that subscribers sleep until after the end of the first lease.
     pub(in crate::core::manager) fn note_shortened_lease(&mut self) {
         self.fairness.subscribers_wait_for_lease();
     }
@@ -293,22 +296,22 @@ impl LockState {
         self.fairness.taken_externally(now)
     }
 
-    /// Drops unneeded history, now or after a while. Returns whether an external client used a window.
+    /// Drops unneeded fairness history, now or later. Returns whether an external client used a window.
     pub(in crate::core::manager) fn trim_fairness(&mut self, is_free: bool, now: Now) -> bool {
         self.fairness.trim_history(is_free, !self.queue.is_empty(), now)
     }
 
-    /// Handles the end of a window, or of the memory of subscribers.
+    /// Handles the end of a window, or the time to forget the subscribers.
     pub(in crate::core::manager) fn end_window(&mut self, lease_is_watched: bool, now: Now) -> AtDeadline {
         self.fairness.at_deadline(!self.queue.is_empty(), lease_is_watched, now)
     }
 
-    /// Whether the history is kept until the lock is free.
+    /// Whether the fairness history is kept until the lock is free.
     pub(in crate::core::manager) fn keeps_fairness_until_free(&self) -> bool {
         self.fairness.is_kept_until_free()
     }
 
-    /// Forgets the history.
+    /// Forgets the fairness history.
     pub(super) fn reset_fairness(&mut self) {
         self.fairness = Fairness::default();
     }
@@ -316,7 +319,7 @@ impl LockState {
 
 /// Schedules and statistics.
 impl LockState {
-    /// Time of the lock in the schedule of leases.
+    /// The lock's time in the schedule of leases.
     pub(in crate::core::manager) fn planned_lease(&self) -> Option<WallMs> {
         self.lease_planned
     }
@@ -336,7 +339,7 @@ impl LockState {
         self.lease_planned = None;
     }
 
-    /// Updates the schedule of windows from the fairness.
+    /// Updates the schedule of windows from the fairness state.
     pub(super) fn plan_window(&mut self, windows: &mut Calendar<MonoUs, LockIdx>, lock: LockIdx) {
         windows.set(lock, &mut self.window_planned, self.fairness.deadline());
     }
@@ -352,7 +355,7 @@ impl LockState {
         statistics.waited(name, &mut self.place_in_top, waited);
     }
 
-    /// Time of the lock in the schedule of windows, and the time at which it belongs there.
+    /// The lock's time in the schedule of windows, and the time that it should have there.
     #[cfg(test)]
     pub(in crate::core::manager) fn planned_window(&self) -> (Option<MonoUs>, Option<MonoUs>) {
         (self.window_planned, self.fairness.deadline())

@@ -24,8 +24,8 @@ use crate::core::{ConnectionId, Decision, LockId, Message, MonoUs, Notice, Stati
 use std::collections::{BTreeMap, VecDeque};
 
 /// Maximum amount of due work that a step does at one lock: grants made, revoked or voided, and holds ended
-/// or renewed. Thousands at once would stall the server, so the rest is left to the next step, which the
-/// timer starts soon.
+/// or renewed. Thousands at once would stall the server, so the rest is left for the next step, which the
+/// timer starts soon after.
 #[derive(Clone, Copy)]
 pub(in crate::core::manager) struct Portion(pub(in crate::core::manager) usize);
 
@@ -35,7 +35,7 @@ impl Default for Portion {
     }
 }
 
-/// All state in memory. The types of the fields describe it.
+/// All state in memory. Fields without a comment are described by their types.
 #[derive(Default)]
 pub(in crate::core::manager) struct Parts {
     pub(in crate::core::manager) table: LockTable<LockState>,
@@ -43,14 +43,14 @@ pub(in crate::core::manager) struct Parts {
     pub(in crate::core::manager) bindings: Bindings,
     /// Deadlines of waits, and of the graces of grants.
     pub(in crate::core::manager) deadlines: Schedule<MonoUs, WaiterId>,
-    /// End of the first lease of each held lock with native or known external waiters, or with owners to
+    /// End of the first lease of each held lock that has native waiters, known external waiters, or owners to
     /// notify.
     pub(in crate::core::manager) leases: Calendar<WallMs, LockIdx>,
-    /// The lock handed over last, if its queue became empty. It stays in `leases` until the timer fires or
-    /// another lock takes its place. Often a waiter arrives at once, and removing and adding the entry would
-    /// cost more.
+    /// The most recently handed-over lock, if its queue is empty now. It stays in `leases` until the timer
+    /// fires or another lock takes its place. A new waiter often arrives at once, and removing and adding the
+    /// entry again would cost more.
     pub(in crate::core::manager) last_handed_over: Option<LockIdx>,
-    /// End of fairness windows, and of the memory of subscribers.
+    /// Ends of fairness windows, and times at which subscribers are forgotten.
     pub(in crate::core::manager) windows: Calendar<MonoUs, LockIdx>,
     /// Locks in `leases` that a foreign write can free without an event.
     pub(in crate::core::manager) fragile: FragileLocks,
@@ -61,8 +61,8 @@ pub(in crate::core::manager) struct Parts {
     pub(in crate::core::manager) portion: Portion,
     /// Connections whose waits and holds must still be ended.
     pub(in crate::core::manager) ending_connections: BTreeMap<ConnectionId, ConnectionEnd>,
-    /// End of the quarantine. Until then, only owners that hold a lock are granted it, since other holds may
-    /// have been forgotten.
+    /// End of the quarantine. Until then, only owners that hold a lock are granted it, because other holds
+    /// may have been forgotten.
     pub(in crate::core::manager) quarantined_until: Option<MonoUs>,
     /// Whether this server is not the primary.
     pub(in crate::core::manager) demoted: bool,
@@ -71,19 +71,19 @@ pub(in crate::core::manager) struct Parts {
     pub(in crate::core::manager) decisions: VecDeque<(WaiterId, Decision)>,
     /// Decisions that leave as messages.
     pub(in crate::core::manager) messages: VecDeque<Message>,
-    /// Granted bundles whose clients still wait although a hold has ended.
+    /// Granted bundles whose clients are still waiting although one of their holds has ended.
     pub(in crate::core::manager) lost_bundles: Vec<WaiterId>,
     /// Whether owners get notices about their holds.
     pub(in crate::core::manager) notifies_owners: bool,
     pub(in crate::core::manager) notices: VecDeque<Notice>,
-    /// Number of leases that expired under their owners, as far as known.
+    /// Number of leases known to have expired while held.
     pub(in crate::core::manager) expired_leases: usize,
     pub(in crate::core::manager) statistics: Statistics,
     /// Waits that may wait for their own owners.
     pub(in crate::core::manager) searches: Searches,
 }
 
-/// Maximum number of waits to search per owner, and of owners per lock.
+/// Maximum number of waits to search per owner, and of owners to search per lock.
 pub(in crate::core::manager) const MAX_SEARCHED_WAITS: usize = 16;
 
 impl Parts {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! The start, the moves and the end of waits.
+//! How waits start, move and end.
 
 use super::lock_state::LockState;
 use super::{Parts, MAX_SEARCHED_WAITS};
@@ -12,7 +12,7 @@ use crate::core::table::LockIdx;
 use crate::core::{Counted, Decision, InboxEvent, Message, MonoUs, Notify, Now, Owner, Request, WaiterId};
 use smallvec::SmallVec;
 
-/// Maximum number of an owner's waits for one lock to search when the first of them ends.
+/// When a wait ends, maximum number of its owner's other waits for the lock to search.
 const MAX_SEARCHED_LEFT_BEHIND: usize = 4;
 
 impl Parts {
@@ -36,7 +36,7 @@ impl Parts {
     ) {
         match &request.notify {
             None => self.decisions.push_back((id, decision)),
-            // The repeated call is answered instead.
+            // The repeated call is answered instead, so this one gets no message.
             Some(_) if decision == Decision::Superseded => {}
             Some(notify) => self.send(id, lock, request, notify, decision),
         }
@@ -58,8 +58,8 @@ impl Parts {
         self.messages.push_back(Message { id, inbox: notify.inbox.clone(), lock, request, event });
     }
 
-    /// Ends a queued wait, with a decision or because its client left. Waiters behind it may become ready.
-    /// False if it is not queued.
+    /// Ends a queued wait, with a decision or because its client has left. May make the lock ready for the
+    /// waiters behind it. Returns false if the wait is not queued.
     pub(in crate::core::manager) fn end_wait(&mut self, id: WaiterId, decision: Option<Decision>) -> bool {
         if self.waiters.queued(id).is_none() {
             return false;
@@ -74,7 +74,7 @@ impl Parts {
         let Some(state) = self.table.get(lock) else { return defect!("a wait for an unknown lock", true) };
         let unblocks_next =
             state.queue().unblocks_next(wait.position(), wait.request().wants, wait.is_member());
-        // The announcement of a bundle's free lock may have been withheld.
+        // If the wait is a bundle member, the announcement that its lock is free may have been withheld.
         if (unblocks_next || wait.is_member()) && !self.demoted {
             self.table.set_ready(lock);
         }
@@ -106,8 +106,8 @@ impl Parts {
         if is_member {
             for other in self.waiters.together(id).into_iter().filter(|other| *other != id) {
                 let Some(wait) = self.take_out_alone(other) else { continue };
-                // The other lock is not open: reconciling it serves waiters behind the member, or drops it if
-                // idle.
+                // The other lock is not open. Reconciling it serves the waiters behind the member, or drops
+                // the lock if it is idle.
                 if !self.demoted {
                     self.table.set_ready(wait.lock());
                 }
@@ -119,7 +119,8 @@ impl Parts {
     pub(super) fn take_out_alone(&mut self, id: WaiterId) -> Option<Wait> {
         let (wait, crossing) = self.waiters.remove(id)?;
         self.leave_queue(id, wait.place(), crossing);
-        // The owner's other waits here were served with this one, and may be blocked now.
+        // The owner's other waits for this lock would have been served with this one. They may be blocked
+        // now.
         let others = self.waiters.of_owner_at(wait.lock(), wait.request().owner.as_bytes());
         for other in others.take(MAX_SEARCHED_LEFT_BEHIND) {
             if self.waiters.queued(other).is_some_and(|other| other.position() > wait.position()) {
@@ -190,7 +191,7 @@ impl Parts {
         self.mark_crossing(crossing);
     }
 
-    /// Notes in the queues which waits belong to owners that also wait for other locks.
+    /// Records in the queues which waits belong to owners that also wait for other locks.
     #[inline(always)]
     pub(in crate::core::manager) fn mark_crossing(&mut self, crossing: Crossing) {
         // Nearly every owner waits for one lock at a time.
@@ -207,8 +208,8 @@ impl Parts {
         }
     }
 
-    /// Moves the queued waits of a new holder for this lock ahead of all newcomers. The newcomers that they
-    /// overtake wait for the holder from now on, so its waits are searched for cycles.
+    /// Moves the queued waits of a new holder of this lock ahead of all newcomers. Newcomers that they
+    /// overtake now wait for the holder, so its waits are searched for cycles.
     pub(in crate::core::manager) fn move_waits_ahead(&mut self, lock: LockIdx, owner: &Owner) {
         let waits: SmallVec<[WaiterId; 4]> = self.waiters.of_owner_at(lock, owner.as_bytes()).collect();
         let overtakes =
@@ -218,7 +219,7 @@ impl Parts {
         }
     }
 
-    /// Schedules searches for an owner that holds more than before: waiters for its holds may be among its
+    /// Schedules searches for an owner that has got another hold. Waiters for that hold may be among its
     /// blockers.
     pub(in crate::core::manager) fn search_waits_of(&mut self, owner: &Owner) {
         for id in self.waiters.of_owner(owner.as_bytes()).take(MAX_SEARCHED_WAITS) {
@@ -226,8 +227,8 @@ impl Parts {
         }
     }
 
-    /// Whether a holder of this lock may block an owner that did not stand behind it. Without members of
-    /// bundles in the queue, the first to arrive is granted first.
+    /// Whether a new holder of this lock may block owners that were queued ahead of it. Only members of
+    /// bundles make that possible: in other queues, the first to arrive is granted first.
     pub(in crate::core::manager) fn has_members(&self, lock: LockIdx) -> bool {
         !self.waiters.bundles.is_empty() && self.state(lock).is_some_and(|state| state.queue().has_members())
     }

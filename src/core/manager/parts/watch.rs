@@ -8,7 +8,7 @@ use crate::core::table::LockIdx;
 use crate::core::{Now, WallMs};
 
 impl Parts {
-    /// Updates the schedule from the lock's fairness.
+    /// Updates the schedule from the lock's fairness state.
     #[inline(always)]
     pub(in crate::core::manager) fn schedule_window(&mut self, lock: LockIdx) {
         if let Some(state) = self.table.get_mut(lock) {
@@ -16,14 +16,16 @@ impl Parts {
         }
     }
 
-    /// Schedules the end of the first lease of a lock. `None` removes it, unless an owner must be notified.
+    /// Schedules the end of the first lease of a lock. `None` removes it, unless an owner must be notified of
+    /// it.
     #[inline(always)]
     pub(in crate::core::manager) fn schedule_lease(&mut self, lock: LockIdx, end: Option<WallMs>) {
         let Some(state) = self.table.get_mut(lock) else { return };
         if end.is_none() && state.has_owners_to_notify() {
             return;
         }
-        // An earlier entry stays: its check finds the new time. Moving it at each hand-over would cost more.
+        // An earlier entry stays, because its check will find the new end. Moving it at each hand-over would
+        // cost more.
         if end.is_none_or(|end| state.planned_lease().is_none_or(|planned| end < planned)) {
             state.plan_lease(&mut self.leases, lock, end);
         }
@@ -32,7 +34,7 @@ impl Parts {
         }
     }
 
-    /// Keeps watching the lease of a lock that was handed over and has no waiters: see
+    /// Keeps watching the lease of a lock that was handed over and has no waiters. See
     /// [`Parts::last_handed_over`].
     pub(in crate::core::manager) fn keep_watching(&mut self, lock: LockIdx) {
         if self.last_handed_over != Some(lock) {
@@ -42,7 +44,7 @@ impl Parts {
         self.fragile.remove(lock);
     }
 
-    /// Stops watching the lease of the lock handed over last, unless it has waiters.
+    /// Stops watching the lease of the most recently handed-over lock, unless it has waiters.
     pub(in crate::core::manager) fn stop_watching_last(&mut self) {
         if let Some(lock) = self.last_handed_over.take() {
             self.unwatch_lease(lock);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Begins a step: brings the lock up to date with events since its last step.
+//! Begins a step: applies events since the lock's last step.
 
 use super::output::ExpectedEnd;
 use super::{counted, Step, READS_PER_PORTION};
@@ -11,7 +11,7 @@ use crate::core::table::LockIdx;
 use crate::core::Owner;
 
 impl<'a> Step<'a> {
-    /// Starts a step, and ends and renews holds as due.
+    /// Starts a step, and ends and renews holds that are due.
     // Inlined because most locks have no state, and then no call is needed.
     #[inline(always)]
     pub(in crate::core::manager) fn begin<'o: 'a>(
@@ -61,9 +61,9 @@ impl<'a> Step<'a> {
         self.follow_connections(lock);
     }
 
-    /// Decides which grants and bindings to examine for ended holds. A few are always examined. Many are
-    /// examined only if a hold may have ended without a call, and not at every step. On average, a step
-    /// examines at most a portion of them.
+    /// Decides whether this step examines all grants and bindings for ended holds. A few are always examined.
+    /// Many are examined only if a hold may have ended without a call, and not in every step. On average, a
+    /// step examines at most a portion of them.
     pub(super) fn choose_examination(&mut self, lock: LockIdx) {
         let (remembered, portion) = (self.parts.remembered_of(lock), self.portion);
         if remembered > portion {
@@ -82,13 +82,13 @@ impl<'a> Step<'a> {
         examines
     }
 
-    /// Voids a portion of the grants whose holds have all ended. Then deletes the records of as many grants
-    /// with `NOTIFY` that ended before their confirmation: they count as never made.
+    /// Voids a portion of the grants whose holds ended together. Then deletes the records of up to a portion
+    /// of grants with `NOTIFY` that ended before their confirmation: they count as never made.
     #[inline(always)]
     pub(super) fn forget_voided(&mut self, lock: LockIdx) {
         let portion = self.portion;
         if self.parts.state(lock).is_some_and(|state| state.unconfirmed().any_ended()) {
-            // The rest does not hold up the queue: it belongs to no present hold.
+            // The remaining grants do not delay the queue, because they belong to no current hold.
             self.is_due_again |= self.parts.void_portion(lock, RecordsOfVoided::Delete, portion);
         }
         let Some(state) = self.parts.state_mut(lock).filter(|state| state.unconfirmed().any_voided()) else {
@@ -110,8 +110,8 @@ impl<'a> Step<'a> {
         }
     }
 
-    /// Schedules searches for owners that got the lock by a foreign write: they may wait behind a member that
-    /// waits for them.
+    /// Schedules searches for owners that got the lock by a foreign write. Such an owner may be queued behind
+    /// a bundle member that waits for it.
     #[inline]
     pub(in crate::core::manager) fn search_for_holders(&mut self) {
         let Some(lock) = self.lock.filter(|_| !self.parts.waiters.bundles.is_empty()) else { return };

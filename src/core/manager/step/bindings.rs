@@ -65,7 +65,7 @@ impl Step<'_> {
         ended.iter().for_each(|owner| self.hold_changed(lock, owner));
     }
 
-    /// Ends what is left of an earlier hold, so that it does not affect the next one.
+    /// Ends the remaining state of an earlier hold, so that it does not affect the next one.
     pub(super) fn unbind_earlier(&mut self, lock: LockIdx, owner: &Owner) {
         if self.is_crowded {
             self.hold_changed(lock, owner);
@@ -75,8 +75,8 @@ impl Step<'_> {
         if self.holders.get(owner.as_bytes()).is_some() {
             return;
         }
-        // The lease may have ended without a step. Revoking a grant from that time must not release the next
-        // hold.
+        // The lease may have ended between two steps. Revoking a grant from that time must not release the
+        // next hold.
         if self.parts.state(lock).is_some_and(|state| !state.unconfirmed().is_empty()) {
             self.parts.void_ended(lock, AffectedOwners::Only(owner), usize::MAX, |_| true);
             self.forget_voided(lock);
@@ -99,15 +99,15 @@ impl Step<'_> {
         self.parts.statistics.has_bound(self.parts.bindings.count());
     }
 
-    /// Whether the hold that this request got has ended, as far as remembered.
+    /// Whether the hold that this request got is remembered to have ended.
     pub(in crate::core::manager) fn has_ended(&self, owner: &Owner, id: &RequestId) -> bool {
         let bindings = &self.parts.bindings;
         bindings.has_ended(|| self.name.to_id(), id, self.now)
             || bindings.ended_with_connection(|| self.name.to_id(), owner, id, self.now)
     }
 
-    /// Deletes the record of a request whose hold ended with a connection: it counts as never made. Returns
-    /// whether it did. A hold that was released by its own id counts as made.
+    /// Deletes the record of a request whose hold ended with a connection, because the request counts as
+    /// never made. Returns whether it did. A request whose own id released its hold counts as made.
     pub(in crate::core::manager) fn forget_if_closed(
         &mut self,
         request: &Request,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Confirms grants: by a repeated call or a renewal.
+//! Confirms grants, either by a repeated call or by a renewal.
 
 use super::output::ExpectedEnd;
 use super::Step;
@@ -12,8 +12,8 @@ use crate::core::{Bind, ConnectionId, Counted, Decision, Hold, Owner, Reply, Req
 use smallvec::SmallVec;
 
 impl Step<'_> {
-    /// Answers a repeated call. Its hold then depends on the new connection, and is not revoked if the first
-    /// answer is lost.
+    /// Answers a repeated call. Its hold then depends on the new connection. The grant is not revoked if the
+    /// first answer is lost.
     pub(in crate::core::manager) fn repeat(&mut self, request: &Request, reply: &Reply) {
         let owner = reply.owner.as_deref().unwrap_or(&request.owner);
         let Some(id) = &request.id else { return };
@@ -23,7 +23,7 @@ impl Step<'_> {
             return;
         }
         let first_wait = in_flight.map(|id| self.parts.waiters.first_wait_of(id));
-        // The grant counts as delivered, but on the new connection.
+        // The grant counts as delivered on the new connection.
         if let Some((id, (wait, _))) = in_flight.and_then(|id| Some((id, self.parts.confirm(id, self.now)?)))
         {
             if wait.request().awaits_replicas {
@@ -38,8 +38,8 @@ impl Step<'_> {
         }
         self.note_held(owner, HoldRecord { end, since: None, client: request.client });
         if !self.lock.is_some_and(|lock| self.parts.bindings.has_bound(lock, owner, id)) {
-            // Another server made the grant, and may still bind the hold to the first connection. The changed
-            // lease makes it verify its binding.
+            // Another server made the grant, and may have bound the hold to the first connection. The changed
+            // lease makes that server verify its binding.
             end = end.saturating_add(1);
             let _ = self.holders.renew(owner.as_bytes(), end);
             if let Some(lock) = self.lock {
@@ -51,7 +51,7 @@ impl Step<'_> {
     }
 
     /// Confirms the grant with `NOTIFY` that this request got. Sets the whole lease and starts the bindings.
-    /// `None` if no such grant exists.
+    /// Returns `None` if there is no such grant.
     pub(in crate::core::manager) fn confirm(&mut self, request: &Request) -> Option<Reply> {
         let id = request.id.as_ref()?;
         let (granted, wait) = self.parts.waiters.of_request(self.lock?, id)?;
@@ -68,8 +68,8 @@ impl Step<'_> {
         Some(reply)
     }
 
-    /// Confirms a recorded grant with `NOTIFY` from another server, or from this one before it was a replica.
-    /// False if its hold has ended: then the grant counts as never made.
+    /// Confirms a recorded grant with `NOTIFY`, made by another server, or by this one before it became a
+    /// replica. Returns false if the hold has ended: then the grant counts as never made.
     pub(in crate::core::manager) fn confirm_recorded(&mut self, request: &Request, reply: &Reply) -> bool {
         let Some(id) = &request.id else { return false };
         if self.set_whole_lease(request).is_none() {
@@ -80,7 +80,7 @@ impl Step<'_> {
         true
     }
 
-    /// Confirms the owner's grants with `NOTIFY` if it has no other holds, because a renewal proves that it
+    /// Confirms the owner's grants with `NOTIFY`, if it has no other holds. A renewal then proves that it
     /// knows of them.
     pub(in crate::core::manager) fn confirm_all_of(&mut self, owner: &Owner, lease_ms: i64) {
         let granted = self.notified_grants(owner);
@@ -110,7 +110,7 @@ impl Step<'_> {
             state.note_whole_lease(false);
         }
         let request = wait.request();
-        // The outcome of the lease may be known now.
+        // The new end of the lease may be certain now.
         self.revoke_marked(wait.lock(), Some(&request.owner), usize::MAX);
         let (Some(notify), Some(id)) = (&request.notify, &request.id) else {
             return defect!("a grant without NOTIFY is confirmed by a call", None);
@@ -128,7 +128,8 @@ impl Step<'_> {
         Some((reply, wait))
     }
 
-    /// Gives the owner the lease of the request, from now on. `None` if it holds nothing.
+    /// Sets the owner's lease to the length that the request gives, from now on. Returns `None` if the owner
+    /// holds nothing.
     pub(super) fn set_whole_lease(&mut self, request: &Request) -> Option<Lease> {
         let owner = &request.owner;
         let before = self.holders.get(owner.as_bytes())?.expires_at;
@@ -145,7 +146,7 @@ impl Step<'_> {
         Some(lease)
     }
 
-    /// Sets a lease for certain.
+    /// Sets a lease that no later revocation undoes.
     pub(in crate::core::manager) fn set_lease(&mut self, owner: &Owner, lease: Lease) {
         let Some(lock) = self.lock else { return };
         self.parts.note_setting(lock, owner, Some((SetLease::To(lease.end), lease.end)), None);
@@ -169,8 +170,8 @@ impl Step<'_> {
         }
     }
 
-    /// Lets a renewal take over earlier grants in flight too. A client may read its grant, renew on another
-    /// connection and close the waiting one, all before the delivery is known.
+    /// Lets a renewal take over the owner's grants in flight too. A client may read its grant, renew on
+    /// another connection and close the waiting one, all before the delivery is known.
     pub(super) fn take_over(&mut self, owner: &Owner, by: Bind) {
         let Some(state) = self.lock.and_then(|lock| self.parts.state(lock)) else { return };
         if !state.unconfirmed().any_in_flight() {

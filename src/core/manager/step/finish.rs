@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Finishes a step, and tells the caller what to do after the write.
+//! Finishes a step, and returns what the caller must do after the write.
 
 use super::output::{ExpectedEnd, StepOutput};
 use super::{counted, Step};
@@ -18,7 +18,7 @@ impl Step<'_> {
         self.close()
     }
 
-    /// Ends a step whose call unblocks no waiter: updates the schedules, and drops unneeded state.
+    /// Ends a step whose call unblocks no waiter. Updates the schedules, and drops unneeded state.
     #[inline(always)]
     pub(in crate::core::manager) fn close(mut self) -> StepOutput {
         match self.lock {
@@ -54,13 +54,13 @@ impl Step<'_> {
         let expected_end = &mut self.expected_end;
         let unannounced = self.parts.state_mut(lock).is_some_and(|state| {
             if state.whole_lease_is_unconfirmed() && !is_reserved && !state.unconfirmed().any_to_confirm() {
-                // The grant was not confirmed. If the lock is free, it is announced anyway.
+                // The grant was not confirmed. A free lock is announced in any case.
                 state.note_whole_lease(false);
                 if !is_free {
                     *expected_end = ExpectedEnd::MaybeSooner;
                 }
             }
-            // The hold of an external client is not remembered while no native client wants the lock.
+            // The hold of an external client is remembered only while native clients wait for the lock.
             let is_wanted = !state.queue().is_empty() || state.unconfirmed().any_in_flight() || is_bound;
             let mark_kept = is_wanted || state.plain_hold().is_some();
             let plain = plain.filter(|_| if forgets { !state.queue().is_empty() } else { mark_kept });
@@ -82,8 +82,8 @@ impl Step<'_> {
         }
     }
 
-    /// Notes the number of holders if the lock has more grants and bindings than a step examines, and whether
-    /// work is left.
+    /// Records the number of holders if the lock has more grants and bindings than a step examines. Also
+    /// records whether work is left.
     pub(super) fn note_crowd(&mut self, lock: LockIdx) {
         let is_crowded = self.parts.remembered_of(lock) > self.parts.portion.0;
         let holders = if is_crowded { counted(self.holders.len()) } else { 0 };
@@ -101,7 +101,7 @@ impl Step<'_> {
         }
     }
 
-    /// Drops unneeded fairness history, now or after a while.
+    /// Drops unneeded fairness history, now or later.
     #[inline(always)]
     pub(super) fn trim_fairness(&mut self, lock: LockIdx) {
         let (is_free, now) = (self.holders.is_free(), self.now);
@@ -126,8 +126,8 @@ impl Step<'_> {
             return false;
         }
         let ends_unheard = match self.holders {
-            // One reader fewer unblocks an upgrade or a request with a limit. All other changes raise an
-            // event.
+            // A single reader's departure may unblock an upgrade or a request with a limit. All other changes
+            // raise an event.
             Holders::Shared(_) => state.queue().needs_fewer_holders(),
             Holders::Free | Holders::Exclusive(_) => is_waited_for,
         };

@@ -19,11 +19,11 @@ pub(super) struct Grant {
     pub(super) effect: GrantEffect,
     /// The owner's hold before the grant, if it already held the lock.
     pub(super) before: Option<EarlierHold>,
-    /// End of its lease now.
+    /// End of the lease as the grant has written it.
     pub(super) written: WallMs,
 }
 
-/// The time of a grant to a waiter, seen from its client.
+/// The time of a grant to a waiter, relative to its client's call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum GrantTime {
     /// The client's call is running.
@@ -53,7 +53,7 @@ impl Step<'_> {
     }
 
     /// Decides whether known or forgotten holders exclude this request. Forgotten holders are compatible with
-    /// the known one, so they do not exclude more of the same kind.
+    /// the known ones, so they allow more holds of the same mode.
     #[inline(always)]
     pub(super) fn admits(&self, owner: &[u8], wants: Wants) -> Admission {
         let is_re_entry = |hold: &Hold| !wants.once && hold.allows_more(wants.mode);
@@ -88,12 +88,13 @@ impl Step<'_> {
         };
         let hold = self.holders.get(owner);
         if hold.is_some() && self.state().is_some_and(LockState::whole_lease_is_unconfirmed) {
-            // If the owner never confirms its earlier grant, it holds the lock by this lease alone.
+            // If the earlier grant is never confirmed, the owner holds the lock by this lease alone.
             self.expected_end = ExpectedEnd::MaybeSooner;
         }
         let before = hold.map(|hold| EarlierHold { end: hold.expires_at, token: hold.token });
         let before_end = hold.map(|hold| hold.expires_at);
-        // An upgrade to an exclusive hold needs a new token: other readers may have newer tokens than this owner.
+        // An upgrade to an exclusive hold needs a new token, because other readers may have newer tokens than
+        // this owner.
         let re_entry = hold.filter(|hold| hold.allows_more(request.wants.mode));
         let upgrade = hold.is_some() && re_entry.is_none();
         let token = if request.fence {
@@ -122,7 +123,8 @@ impl Step<'_> {
         self.holders.add(&request.owner, request.wants.mode, written, token);
         let since = before.is_none().then_some(self.now.mono);
         self.note_held(&request.owner, HoldRecord { end: written, since, client: request.client });
-        // Needed even for an owner from another server: this one now knows the key as a lock.
+        // Recorded even for an owner from another server, because this server now knows that the key is a
+        // lock.
         self.parts.granted_keys.insert(self.name);
         let now = self.now;
         if let Some(state) = self.state_mut() {
@@ -200,7 +202,7 @@ impl Step<'_> {
         Ok(Some(id))
     }
 
-    /// Grants a member that is next in its queue, see [`Step::may_grant`].
+    /// Grants a member that is next in its queue. See [`Step::may_grant`].
     pub(in crate::core::manager) fn grant_member(&mut self, id: WaiterId, time: GrantTime) -> Option<Reply> {
         let wait = self.parts.waiters.queued(id)?;
         let (lock, request) = (wait.lock(), wait.request().clone());
@@ -234,7 +236,7 @@ impl Step<'_> {
         Verdict::Available
     }
 
-    /// Whether this member can be granted now. `None` if it no longer waits.
+    /// Whether this member can be granted now. Returns `None` if it no longer waits.
     pub(in crate::core::manager) fn try_member(&mut self, id: WaiterId) -> Option<Verdict> {
         let wait = self.parts.waiters.queued(id)?;
         let (lock, position, request) = (wait.lock(), wait.position(), wait.request().clone());

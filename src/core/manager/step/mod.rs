@@ -43,13 +43,14 @@ pub(super) struct Step<'a> {
     is_crowded: bool,
     /// Whether this step examines all grants and bindings for ended holds.
     examines_all: bool,
-    /// Whether holds are left to end, or records to delete. The queue is not served until neither is left.
+    /// Whether holds are left to end, or records to delete. The queue is not served until both are done.
     is_unfinished: bool,
     /// Whether any work is left.
     is_due_again: bool,
 }
 
-/// Ratio of readers read per step to due work done. Used where every step has to read all readers.
+/// Ratio of readers that a step reads to due work that it does. Used where every step has to read all
+/// readers.
 const READS_PER_PORTION: usize = 64;
 
 /// Reduces a count to the size that is stored per lock.
@@ -58,7 +59,7 @@ fn counted(number: usize) -> u32 {
 }
 
 impl Step<'_> {
-    /// Whether an owner's call runs this step, so that only its own holds end.
+    /// Whether an owner's call runs this step. If so, only its own holds end.
     fn is_call(&self) -> bool {
         matches!(self.affected, AffectedOwners::Only(_))
     }

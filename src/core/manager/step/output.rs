@@ -14,25 +14,25 @@ pub(crate) struct StepOutput {
     pub(crate) watches_lease: bool,
     /// Whether a hold ended without a call, and the lock must be announced if it is free.
     pub(crate) unannounced: bool,
-    /// Whether the lock is free and a bundle may take it in this command. It is not announced before that
-    /// bundle was tried.
+    /// Whether the lock is free and a bundle may take it in this command. It is not announced until that
+    /// bundle has been tried.
     pub(crate) is_reserved: bool,
     /// The end of the hold, as external clients need to know it.
     pub(crate) expected_end: ExpectedEnd,
 }
 
-/// The end of a lock's hold. External clients sleep until the end that they have seen, so an earlier end must
-/// be announced to them.
+/// The end of a lock's hold. External clients sleep until the end that they last saw, so an earlier end must
+/// be announced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum ExpectedEnd {
     /// The end of the lease as written.
     #[default]
     AsWritten,
-    /// This time. An unconfirmed grant with `NOTIFY` has a short lease, whose end is watched. It is extended
-    /// to the whole lease by the confirmation.
+    /// This time. An unconfirmed grant with `NOTIFY` has a short lease, whose end is watched. The
+    /// confirmation extends it to the whole lease.
     Until(WallMs),
-    /// Possibly earlier than external clients know. The end that they saw is no longer stored, so no
-    /// comparison is possible.
+    /// Possibly earlier than external clients know. The end that they last saw is no longer stored, so it
+    /// cannot be compared.
     MaybeSooner,
 }
 

@@ -10,7 +10,7 @@ use crate::core::queue::wait::{NewWait, WaitState};
 use crate::core::table::LockIdx;
 use crate::core::{Decision, MonoUs, Notify, Request, RequestId, WaiterId, Wants};
 
-/// The arrival of a request at a queue. A repeated request keeps it.
+/// The arrival of a request at a queue. A repeated request keeps its arrival.
 pub(super) struct Arrival {
     ticket: u64,
     /// Start of the wait.
@@ -51,7 +51,7 @@ impl Step<'_> {
         has_too_many(self.parts, notify)
     }
 
-    /// Queues a request. If it is already queued on another connection, it keeps its position and the other
+    /// Queues a request. If it is already queued on another connection, it keeps its position and the earlier
     /// wait ends.
     pub(in crate::core::manager) fn queue(&mut self, request: Request, deadline: Option<MonoUs>) -> WaiterId {
         let lock = self.known();
@@ -95,7 +95,7 @@ impl Step<'_> {
             return None;
         }
         let arrival = Arrival { ticket: wait.position().ticket(), since: wait.since() };
-        // The repeated call may have different arguments that can be granted.
+        // The repeated call may have different arguments, so it may be granted now.
         self.parts.table.set_ready(lock);
         self.parts.end_queued(before, Decision::Superseded);
         Some(arrival)
@@ -111,7 +111,7 @@ impl Step<'_> {
                 Some(())
             }
             WaitState::Granted if self.holders.get(wait.request().owner.as_bytes()).is_none() => {
-                // The lease has expired, which no step has noticed yet.
+                // The lease has expired, but no step has noticed it yet.
                 None
             }
             // The client has been answered and keeps its other locks.
@@ -137,7 +137,7 @@ impl Step<'_> {
         }
     }
 
-    /// Notes that a newcomer has opened the key and the keys beside it.
+    /// Records that a newcomer has opened the key and its companion keys.
     pub(in crate::core::manager) fn note_look(&mut self) {
         let now = self.now.mono;
         if let Some(state) = self.state_mut() {

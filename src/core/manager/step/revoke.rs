@@ -13,7 +13,7 @@ use crate::core::{
 };
 
 impl Step<'_> {
-    /// Revokes marked grants: the caller's, and a portion of the others.
+    /// Revokes marked grants: all of the caller's, and a portion of the others.
     #[inline(always)]
     pub(super) fn revoke_due(&mut self, lock: LockIdx) {
         if self.parts.state(lock).is_none_or(|state| state.unconfirmed().may_end() == 0) {
@@ -26,8 +26,8 @@ impl Step<'_> {
         self.is_unfinished |= self.parts.state(lock).is_some_and(|state| state.unconfirmed().may_end() > 0);
     }
 
-    /// Revokes up to `at_most` marked grants, of one owner or of any. Then sets as many leases whose outcome
-    /// is known.
+    /// Revokes up to `at_most` marked grants, of one owner or of all. Then sets up to as many leases whose
+    /// outcome is known.
     pub(super) fn revoke_marked(&mut self, lock: LockIdx, of: Option<&Owner>, at_most: usize) {
         for _ in 0..at_most {
             let next = self.parts.state_mut(lock).and_then(|state| state.unconfirmed_mut().take_marked(of));
@@ -38,7 +38,7 @@ impl Step<'_> {
             };
             let Request { owner, id: request, .. } = wait.request();
             if self.holders.get(owner.as_bytes()).is_none() {
-                // The lease has expired, which no step had noticed: no hold is left to release.
+                // The lease has expired, and no step noticed it: no hold is left to release.
                 if let Some(request) = request {
                     self.records.forget_grant(request);
                 }
@@ -70,7 +70,7 @@ impl Step<'_> {
         }
     }
 
-    /// The recorded reply of this request, after its pending revocation.
+    /// The recorded reply of this request, after any pending revocation of its grant.
     pub(in crate::core::manager) fn granted(&mut self, id: &RequestId) -> Result<Option<Reply>, Refusal> {
         let any_ended = || self.state().is_some_and(|state| state.unconfirmed().any_ended());
         if let Some(lock) = self.lock.filter(|_| self.is_unfinished || any_ended()) {
@@ -99,12 +99,12 @@ impl Step<'_> {
         Ok(())
     }
 
-    /// Releases holds of the owner, for a call with this request id. Returns the number of holds that are
-    /// left; their lease ends at `lease_end`, if given.
+    /// Releases holds of the owner, for a call with this request id. Returns the number of remaining holds.
+    /// Their lease ends at `lease_end`, if given.
     ///
-    /// A count does not tell whose hold is released: see `Unconfirmed::grant_to_release`. If it belongs to a
-    /// grant in flight whose client is not answered yet, that grant is lost. If the client may know of the
-    /// grant already, the grant stays in flight without a hold.
+    /// A hold count does not identify grants: `Unconfirmed::grant_to_release` chooses the one whose hold is
+    /// released. A grant in flight is lost if its client is not answered yet. If the client may know of the
+    /// grant, the grant stays in flight without a hold.
     #[inline(always)]
     pub(in crate::core::manager) fn release_unconfirmed(
         &mut self,
@@ -144,8 +144,8 @@ impl Step<'_> {
         unconfirmed.grant_to_release(owner, mode, holds, named)
     }
 
-    /// Releases the hold of a grant that its client may know of. If the client did not know and the grant is
-    /// revoked, a release without a mode was meant for a certain shared hold.
+    /// Releases the hold of a grant that its client may know of. If the client does not know of it, the grant
+    /// is revoked later. Then a release without a mode was meant for a certain shared hold.
     pub(super) fn keep_after_release(&mut self, owner: &Owner, scope: ReleaseScope, grant: ReleasedGrant) {
         let Some(hold) = self.holders.get(owner.as_bytes()) else { return };
         let may_be_another = scope == ReleaseScope::One && hold.exclusive > 0 && !grant.is_named;
@@ -155,8 +155,8 @@ impl Step<'_> {
         state.unconfirmed_mut().hold_released(grant.id, owner, instead.then_some(Mode::Shared));
     }
 
-    /// Revokes a grant in flight whose hold is released, and answers its client. Returns the number of holds
-    /// that are left; their lease ends at `lease_end`, if given.
+    /// Revokes a grant in flight whose hold is released, and answers its client. Returns the number of
+    /// remaining holds. Their lease ends at `lease_end`, if given.
     pub(super) fn lose_grant(&mut self, owner: &Owner, grant: WaiterId, lease_end: Option<WallMs>) -> i64 {
         let wait = self.parts.waiters.get(grant).map(|wait| (wait.lock(), wait.request().clone()));
         if let Some((lock, request)) = wait {
@@ -176,8 +176,8 @@ impl Step<'_> {
         self.examines_all = true;
         let lost = self.holders.clear();
         if let Some(lock) = self.lock {
-            // Pending portions of ending holds are complete. Only records may be left, which the next step
-            // deletes.
+            // This completes all pending portions of ending holds. Only records may be left, which the next
+            // step deletes.
             self.parts.void_all(lock);
             self.is_due_again |= std::mem::take(&mut self.is_unfinished);
         }

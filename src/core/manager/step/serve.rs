@@ -16,7 +16,7 @@ use crate::core::{Counted, Decision, Mode, Owner, Reply, Request, WaiterId};
 use smallvec::SmallVec;
 
 impl Step<'_> {
-    /// Serves the queue before the call. Other commands may run between a foreign `DEL` and the timer, and
+    /// Serves the queue before the call. Other commands may run between a foreign `DEL` and the timer, but
     /// waiters come before them.
     pub(in crate::core::manager) fn serve_first(&mut self) {
         if let Some(lock) = self.lock {
@@ -28,7 +28,7 @@ impl Step<'_> {
 
     /// Serves the queue, at most a portion of it.
     pub(super) fn serve(&mut self, lock: LockIdx) {
-        // Owners without a hold have nothing left to deliver, release or renew.
+        // Ends deliveries, releases and renewals that are pending for owners without a hold.
         if self.examines_all || self.is_call() {
             let holders = &*self.holders;
             let ended = |owner: &Owner| holders.get(owner.as_bytes()).is_none();
@@ -86,13 +86,13 @@ impl Step<'_> {
         }
     }
 
-    /// Whether no waiter can be admitted beside the current holder.
+    /// Whether the current holder excludes every waiter.
     pub(super) fn excludes_all(&self, lock: LockIdx) -> bool {
         let only_newcomers = |state: &LockState| !state.queue().has_holders() && !state.queue().has_members();
         self.holders.mode() == Some(Mode::Exclusive) && self.parts.state(lock).is_some_and(only_newcomers)
     }
 
-    /// The next wait that can be decided. If that could be a member, its bundle becomes due.
+    /// The next wait that can be decided. Makes a bundle due if one of its members could be granted.
     pub(super) fn next_to_serve(&mut self, lock: LockIdx) -> Option<WaiterId> {
         let mut due = SmallVec::<[WaiterId; 4]>::new();
         let next = self.parts.state(lock)?.queue().next(|id| {
@@ -104,7 +104,7 @@ impl Step<'_> {
             let is_next = self.admits(owner.as_bytes(), *wants) != Admission::Busy;
             match wait.first_wait() {
                 None => is_next,
-                // Readers that belong to other bundles may follow.
+                // Returns false, because readers that belong to other bundles may follow.
                 Some(first_wait) => {
                     if is_next && self.parts.waiters.bundles.may_be_due(first_wait, lock) {
                         due.push(first_wait);
@@ -141,7 +141,7 @@ impl Step<'_> {
             self.parts.bindings.note_lease_end(lock, owner, written, self.now);
         }
         if waits_more {
-            // The owner's other waits here are no longer blocked by waiters.
+            // Waiters no longer block the owner's other waits for this lock.
             self.parts.move_waits_ahead(lock, owner);
             if self.parts.has_members(lock) && !self.parts.waiters.get(id).is_some_and(Wait::is_member) {
                 self.parts.search_waits_of(owner);
@@ -150,8 +150,7 @@ impl Step<'_> {
         if let Some(state) = self.parts.state_mut(lock) {
             let whole_lease = notify.is_some() && wants.mode == Mode::Exclusive && before.is_none();
             if state.note_whole_lease(whole_lease) {
-                // External clients may know of a later end than that of the previous grace, which alone is
-                // stored.
+                // External clients may know of a later end than the stored end of the previous grace period.
                 self.expected_end = ExpectedEnd::MaybeSooner;
             } else if whole_lease && self.expected_end != ExpectedEnd::MaybeSooner {
                 self.expected_end = ExpectedEnd::Until(self.now.wall.saturating_add(*lease_ms));
@@ -168,7 +167,7 @@ impl Step<'_> {
         reply
     }
 
-    /// Moves waits of owners that no longer hold the lock behind the holders.
+    /// Moves waits of owners that no longer hold the lock behind those of its holders.
     pub(super) fn move_former_holders_back(&mut self, lock: LockIdx) {
         let Some(state) = self.parts.state(lock).filter(|state| state.queue().has_holders()) else { return };
         let inside: Vec<WaiterId> = state.queue().holders().map(|(id, _)| id).collect();
@@ -176,13 +175,13 @@ impl Step<'_> {
             let holds = |owner: &Owner| self.holders.get(owner.as_bytes()).is_some();
             if !self.parts.waiters.get(id).is_some_and(|wait| holds(&wait.request().owner)) {
                 self.parts.move_wait(id, Standing::Newcomer);
-                // The waits ahead of it now may wait for its owner.
+                // The waits that are now ahead of it may wait for its owner.
                 self.parts.searches.insert(id);
             }
         }
     }
 
-    /// Whether a free lock is left to external clients for now.
+    /// Whether a free lock is currently left to external clients.
     pub(super) fn is_left_free(&mut self, lock: LockIdx) -> bool {
         let Some(state) = self.parts.table.get_mut(lock) else { return false };
         let first = state.queue().first().and_then(|id| self.parts.waiters.get(id));
