@@ -111,8 +111,8 @@ impl Command for Acquire {
     }
 }
 
-/// Blocks the client of a queued call, or replies 0 to a call with `NOTIFY`. Passes on the decisions, too. `plans` tells whether
-/// the wait may need a timer.
+/// Blocks the client of a queued call, or replies 0 to a call with `NOTIFY`. Also delivers pending decisions.
+/// `plans` is true if the wait may need a timer.
 #[inline(always)]
 fn wait(ctx: Ctx<'_>, call: &Call<'_>, id: WaiterId, (now, plans): (Now, bool)) -> Result<(), Error> {
     if call.request.notify.is_none() {
@@ -123,7 +123,8 @@ fn wait(ctx: Ctx<'_>, call: &Call<'_>, id: WaiterId, (now, plans): (Now, bool)) 
     Ok(())
 }
 
-/// Fails if the waiter waits for its own owner. Searches only if it may. Returns the time afterwards, as a search can be long.
+/// Fails if the waiter waits for its own owner. Searches only if that is possible. Returns the time
+/// afterwards, because a search can take long.
 #[inline]
 fn refuse_deadlock(ctx: Ctx<'_>, id: WaiterId, may_be_in_cycle: bool, now: Now) -> Result<Now, Error> {
     let reported = config::deadlock_detection();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-//! Reads the arguments of a command. Nothing here asks the server: such checks are in [`checks`](super::checks).
+//! Reads the arguments of a command. This file makes no calls to the server: checks that need one are in
+//! [`checks`](super::checks).
 
 use crate::config::MAX_MS;
 use crate::core::Token;
@@ -19,7 +20,7 @@ const MAX_KEYS: i64 = 64;
 /// The maximum length of a request ID or inbox, in bytes.
 const MAX_NAME_LEN: usize = 128;
 
-/// The maximum number of digits of an accepted number. Every number with at most this many digits fits an `i64`.
+/// The maximum number of digits of an accepted number. Any number with this many digits fits an `i64`.
 const MAX_DIGITS: usize = 18;
 
 /// The name of a command, which creates the errors about the command's arguments.
@@ -139,7 +140,7 @@ impl<'a> Cursor<'a> {
         self.next().ok_or_else(|| self.command.problem(format_args!("{name} needs a value")))
     }
 
-    /// Sets `option` if `word` is `token`. Returns whether it is.
+    /// Sets `option` if `word` is `token`. Returns whether `word` is `token`.
     #[inline]
     pub(super) fn flag(&self, token: &str, word: &[u8], option: &mut Option<()>) -> Result<bool, Error> {
         if !word.eq_ignore_ascii_case(token.as_bytes()) {
@@ -165,7 +166,7 @@ impl<'a> Cursor<'a> {
         let Some(number) = decimal(digits).filter(|_| is_canonical) else {
             return Err(self.command.problem(format_args!("{name} '{}' is not an integer", printable(text))));
         };
-        // A number with too many digits wraps here and fails the check of its length below.
+        // A number with too many digits wraps here, and the length check below rejects it.
         let number = number.cast_signed();
         let number = if negative { number.wrapping_neg() } else { number };
         if digits.len() > MAX_DIGITS || !(min..=max).contains(&number) {
@@ -215,7 +216,7 @@ impl<'a> Cursor<'a> {
         self.next().map_or(Ok(()), |option| Err(self.unknown(option)))
     }
 
-    /// Sets `option`. Fails if it is set already.
+    /// Sets `option`. Fails if it is already set.
     pub(super) fn once<T>(&self, name: &str, option: &mut Option<T>, value: T) -> Result<(), Error> {
         if option.replace(value).is_some() {
             return Err(self.command.problem(format_args!("{name} is given twice")));

@@ -49,8 +49,8 @@ impl Command for Blockers {
     }
 }
 
-/// The connection of a blocker's hold; without one, a connection on which the blocker waits. For the owner of the call itself,
-/// only the connection of its hold, because the waits may be those of another thread.
+/// The connection of a blocker's hold, or else a connection on which the blocker waits. For the calling
+/// owner, only the connection of its hold is used, because the waits may belong to another thread.
 fn client_of_blocker(ctx: Ctx<'_>, edge: &Edge, caller: &Owner) -> Option<i64> {
     let (hold, waits) = driver::with(ctx, |driver| {
         let hold = driver.locks.hold(edge.lock.as_ref(), &edge.owner, ctx.now());

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT
 
-//! Checks of a parsed call that ask the server: its connection, its replicas, its permissions and the slots of a cluster.
+//! Checks of a parsed call that need the server: its connection, its replicas, its permissions and the slots
+//! of a cluster.
 //!
-//! Each command makes them in a fixed order after it has read its arguments, so a call with two mistakes always gets the same
-//! error. In a cluster, the slot of several keys is checked before their owner and options are read, as the server does.
+//! Each command runs these checks in a fixed order after it has read its arguments. So a call with two
+//! mistakes always gets the same error. In a cluster, the slot of several keys is checked before the owner
+//! and the options are read, as in the server.
 
 use std::rc::Rc;
 
@@ -58,15 +60,15 @@ fn shares_slot(
             format_args!("its braces put '{}' into another slot, use another key", printable(&derived)),
         ));
     }
-    // While the slot migrates, the derived key may be on either node. A retry must find it.
+    // While the slot migrates, the derived key may be on either node. A repeated call must find it.
     if !calls::serves_slot_of(ctx, &[key, &Str::new(&derived)]) {
         return Err(Error::TryAgain);
     }
     Ok(())
 }
 
-/// Fails in a cluster if the keys are not in one slot, or if that slot is migrating and a key is not here. The server itself
-/// checks the first key only.
+/// Fails in a cluster if the keys are in different slots, or if their slot is migrating and a key is not on
+/// this node. The server itself checks only the first key.
 pub(super) fn one_slot(ctx: Ctx<'_>, keys: &[Str<'_>]) -> Result<(), Error> {
     let [first, others @ ..] = keys else { return Ok(()) };
     if others.is_empty() || !ctx.is_cluster() {
@@ -132,7 +134,7 @@ fn enough_replicas(ctx: Ctx<'_>, command: CommandName, requested: &ReplicaRequir
         ));
     }
     if !flags.is_primary() {
-        // A writable replica: a failover would not preserve its grants.
+        // This is a writable replica: a failover would lose its grants.
         return Err(Error::Refused(Refusal::Replica));
     }
     let online = replicas::online(ctx);
@@ -144,7 +146,7 @@ fn enough_replicas(ctx: Ctx<'_>, command: CommandName, requested: &ReplicaRequir
     Ok(())
 }
 
-/// The rest of a call with `NOTIFY`.
+/// The other arguments of a call with `NOTIFY`, to be checked.
 pub(super) struct NotifyCall<'a> {
     /// The owner as written by the client.
     pub(super) owner: &'a Str<'a>,
@@ -154,8 +156,8 @@ pub(super) struct NotifyCall<'a> {
     pub(super) awaits_replicas: bool,
 }
 
-/// Checks a call with `NOTIFY`. Fails if another argument excludes `NOTIFY`, if a script makes the call, or if the user may not
-/// subscribe to the channel of the inbox.
+/// Checks a call with `NOTIFY`. Fails if another argument conflicts with `NOTIFY`, if a script makes the
+/// call, or if the user may not subscribe to the inbox's channel.
 pub(super) fn notify(
     ctx: Ctx<'_>,
     command: CommandName,
@@ -164,7 +166,7 @@ pub(super) fn notify(
 ) -> Result<Rc<Notify>, Error> {
     let Some(id) = call.id else { return Err(command.problem("NOTIFY needs ID")) };
     if id.contains(&b' ') {
-        // A message has the ID before the key, and ends it with a space. The key comes last, so it may have spaces.
+        // In a message, a space separates the ID from the key. The key comes last, so it may contain spaces.
         return Err(command.problem_with_advice("ID contains a space", "NOTIFY needs an ID without spaces"));
     }
     if call.owner.as_bytes() == b"*" {

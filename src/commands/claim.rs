@@ -28,12 +28,12 @@ pub(super) const CLAIM: Argument = {
     Argument::new(c"claim", ArgumentKind::OneOf(&[HOLDER, TOKEN]), summary)
 };
 
-/// The facts behind a claim that is true.
+/// The facts that confirm a true claim.
 pub(super) struct Proof {
     /// The hold count of the owner; 1 for a token.
     pub(super) holds: i64,
-    /// The token, if it is newer than the newest token on this server. That happens if the last writes of an earlier primary were
-    /// lost.
+    /// The token, if it is newer than every token that this server knows. That happens if the last writes of
+    /// an earlier primary were lost.
     pub(super) token_ahead: Option<Token>,
 }
 
@@ -72,8 +72,9 @@ impl<'a> Claim<'a> {
     }
 }
 
-/// The greatest token that an earlier primary may have granted and that this server, with its counter at `newest`, does not know.
-/// The clock of that primary may have been up to an hour ahead of ours, and its counter ahead of its clock.
+/// The greatest token that an earlier primary may have granted without this server's knowledge, given the
+/// counter at `newest`. The clock of that primary may have been up to an hour ahead of this server's clock,
+/// and its counter ahead of its clock.
 fn latest_lost_token(ctx: Ctx<'_>, newest: Token) -> Token {
     const HOUR_US: Token = 3_600_000_000;
     const GRANTS: Token = 1_000_000;

@@ -46,7 +46,7 @@ impl Command for Guard {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Attempt {
     First,
-    /// The server has blocked the client until now, as the command could not run in the first attempt.
+    /// The server has blocked the client until now, because the command could not run at the first attempt.
     Deferred,
 }
 
@@ -59,7 +59,7 @@ fn guard(ctx: Ctx<'_>, words: Args<'_>, attempt: Attempt) -> Result<(), Error> {
     let command = guarded_command::GuardedCommand::of(ctx, args.rest()).map_err(Error::NotGuarded)?;
     let proof = claim.verify(ctx, &key).inspect_err(|_| driver::info::count_guard(ctx, false))?;
     if proof.token_ahead.is_some() && !Caller::of(ctx).access().may_write(key.as_bytes()) {
-        // It would invalidate the tokens of other owners, which needs more than the permission to read.
+        // A raised counter would invalidate the tokens of other owners, so read permission is not enough.
         return Err(Error::NotGuarded(NotGuarded::NoPermission));
     }
     if command.must_be_deferred(ctx) && attempt == Attempt::First {
@@ -71,11 +71,12 @@ fn guard(ctx: Ctx<'_>, words: Args<'_>, attempt: Attempt) -> Result<(), Error> {
         command.check_permissions(ctx).map_err(Error::NotGuarded)?;
     }
     driver::info::count_guard(ctx, true);
-    // A script may acquire the lock itself. It must get a greater token than the claimed one, so the counter is raised first.
+    // A script may acquire the lock itself, and must then get a greater token than the claimed one. So the
+    // counter is raised first.
     let first = proof.token_ahead.filter(|_| command.is_script());
     let before = first.and_then(|token| keyspace::raise_counter(ctx, &key, token));
     let reply = command.run(ctx, &key).map_err(Error::NotGuarded);
-    // A command that fails changes nothing, but a script that fails may have written before.
+    // A failed command has changed nothing, but a failed script may have written something.
     let is_refused =
         reply.as_ref().map_or(true, |reply| reply.is_error() && !command.may_have_written(reply));
     match (proof.token_ahead, before) {

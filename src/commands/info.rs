@@ -117,8 +117,8 @@ pub(super) fn client(ctx: Ctx<'_>, hold: HoldInfo) -> Option<i64> {
     i64::try_from(id).ok()
 }
 
-/// The rest of a lease, in milliseconds. Never negative: the server's cached clock is behind ours, so a key can exist for a
-/// moment after its lease.
+/// The remaining lease, in milliseconds. Never negative: the server's cached clock lags behind this one, so a
+/// key can briefly outlive its lease.
 pub(super) fn lease_left(expires_at: WallMs, now: Now) -> i64 {
     expires_at.saturating_sub(now.wall).max(0)
 }

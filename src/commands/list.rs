@@ -44,7 +44,8 @@ impl Command for List {
         let passes = |key: &[u8]| options.pattern.get().is_none_or(|pattern| matches(pattern, key));
         let mut locks = driver::with(ctx, |driver| driver.locks.contended_in(db, passes));
         let most = options.count.get().min(locks.len());
-        // Sorting thousands of locks would take as long as listing them, so each portion is sorted when it is written.
+        // Sorting thousands of locks would take as long as listing them, so each portion is sorted only when
+        // it is written.
         select_first(&mut locks, most);
         locks.truncate(most);
         let next = move |most| {
@@ -74,7 +75,7 @@ fn entry(ctx: Ctx<'_>, Contended { waiters, lock }: Contended) -> bool {
     let (mode, holders) = if queue.is_plain {
         (Some(Mode::Exclusive), 1)
     } else {
-        // A key with other data counts as free here. The module will soon notice it, and end the waits.
+        // A key with other data counts as free here. The module will soon detect it and end the waits.
         let holders = keyspace::read_holders(ctx, &Str::new(&lock.key), now).unwrap_or(Holders::Free);
         (holders.mode(), holders.len())
     };
@@ -82,7 +83,7 @@ fn entry(ctx: Ctx<'_>, Contended { waiters, lock }: Contended) -> bool {
     ctx.reply_bulk(b"key");
     ctx.reply_bulk(&lock.key);
     ctx.reply_bulk(b"mode");
-    // A free lock will soon be granted in the mode of the first waiter.
+    // A free lock will soon be granted to the first waiter, in this mode.
     ctx.reply_bulk(mode.unwrap_or(queue.wanted).name().as_bytes());
     ctx.reply_bulk(b"holders");
     ctx.reply_integer(count(holders));

@@ -86,7 +86,7 @@ impl Command for Macquire {
             Ok(Some(first_wait)) => {
                 match driver::find_deadlock(ctx, first_wait, config::deadlock_detection()) {
                     Some(cycle) => Err(Error::Deadlock(cycle)),
-                    // It passes on the decisions, too.
+                    // `block` also delivers pending decisions.
                     None => driver::block(
                         ctx,
                         first_wait,
@@ -178,7 +178,7 @@ fn acquire(
                 })?;
             }
             match call.acknowledgement.zip(call.request.id.clone()) {
-                // A repeated call: the holds stay even if the replicas do not acknowledge them.
+                // This is a repeated call: the holds stay even if the replicas do not acknowledge them.
                 Some((wanted, request)) => {
                     let keys = call.keys.iter().map(|key| key.as_bytes().to_vec()).collect();
                     let hold_ref = HoldRef::BundleRequest(keys, request);
@@ -199,7 +199,7 @@ fn acquire(
                 ctx.reply_null();
                 Ok(None)
             }
-            // A writable replica does not hand over locks, so a wait there would not end.
+            // This is a writable replica. It does not hand over locks, so a wait would never end.
             WaitPolicy::Wait { on_primary: false, .. } => Err(Error::Refused(Refusal::Replica)),
             WaitPolicy::Wait { .. } if is_full => Err(Error::Refused(Refusal::TooManyWaiters)),
             WaitPolicy::Wait { deadline, .. } => {
@@ -230,7 +230,7 @@ fn queue(
             })?;
         parts.push(part);
     }
-    // The bundle exists, as a call has at least one key.
+    // A call has at least one key, so the bundle exists.
     bundle.map(|bundle| (bundle, parts)).ok_or(Error::CannotBlock)
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-//! The commands, one file each. A command parses its arguments, checks them with the server, asks the core, writes the lock and
-//! replies.
+//! The commands, one file each. A command parses its arguments, checks them against the server, calls the
+//! core, writes the lock and replies.
 
 mod acquire;
 mod args;
@@ -74,7 +74,7 @@ macro_rules! commands {
 
 commands!(Acquire Release Renew Macquire Mrelease Mrenew Cancel Check Guard Break Info Waiters List Scan Top Blockers Help);
 
-/// The lock that a command changes, and the owner whose hold it reads. Without an owner it reads all holds.
+/// The lock that a command changes, and the owner whose hold it reads. Without an owner, it reads all holds.
 #[derive(Clone, Copy)]
 struct Target<'a> {
     key: &'a Str<'a>,
@@ -87,9 +87,9 @@ impl<'a> Target<'a> {
     }
 }
 
-/// Opens a lock, lets `call` change it, and writes the changes, even if the core refuses the request. If `call` returns an error,
-/// nothing changes. If the key does not hold a lock, the waits for it end soon, too. The caller must pass on the decisions
-/// ([`driver::dispatch`]).
+/// Opens a lock, runs `call` on it, and writes the changes, even if the core refuses the request. If `call`
+/// returns an error, nothing changes. If the key does not hold a lock, the waits for it end soon. The caller
+/// must then deliver the decisions ([`driver::dispatch`]).
 #[inline(always)]
 fn update<'a, T>(
     ctx: Ctx<'a>,
@@ -100,7 +100,7 @@ fn update<'a, T>(
     update_looked_up(ctx, target, look_up(ctx, target.key), now, call)
 }
 
-/// Opens a lock that the caller has looked up already, lets `call` change it, and writes the changes, like [`update`].
+/// Opens a lock that was already looked up, runs `call` on it, and writes the changes, as [`update`] does.
 #[inline(always)]
 fn update_looked_up<'a, T>(
     ctx: Ctx<'a>,
@@ -114,8 +114,8 @@ fn update_looked_up<'a, T>(
     done
 }
 
-/// Updates one of several locks of a command, as [`update`] does. Waits for several locks are served after the command has
-/// written its last lock.
+/// Updates one of the locks of a command for several locks, as [`update`] does. Bundles are served after the
+/// command has written its last lock.
 #[inline(always)]
 fn update_one_of_several<'a, T>(
     ctx: Ctx<'a>,
@@ -132,7 +132,7 @@ fn look_up<'a>(ctx: Ctx<'a>, key: &'a Str<'a>) -> driver::Remembered<'a> {
     driver::Remembered::of(ctx, LockRef { db: ctx.db(), key: key.as_bytes() })
 }
 
-/// Opens a lock, lets `call` change it, and writes the changes. Serves no waits for several locks.
+/// Opens a lock, runs `call` on it, and writes the changes. Does not serve bundles.
 fn open_and_update<'a, T>(
     ctx: Ctx<'a>,
     Target { key, owner }: Target<'a>,
@@ -156,8 +156,8 @@ fn open_and_update<'a, T>(
     }
 }
 
-/// Whether a request needs a grant of a Redisson fair lock that has waiters. Their queue has its own order, so the module grants
-/// nothing there.
+/// Whether a request needs a new grant of a Redisson fair lock that has waiters. Redisson's queue has an
+/// order of its own, so the module grants nothing there.
 #[inline(always)]
 fn is_foreign_fair_lock(lock: &mut Lock<'_>, request: &Request, now: Now) -> bool {
     (request.wants.once || lock.holders.get(request.owner.as_bytes()).is_none())
@@ -177,7 +177,7 @@ fn blocking_patience(ctx: Ctx<'_>, timeout: Option<BlockTimeout>, now: Now) -> W
     }
 }
 
-/// The wait policy of an acquire with `NOTIFY`. It blocks no client, so it can wait in `MULTI`, too.
+/// The wait policy of an acquire with `NOTIFY`. It blocks no client, so it can also wait in `MULTI`.
 fn notify_patience(ctx: Ctx<'_>) -> WaitPolicy {
     WaitPolicy::Wait { deadline: None, at_most: config::max_waiters(), on_primary: ctx.flags().is_primary() }
 }

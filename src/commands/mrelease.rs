@@ -48,7 +48,8 @@ impl Command for Mrelease {
             id = options.id.get().map(request).transpose()?;
         }
         let call = Release { owner: Owner::new(owner.as_bytes()), scope, lease_ms: None, id };
-        // Uses one time for all locks, so that a lease that is valid at the check cannot expire before the release.
+        // Uses one time for all locks. So a lease that is valid at the check cannot expire before the
+        // release.
         let now = ctx.now();
         let left = driver::in_multi_lock_call(ctx, || {
             released_before(ctx, &keys, &owner, &call, now).and_then(|before| match before {
@@ -64,8 +65,8 @@ impl Command for Mrelease {
     }
 }
 
-/// The remaining holds that an earlier call with this ID replied, if there was one. Fails if the owner does not hold all locks.
-/// Changes nothing except expired holds and due grants.
+/// The number of remaining holds that an earlier call with this ID replied, if there was one. Fails if the
+/// owner does not hold all locks. Changes nothing except expired holds and due grants.
 fn released_before(
     ctx: Ctx<'_>,
     keys: &[Str<'_>],

@@ -50,7 +50,8 @@ impl Command for Mrenew {
             bind: checks::bind(ctx, command, options.watchdog.binding(&options.ephemeral, command)?)?,
             client: super::client_for_events(ctx),
         };
-        // Uses one time for all locks, so that a lease that is valid at the check cannot expire before the renewal.
+        // Uses one time for all locks. So a lease that is valid at the check cannot expire before the
+        // renewal.
         let now = ctx.now();
         let renew_all = |()| {
             keys.iter().map(|key| renew(ctx, key, &owner, &call, now)).collect::<Result<Vec<i64>, Error>>()

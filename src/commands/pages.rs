@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-//! The generated parts of the pages of `docs/commands`, which come from the specifications of the commands. The test compares
-//! them with the pages; `GENERATE_PAGES=1 cargo test --lib pages` writes them.
+//! The generated parts of the pages in `docs/commands`. Their source is the specifications of the commands.
+//! The test compares them with the pages. `GENERATE_PAGES=1 cargo test --lib pages` writes them.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;

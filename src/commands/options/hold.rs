@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Options about the hold: its mode, its lease, its token, and the connection that it depends on.
+//! Options about the hold: its mode, lease, token and connection.
 
 use std::num::{NonZeroU32, NonZeroU64};
 
@@ -50,7 +50,7 @@ impl<'a> CommandOption<'a> for Lease {
             return Err(args.command().problem("only one PX or EX is allowed"));
         }
         let ms = args.integer(name, 1, MAX_MS / unit)? * unit;
-        // The setting is an upper bound of the value, so a call with a second mistake gets this error, too.
+        // Checked with the option's value, so that a call with a second mistake also gets this error.
         if let Some(max) = config::max_lease().filter(|max| ms > *max) {
             return Err(args.command().problem_with_advice(
                 format_args!("{name} is out of range"),
@@ -183,7 +183,7 @@ pub(in crate::commands) struct Binding {
 }
 
 impl Watchdog {
-    /// The binding that `WATCHDOG` and `EPHEMERAL` ask for, if one of them is given.
+    /// The binding that `WATCHDOG` and `EPHEMERAL` request, if any.
     pub(in crate::commands) fn binding(
         &self,
         ephemeral: &Ephemeral,

@@ -37,7 +37,7 @@ impl<'a> CommandOption<'a> for Match<'a> {
     }
 }
 
-/// Declares a `COUNT n` with a default and a maximum.
+/// Declares a `COUNT n` option with a default and a maximum.
 macro_rules! count {
     ($(#[$about:meta])* $name:ident, $default:literal, $max:expr, $summary:literal) => {
         $(#[$about])*
@@ -71,10 +71,11 @@ count!(
     ListCount, 100, usize::MAX, c"maximum number of entries, 100 by default"
 );
 count!(
-    /// `COUNT n` of `LOCK.TOP`, which knows few locks.
+    /// `COUNT n` of `LOCK.TOP`, whose list is short.
     TopCount, 20, usize::MAX, c"maximum number of entries, 20 by default"
 );
 count!(
-    /// `COUNT n` of `LOCK.SCAN`, with the default of `SCAN`. The maximum bounds how long other clients wait for one call.
+    /// `COUNT n` of `LOCK.SCAN`, with the default of `SCAN`. The maximum limits the time for which one call
+    /// delays other clients.
     ScanCount, 10, 1_000, c"approximate number of keys to scan per call, 10 by default and 1000 at most"
 );

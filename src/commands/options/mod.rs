@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 
-//! The options of commands: the documentation and the parser of each. The list of a command's options ([`options!`]) is both its
-//! parser and its documentation. Nothing here asks the server: such checks are in [`checks`](super::checks).
+//! The options of commands, each with its documentation and its parser. One list per command ([`options!`])
+//! defines both. This folder makes no calls to the server: checks that need one are in
+//! [`checks`](super::checks).
 
 use super::args::Cursor;
 use crate::error::Error;
@@ -11,7 +12,7 @@ use crate::server::registration::arguments::{Argument, ArgumentKind};
 pub(super) trait CommandOption<'a>: Default {
     const ARGUMENT: Argument;
 
-    /// Reads the option if `word` is its first word. Returns whether it is.
+    /// Reads the option if `word` is its first word. Returns whether the option was read.
     fn read(&mut self, word: &'a [u8], args: &mut Cursor<'a>) -> Result<bool, Error>;
 }
 

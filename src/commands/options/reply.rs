@@ -12,13 +12,13 @@ use crate::driver::ReplicaRequirement;
 use crate::error::Error;
 use crate::server::registration::arguments::{Argument, ArgumentKind};
 
-/// The default of `WITHIN`, in milliseconds. Redisson has the same.
+/// The default of `WITHIN`, in milliseconds. Redisson uses the same.
 const DEFAULT_WITHIN_MS: u32 = 1000;
 
 /// The default of `GRACE`, in milliseconds.
 const DEFAULT_GRACE_MS: i64 = 5000;
 
-/// A C string from a text that ends with a NUL, for texts that are too long for one literal.
+/// Converts a text that ends with a NUL to a C string. Used for texts that are too long for one literal.
 const fn c_str(text: &'static str) -> &'static CStr {
     match CStr::from_bytes_with_nul(text.as_bytes()) {
         Ok(text) => text,
@@ -30,7 +30,7 @@ const fn c_str(text: &'static str) -> &'static CStr {
 #[derive(Default)]
 pub(in crate::commands) struct Block(Option<BlockTimeout>);
 
-/// The maximum time in milliseconds that a client waits in the server; `None` without limit.
+/// The maximum time in milliseconds that a client waits in the server. `None` means no limit.
 #[derive(Clone, Copy)]
 pub(in crate::commands) struct BlockTimeout(pub(in crate::commands) Option<u64>);
 
@@ -77,7 +77,7 @@ pub(in crate::commands) enum WaitMode<'a> {
     NoWait,
     /// The server blocks the client.
     Block(BlockTimeout),
-    /// A message tells of the grant.
+    /// A message announces the grant.
     Notify(NotifyOptions<'a>),
 }
 
@@ -165,7 +165,7 @@ impl Replicas {
         self.replicas.is_some()
     }
 
-    /// The acknowledgement that the call asks for. Fails if `WITHIN` is given without `REPLICAS`.
+    /// The acknowledgement that the call requests. Fails if `WITHIN` is given without `REPLICAS`.
     #[inline]
     pub(in crate::commands) fn acknowledgement(
         &self,
@@ -207,7 +207,7 @@ impl<'a> CommandOption<'a> for Replicas {
             args.once("REPLICAS", &mut self.replicas, replicas)?;
         } else if word.eq_ignore_ascii_case(b"WITHIN") {
             let within = args.integer("WITHIN", 1, MAX_MS)?;
-            // Values above 49 days are cut to 49 days.
+            // Values above 49 days are reduced to 49 days.
             args.once("WITHIN", &mut self.within_ms, u32::try_from(within).unwrap_or(u32::MAX))?;
         } else {
             return Ok(false);
