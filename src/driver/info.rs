@@ -117,7 +117,8 @@ fn guards(proof: InCallback) -> (u64, u64) {
 pub(crate) const SETTINGS: [&CStr; 4] =
     [c"maxmemory-policy", c"maxmemory", c"lock.quarantine", c"lock.events"];
 
-/// Whether the server may evict lock keys when its memory is full, which would let in a second owner.
+/// Whether the server may evict lock keys when its memory is full. A second owner could then acquire the
+/// lock.
 fn may_evict_locks() -> bool {
     version::server_field(c"memory", c"maxmemory_policy").is_some_and(|policy| policy != b"noeviction")
 }

@@ -7,15 +7,16 @@
 //! 1. A command, the timer, or the reread of a changed lock passes an input to the core, writes the lock
 //!    ([`commit()`]), and calls [`dispatch`]. This delivers each decision to its waiter: the client is unblocked, and
 //!    the timer is set for the next deadline.
-//! 2. In the same iteration of the event loop, the server calls [`clients::blocking`] to reply to the client if it is still
-//!    connected. In any case it reports that it is done with the client.
+//! 2. In the same iteration of the event loop, the server calls [`clients::blocking`] to reply to the client
+//!    if it is still connected. In any case, the server then reports that it is done with the client.
 //! 3. A client that has disconnected by then does not keep its grant, even if the server has not noticed the disconnect
 //!    (the socket is checked). A client that the server has decided to close may still look alive in step 2 and be
 //!    freed right after, without its reply. So a grant is final only when that iteration is over and its client was not
 //!    freed in that way ([`clients::deliveries`]).
 //!
-//! Nothing is written inside a keyspace event ([`subscriptions`]): the replicas would get the write before the change
-//! that led to it. The lock is marked as ready, and a timer that fires at once reconciles it.
+//! Nothing is written inside a keyspace event ([`subscriptions`]). Otherwise, the replicas would get the
+//! write before the change that led to it. Instead, the lock is marked as ready, and a timer that fires at
+//! once reconciles it.
 
 mod clients;
 mod events;
@@ -49,8 +50,8 @@ use messages::{inbox_publisher, owner_events};
 use replicas::completion;
 use timer::on_timer;
 
-/// Subscribes to the events that external clients are notified of, even before the first use of a lock. Returns false
-/// if the server refuses.
+/// Subscribes to the events that external clients are notified of, even before a lock is first used. Returns
+/// false if the server refuses.
 pub(crate) fn start(ctx: Ctx<'_>) -> bool {
     with(ctx, |driver| {
         driver.alarm.set_callback(on_timer::on_timer);
@@ -75,7 +76,7 @@ pub(crate) fn on_settings_changed(ctx: Ctx<'_>, (): ()) {
         subscriptions::subscribe_to_role(ctx);
     }
     owner_events::apply_setting(ctx);
-    // The quarantine may have ended for waiters.
+    // For waiters, the quarantine may have ended.
     with(ctx, |driver| {
         driver.update_quarantine(ctx.now());
         driver.schedule(ctx);

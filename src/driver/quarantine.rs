@@ -2,9 +2,9 @@
 
 //! Quarantine (`lock.quarantine`): no lock is granted while lost locks may still have a running lease.
 //!
-//! A server can lose locks in two ways. It may start without the last writes of its predecessor, or take over from a
-//! primary whose last grants it has not received. No lock is lost if every write was on disk before its reply, which an
-//! AOF with `appendfsync always` ensures.
+//! A server can lose locks in two ways. It may start without the last writes of its predecessor, or it may
+//! take over from a primary whose last grants it did not receive. No lock is lost if every write was on disk
+//! before its reply, as with an AOF and `appendfsync always`.
 
 use crate::config;
 use crate::core::MonoUs;
@@ -16,8 +16,8 @@ use crate::server::{calls, version, Ctx};
 pub(super) fn on_load(ctx: Ctx<'_>) {
     let seconds = version::server_field(c"server", c"uptime_in_seconds");
     let seconds = seconds.and_then(|text| std::str::from_utf8(&text).ok()?.parse::<u64>().ok()).unwrap_or(0);
-    // `uptime_in_seconds` can be almost one second too high, if the server started at the end of a second. One second
-    // less avoids grants that are too early.
+    // If the server started at the end of a second, `uptime_in_seconds` can be almost one second too high.
+    // One second is subtracted to avoid early grants.
     let uptime_us = seconds.saturating_sub(1).saturating_mul(1_000_000);
     let now: MonoUs = ctx.now().mono;
     with(ctx, |driver| driver.locks_lost_at = Some(now.saturating_sub(uptime_us)));
@@ -26,7 +26,7 @@ pub(super) fn on_load(ctx: Ctx<'_>) {
     });
 }
 
-/// Ends the quarantine if the server has loaded an AOF that lost nothing.
+/// Ends the quarantine if the server has loaded an AOF without loss.
 pub(super) fn on_data_loaded(ctx: Ctx<'_>, source: DataSource) {
     let is = |name, value: &[u8]| calls::setting(ctx, name).is_some_and(|set| set == value);
     let lost_nothing =

@@ -21,11 +21,11 @@ use crate::stats::Stats;
 /// While writes are impossible, the interval between attempts to announce a flush, in milliseconds.
 const FLUSH_RETRY_MS: u64 = 10;
 
-/// While the server refuses all writes, the interval between checks whether it still does, in milliseconds.
+/// Interval between checks whether the server still refuses all writes, in milliseconds.
 const REFUSED_RETRY_MS: u64 = 10;
 
-/// Time for which the end-of-iteration hook stays registered after its last use, in milliseconds. Registering and
-/// unregistering costs more than keeping it.
+/// Time for which the end-of-iteration hook stays registered after its last use, in milliseconds. Registering
+/// and unregistering it costs more than keeping it.
 const HOOK_LINGER_MS: u64 = 100;
 
 static DRIVER: ServerCell<RefCell<Option<Driver>>> = ServerCell::new(RefCell::new(None));
@@ -50,11 +50,11 @@ pub(crate) struct Driver {
     pub(super) locks_lost_at: Option<MonoUs>,
     /// Whether this server is a node of a cluster. The value never changes while the server runs.
     pub(super) in_cluster: bool,
-    /// Whether all keys of a database may be gone, and external clients have not been notified yet.
+    /// Whether all keys of a database may be gone, and external clients have not been notified.
     pub(super) flush_unannounced: bool,
 }
 
-/// Gives access to the state. `body` must not do anything that makes the server call the module back.
+/// Gives access to the state. `body` must not cause the server to call the module back.
 pub(crate) fn with<T>(proof: impl Into<InCallback>, body: impl FnOnce(&mut Driver) -> T) -> T {
     match &mut *DRIVER.get(proof).borrow_mut() {
         Some(driver) => body(driver),
@@ -76,8 +76,8 @@ pub(crate) struct WaitStart {
     pub(crate) needs_schedule: bool,
 }
 
-/// Delivers decisions and sets the timer for the next deadline. Call it after every input to the core, when the lock is
-/// stored. `now` is the time of that input or slightly earlier.
+/// Delivers decisions and sets the timer for the next deadline. Call it after every input to the core, once
+/// the lock is stored. `now` is the time of that input or slightly earlier.
 pub(crate) fn dispatch(ctx: Ctx<'_>, now: Now) {
     with(ctx, |driver| {
         // Usually there are no waiters and no deadlines.
@@ -141,7 +141,7 @@ impl Driver {
         }
     }
 
-    /// Resumes if this server is the primary again but has not reported so.
+    /// Resumes if this server is the primary again and has not reported it yet.
     pub(super) fn resume_if_promoted(&mut self, ctx: Ctx<'_>) {
         if self.locks.is_demoted() && ctx.is_primary() {
             self.promote(ctx);
@@ -281,7 +281,7 @@ impl Driver {
         [lock_work, linger, flush_unannounced, next_recheck, overdue].into_iter().flatten().min()
     }
 
-    /// Sets the timer for a lock that may have changed, and wakes the event loop up.
+    /// Sets the timer for a lock that may have changed, and wakes up the event loop.
     pub(super) fn schedule_soon(&mut self, ctx: Ctx<'_>) {
         self.schedule(ctx);
         event_loop::wake_up(ctx);
@@ -295,7 +295,7 @@ impl Driver {
         }
     }
 
-    /// Rereads a batch of fragile locks if the server was woken up since the last reread.
+    /// Rereads a batch of fragile locks if the server has woken up since the last reread.
     pub(super) fn recheck_fragile(&mut self, now: MonoUs) {
         if self.rechecks.take_fragile(self.fragile_round()) {
             self.locks.recheck_fragile();
@@ -304,7 +304,7 @@ impl Driver {
     }
 }
 
-/// Schedules a reread of fragile locks. Runs when the server has been woken up and has read nothing yet.
+/// Schedules a reread of fragile locks. Runs when the server has woken up and has not read any input yet.
 fn on_wakeup(ctx: Ctx<'_>, (): ()) {
     with(ctx, |driver| {
         let alarm = &driver.alarm;
@@ -316,7 +316,7 @@ fn on_wakeup(ctx: Ctx<'_>, (): ()) {
     });
 }
 
-/// Sets an overdue timer again, because setting the system clock must not change the length of a wait.
+/// Sets an overdue timer again. Otherwise, setting the system clock could prolong a wait.
 fn on_cron(ctx: Ctx<'_>, (): ()) {
     with(ctx, |driver| {
         if driver.alarm.stop_if_overdue(ctx) {
@@ -325,14 +325,14 @@ fn on_cron(ctx: Ctx<'_>, (): ()) {
     });
 }
 
-/// Forgets a disconnected client and ends what depends on its connection.
+/// Forgets a disconnected client, and ends everything that depends on its connection.
 fn on_disconnect(ctx: Ctx<'_>, client: u64) {
     // Outside of `with`: this queries the server.
     let mut deliveries = with(ctx, |driver| std::mem::take(&mut driver.deliveries));
     let freed = deliveries.client_freed(ctx, client);
     with(ctx, |driver| {
         driver.deliveries = deliveries;
-        // If the client still waits, the server is about to report the end of that wait.
+        // If the client still waits, the server will report the end of that wait next.
         let waits = driver.known_clients.last_wait(client).is_some_and(|id| driver.blocked.contains(id));
         if !waits {
             driver.known_clients.forget(client);

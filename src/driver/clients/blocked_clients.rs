@@ -19,7 +19,8 @@ pub(crate) struct BlockedWait {
     socket: Option<Socket>,
     /// Replicas that must acknowledge a grant before the client gets its reply.
     requirement: Option<ReplicaRequirement>,
-    /// The outcome; `None` while the client waits. When it is set, the handle is returned to the server.
+    /// The outcome; `None` while the client waits. The handle is returned to the server when the outcome is
+    /// set.
     outcome: Option<WaitOutcome>,
 }
 
@@ -109,8 +110,8 @@ impl BlockedClients {
         self.waits.insert(id, BlockedWait { handle, client, socket, requirement, outcome: None });
     }
 
-    /// Ends a wait. Only the first outcome counts, so that the handle is returned once. A grant whose reply has not
-    /// been sent is still replaced by "cancelled" or "lost".
+    /// Ends a wait. Only the first outcome counts, so that the handle is returned only once. Exception:
+    /// "cancelled" or "lost" still replaces a grant whose reply has not been sent.
     #[inline(always)]
     pub(crate) fn end(&mut self, id: WaiterId, outcome: WaitOutcome) {
         let Some(wait) = self.waits.get_mut(&id) else { return };

@@ -101,8 +101,8 @@ impl BlockedClient for Callbacks {
             WaitOutcome::HoldLost => return ctx.reply_error(&Error::NotOwner.to_string()),
         };
         let error = match decision {
-            // The client may have closed only its sending half, and still read replies. It must not get a grant that will
-            // be revoked.
+            // The client may have closed only its sending half, and may still read replies. It must not
+            // receive a grant that will be revoked.
             Decision::Granted(_) | Decision::GrantedAll(_) if hung_up => Error::HungUp,
             Decision::Granted(reply) => return reply_grant(ctx, &reply),
             Decision::GrantedAll(replies) => return reply_grants(ctx, &replies),
@@ -133,7 +133,7 @@ impl BlockedClient for Callbacks {
     fn done(ctx: Ctx<'_>, token: u64, gone: bool) {
         let id = WaiterId(token);
         let has_grant = with(ctx, |driver| {
-            // A client that has just received a grant is the last delivery, and is no longer in the table.
+            // The client that has just received a grant is the last delivery. It is no longer in the table.
             let has_grant = !gone && driver.deliveries.ends_with(id);
             let wait = if has_grant { None } else { driver.blocked.remove(id) };
             if gone {
@@ -168,7 +168,8 @@ fn leave_queue(driver: &mut Driver, ctx: Ctx<'_>, handle: ClientHandle) {
     driver.schedule(ctx);
 }
 
-/// Confirms the grants of this iteration: the replies have been sent, and all clients to be closed have been freed.
+/// Confirms the grants of this iteration. By now, the replies have been sent, and all clients to be closed
+/// have been freed.
 fn on_iteration_end(ctx: Ctx<'_>) {
     with(ctx, |driver| {
         let mut follows = false;

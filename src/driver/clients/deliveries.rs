@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Grants that have been sent as a reply, until their delivery is certain.
+//! Grants that have been sent as a reply and whose delivery is not certain yet.
 //!
 //! The server also replies to a client that it has decided to close. At the end of that iteration it frees the client
 //! without sending the reply. So a grant is final only when this iteration is over and its client was not freed in that way.
@@ -10,17 +10,17 @@ use crate::server::clients::caller;
 use crate::server::clients::socket::Socket;
 use crate::server::Ctx;
 
-/// A grant that was replied in this iteration of the event loop.
+/// A grant that was sent as a reply in this iteration of the event loop.
 struct AnsweredGrant {
     id: WaiterId,
     client: u64,
     socket: Option<Socket>,
 }
 
-/// Maximum number of grants in an iteration whose memory is kept for the next one.
+/// Capacity that is kept for the next iteration, in grants.
 const KEPT_CAPACITY: usize = 64;
 
-/// The grants that were replied in this iteration of the event loop.
+/// The grants that were sent as replies in this iteration of the event loop.
 #[derive(Default)]
 pub(crate) struct Deliveries(Vec<AnsweredGrant>);
 
@@ -36,17 +36,17 @@ impl Deliveries {
         self.0.push(AnsweredGrant { id, client, socket });
     }
 
-    /// Whether this waiter's grant was the last one that was replied.
+    /// Whether this waiter's grant was the last one sent as a reply.
     pub(crate) fn ends_with(&self, id: WaiterId) -> bool {
         self.0.last().is_some_and(|answered| answered.id == id)
     }
 
     /// Removes the grants of a freed client.
     ///
-    /// A grant has not reached its client if the server had decided to close the client before it sent anything
-    /// (`CLIENT LIST` shows that decision). One exception: a client that has closed the connection cleanly has read the
-    /// reply, because its socket was still open just before. A client that is freed without such a decision was killed
-    /// by a command of the next iteration, and has received its grant.
+    /// A grant has not reached its client if the server had decided to close the client before it sent
+    /// anything. `CLIENT LIST` shows that decision. There is one exception: a client that has closed the
+    /// connection cleanly has read the reply, because its socket was still open just before. A client that is
+    /// freed without such a decision has received its grant: a command of the next iteration killed it.
     pub(crate) fn client_freed(&mut self, ctx: Ctx<'_>, client: u64) -> Vec<FreedGrant> {
         if !self.0.iter().any(|answered| answered.client == client) {
             return Vec::new();
@@ -61,7 +61,7 @@ impl Deliveries {
             .collect()
     }
 
-    /// Removes all grants when this iteration is over: they have reached their clients.
+    /// Removes all grants at the end of this iteration, because they have reached their clients.
     pub(crate) fn take(&mut self) -> impl Iterator<Item = WaiterId> + '_ {
         self.0.drain(..).map(|answered| answered.id)
     }

@@ -11,10 +11,10 @@ use crate::server::clients::socket::Socket;
 /// A client that has been blocked.
 #[derive(Clone, Copy, Debug)]
 struct KnownClient {
-    /// `None` if the server did not report it. A client keeps its socket for life. The socket is cached because asking
-    /// for it costs more than the rest of a wait.
+    /// `None` if the server did not report it. A client keeps its socket for its whole lifetime. The socket
+    /// is cached because querying it costs more than the rest of a wait.
     socket: Option<Socket>,
-    /// The last wait, which may be over. A client waits once at a time.
+    /// The last wait, which may be over. A client has at most one wait at a time.
     last_wait: WaiterId,
 }
 
@@ -48,7 +48,7 @@ impl KnownClients {
         }
     }
 
-    /// Removes all clients. Used when the module stops receiving events of freed clients.
+    /// Removes all clients. Used when the module stops receiving events about freed clients.
     pub(crate) fn clear(&mut self) {
         self.0 = HashMap::default();
     }

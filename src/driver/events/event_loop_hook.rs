@@ -2,8 +2,8 @@
 
 //! Registration of a callback at the end of each iteration of the event loop.
 //!
-//! The hook slows every iteration down, and registering and unregistering it costs even more. So it is registered when the first
-//! work arises, and the timer unregisters it.
+//! The hook slows every iteration down, and registering and unregistering it costs even more. So it is
+//! registered when it is first needed, and the timer unregisters it later.
 
 use crate::server::events::event_loop;
 use crate::server::Ctx;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-//! Subscriptions to the server's events about keys, databases and its role, most of them made on the first use of a
-//! lock.
+//! Subscriptions to the server's events about keys, databases and its role. Most of them begin when a lock is
+//! first used.
 
 use std::cell::Cell;
 
@@ -14,7 +14,7 @@ use crate::server::events::server_events::{self, KeyspaceEvents, Role};
 use crate::server::replication::{keyspace_events, propagation, replica_messages};
 use crate::server::{version, Ctx, ServerCell};
 
-/// Whether [`subscribe`] has run: a lock has been used.
+/// Whether [`subscribe`] has run, because a lock has been used.
 static SUBSCRIBED: ServerCell<Cell<bool>> = ServerCell::new(Cell::new(false));
 
 /// Whether the module is subscribed to events of hash fields.
@@ -26,7 +26,7 @@ pub(crate) struct KeyEvents;
 impl KeyspaceEvents for KeyEvents {
     fn key(ctx: Ctx<'_>, event: &[u8], key: &[u8]) {
         reader_cache::invalidate(ctx, key);
-        // These events end every hold on the key, also by putting another value in its place.
+        // These events end every hold on the key, even if they put another value in its place.
         let change = match event {
             b"expired" => KeyChange::Gone(HoldEvent::Expired),
             b"evicted" => KeyChange::Gone(HoldEvent::Evicted),
@@ -36,7 +36,7 @@ impl KeyspaceEvents for KeyEvents {
             _ => KeyChange::Changed,
         };
         with(ctx, |driver| {
-            // The common case, in which the event costs nothing else: there are no waiters.
+            // In the common case there are no waiters, and the event ends here.
             if driver.locks.ignores_change(change) {
                 return;
             }
@@ -61,14 +61,14 @@ pub(crate) fn subscribe(ctx: Ctx<'_>) {
     if SUBSCRIBED.get(ctx).replace(true) {
         return;
     }
-    // Any data that is loaded from now on comes from a primary.
+    // From now on, any loaded data comes from a primary.
     server_events::ignore_loading(ctx);
     subscribe_to_role(ctx);
     if !server_events::listen_to_keys::<KeyEvents>(ctx) {
         ctx.warn("redis-lock: the server rejected a subscription; locks freed by external clients are handed on late");
     }
     subscribe_to_fields(ctx);
-    // From now on, commands and events without a receiver are skipped, as far as the server reports its receivers.
+    // From now on, skips commands and events without a receiver, as far as the server reports its receivers.
     if let Some(server) = version::server_version() {
         keyspace_events::skip_unreceived(ctx, server);
         propagation::skip_unfollowed(ctx, server);
@@ -85,8 +85,8 @@ pub(crate) fn subscribe(ctx: Ctx<'_>) {
     });
 }
 
-/// Subscribes to foreign writes to the fields of locks, once a lock has been used and `lock.events` is on. The owners
-/// are notified of them.
+/// Subscribes to foreign writes to the fields of locks, once a lock has been used and `lock.events` is on.
+/// The module notifies owners of such writes.
 pub(crate) fn subscribe_to_fields(ctx: Ctx<'_>) {
     let begins =
         config::events() && SUBSCRIBED.get(ctx).get() && !SUBSCRIBED_TO_FIELDS.get(ctx).replace(true);
@@ -105,7 +105,7 @@ pub(crate) fn subscribe_to_role(ctx: Ctx<'_>) {
     }
 }
 
-/// Forgets all subscriptions: the server drops them when it unloads the module.
+/// Forgets all subscriptions, because the server drops them when it unloads the module.
 pub(crate) fn forget(ctx: Ctx<'_>) {
     server_events::forget(ctx);
     replica_messages::discard(ctx);
@@ -121,8 +121,8 @@ fn on_role_change(ctx: Ctx<'_>, role: Role) {
             driver.promote(ctx);
             quarantine::on_promotion(ctx);
         } else {
-            // Some servers do not end the waits themselves (Valkey 9 in a cluster), and others do so before or after
-            // this event.
+            // Some servers do not end the waits themselves (Valkey 9 in a cluster). Others end them before or
+            // after this event.
             driver.locks.demote();
             driver.deliver_decisions(ctx);
         }

@@ -9,8 +9,8 @@ use crate::keyspace::{channel, Lock};
 use crate::server::replication::propagation::Propagation;
 use crate::server::Ctx;
 
-/// Writes a lock to its key, after a command opened it and a step changed it. `found_free` says whether the lock was
-/// free before the step.
+/// Writes a lock to its key, after a command opened it and a step changed it. `found_free` is true if the
+/// lock was free before the step.
 pub(crate) fn commit(
     ctx: Ctx<'_>,
     at: LockRef<'_>,
@@ -23,8 +23,8 @@ pub(crate) fn commit(
     store(ctx, at, output, lock, found_free, shortened);
 }
 
-/// Writes a lock and notifies external clients if it is free, even if this was only noticed now. Also notifies them if
-/// its first lease ends earlier than they know (`shortened`).
+/// Writes a lock. Notifies external clients if the lock is free, even if it became free earlier. Also
+/// notifies them if its first lease ends earlier than they know (`shortened`).
 #[inline(always)]
 pub(crate) fn store(
     ctx: Ctx<'_>,

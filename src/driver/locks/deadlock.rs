@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Deadlock detection: follows the wait graph and reads the holders of each lock from its key.
+//! Deadlock detection: follows the waits-for graph and reads the holders of each lock from its key.
 
 use crate::config;
 use crate::core::waits_for::{Edge, Progress, PORTION};
@@ -13,13 +13,14 @@ use crate::keyspace;
 use crate::server::clients::caller::Caller;
 use crate::server::{Ctx, Str};
 
-/// If at most this many locks are remembered, each is checked for the owner before a search begins.
+/// If at most this number of locks is remembered, each is checked for the owner before a search begins.
 const QUICK_CHECK_LOCKS: usize = 64;
 
 /// Number of edges of a cycle that an error text shows.
 const EDGES_SHOWN: usize = 6;
 
-/// Whether the waiter may wait for its own owner, given the holders of its lock. If false, it certainly does not.
+/// Whether the waiter may wait for its own owner, given the holders of its lock. False only if that is
+/// certainly not the case.
 pub(crate) fn may_be_in_cycle(ctx: Ctx<'_>, id: WaiterId, holders: &Holders) -> bool {
     with(ctx, |driver| driver.locks.may_be_in_cycle(id, holders))
 }
@@ -37,9 +38,9 @@ enum SearchResult {
 /// Searches for a cycle through this waiter. If one exists, removes the waiter from its queue and returns the error
 /// text.
 ///
-/// A cycle that exists only because a waiter stands behind a bundle is resolved: the waiter overtakes the bundle. With
-/// `reported` false, only such cycles are resolved. A search that would take too long continues in
-/// [`run_deferred_searches`].
+/// If a cycle exists only because a waiter is queued behind a bundle, it is resolved: the waiter overtakes
+/// the bundle. With `reported` false, only such cycles are resolved. A search that would take too long
+/// continues in [`run_deferred_searches`].
 pub(crate) fn find_deadlock(ctx: Ctx<'_>, id: WaiterId, reported: bool) -> Option<String> {
     if owner_blocks_nobody(ctx, id) {
         return None;
@@ -64,8 +65,8 @@ pub(crate) fn find_deadlock(ctx: Ctx<'_>, id: WaiterId, reported: bool) -> Optio
     }
 }
 
-/// Continues the deferred searches, within the budget of one portion. They find waits whose owner waits for itself, now
-/// or from the start. Called by the timer while writes are possible.
+/// Continues the deferred searches, within the budget of one portion. They find waits whose owners wait for
+/// themselves. Called by the timer while writes are possible.
 pub(crate) fn run_deferred_searches(ctx: Ctx<'_>) {
     let reported = config::deadlock_detection();
     let mut left = PORTION;
@@ -169,8 +170,8 @@ pub(crate) fn in_multi_lock_call<T>(ctx: Ctx<'_>, body: impl FnOnce() -> T) -> T
     done
 }
 
-/// Whether it is certain without a search that no waiter waits for this waiter's owner, so that no cycle leads back to
-/// it. A search would visit every waiter ahead.
+/// Whether no waiter certainly waits for this waiter's owner, so that no cycle leads back to it. Decided
+/// without a search, which would visit every waiter ahead.
 fn owner_blocks_nobody(ctx: Ctx<'_>, id: WaiterId) -> bool {
     let found = with(ctx, |driver| driver.locks.only_holds_matter(id, QUICK_CHECK_LOCKS));
     let Some((owner, locks)) = found else { return false };
@@ -213,7 +214,8 @@ fn run_search(ctx: Ctx<'_>, search: &mut Search) -> Progress {
 fn describe_cycle(cycle: &[Edge], may_read: impl Fn(&Edge) -> bool) -> String {
     let Some(last) = cycle.last() else { return String::new() };
     let readable: Vec<bool> = cycle.iter().map(may_read).collect();
-    // Each edge leads to an owner, which is named by the lock of that edge and by the lock of the next edge.
+    // Each edge leads to an owner. The lock of that edge and the lock of the next edge both reveal the
+    // owner's name.
     let known = |at: usize| at + 1 == cycle.len() || readable[at] || readable[at + 1];
     let name = |owner: &Owner, known| if known { printable(owner.as_bytes()) } else { "somebody".to_owned() };
     let mut text = String::new();

@@ -21,7 +21,7 @@ pub(crate) fn reconcile(ctx: Ctx<'_>, lock: &LockId) {
     serve_bundles(ctx);
 }
 
-/// Revokes the grants of a cancelled call for these locks. Call it while no lock is open.
+/// Revokes the grants of a cancelled call for these locks. No lock may be open.
 pub(crate) fn revoke_cancelled(ctx: Ctx<'_>, locks: &[LockId]) {
     locks.iter().for_each(|lock| reconcile_without_bundles(ctx, lock));
 }
@@ -30,7 +30,7 @@ fn reconcile_without_bundles(ctx: Ctx<'_>, lock: &LockId) {
     ctx.select_db(lock.db);
     let name = Str::new(&lock.key);
     let refuse = |decision| with(ctx, |driver| driver.locks.refuse_all(lock.as_ref(), &decision));
-    // A key that is gone because its slot migrates was not released.
+    // A key that is missing because its slot is migrating was not released.
     if ctx.is_cluster() && !calls::serves_slot_of(ctx, &[&name]) {
         return refuse(Decision::Moved);
     }
@@ -42,8 +42,8 @@ fn reconcile_without_bundles(ctx: Ctx<'_>, lock: &LockId) {
     }
 }
 
-/// Grants every waiting bundle whose locks are all available. Call it while no lock is open, in the same command as the
-/// change that made them available.
+/// Grants every waiting bundle whose locks are all available. No lock may be open. Call it in the same
+/// command as the change that made the locks available.
 #[inline]
 pub(crate) fn serve_bundles(ctx: Ctx<'_>) {
     // Usually no bundle waits.
@@ -65,7 +65,7 @@ fn serve_due(ctx: Ctx<'_>) {
             }
             blocked_at
         });
-        // The bundle was due because this lock was available.
+        // This lock made the bundle due, because it was available.
         if blocked_at.is_some_and(|part| failed.contains(&part)) {
             return defect!("an available lock became unavailable");
         }
@@ -103,8 +103,8 @@ fn try_bundle(ctx: Ctx<'_>, lead: WaiterId, parts: &[(LockId, WaiterId)]) -> Opt
     None
 }
 
-/// Grants a call for several locks of the selected database, all of which are available. The grant can be revoked like
-/// that of a waiter.
+/// Grants a call for several locks of the selected database. All of them must be available. The grant can be
+/// revoked like that of a waiter.
 pub(crate) fn grant_bundle(ctx: Ctx<'_>, lead: WaiterId, parts: &[WaiterId]) {
     let with_lock = |id: &WaiterId| with(ctx, |driver| Some((driver.locks.lock_of(*id)?, *id)));
     let parts: Vec<(LockId, WaiterId)> = parts.iter().filter_map(with_lock).collect();
@@ -138,7 +138,7 @@ fn with_lock<T>(
     Lock::open(ctx, name, None, &remembered, now, |open| {
         let found_free = open.holders.is_free();
         let (found, output) = with(ctx, |driver| step(&mut driver.locks, remembered.lock, open));
-        // The length of a lease that a foreign write has ended is unknown.
+        // The remaining length of a lease is unknown if a foreign write has ended it.
         let shortened =
             if found_free { open.holders.first_end() } else { open.shortened_to(output.expected_end) };
         store(ctx, lock.as_ref(), output, open, found_free, shortened);

@@ -2,9 +2,9 @@
 
 //! Publishes grants to clients that wait with `NOTIFY`.
 //!
-//! A message is published at the end of the event loop's iteration in which it was decided, before the server writes to its
-//! clients. Otherwise Redis 7.0 would put a message that is published in a transaction of its own subscriber into the
-//! reply to that transaction. Messages are not replicated. A client that misses a message repeats its call.
+//! A message is published at the end of the event-loop iteration in which it was decided, before the server
+//! writes to its clients. Otherwise, Redis 7.0 would put a message into the reply to a transaction of its own
+//! subscriber. Messages are not replicated. A client that misses a message repeats its call.
 
 use std::rc::Rc;
 
@@ -18,11 +18,12 @@ use crate::server::{calls, Ctx, Str};
 /// Prefix of the channel of an inbox.
 const CHANNEL_PREFIX: &[u8; 11] = b"lock:inbox:";
 
-/// Maximum time per iteration for publishing messages, in microseconds. The rest follows in the next iteration.
+/// Maximum time per iteration for publishing messages, in microseconds. Remaining messages follow in the next
+/// iteration.
 const BUDGET_US: MonoUs = 4_000;
 
-/// Returns the inbox with this name. Fails if the caller may not subscribe to its channel, so that a client cannot fill
-/// the inbox of another user.
+/// Returns the inbox with this name. Fails if the caller may not subscribe to its channel. So a client cannot
+/// fill another user's inbox.
 pub(crate) fn inbox(ctx: Ctx<'_>, name: &[u8]) -> Result<Rc<[u8]>, Error> {
     let (client, now) = (ctx.client_id(), ctx.now().mono);
     if let Some(known) = with(ctx, |driver| driver.inboxes.known(client, name, now)) {
@@ -53,8 +54,8 @@ pub(crate) fn on_iteration_end(ctx: Ctx<'_>, (): ()) {
     }
 }
 
-/// Serves the next waiter if a grant has no subscriber at this server. In a cluster, the subscriber may be connected to
-/// another node.
+/// Serves the next waiter if the message about a grant has no subscriber at this server. In a cluster, the
+/// subscriber may be connected to another node.
 fn skip_unheard_waiter(ctx: Ctx<'_>, id: WaiterId) {
     with(ctx, |driver| {
         if !driver.in_cluster && driver.locks.message_had_no_subscriber(id) {

@@ -22,7 +22,7 @@ struct KnownInbox {
 }
 
 pub(crate) struct Inboxes {
-    /// The inbox that each open connection has named last.
+    /// The inbox that each open connection has most recently named.
     known: HashMap<u64, KnownInbox>,
     hook: EventLoopHook,
 }

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: MIT
 
 //! Notifies owners of events of their holds.
-//!
-//! Events are not published inside the command that caused them: Redis 7.0 would send the message to a subscribed
-//! caller in the middle of its reply. They are published by the timer, which fires at once.
+//! Events are not published inside the command that caused them: Redis 7.0 would send the message to a
+//! subscribed caller in the middle of its reply. The timer publishes them, and is set to fire at once.
 
 use crate::config;
 use crate::driver::events::subscriptions;

@@ -6,8 +6,9 @@
 //! replicas acknowledge the grant, it is in flight, like a grant whose reply has not been sent. If they do not
 //! acknowledge it in time, it is revoked in the same way.
 //!
-//! At the end of each iteration of the event loop, all calls of that iteration get the current offset of the replication stream.
-//! The replicas are asked once for all of these calls. Their answers wake the event loop up.
+//! At the end of each iteration of the event loop, all calls of that iteration get the current offset of the
+//! replication stream. The replicas are asked once for all of these calls. Their answers wake up the event
+//! loop.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -103,7 +104,7 @@ impl ReplicaWaits {
         self.deadlines.set(&id, Some(deadline));
     }
 
-    /// Removes a call that has ended in another way. Returns whether it was a grant without its acknowledgements.
+    /// Removes a call that has ended for another reason. Returns whether it was an unacknowledged grant.
     pub(crate) fn remove(&mut self, id: WaiterId) -> bool {
         self.take(id).is_some_and(|written| matches!(written, AwaitedWrite::Grant(_)))
     }
@@ -170,8 +171,8 @@ impl ReplicaWaits {
             if got >= call.replicas {
                 Some(ReplicaWaitEnd::Acknowledged)
             } else if call.offset.is_none() && online < call.replicas {
-                // Too few replicas are online: waiting until the deadline would be pointless. The check also covers
-                // grants after a wait.
+                // Too few replicas are online, so waiting for the deadline would be pointless. This check
+                // also covers grants after a wait.
                 Some(ReplicaWaitEnd::Missed { got: online, of: call.replicas })
             } else {
                 (now >= call.deadline).then_some(ReplicaWaitEnd::Missed { got, of: call.replicas })
@@ -187,7 +188,7 @@ impl ReplicaWaits {
 /// The result of waiting for replicas.
 pub(crate) enum ReplicaWaitEnd {
     Acknowledged,
-    /// Only `got` of the required replicas have acknowledged the write in time.
+    /// Only `got` of the required replicas acknowledged the write in time.
     Missed {
         got: usize,
         of: usize,

@@ -11,11 +11,12 @@ use crate::server::Ctx;
 /// Maximum delay of a timer on a responsive server, in microseconds.
 const OVERDUE_TOLERANCE_US: MonoUs = 20_000;
 
-/// Maximum delay that the timer is set to, in milliseconds. Work that is due later sets the timer again when it fires.
+/// Maximum delay of the timer, in milliseconds. If work is due later, the timer sets itself again when it
+/// fires.
 ///
-/// So an unneeded timer fires soon and does not have to be stopped. Setting and stopping one per hand-over would add a
-/// fourteenth to its cost. Besides, Redis before 7.2.2 counts the microseconds until the next timer in 32 bits. A timer
-/// more than 35 minutes ahead would keep its event loop busy.
+/// So an unneeded timer fires soon and does not have to be stopped. Setting and stopping a timer in each
+/// hand-over would cost a fourteenth of it. Besides, Redis before 7.2.2 counts the microseconds until the
+/// next timer in 32 bits. A timer more than 35 minutes ahead would keep its event loop busy.
 const MAX_DELAY_MS: u64 = 10_000;
 
 /// The timer, if it is set, and its due time. The driver never has more than one timer, because a module with a timer
@@ -23,7 +24,7 @@ const MAX_DELAY_MS: u64 = 10_000;
 #[derive(Default)]
 pub(crate) struct Alarm {
     timer: Option<(TimerId, MonoUs)>,
-    /// The cron subscription that watches the timer is active. It ends when no timer is set.
+    /// Whether the cron subscription that watches the timer is active. It ends when no timer is set.
     watched: bool,
     callback: Option<fn(Ctx<'_>)>,
 }
@@ -43,7 +44,7 @@ impl Alarm {
         self.timer.as_ref().is_some_and(|(_, due)| *due <= at)
     }
 
-    /// Forgets the timer that has just fired: stopping it would free it twice.
+    /// Forgets the timer that has just fired, because stopping it would free it twice.
     pub(crate) fn mark_fired(&mut self) {
         self.timer = None;
     }
@@ -84,8 +85,8 @@ impl Alarm {
         self.watched
     }
 
-    /// Stops a timer that is overdue, and returns whether it has to be set again. The server's timers wait for a time
-    /// of day, so they fire late if the clock is set back.
+    /// Stops a timer that is overdue, and returns whether it must be set again. The server's timers use the
+    /// wall clock, so they fire late if the clock is set back.
     pub(crate) fn stop_if_overdue(&mut self, ctx: Ctx<'_>) -> bool {
         let overdue = self.timer.take_if(|(_, due)| ctx.now().mono > *due + OVERDUE_TOLERANCE_US);
         let Some((timer, _)) = overdue else { return false };

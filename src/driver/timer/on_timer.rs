@@ -12,7 +12,7 @@ use crate::keyspace::channel;
 use crate::server::events::event_loop;
 use crate::server::{calls, guard, Ctx};
 
-/// Maximum time per firing, in microseconds. The remaining work follows a millisecond later.
+/// Maximum time per firing, in microseconds. Remaining work follows a millisecond later.
 const BUDGET_US: MonoUs = 4_000;
 
 /// Runs all work that is due, and sets the timer again.
@@ -22,7 +22,7 @@ pub(crate) fn on_timer(ctx: Ctx<'_>) {
     let may_write = obstacle.is_none();
     let started = ctx.now().mono;
     with(ctx, |driver| {
-        // First: a timer that has fired must not be stopped.
+        // This comes first, because a timer that has fired must not be stopped.
         driver.alarm.mark_fired();
         if driver.wakeup_hook && !driver.locks.has_fragile() {
             driver.wakeup_hook = false;

@@ -4,8 +4,8 @@
 
 use crate::core::MonoUs;
 
-/// In a cluster, the interval between rereads of every lock with waiters, in microseconds. A slot can leave without
-/// events for its keys.
+/// In a cluster, the interval between rereads of every lock with waiters, in microseconds. A slot can leave
+/// without events for its keys.
 const ALL_INTERVAL_US: MonoUs = 500_000;
 
 /// In a cluster, the interval between rereads of locks that have no waiters but are remembered until they are free, in
@@ -14,9 +14,9 @@ const REMEMBERED_INTERVAL_US: MonoUs = 5_000_000;
 
 /// Delay between a wakeup of the server and the reread of fragile locks with waiters, in microseconds.
 ///
-/// If a foreign write deletes only the owner's field, the field of the token is left. No event reports that, except
-/// events of a class that would make every `HSET` of the server a fifth slower. A sleeping server has executed nothing,
-/// so nothing has to be reread.
+/// If a foreign write deletes only the owner's field, the token's field remains. The only events that report
+/// it belong to a class that would make every `HSET` of the server a fifth slower. A sleeping server has
+/// executed nothing, so nothing has to be reread.
 const FRAGILE_DELAY_US: MonoUs = 4_000;
 
 /// Delay until the next batch of fragile locks, in microseconds.
@@ -47,7 +47,7 @@ impl RecheckSchedule {
         self.all.into_iter().chain(self.fragile).min()
     }
 
-    /// Schedules a reread of all locks. Called in a cluster when a wait begins or goes on.
+    /// Schedules a reread of all locks. Called in a cluster when a wait begins or continues.
     pub(crate) fn plan_all(&mut self, now: MonoUs) {
         let at = now + ALL_INTERVAL_US;
         self.all = Some(self.all.map_or(at, |planned| planned.min(at)));
@@ -63,9 +63,9 @@ impl RecheckSchedule {
         self.all = Some(now + REMEMBERED_INTERVAL_US);
     }
 
-    /// Notes that the server was woken up: it executes its input before any timer fires. Returns whether the timer has
-    /// to be set. `fires_by` says whether the timer fires by a given time anyway; fragile locks are then reread at that
-    /// time.
+    /// Records that the server has woken up. It executes its input before any timer fires. Returns whether
+    /// the timer must be set. `fires_by` returns whether the timer fires by a given time anyway. If it does,
+    /// fragile locks are reread then.
     pub(crate) fn server_woke_up(&mut self, now: MonoUs, fires_by: impl FnOnce(MonoUs) -> bool) -> bool {
         self.woken_up = true;
         let at = now + FRAGILE_DELAY_US;
@@ -95,7 +95,7 @@ impl RecheckSchedule {
         }
     }
 
-    /// Clears the schedule of fragile locks: there are none.
+    /// Clears the schedule of fragile locks, because there are none.
     pub(crate) fn clear_fragile(&mut self) {
         self.fragile = None;
     }
