@@ -17,11 +17,12 @@ const FREE_CHANNEL_PREFIX: &[u8; 24] = b"redisson_lock__channel:{";
 /// Prefix of the channel for events of a lock's holds.
 const EVENT_CHANNEL_PREFIX: &[u8; 12] = b"lock:event:{";
 
-/// Prefix of the channel for events, for a key that contains a brace: `lock:event::key`. With the prefix above, `k` and
-/// `{k}` would share a channel. An owner of one lock would then mistake the end of the other for its own.
+/// Prefix of the channel for events, for a key that contains a brace: `lock:event::key`. With the other
+/// prefix, `k` and `{k}` would share a channel. An owner of one lock would then mistake the end of the other
+/// hold for its own.
 const BRACED_EVENT_CHANNEL_PREFIX: &[u8; 13] = b"lock:event::{";
 
-/// The message that wakes one waiter in each of Redisson's clients.
+/// The message that wakes up one waiter in each of Redisson's clients.
 const FREE_MESSAGE: i64 = 0;
 
 /// Announces a free lock that has no waiter here. Publishing does not change the keyspace, so it is allowed wherever a
@@ -92,7 +93,7 @@ pub(crate) fn has_subscribers(ctx: Ctx<'_>, lock: &Str<'_>) -> bool {
     (kinds.classic && any(c"NUMSUB")) || (kinds.sharded && any(c"SHARDNUMSUB"))
 }
 
-/// The channel for events of a lock's holds. No two locks share one.
+/// The channel for events of a lock's holds. No two locks share a channel.
 fn event_channel(lock: &[u8]) -> Name {
     if lock.contains(&b'{') {
         names::derived_name(BRACED_EVENT_CHANNEL_PREFIX, lock)

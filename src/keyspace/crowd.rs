@@ -2,17 +2,18 @@
 
 //! A lock with many readers: reading its hash, and writing the changes of a step without touching the other readers.
 //!
-//! The readers are cached between calls ([`reader_cache`]). A cached crowd is used only if the key agrees with it,
-//! which takes O(1) to check. The check compares the number of fields and the TTL, which is the last lease. It also
-//! compares the caller's own field, and the field of the other reader with the longest lease. It ensures the following:
+//! The readers are cached between calls ([`reader_cache`]). A cached crowd is used only if it matches the
+//! key, which takes O(1) to check. The check compares the number of fields and the TTL, which is the last
+//! lease. It also compares the caller's own field, and the field of the other reader with the longest lease.
+//! It ensures the following:
 //!
 //! * The other reader holds the lock, so the hash has no exclusive hold, and none is granted.
-//! * A step can end other holds than the caller's: those of closed connections, and revoked grants. They are counted
-//!   beforehand, and enough readers must remain that none of them can get the lock alone.
-//! * The field of a reader that has expired or does not call is also compared before it is deleted.
+//! * A step can end holds other than the caller's: those of closed connections, and those of revoked grants.
+//!   They are counted in advance. Enough readers must remain that none of them can get the lock exclusively.
+//! * The field of an expired reader other than the caller is also compared before it is deleted.
 //!
-//! If anything differs, all fields are read. One change goes unnoticed: a foreign write that overwrites or replaces the
-//! field of a third reader, until that reader calls or its lease ends.
+//! If anything differs, all fields are read. One change goes unnoticed: a foreign write that overwrites or
+//! replaces the field of a third reader. It is noticed when that reader calls or its lease ends.
 
 use std::rc::Rc;
 
@@ -25,14 +26,14 @@ use crate::server::replication::keyspace_events;
 use crate::server::replication::propagation::Propagation;
 use crate::server::{Ctx, Str};
 
-/// A hash with more fields than this is read as a crowd if it only has readers.
+/// A hash with more fields than this is read as a crowd if all of them belong to readers.
 pub(super) const SMALL_HASH_FIELDS: usize = 8;
 
 /// Maximum number of expired fields that a step deletes. Deleting thousands at once would stall the server.
 const EXPIRED_PER_STEP: usize = 256;
 
-/// Minimum number of readers besides those whose holds a step can end. Even without the caller, each of them then has
-/// another reader beside it.
+/// Minimum number of readers apart from those whose holds a step can end. Even without the caller, each of
+/// them then shares the lock with another reader.
 const MIN_OTHER_READERS: usize = 3;
 
 /// The size and the TTL of a hash.
@@ -48,14 +49,14 @@ pub(super) struct FoundCrowd {
     db: i32,
     /// The name of the cache entry; `None` if the crowd was read from the key.
     name: Option<Box<[u8]>>,
-    /// The crowd may be cached.
+    /// Whether the crowd may be cached.
     is_cacheable: bool,
 }
 
 /// The result of writing a crowd.
 pub(super) struct CrowdWrite {
     pub(super) changed: bool,
-    /// The last lease of all was set.
+    /// Whether the lease that ends last was set.
     pub(super) renewed_last: bool,
 }
 
@@ -98,8 +99,8 @@ pub(super) fn read_cached(ctx: Ctx<'_>, key: &Key<'_>, shape: HashShape, now: No
     read_all(key, shape, now)
 }
 
-/// Reads the holders from all fields. If nearly all of many readers have expired, the rest is not a crowd: only the
-/// rest is stored again. The other fields are deleted with the key.
+/// Reads the holders from all fields. If nearly all of many readers have expired, the remaining ones are not
+/// a crowd. Then only their fields are stored again; the others are deleted with the key.
 pub(super) fn read_all(key: &Key<'_>, shape: HashShape, now: Now) -> Option<Holders> {
     let mut all = Vec::with_capacity(shape.fields);
     all_readers(key, shape.expires_at, &mut |hold| all.push(hold))?;
@@ -111,7 +112,7 @@ pub(super) fn read_all(key: &Key<'_>, shape: HashShape, now: Now) -> Option<Hold
     Some(Holders::from_crowd(Rc::new(Crowd::new(all, now.wall))))
 }
 
-/// Calls `show` with every reader of a hash; `None` if it has any other field.
+/// Calls `visit` with every reader of a hash. Returns `None` if the hash has any other field.
 fn all_readers(key: &Key<'_>, expires_at: i64, visit: &mut dyn FnMut(Hold)) -> Option<()> {
     let mut all = true;
     key.for_each_field(&mut |field, value| {
@@ -124,7 +125,7 @@ fn all_readers(key: &Key<'_>, expires_at: i64, visit: &mut dyn FnMut(Hold)) -> O
     all.then_some(())
 }
 
-/// True if the key agrees with the cached crowd.
+/// Whether the cached crowd matches the key.
 fn matches_key(key: &Key<'_>, crowd: &Crowd, shape: HashShape, caller: Option<&Str<'_>>) -> bool {
     let caller = caller.map(Str::as_bytes);
     crowd.fields() == shape.fields
@@ -133,7 +134,7 @@ fn matches_key(key: &Key<'_>, crowd: &Crowd, shape: HashShape, caller: Option<&S
         && crowd.last_except(caller).is_some_and(|hold| field_matches(key, hold.owner.as_bytes(), Some(hold)))
 }
 
-/// True if the reader's field stands for exactly this hold, or is missing for `None`.
+/// Whether the reader's field represents exactly this hold. For `None`, whether the field is missing.
 fn field_matches(key: &Key<'_>, owner: &[u8], hold: Option<&Hold>) -> bool {
     key.with_field(&Str::new(&layout::reader_field(owner)), |value| match (value, hold) {
         (Some(value), Some(hold)) => layout::is_value_of(value, hold),
@@ -158,7 +159,7 @@ impl FoundCrowd {
             let owner = owner.as_bytes();
             let calls = caller.is_some_and(|caller| caller.as_bytes() == owner);
             if was_cached && !calls && !field_matches(key, owner, before.as_ref()) {
-                // The field was changed by a foreign write.
+                // A foreign write has changed the field.
                 self.is_cacheable = false;
                 continue;
             }
@@ -202,7 +203,7 @@ impl FoundCrowd {
         CrowdWrite { changed: !(deleted.is_empty() && set.is_empty()), renewed_last }
     }
 
-    /// Caches a stored crowd. Only on a primary: on a replica, the replication stream changes the crowd.
+    /// Caches a stored crowd, on a primary only: on a replica, the replication stream changes the hash.
     pub(super) fn cache(&mut self, ctx: Ctx<'_>, key: &Key<'_>, crowd: &mut Rc<Crowd>) {
         if self.is_cacheable
             && !crowd.has_unwritten_changes()

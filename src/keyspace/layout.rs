@@ -8,8 +8,8 @@
 //! | `#fence` | *token* | the fencing token of that owner, if requested |
 //! | `#shared:`*owner* | *holds*`:`*end*, or *holds*`:`*end*`:`*token* | shared holds, end of the lease, token |
 //!
-//! The end of a lease is in milliseconds since the epoch. The TTL of the key is the longest lease. For a Redisson
-//! client without a field in such a hash, it is a lock with another owner.
+//! The end of a lease is in milliseconds since the epoch. The TTL of the key is the longest lease. To a
+//! Redisson client without a field in such a hash, the hash is a lock of another owner.
 
 use smallvec::SmallVec;
 
@@ -19,7 +19,8 @@ use crate::decimal::{decimal, Digits, MAX_SAFE_INTEGER};
 pub(super) const FENCE_FIELD: &[u8] = b"#fence";
 const SHARED_PREFIX: &[u8] = b"#shared:";
 
-/// Maximum number of digits of an integer. Every number with at most as many digits fits into 64 bits without a sign.
+/// Maximum number of digits of an integer. Any number with this many digits fits into an unsigned 64-bit
+/// integer.
 const MAX_DIGITS: usize = 19;
 
 /// The name or the value of a field; on the stack unless an owner is long.
@@ -28,7 +29,8 @@ pub(super) type Text = SmallVec<[u8; 64]>;
 /// A field and its value.
 pub(super) type Field = (Text, Text);
 
-/// The holders that these fields stand for, in a hash that expires at `expires_at`; `None` if the hash is not a lock.
+/// The holders that these fields represent, in a hash that expires at `expires_at`; `None` if the hash is not
+/// a lock.
 pub(super) fn parse(fields: &[Field], expires_at: i64) -> Option<Holders> {
     let (mut holds, mut exclusive, mut fence): (Vec<Hold>, Option<Hold>, _) = (Vec::new(), None, None);
     for (name, value) in fields {
@@ -48,11 +50,11 @@ pub(super) fn parse(fields: &[Field], expires_at: i64) -> Option<Holders> {
             if let Some(at) = holds.iter().position(|hold| hold.owner == exclusive.owner) {
                 exclusive.shared = holds.swap_remove(at).shared;
             }
-            // Fields of other owners beside an exclusive hold are left over from ended leases.
+            // Next to an exclusive hold, fields of other owners are remnants of expired leases.
             holds.retain(|hold| hold.expires_at >= expires_at);
             holds.push(exclusive);
         }
-        // A token without its owner is left over from a foreign delete: the lock is free.
+        // A token without its owner is a remnant of a foreign delete: the lock is free.
         None if holds.is_empty() && !fields.is_empty() && fence.is_none() => return None,
         None => {}
     }
@@ -85,14 +87,14 @@ pub(super) fn parse_reader(name: &[u8], value: &[u8], expires_at: i64) -> Option
     parse_shared(owner, value, expires_at)
 }
 
-/// The name of the field of this owner's shared holds.
+/// The name of the field for this owner's shared holds.
 pub(super) fn reader_field(owner: &[u8]) -> Text {
     let mut name = SmallVec::from_slice(SHARED_PREFIX);
     name.extend_from_slice(owner);
     name
 }
 
-/// The value of the field of these shared holds.
+/// Encodes shared holds as the value of their field.
 pub(super) fn reader_value(hold: &Hold) -> Text {
     let mut value = text(hold.shared);
     for number in [Some(hold.expires_at), hold.token].into_iter().flatten() {
@@ -102,7 +104,7 @@ pub(super) fn reader_value(hold: &Hold) -> Text {
     value
 }
 
-/// True if the value of a reader's field stands for exactly this hold.
+/// Whether the value of a reader's field represents exactly this hold.
 pub(super) fn is_value_of(value: &[u8], hold: &Hold) -> bool {
     let expected = (hold.shared, hold.expires_at, hold.token);
     hold.exclusive == 0 && shared_value(value) == Some(expected)
@@ -122,7 +124,7 @@ fn shared_value(value: &[u8]) -> Option<(i64, i64, Option<i64>)> {
 
 fn parse_shared(owner: &[u8], value: &[u8], key_expires_at: i64) -> Option<Hold> {
     let (shared, end, token) = shared_value(value)?;
-    // If the key's TTL has shortened the lease, the new end is written so that it stays.
+    // If the key's TTL has shortened the lease, the new end is written to make it permanent.
     let (expires_at, renewed) = (end.min(key_expires_at), end > key_expires_at);
     Some(Hold { owner: Owner::new(owner), exclusive: 0, shared, expires_at, token, renewed })
 }
@@ -149,7 +151,7 @@ pub(super) fn fields_for(holds: &[&Hold]) -> Vec<WantedField> {
             }
         }
         if hold.shared > 0 {
-            // The token of an owner with exclusive and shared holds is stored in its own field.
+            // If an owner has exclusive and shared holds, its token is stored in a separate field.
             let value = match hold.exclusive {
                 0 => reader_value(hold),
                 _ => reader_value(&Hold { token: None, ..(*hold).clone() }),

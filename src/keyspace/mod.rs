@@ -2,10 +2,11 @@
 
 //! A lock as a Redis hash. [`layout`] defines its fields, and [`crowd`] handles locks with many readers.
 //!
-//! [`Lock::open`] reads the lock, the core changes [`Lock::holders`] and [`Lock::records`], and [`Lock::store`] writes
-//! the difference. The changes go to the keyspace, and as plain commands with absolute times to replicas and the AOF.
-//! They also raise keyspace events, and are reported to `WATCH` and client-side caches. All of this is the same as for
-//! the plain commands that make the same change. [`channel`] publishes messages.
+//! [`Lock::open`] reads the lock, the core changes [`Lock::holders`] and [`Lock::records`], and
+//! [`Lock::store`] writes the difference. Changes go to the keyspace, and to replicas and the AOF as plain
+//! commands with absolute times. They also raise keyspace events, and are reported to `WATCH` and client-side
+//! caches. Plain commands that make the same change have exactly the same effects. [`channel`] publishes
+//! messages.
 
 pub(crate) mod channel;
 mod crowd;

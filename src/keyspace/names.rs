@@ -10,8 +10,8 @@ pub(crate) type Name = SmallVec<[u8; ON_STACK]>;
 /// The longest name that is stored on the stack.
 const ON_STACK: usize = 128;
 
-/// Returns `prefix:{key}`, or `prefix:key` for a key that contains a brace, so that it keeps its own hash tag. The
-/// prefix is passed with its `:{`, so that it is copied as a whole.
+/// Returns `prefix:{key}`, or `prefix:key` for a key that contains a brace, so that the key keeps its own
+/// hash tag. The prefix is passed with its `:{`, so that it can be copied as a whole.
 pub(crate) fn derived_name<const LEN: usize>(prefix: &[u8; LEN], key: &[u8]) -> Name {
     let has_tag = key.contains(&b'{');
     let start = if has_tag { LEN - 1 } else { LEN };
@@ -46,7 +46,7 @@ pub(crate) fn request_key(key: &[u8], owner: &[u8], request: &[u8]) -> Name {
     name
 }
 
-/// True if the keys of two locks are disjoint, including the keys that are stored beside each lock.
+/// Whether the keys of two locks are disjoint, including the keys that are stored with each lock.
 pub(crate) fn are_disjoint(a: &[u8], b: &[u8]) -> bool {
     // The common case.
     let is_plain =

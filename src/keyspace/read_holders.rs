@@ -50,7 +50,7 @@ pub(crate) fn read_holders_fully(ctx: Ctx<'_>, name: &Str<'_>, now: Now) -> Resu
     }
 }
 
-/// Makes the next opening of a lock in the selected database read all of its fields, unless there are thousands.
+/// Makes the next opening of a lock in the selected database read all fields, unless there are thousands.
 pub(crate) fn force_full_read(ctx: Ctx<'_>, name: &Str<'_>) {
     let shape = crowd_shape(&Key::open_for_read(ctx, name));
     if shape.is_none_or(|shape| shape.fields <= FULL_READ_FIELDS) {

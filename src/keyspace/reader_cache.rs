@@ -2,8 +2,9 @@
 
 //! Cache of the readers of locks, kept between calls.
 //!
-//! The key is authoritative: a cached crowd is compared with its key before it is used (`crowd::matches_key`). Events
-//! of a key or a database also invalidate its entries, so that no entry outlives its key.
+//! The key is authoritative: a cached crowd is compared with its key before it is used
+//! (`crowd::matches_key`). Events of a key or a database also invalidate the corresponding entries, so that
+//! no entry outlives its key.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -22,17 +23,17 @@ const MIN_SWEEP_SIZE: usize = 16;
 struct Database {
     number: i32,
     crowds: HashMap<Box<[u8]>, Rc<Crowd>>,
-    /// Number of crowds at which expired ones are removed. Their keys may have gone without an event.
+    /// Number of crowds at which expired ones are removed. Their keys may have been removed without an event.
     sweep_at: usize,
 }
 
-/// The place of a lock's readers in the cache.
+/// The position of a lock's readers in the cache.
 pub(super) struct CacheKey {
     pub(super) db: i32,
     pub(super) name: Box<[u8]>,
 }
 
-/// Removes the readers of a lock, and returns them with the name for putting them back.
+/// Removes the readers of a lock, and returns them with the name under which to put them back.
 pub(super) fn take(proof: impl Into<InCallback>, lock: LockRef<'_>) -> Option<(Box<[u8]>, Rc<Crowd>)> {
     let mut cache = CACHE.get(proof).borrow_mut();
     let database = cache.iter_mut().find(|database| database.number == lock.db)?;

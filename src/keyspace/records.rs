@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 
-//! The data that is stored beside a lock: its fencing counter, and the replies to requests that may be repeated.
+//! The data stored with a lock: its fencing counter, and the replies to requests that may be repeated.
 //!
-//! Nothing is read before the core asks for it. Changes are written with the lock, in the same step.
+//! Nothing is read before the core requests it. Changes are written together with the lock, in the same step.
 
 use std::cell::Cell;
 
@@ -30,14 +30,14 @@ pub(crate) struct Records<'a> {
     requests: SmallVec<[OpenRecord<'a>; 1]>,
     /// Index of the records, if there are many.
     index: Option<Box<RequestIndex>>,
-    /// The lock has to be announced as free.
+    /// Whether the lock has to be announced as free.
     pub(super) announce: bool,
 }
 
-/// Number of requests in one step from which they are indexed.
+/// Minimum number of requests in one step for which an index is built.
 const INDEX_THRESHOLD: usize = 16;
 
-/// Index of the records by request and by name; contains the first of each.
+/// Index of the records by request and by name. Contains the first record of each.
 #[derive(Default)]
 struct RequestIndex {
     by_id: HashMap<RequestId, usize>,
@@ -49,7 +49,7 @@ struct Counter<'a> {
     /// Stays open from the read of the counter to its write.
     key: OwnedKey<'a>,
     value: Option<Token>,
-    /// The counter exists, and a foreign write has removed its TTL.
+    /// Whether the counter exists without a TTL, because a foreign write removed it.
     permanent: bool,
     changed: bool,
 }
@@ -57,7 +57,8 @@ struct Counter<'a> {
 /// The record of one request, after its first use.
 struct OpenRecord<'a> {
     record: Record,
-    /// Stays open from the read of the record to its write; `None` if another request has a record of the same name.
+    /// Stays open from the read of the record to its write. `None` if another request has a record of the
+    /// same name.
     key: Option<OwnedKey<'a>>,
     changed: bool,
 }
@@ -119,7 +120,8 @@ impl<'a> Records<'a> {
                 let lock = self.lock.as_bytes();
                 let empty = Record::empty(id, lock);
                 let name = empty.name(lock);
-                // Two records of one name must not have the key open at the same time, because each of them writes it.
+                // Each record with this name writes the key, so two of them must not have it open at the same
+                // time.
                 let same_name = self.index_of_name(&name).and_then(|at| self.requests.get_mut(at));
                 let is_only = same_name.is_none_or(|same_name| {
                     same_name.key = None;
@@ -160,7 +162,7 @@ impl<'a> Records<'a> {
         self.requests.push(open);
         let (len, lock) = (self.requests.len(), self.lock.as_bytes());
         if len >= INDEX_THRESHOLD {
-            // Indexes all records at first, then each new one.
+            // At the threshold, indexes all records; after that, each new one.
             let from = if self.index.is_some() { len - 1 } else { 0 };
             let index = self.index.get_or_insert_default();
             for (at, OpenRecord { record, .. }) in self.requests.iter().enumerate().skip(from) {
@@ -173,7 +175,7 @@ impl<'a> Records<'a> {
 
     fn remember(&mut self, id: &RequestId, change: impl FnOnce(&mut Record)) {
         if self.record(id).is_err() {
-            // A foreign write came after the call was admitted: the reply of the call takes precedence.
+            // A foreign write came after the call was admitted. The reply of the call takes precedence.
             let mut record = Record::empty(id, self.lock.as_bytes());
             record.stored = true;
             self.push(OpenRecord { record, key: None, changed: false });
@@ -292,13 +294,13 @@ impl Counter<'_> {
     }
 }
 
-/// The newest token of a lock, as far as it is known. Works on a replica.
+/// The newest known token of a lock. Works on a replica.
 pub(crate) fn newest_token(ctx: Ctx<'_>, lock: &Str<'_>) -> Result<Option<Token>, Refusal> {
     let name = Str::new(&names::counter_key(lock.as_bytes()));
     counter_value(&muted(ctx, || OwnedKey::open_for_read(ctx, name)))
 }
 
-/// The reply to an earlier acquire with this id, unless it was cancelled. On a primary only.
+/// The reply to an earlier acquire with this id, unless it was cancelled. May be called on a primary only.
 pub(crate) fn granted(ctx: Ctx<'_>, lock: &Str<'_>, id: &RequestId) -> Result<Option<Reply>, Refusal> {
     core::Records::granted(&mut Records::of(ctx, lock), id)
 }
@@ -318,7 +320,7 @@ pub(crate) fn raise_counter(ctx: Ctx<'_>, lock: &Str<'_>, token: Token) -> Optio
     let propagation = Propagation::of(ctx);
     if records.store(propagation) {
         propagation.count_change();
-        // A client that watches the lock because of a checked token has lost it.
+        // A client that watches the lock because of a checked token is notified that it has lost the lock.
         keyspace_events::signal_modified(ctx, lock);
     }
     before
@@ -345,8 +347,8 @@ fn counter_value(counter: &OwnedKey<'_>) -> Result<Option<Token>, Refusal> {
     }
 }
 
-/// The time of day in microseconds, always greater than the previous result. So a token is greater than the last one
-/// even if its counter was deleted and the clock was set back.
+/// The time of day in microseconds, always greater than the previous result. So each token is greater than
+/// the last one, even if its counter was deleted and the clock was set back.
 fn next_time_us(ctx: Ctx<'_>) -> i64 {
     static LATEST: ServerCell<Cell<i64>> = ServerCell::new(Cell::new(0));
     let latest = LATEST.get(ctx);
@@ -354,14 +356,15 @@ fn next_time_us(ctx: Ctx<'_>) -> i64 {
     latest.get()
 }
 
-/// True if a missing key is at another node or will be. A slot migrates key by key, and the lock may leave later than
-/// its other keys. Until then, a waiter may be granted the lock, and a key that is written here would exist twice.
+/// Whether a missing key is on another node, or will be. A slot migrates key by key, and the lock's key may
+/// migrate later than its other keys. Until then, a waiter may be granted the lock here, and a key that is
+/// written here would exist twice.
 fn is_at_another_node(ctx: Ctx<'_>, name: &[u8]) -> bool {
     ctx.is_cluster() && muted(ctx, || !calls::serves_slot_of(ctx, &[&Str::new(name)]))
 }
 
-/// Opens a key for reading and writing. If it has expired, the server's event is muted, because it does not concern a
-/// lock.
+/// Opens a key for reading and writing. If the key has expired, the server's event is muted, because the key
+/// is not a lock.
 fn open_muted<'a>(ctx: Ctx<'a>, name: &[u8]) -> OwnedKey<'a> {
     muted(ctx, || OwnedKey::open_for_write(ctx, Str::new(name)))
 }

@@ -8,17 +8,17 @@ use crate::core::{Mode, Owner, Reply, RequestId, WallMs};
 use crate::decimal::{Digits, MAX_SAFE_INTEGER};
 use crate::keyspace::names::{self, Name};
 
-/// The replies to one request of one owner. An acquire and a release may have the same id. Each reply has its own
-/// retention time; the key has the longest of them.
+/// The replies to one request of one owner. An acquire and a release may have the same id. Each reply has its
+/// own retention time, and the key has the longest of them.
 pub(super) struct Record {
     pub(super) id: RequestId,
-    /// The lock's key contains a brace. Another lock with the same key but for the braces has records of the same
-    /// names.
+    /// Whether the lock's key contains a brace. Another lock whose key differs only in the braces has records
+    /// of the same names.
     braced: bool,
     pub(super) stored: bool,
     pub(super) granted: Option<Granted>,
     pub(super) released: Option<(i64, WallMs)>,
-    /// The acquire was cancelled: whether the cancel had an effect, and the end of its retention.
+    /// If the acquire was cancelled: whether the cancel had an effect, and the end of the cancel's retention.
     pub(super) cancelled: Option<(bool, WallMs)>,
 }
 
@@ -28,7 +28,7 @@ pub(super) struct Granted {
     pub(super) reply: Reply,
     /// End of the retention.
     pub(super) end: WallMs,
-    /// The client was notified by a message and has not confirmed the grant.
+    /// Whether the client was notified by a message and has not confirmed the grant yet.
     pub(super) unconfirmed: bool,
 }
 
@@ -146,13 +146,14 @@ impl Record {
     }
 }
 
-/// Parses a number up to the next space or the end. Returns the rest, too.
+/// Parses a number up to the next space or the end. Also returns the remaining text.
 fn number(text: &[u8]) -> Option<(i64, &[u8])> {
     let end = text.iter().position(|byte| *byte == b' ').unwrap_or(text.len());
     Some((integer(&text[..end])?, &text[end..]))
 }
 
-/// Parses two numbers with an `@` between them, up to the next space or the end. Returns the rest, too.
+/// Parses two numbers with an `@` between them, up to the next space or the end. Also returns the remaining
+/// text.
 fn number_with_end(text: &[u8]) -> Option<((i64, WallMs), &[u8])> {
     let at = text.iter().position(|byte| *byte == b'@')?;
     let (end, rest) = number(&text[at + 1..])?;

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
 
-//! The hash of a lock as it was read.
+//! The hash of a lock, as it was read.
 
 use crate::core::{Holders, Token};
 use crate::keyspace::crowd::FoundCrowd;
 use crate::keyspace::layout::{self, Field};
 use crate::server::Str;
 
-/// The owner with the only field.
+/// The sole owner, whose field is the only one.
 pub(super) enum PlainOwner<'a> {
     Caller(&'a Str<'a>),
     Other(Str<'static>),
@@ -26,7 +26,7 @@ impl PlainOwner<'_> {
     }
 }
 
-/// The hash of a lock as it was read.
+/// The hash of a lock, as it was read.
 pub(super) enum Stored<'a> {
     Nothing,
     /// The exclusive holds of this owner, and nothing else.

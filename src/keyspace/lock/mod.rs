@@ -25,17 +25,17 @@ pub(crate) struct Lock<'a> {
     caller: Option<&'a Str<'a>>,
     stored: Stored<'a>,
     stored_end: Option<i64>,
-    /// The holders that the lock will have.
+    /// The holders after the current changes.
     pub(crate) holders: Holders,
-    /// The data that is stored beside the lock.
+    /// The records stored with the lock.
     pub(crate) records: Records<'a>,
-    /// If the lock is free, this is not announced yet.
+    /// Whether the announcement that the lock is free is withheld for now.
     pub(crate) withholds_announcement: bool,
 }
 
 impl<'a> Lock<'a> {
-    /// Opens a lock on a primary while `body` runs. Expired leases are ended. Fails with [`Error::WrongType`] if the
-    /// key does not hold a lock. Reading is faster if only `caller` holds the lock.
+    /// Opens a lock on a primary while `body` runs, and ends expired leases. Fails with [`Error::WrongType`]
+    /// if the key does not hold a lock. Reading is faster if `caller` is the only holder.
     pub(crate) fn open<T>(
         ctx: Ctx<'a>,
         name: &'a Str<'a>,
@@ -63,8 +63,8 @@ impl<'a> Lock<'a> {
         OpenLock { lookup, holders: &mut self.holders, records: &mut self.records, now }
     }
 
-    /// Reads the stored holders and their expiry. A value that is not exactly a lock with a TTL is never touched, even
-    /// if it is similar.
+    /// Reads the stored holders and their expiry. A value that is not exactly a lock with a TTL is never
+    /// changed, even if it is similar to one.
     fn read(&mut self, memory: &impl Memory, now: Now) -> Result<(), Error> {
         let (ctx, key) = (self.ctx, &self.key);
         let kind = key.kind();
@@ -101,9 +101,9 @@ impl<'a> Lock<'a> {
         Ok(())
     }
 
-    /// Reads a hash with one field, if it is the remembered one.
+    /// Reads a hash with one field, if that field is the remembered hold.
     fn read_remembered(&mut self, memory: &impl Memory, now: Now) -> bool {
-        // If its lease is over and the key still exists, the key has another TTL, even without an event.
+        // If the lease is over but the key still exists, the key has a different TTL, even without an event.
         let remembered = memory.plain_hold().filter(|hold| hold.expires_at >= now.wall);
         let Some(hold) = remembered else { return false };
         let owner = match self.caller.filter(|caller| caller.as_bytes() == hold.owner.as_bytes()) {
@@ -145,8 +145,8 @@ impl<'a> Lock<'a> {
         self.key.name()
     }
 
-    /// The end of the first lease, if the lock will be free earlier than external clients know: they would sleep too
-    /// long. They know the stored TTL, unless `expected_end` says more.
+    /// The end of the first lease, if the lock will be free earlier than external clients know. They would
+    /// otherwise sleep too long. They know the stored TTL, unless `expected_end` states a different end.
     #[inline(always)]
     pub(crate) fn shortened_to(&self, expected_end: ExpectedEnd) -> Option<i64> {
         let first_end = self.holders.first_end()?;
@@ -158,7 +158,7 @@ impl<'a> Lock<'a> {
         is_shortened.then_some(first_end)
     }
 
-    /// The first expiry of a holder's field that a foreign write has given a TTL, possibly in the past.
+    /// The earliest expiry of a holder's field to which a foreign write gave a TTL, possibly in the past.
     pub(crate) fn first_field_expiry(&self) -> Option<i64> {
         let holds = || self.holders.iter().collect::<Vec<_>>();
         let names =
@@ -173,7 +173,7 @@ impl<'a> Lock<'a> {
 impl Drop for Lock<'_> {
     fn drop(&mut self) {
         if let (Stored::Crowd(found), Some(crowd)) = (&mut self.stored, self.holders.crowd_to_keep()) {
-            // After a panic, the crowd may be half written.
+            // After a panic, the crowd may be partly written.
             if !std::thread::panicking() {
                 found.cache(self.ctx, &self.key, crowd);
             }

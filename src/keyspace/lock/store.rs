@@ -17,13 +17,14 @@ use crate::server::replication::propagation::Propagation;
 use crate::server::{Ctx, Str};
 
 impl<'a> Lock<'a> {
-    /// True if an owner whose lease is set has a field with a TTL of its own, which writing the field removes.
+    /// Whether an owner's lease is set while its field has its own TTL. Writing the field removes that TTL.
     fn renews_fields(&self) -> bool {
         self.holders.iter().any(|hold| hold.renewed) && self.first_field_expiry().is_some()
     }
 
-    /// Writes the changes, if any. If this ends the last hold, announces the free lock unless the announcement is
-    /// withheld. Returns the number of receivers if the lock was announced or the announcement was withheld.
+    /// Writes the changes, if any. If they end the last hold, announces the free lock, unless the
+    /// announcement is withheld. Returns the number of receivers if the lock was announced, or 0 if the
+    /// announcement was withheld.
     pub(crate) fn store(&mut self) -> Option<usize> {
         let announce = self.records.announce;
         let was_stored = !matches!(self.stored, Stored::Nothing);
@@ -60,10 +61,11 @@ impl<'a> Lock<'a> {
             Stored::Plain(owner, _) => stays(owner.as_bytes()),
             Stored::Fenced(owner, ..) => stays(owner.as_bytes()),
             Stored::Fields(_, before) => before.iter().any(|hold| stays(hold.owner.as_bytes())),
-            // Without a crowd, at most one reader is left. Then the key is deleted, not its fields one by one.
+            // Without a crowd, at most one reader is left. Then the key is deleted instead of single fields.
             Stored::Crowd(_) => self.holders.crowd().is_some(),
         };
-        // On a hand-over the key stays and gets another field. To every observer, the key is deleted and created again.
+        // On a hand-over, the key stays and its field is replaced. To every observer, the key is deleted and
+        // created again.
         let replaced = if any_owner_stays { None } else { self.take_replaceable_field() };
         if !any_owner_stays {
             match (&self.stored, &replaced) {
@@ -99,7 +101,7 @@ impl<'a> Lock<'a> {
         changed
     }
 
-    /// The field of the previous owner, if it is the only one and the next owner has only one field, too.
+    /// The field of the previous owner, if it is the only field and the next owner also has only one.
     fn take_replaceable_field(&mut self) -> Option<PlainOwner<'a>> {
         self.holders.sole_holder().filter(|(_, token)| token.is_none())?;
         match std::mem::replace(&mut self.stored, Stored::Nothing) {
@@ -112,7 +114,7 @@ impl<'a> Lock<'a> {
         }
     }
 
-    /// Sets the fields of the holders, in place of the `replaced` field if it still exists.
+    /// Sets the fields of the holders. Overwrites the `replaced` field, if it still exists.
     fn store_fields(&mut self, replaced: Option<&Str<'_>>, propagation: Propagation<'_>) -> bool {
         match (&self.stored, self.holders.sole_holder()) {
             (Stored::Nothing, _) if self.holders.is_free() => false,
@@ -173,7 +175,7 @@ impl<'a> Lock<'a> {
         }
     }
 
-    /// Deletes the fields that the holders no longer have, as `HDEL`.
+    /// Deletes the fields that the holders no longer have, like `HDEL`.
     fn delete_obsolete_fields(&mut self, stored: &[Field], propagation: Propagation<'_>) -> bool {
         let obsolete = stored.iter().filter(|(field, _)| !layout::has_field(&self.holders, field));
         let mut obsolete: Vec<&[u8]> = obsolete.map(|(field, _)| &**field).collect();
@@ -189,10 +191,10 @@ impl<'a> Lock<'a> {
         true
     }
 
-    /// Sets the fields that differ from the holders, as `HSET`.
+    /// Sets the fields that differ from the holders, like `HSET`.
     fn set_fields(&mut self, stored: &mut [Field], before: &Holders, propagation: Propagation<'_>) -> bool {
         let wanted = layout::fields_for(&self.holders.changed_since(before));
-        // Usually there is a single lookup; sorting pays off only for many.
+        // Usually there is a single look-up. Sorting pays off only for many.
         let many = wanted.len() > 8;
         if many {
             stored.sort_unstable();
