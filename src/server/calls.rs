@@ -17,7 +17,7 @@ const DRY_RUN_SINCE: Version = Version::new(7, 2, 0);
 pub(crate) enum Obstacle {
     /// This server is a replica, is loading a file, or has paused its clients. A write would crash it.
     Paused,
-    /// The server refuses the writes of all clients, possibly for long.
+    /// The server refuses the writes of all clients, possibly for a long time.
     Refused,
 }
 
@@ -32,8 +32,9 @@ pub(crate) fn obstacle(ctx: Ctx<'_>) -> Option<Obstacle> {
 /// True if the server refuses every client's write: too few replicas follow (`min-replicas-to-write`), or a disk error
 /// stops writes (`MISCONF`).
 fn refuses_writes(ctx: Ctx<'_>) -> bool {
-    // Since 7.2, servers can check whether a command would be accepted ("D"). Redis 7.0 executes it, so the command
-    // must never change a key: `XX LT` with the greatest time replaces only a later TTL, and none is later.
+    // Since 7.2, a server can check whether it would accept a command ("D"). Redis 7.0 executes the command,
+    // so the command must never change a key: `XX LT` with the greatest time only replaces a later TTL, and
+    // there is none.
     let can_try = server_version().is_some_and(|version| version >= DRY_RUN_SINCE);
     let format = if can_try { c"SDclcc" } else { c"Sclcc" };
     // SAFETY: the format takes a C string, a number and two C strings. The reply is null or valid.
@@ -49,8 +50,9 @@ fn refuses_writes(ctx: Ctx<'_>) -> bool {
             only_with_ttl,
             only_earlier
         ));
-        // The command is refused like that of a script ("S"). Other errors, such as a key of another node, are detected
-        // later. A mere check has a reply only on errors; an executed command has none if it was refused.
+        // The command is refused like that of a script ("S"). Other errors, such as a key on another node,
+        // are detected later. A mere check has a reply only on errors. An executed command has no reply if it
+        // was refused.
         let errno = std::io::Error::last_os_error().raw_os_error();
         let refused = reply.is_null() != can_try && errno == Some(libc::ESPIPE);
         if !reply.is_null() {
@@ -158,8 +160,8 @@ pub(super) fn acl_rules(ctx: Ctx<'_>) -> Vec<Vec<u8>> {
     }
 }
 
-/// Whether this server serves the slot of these keys, and, while the slot migrates, has all of them. All keys must be
-/// in one slot. For clusters only.
+/// Whether this server serves the slot of these keys, and has all of them if the slot is migrating. All keys
+/// must be in one slot. For clusters only.
 pub(crate) fn serves_slot_of(ctx: Ctx<'_>, keys: &[&Str<'_>]) -> bool {
     let argv: Vec<*mut raw::RedisModuleString> = keys.iter().map(|key| key.as_ptr()).collect();
     // SAFETY: "v" takes an array of strings and its length. A null reply means that the server refuses to touch a key
@@ -234,11 +236,12 @@ pub(crate) fn setting(ctx: Ctx<'_>, name: &CStr) -> Option<Vec<u8>> {
     }
 }
 
-/// The setting for the time after which the server reads from clients while a script is still running, in milliseconds.
+/// The setting for the time in milliseconds after which the server reads from clients while a script is still
+/// running.
 const BUSY_THRESHOLD: &CStr = c"busy-reply-threshold";
 
-/// Runs `body` while the server waits for scripts without limit. Returns `None` without running it if the server
-/// refuses to change the setting.
+/// Runs `body` while scripts have no time limit. Returns `None` without running it if the server refuses to
+/// change the setting.
 pub(super) fn with_unlimited_script_time<T>(ctx: Ctx<'_>, body: impl FnOnce() -> T) -> Option<T> {
     struct SettingReset<'a>(Ctx<'a>, Str<'static>);
     impl Drop for SettingReset<'_> {

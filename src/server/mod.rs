@@ -7,8 +7,9 @@
 //! without a context has an [`InCallback`], which gives access to the module's own state only. Every `extern "C"`
 //! function goes through [`guard()`], because a panic that leaves it would crash the server.
 
-/// Calls a function of the module API. Every function that the module needs is checked at load
-/// ([`registration::load::missing_symbols`]). A missing function is a bug, and the panic ends in [`guard()`].
+/// Calls a function of the module API. Loading checks that every required function exists
+/// ([`registration::load::missing_symbols`]). A missing function is a bug, and the resulting panic ends in
+/// [`guard()`].
 macro_rules! call {
     ($function:ident($($argument:expr),* $(,)?)) => {
         match redis_module::raw::$function {

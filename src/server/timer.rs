@@ -14,8 +14,8 @@ use crate::server::Ctx;
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct TimerId(raw::RedisModuleTimerID);
 
-/// Calls `fired` once, after this many milliseconds. The timer no longer exists when it fires, and stopping it then
-/// would free it twice. So `fired` must first forget the id.
+/// Calls `fired` once, after this number of milliseconds. When the timer fires, it no longer exists, and
+/// stopping it would free it twice. So `fired` must first forget the id.
 pub(crate) fn set(ctx: Ctx<'_>, milliseconds: u64, fired: fn(Ctx<'_>)) -> TimerId {
     unsafe extern "C" fn trampoline(ctx: *mut raw::RedisModuleCtx, data: *mut c_void) {
         // SAFETY: `data` is the function pointer that `set` passed.

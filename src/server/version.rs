@@ -24,8 +24,9 @@ impl std::fmt::Display for Version {
     }
 }
 
-/// First versions whose internals are unknown. Optimizations that rely on internals rather than on documented behavior
-/// are off from these versions on. The sources of Redis 7.0, 8.0, 8.6 and of Valkey 8.1 and 9.1 were read.
+/// First versions whose internals are unknown. From these versions on, optimizations that rely on internals
+/// rather than on documented behavior are off. The sources of Redis 7.0, 8.0, 8.6 and of Valkey 8.1 and 9.1
+/// were read.
 const REDIS_KNOWN_UNTIL: Version = Version::new(9, 0, 0);
 const VALKEY_KNOWN_UNTIL: Version = Version::new(9, 2, 0);
 

@@ -4,8 +4,8 @@
 
 use std::cell::UnsafeCell;
 
-/// The proof that a callback of the server is running, for callbacks that get no context. It gives access to the
-/// module's own state, but not to the server. A [`Ctx`](crate::server::Ctx) is such a proof, too.
+/// The proof that a callback of the server is running, for callbacks without a context. It gives access to
+/// the module's own state, but not to the server. A [`Ctx`](crate::server::Ctx) also is such a proof.
 #[derive(Clone, Copy)]
 pub(crate) struct InCallback(());
 

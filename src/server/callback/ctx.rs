@@ -14,13 +14,13 @@ use crate::core::Now;
 use crate::server::callback::cell::{InCallback, ServerCell};
 use crate::server::{guard, OK};
 
-/// The context in which the server has called the module. It is never null. Its lifetime ends with the callback, which
-/// is generic over it and so cannot keep it.
+/// The context in which the server has called the module. It is never null. Its lifetime ends with the
+/// callback. The callback is generic over the lifetime, and so cannot keep the context.
 #[derive(Clone, Copy)]
 pub(crate) struct Ctx<'a>(NonNull<raw::RedisModuleCtx>, PhantomData<&'a raw::RedisModuleCtx>);
 
-/// Runs the body of a callback. A panic becomes `None`, as with [`guard()`]. The body is generic over the lifetime of
-/// the context, and so cannot leak it.
+/// Runs the body of a callback. A panic becomes `None`, as with [`guard()`]. The body is generic over the
+/// context's lifetime, and so cannot leak the context.
 ///
 /// # Safety
 /// `raw` is the context of the running callback.
@@ -58,7 +58,7 @@ impl Flags {
         self.has(raw::REDISMODULE_CTX_FLAGS_CLUSTER)
     }
 
-    /// True in a transaction, a script or a function, and for every other caller that cannot wait for its reply.
+    /// True in a transaction, a script or a function, and for all other callers that cannot wait for a reply.
     pub(crate) fn denies_blocking(self) -> bool {
         self.has(
             raw::REDISMODULE_CTX_FLAGS_MULTI
@@ -229,7 +229,7 @@ impl<'a> Ctx<'a> {
 
     /// Replies with an error. The text begins with its prefix.
     pub(crate) fn reply_error(self, text: &str) {
-        // A NUL ends the text: bytes from clients are escaped before.
+        // A NUL would end the text, but bytes from clients were escaped earlier.
         let text = std::ffi::CString::new(text.split('\0').next().unwrap_or_default()).unwrap_or_default();
         // SAFETY: the text outlives the call.
         unsafe { call!(RedisModule_ReplyWithError(self.as_ptr(), text.as_ptr())) };

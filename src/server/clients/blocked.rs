@@ -2,9 +2,9 @@
 
 //! Blocked clients.
 //!
-//! The server keeps a handle for each blocked client. [`unblock`] must return it exactly once, even if the client has
-//! disconnected. Returning a handle twice is a use after free; never returning it is a leak. The token that goes with
-//! it is the number of the waiter and not a pointer, so nothing has to be freed.
+//! The server keeps a handle for each blocked client. [`unblock`] must return it exactly once, even if the
+//! client has disconnected. Returning a handle twice is a use after free, and never returning it is a leak.
+//! The accompanying token is the number of the waiter and not a pointer, so nothing has to be freed.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
@@ -42,11 +42,12 @@ pub(crate) trait BlockedClient {
     fn timed_out(ctx: Ctx<'_>, handle: ClientHandle);
     /// The client has disconnected, or was ended with an error. It may already be unblocked.
     fn disconnected(ctx: Ctx<'_>, handle: ClientHandle);
-    /// The last callback for this token. `gone` says whether the client had disconnected before its reply.
+    /// The last callback for this token. `gone` is true if the client disconnected before its reply.
     fn done(ctx: Ctx<'_>, token: u64, gone: bool);
 }
 
-/// Blocks the calling client. The server gets no deadline: its timeouts are imprecise, and race with [`unblock`].
+/// Blocks the calling client. The server gets no deadline, because its timeouts are imprecise and race with
+/// [`unblock`].
 pub(crate) fn block<C: BlockedClient>(ctx: Ctx<'_>) -> Option<ClientHandle> {
     unsafe extern "C" fn reply<C: BlockedClient>(
         ctx: *mut raw::RedisModuleCtx,

@@ -24,8 +24,9 @@ const NO_USER: &[u8] = b"(superuser)";
 
 /// The id of the calling client if it is a connection.
 ///
-/// Scripts and other modules call with a client of their own, which the server does not list. Valkey 9 finds such a
-/// client by its id nevertheless. So on servers with unknown internals, the flags decide whether a script calls.
+/// Scripts and other modules call with a separate client, which the server does not list. Valkey 9
+/// nevertheless finds such a client by its id. So on servers with unknown internals, the flags decide whether
+/// a script is calling.
 #[inline]
 pub(crate) fn connection_id(ctx: Ctx<'_>) -> Option<u64> {
     static SCRIPT_CLIENTS_ARE_UNLISTED: ServerCell<OnceCell<bool>> = ServerCell::new(OnceCell::new());
@@ -78,7 +79,7 @@ pub(crate) struct Caller {
     /// Also `None` for an unrestricted client.
     user: Option<Vec<u8>>,
     address: Option<Vec<u8>>,
-    /// The client is known to have no user and is therefore unrestricted.
+    /// Whether the client is known to have no user, and is therefore unrestricted.
     unrestricted: bool,
     is_closing: bool,
 }
@@ -88,7 +89,7 @@ impl Caller {
     pub(crate) fn of(ctx: Ctx<'_>) -> Caller {
         let line = client_list_line(ctx, ctx.client_id()).unwrap_or_default();
         let user = line_field(&line, "user=");
-        // A user may have this name, too.
+        // A real user may also have this name.
         let unrestricted = user == Some(NO_USER) && matches!(Access::of(NO_USER), Access::Nothing);
         // A script has no listed connection, but on some servers it has a user.
         let user = user.filter(|_| !unrestricted).map(<[u8]>::to_vec).or_else(|| user_name(ctx));

@@ -2,11 +2,11 @@
 
 //! Commands that run slightly later, from a timer, while their client is blocked.
 //!
-//! While a script is slow, the server reads the input of other clients, and protects the client that has called the
-//! script from being freed. If a module calls the script for a client, a client of the module is protected instead. If
-//! the real client then disconnects during its command, the server crashes (tested on Redis 7.0, 8.0, 8.6 and on Valkey
-//! 8.1, 9.1). A blocked client may be freed at any time. Timers do not fire while a script is slow, so deferred
-//! commands never nest.
+//! While a slow script runs, the server reads the input of other clients. It protects the client that called
+//! the script from being freed. If a module calls the script for a client, a client of the module is
+//! protected instead. If the real client then disconnects during its command, the server crashes (tested on
+//! Redis 7.0, 8.0, 8.6 and on Valkey 8.1, 9.1). A blocked client may be freed at any time. Timers do not fire
+//! while a slow script runs, so deferred commands never nest.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -48,8 +48,8 @@ pub(crate) fn run_later(ctx: Ctx<'_>, command: Args<'_>, command_fn: CommandFn) 
         return false;
     }
     let user = Caller::of(ctx).user().map(<[u8]>::to_vec);
-    // SAFETY: the context belongs to the running command. Without callbacks, the client gets the reply that is built
-    // until it is unblocked.
+    // SAFETY: the context belongs to the running command. Without callbacks, the client gets the reply as it
+    // was built before the client is unblocked.
     let client = unsafe { call!(RedisModule_BlockClient(ctx.as_ptr(), None, None, None, 0)) };
     if client.is_null() {
         return false;
@@ -74,7 +74,7 @@ unsafe extern "C" fn disconnected(ctx: *mut raw::RedisModuleCtx, client: *mut ra
     let forget = |ctx: Ctx<'_>| {
         let mut pending = PENDING.get(ctx).borrow_mut();
         let at = pending.iter().position(|pending| pending.client == client);
-        // If the command is already running, it is unblocked afterwards.
+        // If the command is already running, the client is unblocked afterwards.
         if at.and_then(|at| pending.remove(at)).is_some() {
             unblock(client);
         }
@@ -132,7 +132,7 @@ impl DeferredCommand {
         if !ctx.is_primary() {
             return Err(Error::Demoted);
         }
-        // If the user was deleted meanwhile, its connections belong to another user until they are closed.
+        // If the user has been deleted, its connections belong to another user until they are closed.
         let caller = Caller::of(ctx);
         if caller.user() != self.user.as_deref() || caller.is_closing() {
             return Err(Error::NotGuarded(NotGuarded::NoPermission));

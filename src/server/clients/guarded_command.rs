@@ -3,10 +3,10 @@
 //! A command that runs for the calling client as if that client had called it: with its permissions, its protocol, and
 //! its own replication.
 //!
-//! Some commands cannot run this way. The server refuses ("S") commands that scripts may not call. These are the ones
-//! that could block the client, change its connection, or leave a state that is invalid inside another command. Some
-//! commands that scripts may call crash some servers when a module calls them. Those are refused here, by their
-//! original name in the server.
+//! Some commands cannot run this way. The server refuses ("S") commands that scripts may not call. These
+//! could block the client, change its connection, or leave a state that is invalid inside another command.
+//! Some commands that scripts may call crash some servers when a module calls them. This module refuses those
+//! by their original name in the server.
 
 use std::cell::{Cell, LazyCell, OnceCell};
 use std::ffi::{c_int, CStr};
@@ -37,9 +37,9 @@ enum CommandKind {
     Other,
 }
 
-/// Commands with a special treatment. `WAIT` and `WAITAOF` crash Redis 7.0, Valkey 8.0 and Valkey 8.1, and would report
-/// nothing about the caller's writes. `CLUSTER SETSLOT` crashes Valkey 8.1 and 9.1. `PFDEBUG` and `PFSELFTEST` are
-/// tests of the server itself.
+/// Commands with special treatment. `WAIT` and `WAITAOF` crash Redis 7.0, Valkey 8.0 and Valkey 8.1, and
+/// would not cover the caller's writes. `CLUSTER SETSLOT` crashes Valkey 8.1 and 9.1. `PFDEBUG` and
+/// `PFSELFTEST` are tests of the server itself.
 const KNOWN: [(&CStr, CommandKind); 12] = [
     (c"wait", CommandKind::Refused),
     (c"waitaof", CommandKind::Refused),
@@ -58,8 +58,8 @@ const KNOWN: [(&CStr, CommandKind); 12] = [
 /// Minimum number of arguments of a command that runs a script: the script and the number of its keys.
 const MIN_SCRIPT_ARGUMENTS: usize = 2;
 
-/// Prefix of the module's own commands. These are refused, because a command that runs itself would need an endless
-/// stack.
+/// Prefix of the module's own commands. These are refused, because a command that runs itself would overflow
+/// the stack.
 const OWN_PREFIX: &[u8] = b"lock.";
 
 /// Nesting depth of running commands. Commands of other modules could call each other endlessly.
@@ -102,8 +102,8 @@ impl<'a> GuardedCommand<'a> {
         };
         let command = GuardedCommand { name, args: words.from(1), is_script: kind == CommandKind::Script };
         match kind {
-            // Another module cannot run a script either, because its call cannot wait for the reply. A transaction is
-            // executed by a client.
+            // Another module cannot run a script either, because its call cannot wait for the reply. A
+            // transaction is executed by a client.
             CommandKind::Script if ctx.flags().is_called_by_code() => Err(NotGuarded::Script),
             CommandKind::Refused => Err(NotGuarded::NotAllowed),
             CommandKind::Copy if command.args.len() > 2 && selected_database::server_has_defect() => {
@@ -119,8 +119,8 @@ impl<'a> GuardedCommand<'a> {
         self.is_script
     }
 
-    /// True if the command must be [`deferred`](super::deferred): it may take long, and its client may disconnect
-    /// meanwhile.
+    /// True if the command must be [`deferred`](super::deferred), because it may take long and its client may
+    /// disconnect while it runs.
     pub(crate) fn must_be_deferred(&self, ctx: Ctx<'_>) -> bool {
         self.is_script && !ctx.flags().denies_blocking()
     }
@@ -130,8 +130,8 @@ impl<'a> GuardedCommand<'a> {
         self.is_script && !reply.has_error(b"NOSCRIPT")
     }
 
-    /// Runs the command. In a cluster, its keys must be in the slot of `key`. No state of the module may be borrowed
-    /// and no key may be open, because events of its changes arrive meanwhile.
+    /// Runs the command. In a cluster, its keys must be in the slot of `key`. No state of the module may be
+    /// borrowed and no key may be open, because the command's changes raise events while it runs.
     pub(crate) fn run(&self, ctx: Ctx<'_>, key: &Str<'_>) -> Result<CommandReply, NotGuarded> {
         if ctx.is_cluster() {
             let here = LazyCell::new(|| calls::slot_of(ctx, key));
@@ -142,8 +142,8 @@ impl<'a> GuardedCommand<'a> {
             if !keys.iter().all(is_here) {
                 return Err(NotGuarded::CrossSlot);
             }
-            // While the slot migrates, the server has only looked for the lock. Keys that are still at the other node
-            // would be created again here.
+            // While the slot migrates, the server has only checked that the lock is on this node. The command
+            // would create other keys here that are still on the other node.
             let all: Vec<&Str<'_>> = keys.iter().chain([key]).collect();
             if !keys.is_empty() && !calls::serves_slot_of(ctx, &all) {
                 return Err(NotGuarded::TryAgain);
@@ -152,8 +152,8 @@ impl<'a> GuardedCommand<'a> {
         let depth = DEPTH.get(ctx);
         depth.set(depth.get() + 1);
         let done = if self.is_script && ctx.flags().denies_blocking() {
-            // In a transaction: the client must not be freed while its command runs, so the server must not read from
-            // other clients.
+            // In a transaction, the client must not be freed while its command runs. So the server must not
+            // read from other clients.
             calls::with_unlimited_script_time(ctx, || self.call(ctx)).unwrap_or(Err(NotGuarded::Script))
         } else {
             self.call(ctx)
@@ -171,7 +171,7 @@ impl<'a> GuardedCommand<'a> {
             if errno == libc::ENOTSUP && reply.has_error(b"cannot run as user") {
                 (reply, errno) = self.call_as(ctx, Permissions::All);
             }
-            // Commands may leave any error number, so the text is checked as well.
+            // Commands may set any error number, so the text is checked as well.
             match errno {
                 libc::ESPIPE if reply.has_error(b"on script mode") => return Err(NotGuarded::NotAllowed),
                 libc::EACCES if reply.has_error(b"acl verification failed") => {
@@ -219,8 +219,8 @@ impl<'a> GuardedCommand<'a> {
         std::iter::once(name.as_ptr()).chain(self.args.raw().iter().copied()).collect()
     }
 
-    /// Fails if the caller may not call the command. The server checks this, too, but Redis 7.0 crashes on a refusal if
-    /// the caller was blocked.
+    /// Fails if the caller may not call the command. The server also checks this, but Redis 7.0 crashes on a
+    /// refusal if the caller was blocked.
     pub(crate) fn check_permissions(&self, ctx: Ctx<'_>) -> Result<(), NotGuarded> {
         // The server itself reports too few arguments.
         let is_complete = self.args.len() >= MIN_SCRIPT_ARGUMENTS;
@@ -270,11 +270,11 @@ impl CommandReply {
         len == 0
     }
 
-    /// Fetches the error of a command that has returned no reply.
+    /// Fetches the error of a command that did not return a reply.
     ///
-    /// Valkey (at least 8.1 to 9.1) misplaces errors of `GETDEL`, `GETSET` and others if any module subscribes to
-    /// keyspace events. The error stays with the server's internal client for the call. The next call uses the same
-    /// client and gets that error instead of its own reply.
+    /// Valkey (at least 8.1 to 9.1) misplaces errors of `GETDEL`, `GETSET` and others if any module
+    /// subscribes to keyspace events. The error stays with the internal client that the server uses for such
+    /// calls. The next call uses the same client, and gets that error instead of its own reply.
     fn take_leftover_error(ctx: Ctx<'_>) -> CommandReply {
         // SAFETY: the format takes no argument.
         let reply =
@@ -309,8 +309,8 @@ impl Drop for CommandReply {
     }
 }
 
-/// True if a command with a special treatment may have another name. Renaming a command that the server refuses anyway
-/// does not matter.
+/// True if a command with special treatment may have another name. Renamed commands that the server refuses
+/// anyway do not matter.
 fn known_names_are_renamed(ctx: Ctx<'_>) -> bool {
     static KNOWN_NAMES_ARE_RENAMED: ServerCell<OnceCell<bool>> = ServerCell::new(OnceCell::new());
     *KNOWN_NAMES_ARE_RENAMED.get(ctx).get_or_init(|| {

@@ -2,9 +2,9 @@
 
 //! Replies with so many entries that building them at once would delay other clients.
 //!
-//! Such a reply is built in portions, one per millisecond, while its client is blocked. All long replies together get
-//! one portion at a time. The call determines the subjects of its entries. Each entry shows the state at the time when
-//! it is built, and is omitted if its subject no longer exists.
+//! Such a reply is built in portions, one per millisecond, while its client is blocked. All long replies take
+//! turns, and only one portion is built at a time. The call determines the subjects of the entries. Each
+//! entry shows the state at the time when it is built, and is omitted if its subject no longer exists.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -14,7 +14,7 @@ use redis_module::raw;
 
 use crate::server::{enter, timer, Ctx, InCallback, ServerCell};
 
-/// Number of entries per portion. A reply with at most this many is built at once.
+/// Number of entries per portion. A reply with at most this number is built at once.
 const PORTION: usize = 500;
 
 /// Interval between two portions, in milliseconds.
@@ -41,9 +41,9 @@ struct PendingReply {
     after: Box<dyn Fn(Ctx<'_>)>,
 }
 
-/// Replies with an array of at most `len` entries. It is built at once if it is short, or if the caller cannot be
-/// blocked, as in a transaction. `next` returns at most the given number of subjects, fewer only at the end. `entry`
-/// replies with one entry, or returns false if its subject no longer exists.
+/// Replies with an array of at most `len` entries. It is built at once if it is short, or if the caller
+/// cannot be blocked, as in a transaction. `next` returns up to the given number of subjects, and fewer only
+/// at the end. `entry` replies with one entry, or returns false if its subject no longer exists.
 pub(crate) fn array<T: 'static>(
     ctx: Ctx<'_>,
     len: usize,
@@ -57,7 +57,7 @@ pub(crate) fn array<T: 'static>(
 pub(crate) struct Entries<T, N> {
     /// Maximum number of entries.
     pub(crate) len: usize,
-    /// Returns at most the given number of subjects. Fewer mean the end of the array.
+    /// Returns up to the given number of subjects. A smaller number means the end of the array.
     pub(crate) next: N,
     /// Replies with one entry, or returns false if its subject no longer exists.
     pub(crate) entry: fn(Ctx<'_>, T) -> bool,
@@ -102,8 +102,8 @@ pub(crate) fn pending(proof: InCallback) -> usize {
 
 /// Blocks the caller. `None` if the server refuses.
 fn block(ctx: Ctx<'_>) -> Option<(*mut raw::RedisModuleCtx, *mut raw::RedisModuleBlockedClient)> {
-    // SAFETY: the context belongs to the running command. Without callbacks, the client gets the reply that is built
-    // until it is unblocked. The module is not unloaded before that.
+    // SAFETY: the context belongs to the running command. Without callbacks, the client gets the reply as it
+    // was built before the client is unblocked. The module is not unloaded before that.
     unsafe {
         let client = call!(RedisModule_BlockClient(ctx.as_ptr(), None, None, None, 0));
         if client.is_null() {

@@ -36,8 +36,8 @@ impl Purpose {
     }
 }
 
-/// Calls `on_wakeup` whenever the event loop has waited for input, before it reads any. This costs every iteration of the
-/// loop, so end it with [`ignore_wakeups`].
+/// Calls `on_wakeup` whenever the event loop has waited for input, before it reads any. This slows every
+/// iteration of the loop down, so end it with [`ignore_wakeups`].
 pub(crate) fn listen_to_wakeups(ctx: Ctx<'_>, on_wakeup: fn(Ctx<'_>, ())) {
     ON_WAKEUP.get(ctx).set(Some(on_wakeup));
     listen_to_loop(ctx);
@@ -49,8 +49,8 @@ pub(crate) fn ignore_wakeups(ctx: Ctx<'_>) {
     listen_to_loop(ctx);
 }
 
-/// Calls `on_iteration_end` whenever the event loop has executed its input, before it writes to clients and replicas. This
-/// costs every iteration of the event loop, so end it with [`ignore_iterations`].
+/// Calls `on_iteration_end` whenever the event loop has executed its input, before it writes to clients and
+/// replicas. This slows every iteration down, so end it with [`ignore_iterations`].
 pub(crate) fn listen_to_iterations(ctx: Ctx<'_>, purpose: Purpose, on_iteration_end: fn(Ctx<'_>, ())) {
     purpose.listener().get(ctx).set(Some(on_iteration_end));
     listen_to_loop(ctx);
@@ -98,7 +98,7 @@ pub(in crate::server) fn forget(ctx: Ctx<'_>) {
 /// Ends the event loop's next wait for input. Redis 7.0 computes the length of that wait before the last callbacks of
 /// an iteration, and misses a timer that they set.
 pub(crate) fn wake_up(_in_callback: Ctx<'_>) {
-    // The function belongs to libc, because the call comes later, when the module may have been unloaded.
+    // The function belongs to libc, because it is called later, when the module may have been unloaded.
     // SAFETY: freeing null is allowed and does nothing.
     unsafe { call!(RedisModule_EventLoopAddOneShot(Some(libc::free), std::ptr::null_mut())) };
 }

@@ -3,9 +3,9 @@
 //! Callback after an iteration of the event loop: all replies have been sent, and all clients that were to be closed are
 //! freed.
 //!
-//! A subscription to the event loop would cost some thousand instructions per iteration, because the server makes and frees
-//! a context for each event. Instead, the callback is sent through the pipe that wakes the server up. The pipe is
-//! written in one iteration and read in the next.
+//! A subscription to the event loop would cost thousands of instructions per iteration, because the server
+//! creates and frees a context for each event. Instead, the callback is sent through the pipe that wakes up
+//! the server. The pipe is written in one iteration and read in the next.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -15,7 +15,7 @@ use redis_module::raw;
 
 use crate::server::{enter, Ctx, InCallback, ServerCell};
 
-/// A context that outlives callbacks. The server's pipe provides none.
+/// A context that outlives callbacks. Callbacks through the server's pipe get none.
 static CONTEXT: ServerCell<Cell<*mut raw::RedisModuleCtx>> = ServerCell::new(Cell::new(ptr::null_mut()));
 
 type Callback = fn(Ctx<'_>);
@@ -23,8 +23,8 @@ type Callback = fn(Ctx<'_>);
 /// The scheduled callback.
 static SCHEDULED: ServerCell<Cell<Option<Callback>>> = ServerCell::new(Cell::new(None));
 
-/// Calls `callback` once after this iteration of the event loop. By then, later input of the clients may have been read, but
-/// no client that closes its connection then has been freed.
+/// Calls `callback` once after this iteration of the event loop. Before that, the server may already read
+/// later input of the clients, but frees no client that closes its connection in the next iteration.
 pub(crate) fn schedule(ctx: Ctx<'_>, callback: Callback) {
     unsafe extern "C" fn on_iteration_end(_data: *mut c_void) {
         // SAFETY: the server calls this from its event loop.
@@ -45,7 +45,7 @@ pub(crate) fn schedule(ctx: Ctx<'_>, callback: Callback) {
     }
 }
 
-/// True if the server is going to call the module, so that its code must stay.
+/// True if the server will still call the module, so that its code must stay loaded.
 pub(crate) fn is_pending(proof: impl Into<InCallback>) -> bool {
     SCHEDULED.get(proof).get().is_some()
 }

@@ -2,16 +2,16 @@
 
 //! Workaround for a bug in Valkey 8.1.
 //!
-//! For a keyspace event of a client's command, that server gives the module the client itself as its context. It
-//! selects the event's database there without selecting the previous one again. After `MOVE key db` and `COPY key other
-//! DB db`, the client then works in the wrong database. The command is also replicated for the wrong database, so the
-//! replica loses the key. Any module that subscribes to keyspace events causes this. Therefore, the client's database
-//! is selected again after such an event. On other servers, the context has a client of its own, on which this has no
-//! effect.
+//! For a keyspace event of a client's command, Valkey 8.1 gives the module the client itself as the context.
+//! The server selects the event's database in that context, and does not select the previous one again. After
+//! `MOVE key db` and `COPY key other DB db`, the client then works in the wrong database. The command is also
+//! replicated for the wrong database, so the replica loses the key. Any module that subscribes to keyspace
+//! events causes this. Therefore, this module selects the client's database again after such an event. On
+//! other servers, the context has its own client, so this has no effect.
 //!
-//! `MOVE` first raises an event in the client's database. `COPY` does not, so its database is noted when the command is
-//! filtered. This is impossible in a script, whose client has no id. It is inexact in a transaction, whose commands are
-//! filtered when they are queued.
+//! `MOVE` first raises an event in the client's database. `COPY` does not, so a command filter records its
+//! database. This is impossible in a script, whose client has no id. It is inexact in a transaction, because
+//! the filter sees the commands when they are queued.
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -53,11 +53,11 @@ pub(in crate::server) fn server_has_defect() -> bool {
     !version::is_redis() && version.is_some_and(|version| version < FIXED_SINCE)
 }
 
-/// Registers a command filter that notes every `COPY`. It costs every command, so it is only registered on servers
-/// other than Redis. False if the server refuses.
+/// Registers a command filter that records every `COPY`. The filter slows every command down, so it is
+/// registered only on servers other than Redis. Returns false if the server refuses.
 pub(crate) fn watch_copies(ctx: Ctx<'_>) -> bool {
     unsafe extern "C" fn filter(command: *mut raw::RedisModuleCommandFilterCtx) {
-        // This runs for every command of every client, so it must return at once.
+        // This runs for every command of every client, so it must be fast.
         let command = Filtered(command);
         let name = command.bytes(0);
         if matches!(name, [b'c' | b'C' | b'h' | b'H', ..]) {

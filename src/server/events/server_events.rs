@@ -24,16 +24,16 @@ pub(crate) trait KeyspaceEvents {
     fn database(ctx: Ctx<'_>, db: Option<i32>);
 }
 
-/// Subscribes to the key events that can free a lock. False if the server refuses. This makes `DEL` and similar
-/// commands slower, so call it on the first use of a lock.
+/// Subscribes to the key events that can free a lock. Returns false if the server refuses. This makes `DEL`
+/// and similar commands slower, so call it when a lock is first used.
 pub(crate) fn listen_to_keys<E: KeyspaceEvents>(ctx: Ctx<'_>) -> bool {
     // A subscription to all classes would slow down every SET.
     let classes = GENERIC | raw::REDISMODULE_NOTIFY_EXPIRED | raw::REDISMODULE_NOTIFY_EVICTED;
     listen_to_classes::<E>(ctx, classes)
 }
 
-/// Subscribes to events of hash fields, too. False if the server refuses. This makes every change of a hash slower, and
-/// some servers cannot undo it.
+/// Also subscribes to events of hash fields. Returns false if the server refuses. This makes every change of
+/// a hash slower, and some servers cannot undo it.
 pub(crate) fn listen_to_fields<E: KeyspaceEvents>(ctx: Ctx<'_>) -> bool {
     listen_to_classes::<E>(ctx, HASH)
 }

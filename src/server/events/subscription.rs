@@ -29,8 +29,8 @@ pub(in crate::server) unsafe fn notify<T>(
     unsafe { enter(ctx, call) };
 }
 
-/// The subscribed events, as a bit set. The server mistakes the end of a missing subscription for a listener without a
-/// function, and crashes.
+/// The subscribed events, as a bit set. If the module ends a subscription that does not exist, the server
+/// creates a listener without a function, and crashes.
 static SUBSCRIBED: ServerCell<Cell<u64>> = ServerCell::new(Cell::new(0));
 
 /// Forgets all subscriptions: the server has dropped them or will do so.

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
 
-//! Expiry of hash fields that have a TTL of their own, and how to avoid the query where no field has one.
+//! The expiry of hash fields with their own TTL. Avoids the query where no field can have one.
 //!
-//! Redis 8 has an API function for the query. Other servers need a command, which costs as much as half a renewal. So
-//! the module runs it on Valkey only if a field can have a TTL. That is the case if a command that sets one was seen,
-//! or if the server counts keys with such fields. The count is refreshed after a while, because a key may also come
-//! from a file or from another server.
+//! Redis 8 has an API function for the query. Other servers need a command, which costs half as much as a
+//! renewal. So on Valkey, the module runs it only if a field can have a TTL. That is the case if a command
+//! that sets one was seen, or if the server counts keys with such fields. The count is refreshed after a
+//! while, because a key may also come from a file or another server.
 
 use std::cell::{Cell, OnceCell};
 
@@ -15,10 +15,10 @@ use crate::core::MonoUs;
 use crate::server::calls::reply_type;
 use crate::server::{calls, Ctx, InCallback, ServerCell, Str};
 
-/// The way to query the expiry of fields.
+/// How to query the expiry of fields.
 #[derive(Clone, Copy)]
 pub(crate) enum FieldTtlSupport {
-    /// This server has no TTLs of fields.
+    /// This server does not support TTLs of fields.
     None,
     /// A function of the module API (Redis 8).
     Api,
@@ -26,13 +26,13 @@ pub(crate) enum FieldTtlSupport {
     Command,
 }
 
-/// Time for which the server's count is cached, in microseconds.
+/// Time for which the server's count of keys with such fields is cached, in microseconds.
 const COUNT_TTL_US: MonoUs = 100_000;
 
 /// The commands that set the TTL of a field.
 const SETTERS: [&[u8]; 6] = [b"hexpire", b"hpexpire", b"hexpireat", b"hpexpireat", b"hsetex", b"hgetex"];
 
-/// Whether fields can have TTLs now.
+/// Whether fields can have TTLs at present.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FieldTtls {
     /// No field has a TTL. The count has to be refreshed at this time.
@@ -47,7 +47,7 @@ pub(in crate::server) fn watch_commands(ctx: Ctx<'_>) {
     FIELD_TTLS.get(ctx).set(FieldTtls::NoneUntil(0));
 }
 
-/// Notes a command that is about to run and whose name begins with an `h`.
+/// Records a command that is about to run and whose name begins with `h`.
 pub(in crate::server) fn note_command(proof: InCallback, name: &[u8]) {
     if SETTERS.iter().any(|setter| setter.eq_ignore_ascii_case(name)) {
         FIELD_TTLS.get(proof).set(FieldTtls::Possible);
@@ -63,7 +63,7 @@ pub(in crate::server) fn invalidate_count(proof: impl Into<InCallback>) {
 }
 
 impl FieldTtlSupport {
-    /// The way to query the expiry of fields on this server; `None` if no field can have a TTL.
+    /// How to query the expiry of fields on this server; `None` if no field can have a TTL.
     pub(in crate::server) fn of_server(ctx: Ctx<'_>) -> FieldTtlSupport {
         static OF_SERVER: ServerCell<OnceCell<FieldTtlSupport>> = ServerCell::new(OnceCell::new());
         let of_server = *OF_SERVER.get(ctx).get_or_init(|| {

@@ -10,7 +10,7 @@ use redis_module::raw;
 use crate::server::keys::string;
 use crate::server::{Ctx, Str};
 
-/// The type of a key's value, as far as locks distinguish it.
+/// The type of a key's value. Types that make no difference for locks are combined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ValueKind {
     Empty,
@@ -95,8 +95,8 @@ impl<'a> KeyHandle<'a> {
         }
     }
 
-    /// The integer values of a hash field and of an optional second field. `None` if the hash has further fields or
-    /// another format than that of `HINCRBY`.
+    /// The integer values of a hash field and of an optional second field. `None` if the hash has further
+    /// fields, or a value is not in the format of `HINCRBY`.
     pub(crate) fn only_integer_fields(&self, field: &Str<'_>, other: &Str<'_>) -> Option<(i64, Option<i64>)> {
         let mut values: [*mut raw::RedisModuleString; 2] = [std::ptr::null_mut(); 2];
         let [first, second] = &mut values;
@@ -223,7 +223,7 @@ impl<'a> KeyHandle<'a> {
         self.hash_set(field, value.as_ptr());
     }
 
-    /// Deletes a field; the last field deletes the hash.
+    /// Deletes a field. Deleting the last field deletes the hash.
     pub(crate) fn delete_field(&mut self, field: &Str<'_>) {
         self.hash_set(field, raw::REDISMODULE_HASH_DELETE.cast_mut());
     }

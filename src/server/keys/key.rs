@@ -23,7 +23,7 @@ pub(crate) struct OwnedKey<'a> {
     name: Str<'static>,
 }
 
-/// True if a hash field can have a TTL of its own on this server, as far as is known.
+/// True if a hash field may have its own TTL on this server, as far as is known.
 pub(crate) fn fields_may_expire(ctx: Ctx<'_>) -> bool {
     !matches!(FieldTtlSupport::of_server(ctx), FieldTtlSupport::None)
 }
@@ -49,7 +49,8 @@ impl<'a> Key<'a> {
         self.name
     }
 
-    /// False if no field of the hash has a TTL of its own. True also if that is expensive to find out.
+    /// False only if no field of the hash has its own TTL. Returns true if the exact answer would be
+    /// expensive.
     pub(crate) fn may_have_expiring_fields(&self, ctx: Ctx<'_>) -> bool {
         match FieldTtlSupport::of_server(ctx) {
             FieldTtlSupport::None => false,
@@ -58,8 +59,8 @@ impl<'a> Key<'a> {
         }
     }
 
-    /// The expiry of the first field with a TTL of its own, in milliseconds since the epoch, possibly in the past. Some
-    /// servers need the names of the fields.
+    /// The earliest expiry of a field with its own TTL, in milliseconds since the epoch, possibly in the
+    /// past. Some servers need the names of the fields.
     pub(crate) fn first_field_expiry(
         &self,
         ctx: Ctx<'_>,

@@ -20,7 +20,7 @@ pub(crate) struct Str<'a> {
     lifetime: PhantomData<&'a ()>,
 }
 
-/// Cached strings for small numbers, and for the name of a field.
+/// Cached strings for small numbers, and for one field name.
 static CACHED_DIGITS: ServerCell<[OnceCell<Str<'static>>; 2]> =
     ServerCell::new([const { OnceCell::new() }; 2]);
 static CACHED_FIELD: ServerCell<OnceCell<Str<'static>>> = ServerCell::new(OnceCell::new());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-//! The arguments of a command, as a table. It is the source of error texts, `LOCK.HELP`, `COMMAND DOCS`, the pages of
-//! `docs/commands`, and the registration at the server.
+//! The arguments of a command, as a table. It is the source of error texts, `LOCK.HELP`, `COMMAND DOCS`, the
+//! pages of `docs/commands`, and the registration with the server.
 
 use std::ffi::{c_int, CStr};
 use std::ptr;
@@ -17,7 +17,7 @@ pub(crate) struct Argument {
     kind: ArgumentKind,
     is_optional: bool,
     is_multiple: bool,
-    /// The end of a sentence about the argument, which begins with the argument.
+    /// The end of a sentence whose beginning is the argument.
     meaning: &'static CStr,
 }
 
@@ -72,7 +72,7 @@ impl Argument {
         self
     }
 
-    /// The end of a sentence about the argument, which begins with the argument.
+    /// The end of a sentence whose beginning is the argument.
     pub(crate) fn meaning(&self) -> &'static str {
         text(self.meaning)
     }
@@ -132,7 +132,8 @@ impl Argument {
         value + self.token.is_some() as c_int
     }
 
-    /// Converts the argument for the module API. The members of a group are stored in `parts`, which must live as long.
+    /// Converts the argument for the module API. The members of a group are stored in `parts`, which must
+    /// live as long as the result.
     fn to_raw(&self, parts: &mut RawArguments) -> raw::RedisModuleCommandArg {
         let flag = |is_set, flag| if is_set { flag } else { 0 };
         let subargs = match self.parts() {
@@ -150,7 +151,7 @@ impl Argument {
                 ArgumentKind::OneOf(_) => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_ONEOF,
                 ArgumentKind::Block(_) => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_BLOCK,
             },
-            // A command has only one key specification for its arguments.
+            // All keys of a command belong to the same key specification.
             key_spec_index: if matches!(self.kind, ArgumentKind::Key) { 0 } else { -1 },
             token: self.token.map_or(ptr::null(), CStr::as_ptr),
             summary: self.meaning.as_ptr(),

@@ -20,7 +20,7 @@ pub(crate) trait Command {
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), crate::error::Error>;
 }
 
-/// The specification of a command, as the server gets it.
+/// The specification of a command, as passed to the server.
 pub(crate) struct Spec {
     pub(crate) name: &'static CStr,
     /// The flags, as for `RedisModule_CreateCommand`.
@@ -51,16 +51,16 @@ impl Spec {
 /// Version of the module that introduced the commands.
 pub(crate) const SINCE: &CStr = c"0.1.0";
 
-/// Use and positions of a command's keys. The use determines the required permission.
+/// The use and the positions of a command's keys. The use determines the required permissions.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum KeyUse {
     /// Reads the key that is the first argument.
     Read,
     /// Writes the key that is the first argument.
     Write,
-    /// Writes several keys; the first argument is their number, and they follow. The server checks the permissions for
-    /// all of them. In a cluster, it uses only the first key to find the node, so the command must check that all keys
-    /// are in one slot.
+    /// Writes several keys. The first argument is their number, and the keys follow. The server checks the
+    /// permissions for all of them. In a cluster, it uses only the first key to find the node, so the command
+    /// must check that all keys are in one slot.
     WriteSeveral,
 }
 
@@ -202,7 +202,7 @@ pub(crate) fn register<C: Command>(ctx: Ctx<'_>) -> bool {
                 firstkey: 1,
                 keystep: 1,
             };
-            // A cluster only uses ranges; see `KeyUse::WriteSeveral`.
+            // The cluster only supports ranges; see `KeyUse::WriteSeveral`.
             key_specs[1].bs.index.pos = 2;
             key_specs[1].flags = u64::from(raw::REDISMODULE_CMD_KEY_RO | raw::REDISMODULE_CMD_KEY_NOT_KEY);
         }

@@ -97,8 +97,8 @@ pub(crate) fn register_choice(
     }
 }
 
-/// Sets all registered settings from the configuration file or to their defaults. False if a value is out of range,
-/// which the server has logged.
+/// Sets all registered settings from the configuration file, or to their defaults. Returns false if a value
+/// is out of range; the server has then logged it.
 pub(crate) fn load(ctx: Ctx<'_>) -> bool {
     // SAFETY: the context belongs to the module, and every setting is registered.
     unsafe { call!(RedisModule_LoadConfigs(ctx.as_ptr())) == OK }

@@ -31,8 +31,8 @@ pub(crate) unsafe fn module_args<'a>(argv: *mut *mut raw::RedisModuleString, arg
     unsafe { Args::new(argv, argc) }
 }
 
-/// Returns the missing API functions among those that the module calls without a check. All were introduced in Redis
-/// 7.0 or earlier.
+/// Returns the missing functions among those that the module calls unconditionally. All were introduced in
+/// Redis 7.0 or earlier.
 pub(crate) fn missing_symbols() -> Vec<&'static str> {
     macro_rules! absent {
         ($($function:ident)*) => {
@@ -86,7 +86,7 @@ pub(crate) fn log_defect(what: &str) {
     warn(std::ptr::null_mut(), &format!("defect in redis-lock, please report: {what}"));
 }
 
-/// Undoes [`log_panics`], whose code is removed with the module.
+/// Undoes [`log_panics`]. The logging code disappears when the module is unloaded.
 pub(crate) fn stop_logging_panics() {
     drop(std::panic::take_hook());
 }
@@ -100,15 +100,16 @@ const SKIP_COMMAND_VALIDATION: u32 = 1 << 4;
 /// First Valkey with this option. In Redis, the bit may get another meaning.
 const SKIP_VALIDATION_SINCE: Version = Version::new(8, 1, 0);
 
-/// First Valkey version known to migrate the writes of timers correctly. It sends a module's write to the new node if
-/// the replicated command has a key of the slot, even without a client's command. Earlier versions were not examined.
+/// First Valkey version known to migrate the writes of timers correctly. It sends a module's write to the new
+/// node if the replicated command has a key of the slot, even without a client's command. Earlier versions
+/// were not examined.
 const SAFE_ATOMIC_MIGRATION_SINCE: Version = Version::new(9, 0, 5);
 
 /// Sets the options of the module:
 ///
-/// * A key counts as modified when the module says so, not whenever it was open for writing.
+/// * A key counts as modified when the module reports it, not whenever it was open for writing.
 /// * Replicated commands need no lookup: they were checked at load and cannot be renamed later.
-/// * A replica may load data while it serves.
+/// * A replica may load data while it serves clients.
 /// * Slots may migrate atomically. The module does not touch keys of a slot that is not served here, which `reconcile`
 ///   in the driver checks. It replicates its writes as commands with their keys.
 pub(crate) fn set_options(ctx: Ctx<'_>, server: Version) {
@@ -152,7 +153,7 @@ mod tests {
         }
     }
 
-    /// A missing function that is not checked at load would only be noticed when a client needs it.
+    /// Without the check at load, a missing function would only be noticed when a client needs it.
     #[test]
     fn load_checks_exactly_the_called_functions() {
         let mut files = Vec::new();

@@ -2,13 +2,14 @@
 
 //! Whether the module may be unloaded.
 //!
-//! A server keeps pointers to a module's commands that it does not check when it unloads the module. The client that
-//! called a command last has one. So do commands that are queued in a transaction, held back by a pause, or read behind
-//! the unload. Following such a pointer later has crashed every known server.
+//! A server keeps pointers to a module's commands, and does not check them when it unloads the module. The
+//! client that called a command last has one. So have commands that are queued in a transaction, held back by
+//! a pause, or read together with the unload but after it. Every known server crashes if it follows such a
+//! pointer later.
 //!
-//! Right after the load, the server cannot have such pointers, and the module must not refuse. If the server rejects
-//! the settings of `MODULE LOADEX`, it unloads the module again, and Redis 7.2 and later crash if that fails. At
-//! shutdown, the pointers no longer matter: Valkey 9 unloads all modules then.
+//! Right after the load, the server cannot have such pointers, and the module must not refuse to be unloaded.
+//! If the server rejects the settings of `MODULE LOADEX`, it unloads the module again. Redis 7.2 and later
+//! crash if that fails. At shutdown, the pointers no longer matter: Valkey 9 unloads all modules then.
 
 use std::cell::Cell;
 use std::ffi::c_void;

@@ -2,9 +2,10 @@
 
 //! Whether keyspace events have receivers.
 //!
-//! Raising an event is not free even without receivers, because the server looks up the subscriptions of this module.
-//! An event can have two kinds of other receivers. Subscribers need `notify-keyspace-events`, which the server reports
-//! with every call. Other modules were there at the start, or the server reports when one is loaded.
+//! Raising an event has a cost even without receivers, because the server looks up this module's
+//! subscriptions. An event can have two kinds of other receivers. Subscribers need `notify-keyspace-events`,
+//! which every call can query. Other modules were loaded at the start, or the server reports them when they
+//! are loaded.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
@@ -31,11 +32,12 @@ enum OtherModules {
     /// This is the only module.
     None,
     Possible,
-    /// The server has to be asked.
+    /// The server has to be queried.
     Unknown,
 }
 
-/// From now on, events without receivers are not raised, unless the server is not known to report all receivers.
+/// From now on, events without receivers are not raised. Has no effect if the server is not known to report
+/// all receivers.
 pub(crate) fn skip_unreceived(ctx: Ctx<'_>, server: Version) {
     unsafe extern "C" fn changed(
         ctx: *mut raw::RedisModuleCtx,

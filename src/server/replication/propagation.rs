@@ -2,12 +2,13 @@
 
 //! Replicated commands and keyspace events.
 //!
-//! Most of the cost of a lock is building commands for replicas and the AOF, and a server without both discards them.
-//! It does so if and only if its AOF is off, no replica is connected, and it keeps no backlog for a previous replica.
-//! The module asks again whenever this may have changed:
+//! Most of the cost of a lock is building commands for replicas and the AOF. A server discards these commands
+//! if and only if it has no AOF, no connected replica, and no backlog for a previous replica. The module
+//! queries the server again whenever this may have changed:
 //!
-//! * A new replica gets a snapshot, and so does an AOF that is turned on. A child process writes it. It contains all
-//!   changes before the fork, and the fork raises an event, from which on commands are built again.
+//! * A new replica gets a snapshot, and so does an AOF that is turned on. A child process writes it. The
+//!   snapshot contains all changes before the fork. The fork raises an event, and from then on commands are
+//!   built again.
 //! * A returning replica needs a backlog. A backlog exists only after a snapshot, after a time as a replica, or after
 //!   loading a file. The change of roles raises an event, and files are loaded before the first query.
 //! * In a cluster, a slot can be streamed to another node, which is not a replica. So nothing is skipped there.
@@ -45,8 +46,8 @@ pub(crate) struct Propagation<'a> {
     events_have_receivers: bool,
 }
 
-/// From now on, commands without receivers are skipped, unless the server is not known to write every snapshot in a
-/// child process.
+/// From now on, commands without receivers are skipped. Has no effect if the server is not known to write
+/// every snapshot in a child process.
 pub(crate) fn skip_unfollowed(ctx: Ctx<'_>, server: Version) {
     unsafe extern "C" fn forked(
         ctx: *mut raw::RedisModuleCtx,
@@ -145,7 +146,8 @@ impl<'a> Propagation<'a> {
         };
     }
 
-    /// True if messages must be replicated for the subscribers of replicas. In a cluster, its bus delivers them.
+    /// True if messages must be replicated for the subscribers of replicas. In a cluster, the cluster bus
+    /// delivers them.
     pub(crate) fn has_replica_subscribers(self) -> bool {
         self.followers.replicas && !self.followers.cluster && config::publishes_to_replicas()
     }
@@ -171,7 +173,7 @@ impl<'a> Propagation<'a> {
         };
     }
 
-    /// Counts a change for the next snapshot, which also matters without receivers.
+    /// Counts a change for the next snapshot. This matters even without receivers.
     pub(crate) fn count_change(self) {
         if !self.is_followed() {
             // SAFETY: the context belongs to the running callback. Without receivers, this sends nothing.
@@ -181,7 +183,7 @@ impl<'a> Propagation<'a> {
 }
 
 impl Followers {
-    /// Asks the server, and caches the answer until it may change.
+    /// Queries the server, and caches the result until it may change.
     fn ask(ctx: Ctx<'_>) -> Followers {
         let flags = ctx.flags();
         let cluster = flags.is_cluster();

@@ -2,10 +2,10 @@
 
 //! Messages to the subscribers of replicas, sent at the end of an iteration of the event loop.
 //!
-//! The server wraps two commands of one step in `MULTI` and `EXEC`, for the AOF and for replicas. It does so even if
-//! one of them is for replicas only. The `DEL` of a release with its message would be replicated as four commands. So
-//! the message is sent in a step of its own, before the server writes to its replicas in the same iteration. It follows the
-//! `DEL` in the same packet.
+//! The server wraps two commands of one step in `MULTI` and `EXEC`, for the AOF and for replicas. It does so
+//! even if one of them is for replicas only. The `DEL` of a release and its message would be replicated as
+//! four commands. So the message is sent in a separate step, before the server writes to its replicas in the
+//! same iteration. It follows the `DEL` in the same packet.
 //!
 //! The end-of-iteration hook is only registered while messages are being sent, because it costs every iteration. Registering and
 //! unregistering it costs about as much as [`IDLE_ITERATIONS`] iterations.
@@ -24,8 +24,8 @@ static HOOK_STATE: ServerCell<Cell<HookState>> = ServerCell::new(Cell::new(HookS
 
 /// A message that has not been sent yet.
 struct ReplicaMessage {
-    /// The database of the change that the message follows. The replication stream has it selected; another one would
-    /// cost a `SELECT`.
+    /// The database of the change that the message follows. It is selected in the replication stream; another
+    /// one would cost a `SELECT`.
     db: i32,
     /// `PUBLISH` or `SPUBLISH`.
     command: &'static CStr,
@@ -72,10 +72,10 @@ fn on_iteration_end(ctx: Ctx<'_>, (): ()) {
     let pending = PENDING.get(ctx);
     if !pending.borrow().is_empty() {
         if !ctx.is_primary() {
-            // The messages were for replicas that this server no longer has.
+            // The messages were for replicas, and this server no longer has any.
             pending.take();
         } else if !ctx.is_paused() {
-            // Nothing may be sent during a pause. An iteration like this one follows after its end.
+            // Nothing may be sent during a pause. Another iteration of this kind follows after the pause.
             pending.take().iter().for_each(|message| message.replicate(ctx));
         }
     } else if let HookState::Idle(iterations) = HOOK_STATE.get(ctx).get() {

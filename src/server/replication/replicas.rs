@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
 
-//! The progress of replicas, and how to ask for it.
+//! The progress of replicas, and how to request it.
 //!
-//! A replica reports once per second how much of the stream it has received. `REPLCONF GETACK *` in the stream makes it
-//! report at once, as `WAIT` does. This question must be a step of its own after the step that has to be acknowledged.
-//! Inside the transaction of that step, a replica would report the offset at which the transaction began.
+//! A replica reports once per second how much of the stream it has received. `REPLCONF GETACK *` in the
+//! stream makes it report at once, as for `WAIT`. This request must be a separate step after the step to be
+//! acknowledged. Inside the transaction of that step, a replica would report the offset at which the
+//! transaction began.
 
 use std::cell::{Cell, OnceCell};
 use std::ffi::c_void;
@@ -26,7 +27,7 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Asks the server; `None` if it is not a primary.
+    /// Queries the server; `None` if it is not a primary.
     pub(crate) fn of(ctx: Ctx<'_>) -> Option<Progress> {
         // SAFETY: the format takes no argument. The reply and its elements are null or valid; a missing element is null
         // and treated as empty.
@@ -90,13 +91,13 @@ pub(crate) fn forget_online(ctx: Ctx<'_>) {
     ONLINE.get(ctx).set(None);
 }
 
-/// True if the server has the required commands: an operator may have renamed them.
+/// True if the server has the required commands. An operator may have renamed them.
 pub(crate) fn can_ask(ctx: Ctx<'_>) -> bool {
     static CAN_ASK: ServerCell<OnceCell<bool>> = ServerCell::new(OnceCell::new());
     *CAN_ASK.get(ctx).get_or_init(|| [c"role", c"replconf"].iter().all(|name| knows_command(ctx, name)))
 }
 
-/// Asks all replicas for their progress. Must not be called while only client commands may write.
+/// Requests progress reports from all replicas. Must not be called while only client commands may write.
 pub(crate) fn ask_replicas(ctx: Ctx<'_>) {
     // SAFETY: "cc" takes two C strings. "A" keeps the command out of the AOF.
     unsafe {
