@@ -98,7 +98,7 @@ const CHOICES: [ChoiceSetting; 5] = [
 const PUBLISH_CHOICES: [Publish; 5] =
     [Publish::Auto, Publish::Off, Publish::Classic, Publish::Sharded, Publish::Both];
 
-/// The kind of message that tells external clients that a lock is free.
+/// The kind of message that notifies external clients of a free lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Publish {
     /// Classic messages; in a cluster, classic and sharded ones.
@@ -125,13 +125,13 @@ pub(crate) fn max_waiters() -> Option<usize> {
     usize::try_from(MAX_WAITERS.load(Ordering::Relaxed)).ok().filter(|max| *max > 0)
 }
 
-/// The kind of message that tells external clients that a lock is free.
+/// The kind of message that notifies external clients of a free lock.
 pub(crate) fn publish() -> Publish {
     let chosen = usize::try_from(PUBLISH.load(Ordering::Relaxed)).unwrap_or(0);
     PUBLISH_CHOICES.get(chosen).copied().unwrap_or(Publish::Auto)
 }
 
-/// Whether subscribers at replicas get these messages, too.
+/// Whether subscribers at replicas also get these messages.
 pub(crate) fn publishes_to_replicas() -> bool {
     PUBLISH_REPLICAS.load(Ordering::Relaxed) != 0
 }
@@ -156,7 +156,8 @@ pub(crate) fn max_notify() -> Option<usize> {
     usize::try_from(MAX_NOTIFY.load(Ordering::Relaxed)).ok().filter(|max| *max > 0)
 }
 
-/// The time in milliseconds without grants after locks may have been lost, if the quarantine is on.
+/// The length of the quarantine in milliseconds, if it is on: the time without grants after locks may have
+/// been lost.
 pub(crate) fn quarantine() -> Option<u64> {
     Some(QUARANTINE.load(Ordering::Relaxed).unsigned_abs()).filter(|ms| *ms > 0)
 }
@@ -273,7 +274,7 @@ fn usage() -> String {
     format!("pass settings as 'name value' pairs: {}", names.join(", "))
 }
 
-/// Removes the value of this setting from the given ones.
+/// Removes this setting from the given pairs and returns its value.
 fn take_value(given: &mut Vec<(String, Vec<u8>)>, name: &str) -> Option<Vec<u8>> {
     let place = given.iter().position(|(other, _)| other == name)?;
     Some(given.swap_remove(place).1)

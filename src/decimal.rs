@@ -17,7 +17,7 @@ impl Digits {
     pub(crate) fn of(number: i64) -> Digits {
         let mut digits = Digits { buffer: [b'0'; 20], start: 20 };
         let mut rest = number.unsigned_abs();
-        // Two digits at a time, as the divisions dominate the cost.
+        // Handles two digits at a time, because the divisions dominate the cost.
         while rest >= 10 {
             let two = (rest % 100) as u8;
             rest /= 100;
@@ -41,7 +41,8 @@ impl Digits {
     }
 }
 
-/// Parses decimal digits; `None` if another byte is among them. More than 19 digits wrap.
+/// Parses decimal digits. `None` if the text contains any other byte. A number with more than 19 digits
+/// wraps.
 pub(crate) fn decimal(digits: &[u8]) -> Option<u64> {
     let (mut number, mut all_digits) = (0_u64, true);
     for byte in digits {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-//! Reports of violated invariants. Without a report, a broken index would only show as a client that waits forever.
+//! Reports of violated invariants. Without a report, the only symptom of a broken index would be a client
+//! that waits forever.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::OnceLock;
@@ -28,7 +29,7 @@ pub(crate) fn count() -> usize {
 
 /// Sets the function that logs defects.
 pub(crate) fn log_to(log: fn(&str)) {
-    // After a reload of the module, the function that was set first is the same one.
+    // After a reload of the module, the function that was set first is still the right one.
     let _ = LOG.set(log);
 }
 

@@ -24,7 +24,7 @@ pub(crate) enum Error {
     NotGuarded(NotGuarded),
     /// Locks whose leases still run may have been lost, so nothing is granted.
     Quarantine {
-        /// The rest of the quarantine, in milliseconds.
+        /// The remaining time of the quarantine, in milliseconds.
         ms: u64,
     },
     /// Fewer replicas are online than the call needs. Nothing was changed.
@@ -49,7 +49,7 @@ pub(crate) enum Error {
     HungUp,
     /// The slot of the lock is migrating, and some keys of the lock are not on this node.
     TryAgain,
-    /// The keys are not in one slot.
+    /// The keys are in different slots.
     CrossSlot,
     /// The server of a waiter has become a replica.
     Demoted,
@@ -78,7 +78,7 @@ pub(crate) enum NotGuarded {
     NotAllowed,
     /// A script was called by a script, which can use `LOCK.CHECK` itself.
     Script,
-    /// The caller may not run the command, or not with these keys or channels.
+    /// The caller may not run the command, or may not access these keys or channels.
     NoPermission,
     /// The command has keys in another slot.
     CrossSlot,

@@ -5,9 +5,10 @@
 //! # Layout
 //!
 //! * `lib.rs`: loads and unloads the module.
-//! * [`core`]: the lock service as pure logic: holders, queues, deadlines, connections, the wait graph. It has no Redis, no clock
-//!   and no `unsafe`.
-//! * [`commands`]: one file per command. Each parses its arguments, asks the core, writes the lock and replies.
+//! * [`core`]: the lock service as pure logic: holders, queues, deadlines, connections and the waits-for
+//!   graph. It knows no Redis, reads no clock and has no `unsafe`.
+//! * [`commands`]: one file per command. Each parses its arguments, calls the core, writes the lock and
+//!   replies.
 //! * [`keyspace`]: a lock as a Redis hash. It reads the hash, writes and replicates changes, raises keyspace events, and
 //!   publishes that a lock is free.
 //! * [`driver`]: the running module: the state of the core, the blocked clients, the timer.
@@ -20,8 +21,9 @@
 //! 2. The core decides and changes the holders ([`core::LockManager::acquire`]).
 //! 3. [`keyspace::Lock::store`] writes the lock, and the command replies.
 //!
-//! If the lock is busy and the client waits, the core queues the request and [`driver::block`] blocks the client. A later call,
-//! timer or event lets the core decide, and [`driver`] delivers the decision to the client.
+//! If the lock is busy and the client waits, the core queues the request and [`driver::block`] blocks the
+//! client. At a later call, timer or event, the core decides, and [`driver`] delivers the decision to the
+//! client.
 
 #![deny(unsafe_code)]
 
@@ -65,7 +67,7 @@ const OLDEST_SERVER: Version = Version::new(7, 0, 0);
 /// In older versions, `CLIENT UNBLOCK` races with a grant and can crash the server.
 const CLIENT_UNBLOCK_SINCE: Version = Version::new(7, 4, 0);
 
-/// The command that tells which other commands exist.
+/// The command that reports which other commands exist.
 const LOOKUP_COMMAND: &CStr = c"command";
 
 /// The commands that replicate the changes of locks.
@@ -163,7 +165,8 @@ pub unsafe extern "C" fn RedisModule_OnUnload(ctx: *mut raw::RedisModuleCtx) -> 
     let unloads = |ctx: Ctx<'_>| {
         let in_use = unloading::is_in_use(ctx);
         let may_unload = !in_use || config::allow_unload() && !unloading::is_named_by_acl(ctx);
-        // The server is about to call the module. By the next iteration of its event loop it has done so.
+        // The server is about to call the module. It will have done so by the next iteration of its event
+        // loop.
         let unloads = may_unload && !iteration_end::is_pending(ctx);
         if unloads {
             driver::stop(ctx);

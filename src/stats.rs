@@ -9,7 +9,7 @@ pub(crate) struct Stats {
     pub(crate) revoked: usize,
     /// Messages to owners about their holds.
     pub(crate) owner_events: usize,
-    /// Waits that got an error because they could never have ended.
+    /// Waits that ended with an error because they could never have ended otherwise.
     pub(crate) deadlocks: usize,
     /// Calls with `REPLICAS` for which too few replicas were online or acknowledged in time.
     pub(crate) replicas_missed: usize,
