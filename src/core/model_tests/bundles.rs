@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 
-//! Calls for several locks, mixed with calls for one lock, against the rule as a plain list. A waiter is
-//! granted all its locks as soon as, for each of them, the holders admit it and no conflicting waiter stands
-//! ahead.
+//! Calls for several locks, mixed with calls for one lock. The core is compared with the rule in its simplest
+//! form, a plain list. A waiter is granted all its locks as soon as each of them is available to it. The
+//! holders must admit it, and no conflicting waiter may be ahead.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -62,7 +62,7 @@ fn doing() -> impl Strategy<Value = Action> {
     ]
 }
 
-/// A waiting call. The list is in order of arrival.
+/// A waiting call. The calls are stored in order of arrival.
 #[derive(Clone, Debug)]
 struct Wait {
     id: WaiterId,
@@ -72,16 +72,16 @@ struct Wait {
     deadline: Option<i64>,
     /// The waits that it overtakes, by lock.
     overtakes: BTreeSet<(usize, WaiterId)>,
-    /// The waits that it ever overtook, by lock, even if the swap was undone.
+    /// The waits that it has ever overtaken, by lock, even if the swap was undone.
     ever_overtaken: BTreeSet<(usize, WaiterId)>,
 }
 
-/// An undelivered grant, at the locks whose holds have not ended since.
+/// An undelivered grant, at the locks whose holds have not ended yet.
 #[derive(Clone)]
 struct InFlight {
     id: WaiterId,
     owner: usize,
-    /// For each lock, the mode of the hold to release if the grant is revoked, if any.
+    /// For each lock, the mode of the hold to release if the grant is revoked.
     locks: BTreeMap<usize, Option<Mode>>,
 }
 
@@ -113,7 +113,7 @@ impl Plain {
         (!self.holds(self.waits[at].owner, lock), at)
     }
 
-    /// The waits that stand ahead of a wait at a lock.
+    /// The waits that are ahead of a wait at a lock.
     fn ahead(&self, at: usize, lock: usize) -> Vec<usize> {
         let wait = &self.waits[at];
         if self.holds(wait.owner, lock) {
@@ -144,7 +144,7 @@ impl Plain {
         }
     }
 
-    /// The grants in flight to which one of these holds belongs.
+    /// The grants in flight that one of these holds may belong to.
     fn grants_with_hold(&self, lock: usize, owner: usize, mode: Mode) -> Vec<usize> {
         let hold_mode =
             |grant: &InFlight| grant.owner == owner && grant.locks.get(&lock) == Some(&Some(mode));
@@ -161,7 +161,7 @@ impl Plain {
                 exclusive => (Mode::Exclusive, exclusive),
             };
             if !is_certain(mode, held) {
-                // Without this grant, another hold would have been released.
+                // Without this grant, the release would have ended a different hold.
                 let other = mode == Mode::Exclusive && is_certain(Mode::Shared, hold.shared);
                 let at = self.grants_with_hold(lock, owner, mode)[0];
                 self.in_flight[at].locks.insert(lock, other.then_some(Mode::Shared));
@@ -170,8 +170,8 @@ impl Plain {
         self.holders[lock].release(OWNERS[owner], scope, None)
     }
 
-    /// Ends waits whose deadline has passed and applies the decisions. If two calls could both be granted
-    /// first, either may be. Afterwards, no remaining call could be granted all its locks.
+    /// Ends waits whose deadline has passed and applies the decisions. If either of two calls could be
+    /// granted first, both orders are accepted. Afterwards, no remaining call could be granted all its locks.
     fn follow(&mut self, decisions: Vec<(WaiterId, Decision)>) -> Result<(), TestCaseError> {
         let holders = &self.holders;
         for grant in &mut self.in_flight {
@@ -204,8 +204,8 @@ impl Plain {
         Ok(())
     }
 
-    /// The state after these calls were granted, in an order in which each could be granted, preferably the
-    /// given one. `None` if no such order exists.
+    /// The state after these calls were granted, in some order in which each could be granted. Prefers the
+    /// given order. `None` if no such order exists.
     fn after(&self, granted: &[WaiterId]) -> Option<Plain> {
         if granted.is_empty() {
             return Some(self.clone());
@@ -222,13 +222,13 @@ impl Plain {
         })
     }
 
-    /// The owners that a wait waits for, as edges. If a bundle's member only stands ahead in the queue, and the
-    /// wait may overtake it, the edge names that member.
+    /// The owners that a wait waits for, as edges. If a bundle's member blocks only by its place in the queue
+    /// and the wait may overtake it, the edge names that member.
     fn edges(&self, at: usize) -> Vec<(usize, Option<(usize, WaiterId)>)> {
         let wait = &self.waits[at];
         let mut edges = Vec::new();
         for lock in wait.locks.iter().copied() {
-            // The position of its owner's first wait for the lock, whose grant admits the others.
+            // The position of the owner's first wait for the lock. A grant to that wait admits the others.
             let own = (0..self.waits.len()).filter(|other| {
                 let other = &self.waits[*other];
                 other.owner == wait.owner && other.locks.contains(&lock)
@@ -254,7 +254,7 @@ impl Plain {
         edges
     }
 
-    /// The owners that this wait waits for, directly or not, over edges that `counts` accepts.
+    /// The owners that this wait waits for, directly or indirectly, over edges that `counts` accepts.
     fn reachable_owners(
         &self,
         at: usize,
@@ -282,7 +282,7 @@ impl Plain {
         }
     }
 
-    /// Applies swaps and ends found by searches after a call. `deadlocks.rs` judges these searches.
+    /// Applies swaps and ends that searches find after a call. `deadlocks.rs` checks these searches.
     fn follow_late(&mut self, real: &mut Real) {
         for (overtakes, decided) in std::mem::take(&mut real.late_overtakes) {
             for (overtaker, overtaken, key) in overtakes {
@@ -421,7 +421,7 @@ fn acquire(
         prop_assert_eq!(seen, Seen::Busy);
         return Ok(());
     }
-    // Each overtaking wait was in a cycle because of the new wait, and the swap broke that cycle.
+    // Each overtaking wait was in a cycle because of the new wait, and the swap has broken that cycle.
     for (overtakes, granted) in std::mem::take(&mut real.overtakes) {
         let Some(at) = plain.index(id) else {
             prop_assert!(false, "a wait overtakes because of an ended wait");
@@ -431,7 +431,7 @@ fn acquire(
         let before = plain.clone();
         for (overtaker, overtaken, key) in overtakes {
             let lock = LOCKS.iter().position(|lock| *lock == key).unwrap();
-            // A wait that is finally refused has no number here.
+            // A wait that ends as refused has no number here.
             let overtaker = before.index(overtaker).unwrap_or(at);
             let overtaken = before.index(overtaken).map_or(id, |_| overtaken);
             let waits_for =

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
 
-//! Owners that wait on several connections, for one lock or for several at once, in every order: no state
-//! lasts forever.
+//! Owners that wait on several connections, for one lock or for several at once, in every order. No state may
+//! last forever.
 //!
-//! The judge knows no graph. Every owner that waits for nothing releases all its holds, repeatedly, until no
-//! such owner is left. Then no wait may be left either: a member of each cycle must have been refused. And if
-//! a refused call waits instead, some wait must be left.
+//! The check uses no graph. Every owner that waits for nothing releases all its holds, repeatedly, until no
+//! such owner is left. Then no wait may be left either, because a member of each cycle must have been
+//! refused. And if a refused call waits instead, some wait must be left.
 
 use super::real::Late;
 use super::*;
@@ -27,7 +27,7 @@ enum Action {
         lock: usize,
         all: bool,
     },
-    /// The deadline of a call has passed, or its client has gone.
+    /// The deadline of a call has passed, or its client has left.
     Leave {
         which: usize,
     },
@@ -40,8 +40,8 @@ struct World {
 }
 
 impl World {
-    /// Plays a history, leaving out impossible steps. Returns the number of waits refused as deadlocks. If
-    /// `portion` is given, searches examine that much at once, and only once per step.
+    /// Plays a history, skipping impossible steps. Returns the number of waits refused as deadlocks. If
+    /// `portion` is given, each search examines at most that amount, and only once per step.
     fn play(late: Late, portion: Option<usize>, history: &[Action]) -> (World, usize) {
         let mut real = Real::new(true);
         (real.late, real.lazy) = (late, portion.is_some());
@@ -109,8 +109,8 @@ impl World {
         told.len()
     }
 
-    /// Lets every owner that waits for nothing release all its holds, in either order. Returns whether no
-    /// wait is left.
+    /// Lets every owner that waits for nothing release all its holds, repeatedly and in the given order.
+    /// Returns whether no wait is left.
     fn ends(&mut self, last_first: bool) -> bool {
         self.real.lazy = false;
         self.real.settle();
@@ -147,8 +147,8 @@ fn check_history(history: &[Action], portion: Option<usize>) -> Result<(), TestC
     Ok(())
 }
 
-/// Whether an owner requests a lock both shared and exclusively. A grant to its rear wait may then serve
-/// both, so that a refusal may be unnecessary.
+/// Whether an owner requests one lock both shared and exclusively. A grant to the later of these waits may
+/// then serve both, so a refusal may be unnecessary.
 fn waits_in_two_modes(history: &[Action]) -> bool {
     let mut modes = BTreeMap::new();
     history.iter().any(|step| {
@@ -163,7 +163,7 @@ fn sets_of(locks: usize) -> Vec<Vec<usize>> {
     all.map(|set| (0..locks).filter(|lock| set & (1 << lock) != 0).collect()).collect()
 }
 
-/// Three owners hold locks, then three calls start to wait. Plays every `every`-th of all such histories.
+/// Three owners hold locks, then three calls start to wait. Plays one in `every` of all such histories.
 fn judge_few_waits(every: usize) {
     const HOLDERS: usize = 3;
     let sets = sets_of(LOCKS.len());
@@ -180,7 +180,7 @@ fn judge_few_waits(every: usize) {
             })
             .collect();
         let free = holders.iter().filter(|owner| **owner == HOLDERS).count();
-        // Free locks come last.
+        // Free locks sort last.
         let in_order = holders.is_sorted_by_key(|owner| *owner == HOLDERS);
         if free == LOCKS.len() || !in_order || !is_ordered(&holders[..LOCKS.len() - free]) {
             continue;
@@ -243,8 +243,8 @@ fn doing() -> impl Strategy<Value = Action> {
     ]
 }
 
-/// Few owners and two locks: an owner whose wait is granted moves its other waits for that lock ahead of
-/// newcomers.
+/// Operations of a few owners on two locks. When an owner's wait is granted, its other waits for that lock
+/// move ahead of newcomers.
 fn overtaking() -> impl Strategy<Value = Action> {
     let (lock, owner) = (0..2usize, 0..3usize);
     prop_oneof![
@@ -281,7 +281,7 @@ proptest! {
         check_history(&history, None)?;
     }
 
-    /// No wait lasts forever if searches are interrupted while the waits change.
+    /// No wait lasts forever, even if searches are interrupted while the waits change.
     #[test]
     fn interrupted_searches_miss_nothing(
         history in prop::collection::vec(doing(), 1..30),

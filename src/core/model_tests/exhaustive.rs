@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
 
-//! Every history of small worlds instead of a sample. The search is breadth-first, so the first failing
+//! All histories of small worlds, instead of a sample. The search is breadth-first, so the first failing
 //! history is a shortest one.
 //!
 //! A world is a list of operations. From each state, all of them are applied to the core and to the model.
 //! States are distinguished by the model's look ([`Model::look`]). If two histories lead to the same look,
-//! both are continued and must look the same after each next step. So the core remembers nothing that makes a
-//! hidden difference.
+//! both are continued and must look the same after each further step. This shows that the core stores no
+//! hidden state that makes a difference.
 //!
 //! `EXPLORE_STEPS` sets the number of steps in each world, and `EXPLORE_WORLD` selects a single world.
 //! `docs/evidence.md` has the number of states and the depth.
@@ -137,7 +137,7 @@ fn revocations() -> Vec<Op> {
     ops
 }
 
-/// Known holds while others may have been forgotten.
+/// Known holds while other holds may have been forgotten.
 fn quarantines() -> Vec<Op> {
     let mut ops = vec![Op::Advance { ms: 1 }, Op::Quarantine { ms: 2 }, Op::Quarantine { ms: 0 }];
     for owner in [A, B] {
@@ -302,7 +302,7 @@ fn worlds() -> [(&'static str, Vec<Op>); 12] {
 /// A hash of a state's look, small enough to store millions.
 type LookHash = (u64, u64);
 
-/// The step that led to a state: the previous state and the operation.
+/// The step that led to a state: the index of the previous state and the index of the operation.
 type Origin = (usize, usize);
 
 /// The result of one step.
@@ -333,7 +333,7 @@ struct Found {
     states: usize,
     twins: usize,
     steps: usize,
-    /// Number of steps for which all histories were played.
+    /// Number of steps up to which all histories were played.
     depth: usize,
     /// Whether no further states exist.
     is_all: bool,
@@ -374,7 +374,7 @@ impl Explorer {
         Ok((both, event))
     }
 
-    /// Plays a history that may fail.
+    /// Plays a history, and turns a panic into a failure.
     fn try_to<T>(
         &self,
         history: &[usize],
@@ -393,7 +393,7 @@ impl Explorer {
 
     /// Applies all operations after one history.
     fn steps_after(&self, history: &[usize]) -> Result<Vec<StepResult>, Failure> {
-        // All clients can leave, and nothing is remembered then.
+        // All clients must be able to leave, and then nothing may be remembered.
         self.try_to(history, |history| {
             self.play(history)?.0.end();
             Ok(())
@@ -408,7 +408,7 @@ impl Explorer {
         came.collect()
     }
 
-    /// Applies all operations to one state. If two histories lead there, their results must be equal.
+    /// Applies all operations to one state. If two histories lead to it, their results must be equal.
     fn steps_from(&self, state: usize) -> Result<Vec<StepResult>, Failure> {
         let came = self.steps_after(&self.history(self.states[state]))?;
         if let Some(twin) = self.twins.get(&state) {
@@ -451,7 +451,7 @@ impl Explorer {
     fn explore(mut self, steps: usize) -> Result<Found, Failure> {
         let (mut depth, mut level) = (0, 0..1);
         while !level.is_empty() && self.steps < steps {
-            // A part of a level, if the time does not suffice for all of it.
+            // Only a part of a level is explored if the remaining steps do not suffice for all of it.
             let most = (steps - self.steps).div_ceil(self.ops.len());
             let part = level.start..level.end.min(level.start + most);
             // Small batches limit memory.
@@ -479,7 +479,7 @@ impl Explorer {
                     self.known.insert(print, self.states.len());
                     self.states.push(Some((from, op)));
                 }
-                // A step that leads back to its own state is no second history.
+                // A step that leads back to its own state does not count as a second history.
                 Some(state) if *state > from => {
                     self.twins.entry(*state).or_insert((from, op));
                 }

@@ -10,8 +10,8 @@ fn call(owner: usize) -> Call {
     Call { owner, lease: 1_000_000, ..Call::default() }
 }
 
-/// Native owners that acquire the lock again right after each release, and an external client. It takes the
-/// lock, if it still can, some time after each announcement.
+/// Native owners that acquire the lock again right after each release, and an external client. Some time
+/// after each announcement, the external client takes the lock if it is still free.
 struct Contention {
     real: Real,
     holder: Option<usize>,
@@ -26,7 +26,7 @@ struct Contention {
     external: usize,
     /// Whether the external client held the lock last.
     external_was_last: bool,
-    /// Total time in which the lock was free, and the longest single time, in milliseconds.
+    /// Total time in which the lock was free, and the longest single period, in milliseconds.
     free: i64,
     longest_free: i64,
 }
@@ -81,7 +81,7 @@ impl Contention {
         }
     }
 
-    /// Plays one hold, native or external, with the events before it.
+    /// Plays one hold, native or external, with the preceding events.
     fn round(&mut self) {
         let mut free = 0;
         while self.holder.is_none() {
@@ -163,7 +163,7 @@ fn no_subscribers_no_window() {
     assert!(seen.real.messages.is_empty());
 }
 
-/// A window is announced regardless of how the lock becomes free.
+/// A window is announced, however the lock was freed.
 #[test]
 fn every_way_to_become_free_announces_a_window() {
     for deleted in [false, true] {
@@ -188,7 +188,7 @@ fn every_way_to_become_free_announces_a_window() {
     }
 }
 
-/// A lock with a long run of native grants: the next time that it becomes free, a window opens.
+/// A lock after a long run of native grants. A window opens the next time that the lock is freed.
 fn with_a_window_due() -> Real {
     let mut real = Real::with_subscribers(true);
     for _ in 0..20 {
@@ -248,7 +248,7 @@ fn an_external_client_may_hold_for_long() {
     }
 }
 
-/// A deadline lies before the end of the window.
+/// A deadline is earlier than the end of the window.
 #[test]
 fn windows_never_outlast_a_waiters_deadline() {
     for block in 1..6 {
@@ -300,7 +300,7 @@ fn the_next_holders_shorter_lease_is_announced() {
     assert!(real.messages.is_empty());
     real.advance(51);
     assert_eq!(real.messages, [KEY]);
-    // The reader with the longest lease leaves.
+    // The reader with the longest lease releases its hold.
     let reader = |owner, lease| Call { lease, shared: true, ..call(owner) };
     real.step(&Op::Acquire { lock: 1, call: reader(0, 100_000), block: None });
     real.step(&Op::Acquire { lock: 1, call: reader(1, 50), block: None });
@@ -321,7 +321,7 @@ fn calls_without_block_take_a_free_lock() {
     assert_eq!(real.messages.len(), 100);
 }
 
-/// The external clients know a later end.
+/// The external clients expect a later end.
 #[test]
 fn the_end_of_a_shortened_lease_is_announced() {
     for shorten in [

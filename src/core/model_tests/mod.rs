@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 
-//! Random histories through the core and through a model that is obviously right: one ordered list per lock,
-//! walked in every millisecond.
+//! Random histories through the core and through an obviously correct model: one ordered list per lock,
+//! searched from end to end in every millisecond.
 //!
-//! The numbers in parentheses are those of the invariants in `docs/design.md`.
+//! The numbers in parentheses refer to the invariants in `docs/design.md`.
 
 mod bundles;
 mod deadlocks;
@@ -48,7 +48,7 @@ pub(super) struct Call {
     /// Maximum number of shared holders; 0 means no limit.
     pub(super) limit: u32,
     pub(super) lease: i64,
-    /// Whether the call gives no lease, so that it shortens nothing.
+    /// Whether the call gives no lease. Such a call shortens no lease.
     pub(super) keeps: bool,
     pub(super) fence: bool,
     pub(super) id: Option<u8>,
@@ -57,7 +57,7 @@ pub(super) struct Call {
     /// The connection, whether the hold is renewed while it is open, and whether the hold ends when it
     /// closes.
     pub(super) bind: Option<(u64, bool, bool)>,
-    /// Whether a renewal took over the watchdog, and the ephemeral binding, before the delivery was known.
+    /// Whether a renewal took over the watchdog or the ephemeral binding, before the delivery was known.
     pub(super) taken_over: (bool, bool),
     /// Maximum time of the renewals.
     pub(super) max: Option<i64>,
@@ -109,7 +109,7 @@ fn request_id(owner: usize, id: u8) -> RequestId {
     RequestId::new(OWNERS[owner], &[id], TTL)
 }
 
-/// An operation. Small numbers select an existing object.
+/// An operation. Numbers select an existing object.
 #[derive(Clone, Debug)]
 pub(super) enum Op {
     Acquire {
@@ -159,7 +159,7 @@ pub(super) enum Op {
     },
     /// All keys are flushed.
     Flush,
-    /// A waiter's client goes away.
+    /// A waiter's client leaves.
     Leave {
         which: usize,
     },
@@ -185,11 +185,11 @@ pub(super) enum Op {
     },
     /// The server is paused or resumed.
     Pause(bool),
-    /// The server may have forgotten locks for this number of milliseconds.
+    /// For this number of milliseconds, locks count as possibly forgotten.
     Quarantine {
         ms: i64,
     },
-    /// The server is a replica for a moment, and another primary may set a lease.
+    /// The server is a replica for a short time, in which another primary may set a lease.
     Away {
         foreign_write: Option<(usize, i64)>,
     },
@@ -319,7 +319,7 @@ pub(super) fn visible(real: &Real, key: &[u8]) -> Option<Holders> {
     }
 }
 
-/// Fails if anything is remembered after all clients have left and every grant was delivered (9).
+/// Fails if anything is still remembered after all clients have left and every grant was delivered (9).
 pub(super) fn assert_drained(real: &mut Real, in_flight: impl IntoIterator<Item = WaiterId>) {
     real.paused = false;
     real.step(&Op::Quarantine { ms: 0 });
@@ -378,8 +378,9 @@ fn compare_in_portions(ops: &[Op], notifies_owners: bool, portion: usize) -> Res
     Ok(())
 }
 
-/// Plays the history encoded by these bytes, each a step of the largest small world. `tests/fuzz` uses it to
-/// search for new behavior.
+/// Plays the history that these bytes encode. The first byte selects whether owners are notified. Each other
+/// byte selects a step of the largest small world. `tests/fuzz` uses this function to search for new
+/// behavior.
 #[cfg(fuzzing)]
 pub fn play(bytes: &[u8]) {
     thread_local! {
@@ -393,7 +394,8 @@ pub fn play(bytes: &[u8]) {
     }
 }
 
-/// A renewal that confirms grants sets the lease, even if it ends when a released grant's lease would have.
+/// A renewal that confirms grants sets the lease, even if the new end equals that of a released grant's
+/// lease.
 #[test]
 fn a_renewal_outlives_the_confirmed_grant() {
     let lock = 0;
@@ -415,8 +417,8 @@ fn a_renewal_outlives_the_confirmed_grant() {
     compare(&history, false).unwrap();
 }
 
-/// The number of histories, always with the same seed, so that failures repeat. With `RANDOM_HISTORIES` set,
-/// the seed changes.
+/// Number of histories. They always use the same seed, so that failures can be reproduced. With
+/// `RANDOM_HISTORIES` set, the seed changes.
 fn histories(cases: u32) -> ProptestConfig {
     let random = std::env::var_os("RANDOM_HISTORIES").is_some();
     let rng_seed = if random { RngSeed::Random } else { RngSeed::Fixed(0x0010_c4ab) };
@@ -426,7 +428,7 @@ fn histories(cases: u32) -> ProptestConfig {
 proptest! {
     #![proptest_config(histories(60_000))]
 
-    /// The comparison of `the_core_is_the_model` for combinations that occur in one of ten thousand
+    /// The comparison of `the_core_is_the_model`, for combinations that occur in one of ten thousand
     /// histories.
     #[test]
     fn long_the_core_is_the_model(ops in prop::collection::vec(op(), 1..120), notifies_owners in any::<bool>()) {
@@ -443,14 +445,15 @@ proptest! {
         compare(&ops, notifies_owners)?;
     }
 
-    /// The result is the same if each step does as little as possible and leaves the rest for later.
+    /// The result is the same if each step does as little work as possible and leaves the rest for later.
     #[test]
     fn in_portions_the_core_is_the_model(
         ops in prop::collection::vec(op(), 1..120),
         notifies_owners in any::<bool>(),
         portion in 1..3usize,
     ) {
-        // A call just after the end of its connection may find holds that the next portion ends; `portions` has these.
+        // A call just after the end of its connection may find holds that the next portion ends. `portions`
+        // tests that case.
         let ops: Vec<Op> = ops.into_iter().filter(|op| !matches!(op, Op::CloseInTurn { .. })).collect();
         compare_in_portions(&ops, notifies_owners, portion)?;
     }
@@ -476,7 +479,7 @@ proptest! {
         for burst in &bursts {
             for op in burst {
                 match *op {
-                    // With subscribers, histories are remembered for longer.
+                    // With subscribers, fairness histories are remembered for longer.
                     Op::Advance { ms } => real.now += if listeners && ms > 20 { 50 * ms } else { ms },
                     Op::External { lock, lease } if listeners => {
                         real.step(&Op::External { lock, lease: 100 * lease });
@@ -504,7 +507,7 @@ proptest! {
                         }
                     }
                     Op::Acquire { lock, ref call, block } => {
-                        // Calls have no id, so that the order of waiter ids is the order of positions.
+                        // Calls have no id, so the order of waiter ids is the order of positions.
                         let call = Call { id: None, notify: None, ..call.clone() };
                         let owner = call.owner;
                         let seen = real.step(&Op::Acquire { lock, call, block });
@@ -522,7 +525,7 @@ proptest! {
             check_decisions(&mut real, &mut waits, &mut in_flight)?;
             for key in LOCKS {
                 let free = visible(&real, key).is_none_or(|holders| holders.is_free());
-                // A lease that ends in this millisecond is over in the next.
+                // A lease that ends in this millisecond has expired in the next one.
                 let ends_now = matches!(&real.keys[key], Stored::Lock(h) if h.expires_at().is_some_and(|at| real.now > at));
                 let left_to_external_clients = listeners && real.locks.is_left_free(at(key), real.time());
                 if free && !ends_now && !left_to_external_clients && !real.locks.is_quarantined() {
@@ -549,8 +552,8 @@ fn check_decisions(
 ) -> Result<(), TestCaseError> {
     for (id, decision) in std::mem::take(&mut real.decisions) {
         if decision == Decision::Lost {
-            // The wait was granted the lock and its client still waits for the answer, unless it left in the
-            // same iteration.
+            // The wait was granted the lock, and its client still waits for the answer. Exception: the client
+            // left in the same iteration.
             prop_assert!(!waits.contains_key(&id), "{:?} lost a lock without a grant", id);
             in_flight.retain(|other| *other != id);
             continue;
@@ -601,8 +604,8 @@ fn a_hold_count_overflow_is_refused() {
     }
 }
 
-/// After a hand-over, the hold is remembered as long as the lock. On a server whose keys may leave and return
-/// without an event, it is remembered only while the lock has waiters.
+/// After a hand-over, the hold is remembered as long as the lock is. On a server whose keys may leave and
+/// return without an event, it is remembered only while the lock has waiters.
 #[test]
 fn a_handed_over_hold_is_remembered() {
     for forgets in [false, true] {
@@ -666,7 +669,8 @@ fn newcomers_rely_on_a_recent_look() {
     let first = looks(&mut locks, 1, 0);
     let second = unseen(&mut locks, &call(2), waits, 99).expect("the request is known to wait");
     assert_eq!(locks.waiters_of(at(b"k")), [first, second]);
-    // The holder may re-enter, a call without `BLOCK` must be answered, and the queue may be full.
+    // Such a request must open the key: the holder may re-enter, a call without `BLOCK` needs an answer, and
+    // the queue may be full.
     assert_eq!(unseen(&mut locks, &call(0), waits, 99), None);
     assert_eq!(unseen(&mut locks, &call(3), WaitPolicy::NoWait, 99), None);
     let few = WaitPolicy::Wait { deadline: None, at_most: Some(2), on_primary: true };
@@ -678,7 +682,7 @@ fn newcomers_rely_on_a_recent_look() {
     let with_new_id = unseen(&mut locks, &with_id(3, 0), waits, 99).expect("the id is unknown");
     assert_eq!(unseen(&mut locks, &with_id(3, 0), waits, 99), None);
     assert!(locks.leave(with_new_id));
-    // The last look is too old.
+    // The last read of the key is too long ago.
     assert_eq!(unseen(&mut locks, &call(3), waits, 100), None);
     let third = looks(&mut locks, 3, 990);
     assert_eq!(locks.waiters_of(at(b"k")), [first, second, third]);
@@ -691,7 +695,7 @@ fn newcomers_rely_on_a_recent_look() {
 }
 
 /// External clients have seen a long lease. A grant with `NOTIFY` is revoked because its message had no
-/// subscriber, and in the same step a call without a wait takes the lock.
+/// subscriber. In the same step, a call without a wait takes the lock.
 #[test]
 fn holds_after_unheard_grants_may_end_sooner() {
     let now = Now { wall: 0, mono: 0 };
@@ -730,7 +734,8 @@ fn leases_are_watched_until_the_server_ends_them() {
     let request = Call { owner: 0, lease: 100_000, ..Call::default() }.request();
     let known = locks.look_up(at(b"k"));
     locks.acquire(open_lock(known, &mut holders, &mut records, at_ms(0)), &request, WaitPolicy::NoWait);
-    // The first pass finds the subscribers. The second plans to forget them at the end of the lease.
+    // The first pass finds the subscribers. The second pass schedules them to be forgotten at the end of the
+    // lease.
     for _ in 0..2 {
         let renewal = Renewal { owner: Owner::new(OWNERS[0]), lease_ms: 1000, bind: None, client: None };
         let (held, output) =
@@ -803,7 +808,7 @@ fn a_quarantine_grants_to_holders_only() {
     assert_eq!(acquire(&mut locks, b"k", &mut free, 2, WaitPolicy::NoWait, 99), Outcome::Quarantined);
     assert!(free.is_free() && locks.next_decision().is_none());
     assert_eq!(locks.next_wakeup(at_ms(40), true), Some(60), "the end of the quarantine");
-    // The waiter comes first when the quarantine is over.
+    // The waiter comes first once the quarantine is over.
     assert_eq!(acquire(&mut locks, b"k", &mut free, 2, WaitPolicy::NoWait, 100), Outcome::Busy);
     assert!(matches!(locks.next_decision(), Some((_, Decision::Granted(_)))));
     assert_eq!(free.get(OWNERS[1]).map(Hold::total), Some(1));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-//! The behavior of the core in the plainest form: lists that are walked from end to end in every millisecond.
+//! The behavior of the core in its simplest form: lists that are searched from end to end in every
+//! millisecond.
 
 mod look;
 
@@ -12,7 +13,7 @@ use super::*;
 pub(super) struct ModelLock {
     pub(super) holds: Vec<ModelHold>,
     pub(super) other: bool,
-    /// Holders that this server has granted the lock to, or renewed it for.
+    /// Holders known to this server, which has granted them the lock or renewed it for them.
     known: BTreeSet<usize>,
     /// Waiters in order of arrival.
     pub(super) queue: Vec<ModelWaiter>,
@@ -43,10 +44,11 @@ pub(super) struct ModelHold {
     pub(super) token: Option<i64>,
     /// Number of the hold in the lock's history. A revocation applies to this hold only.
     pub(super) number: u64,
-    /// Every setting of the lease, in order, with its grant as long as that may be revoked.
+    /// Every setting of the lease, in order. Contains the grant that made it, as long as that grant may be
+    /// revoked.
     leases: Vec<(Option<WaiterId>, Lease)>,
-    /// Every setting of the token, in order, with its grant as long as that may be revoked. True if the hold
-    /// was shared before.
+    /// Every setting of the token, in order. Contains the grant that made it, as long as that grant may be
+    /// revoked, and whether the hold was shared before.
     tokens: Vec<(Option<WaiterId>, Option<i64>, bool)>,
 }
 
@@ -54,7 +56,7 @@ pub(super) struct ModelHold {
 #[derive(Clone, Copy)]
 enum Lease {
     To(i64),
-    /// The lease is not shortened.
+    /// Extends the lease, but never shortens it.
     AtLeast(i64),
 }
 
@@ -87,7 +89,7 @@ impl ModelHold {
     fn set_lease(&mut self, by: Option<WaiterId>, lease: Lease) {
         self.expires_at = match lease {
             Lease::To(end) if by.is_none() => end,
-            // A grant that may be revoked does not shorten a lease yet.
+            // A grant that may be revoked does not shorten a lease.
             Lease::To(end) | Lease::AtLeast(end) => end.max(self.expires_at),
         };
         self.written = self.expires_at;
@@ -101,8 +103,8 @@ impl ModelHold {
         self.leases = vec![(None, Lease::To(end))];
     }
 
-    /// Once the outcome of every relevant grant is known, sets the lease as if only the delivered ones had
-    /// been made.
+    /// Sets the lease as if only the delivered grants had been made, once the outcome of every relevant grant
+    /// is known.
     fn settle_lease(&mut self) {
         let certain = |(by, lease): &(Option<WaiterId>, Lease)| by.is_none() && matches!(lease, Lease::To(_));
         if let Some(last) = self.leases.iter().rposition(certain) {
@@ -128,7 +130,7 @@ impl ModelHold {
         self.tokens.push((by, token, was_shared));
     }
 
-    /// Notes that the grant was delivered and cannot be revoked.
+    /// Records that the grant was delivered and cannot be revoked.
     fn delivered(&mut self, id: WaiterId) {
         for (by, ..) in &mut self.leases {
             *by = by.filter(|by| *by != id);
@@ -163,8 +165,8 @@ pub(super) struct ModelWaiter {
     pub(super) deadline: Option<i64>,
 }
 
-/// The connection, whether ephemeral, the time of the grant, the parts taken over by renewals (watchdog,
-/// ephemeral), and the end of possible repetitions.
+/// The connection, whether it is ephemeral, the time of the grant, the parts that renewals took over
+/// (watchdog, ephemeral), and the end of possible repetitions.
 type RequestInfo = (u64, bool, i64, (bool, bool), i64);
 
 #[derive(Default)]
@@ -187,21 +189,21 @@ impl ModelBinding {
         !self.watchdogs.is_empty() && self.until_us.is_none_or(|until| self.due_us < until)
     }
 
-    /// Time at which a third of the lease has passed, or now.
+    /// Time at which one third of the lease has passed, or now if that is later.
     fn due_by_end(&self, now_us: i64) -> i64 {
         let over_us = (self.lease * 1000 - (self.lease_end * 1000 - now_us)).max(0);
         now_us + ((self.lease * 1000 / 3).max(1000) - over_us).max(0)
     }
 }
 
-/// An owner that a wait waits for.
+/// An owner that blocks a wait.
 struct ModelBlocker {
     owner: usize,
     /// The owner's wait ahead in the queue; `None` for a holder.
     ahead: Option<WaiterId>,
-    /// Whether it suffices that some of these blockers end.
+    /// Whether only some of these blockers have to leave, as for a request with a limit.
     counts: bool,
-    /// Whether only that wait has to end, because its grant would not block.
+    /// Whether only that wait has to end: once granted, it no longer blocks.
     only: bool,
 }
 
@@ -290,7 +292,7 @@ impl ModelLock {
         inside.into_iter().chain(outside).collect()
     }
 
-    /// Removes holds without a count, and bindings of owners that hold nothing.
+    /// Removes holds with a count of 0, and bindings of owners that hold nothing.
     fn drop_ended(&mut self) {
         self.holds.retain(|hold| hold.exclusive + hold.shared > 0);
         let holders: Vec<usize> = self.holds.iter().map(|hold| hold.owner).collect();
@@ -300,7 +302,7 @@ impl ModelLock {
 }
 
 impl ModelLock {
-    /// Ends the bindings that do not satisfy `stays`.
+    /// Ends all bindings except those that satisfy `stays`.
     fn unbind_but(&mut self, stays: impl Fn(&usize, &ModelBinding) -> bool) {
         let ended = &mut self.ended;
         self.bindings.retain(|owner, binding| {
@@ -371,10 +373,10 @@ impl Model {
                 let ModelWaiter { id, call, .. } = self.locks[lock].queue.remove(at);
                 self.hand_over(lock, id, call);
             }
-            // A newly granted short lease may be due for a longer one.
+            // A newly granted short lease may be due for renewal.
             self.renew_watched(lock);
         }
-        // A client that still waits for its answer is notified that its hold has ended.
+        // A client that is still waiting for its answer is notified that its hold has ended.
         let locks = &self.locks;
         let lost = self.in_flight.extract_if(.., |grant| {
             let held = locks[grant.lock].holds.iter().any(|hold| hold.number == grant.number);
@@ -384,7 +386,7 @@ impl Model {
         self.void_notified();
     }
 
-    /// Answers the client of a decided wait, or notifies it by a message.
+    /// Answers the client of a decided wait, or notifies it with a message.
     fn decide(&mut self, call: &Call, id: WaiterId, decision: Decision) {
         match (call.notify, &decision) {
             (None, _) => self.decisions.push((id, decision)),
@@ -412,7 +414,7 @@ impl Model {
         });
         for grant in void.collect::<Vec<_>>() {
             self.inbox_events.push((grant.id, InboxEvent::Lost));
-            // Nothing is written beside a key that is not a lock.
+            // Nothing is written with a key that is not a lock.
             if !self.locks[grant.lock].other {
                 self.never_granted(grant.lock, &grant.call);
             }
@@ -443,7 +445,7 @@ impl Model {
         let drops_waits = *missed >= 3;
         self.decide(&call, id, Decision::Lost);
         if !self.paused {
-            // Another call may have made the lease as short as that.
+            // Another call may have shortened the lease as well, so that it has expired.
             self.expire(self.in_flight[at].lock);
         }
         self.not_arrived(at);
@@ -513,11 +515,11 @@ impl Model {
                 let (grant, call) = (self.in_flight[at].id, self.in_flight[at].call.clone());
                 self.decide(&call, grant, Decision::Lost);
                 self.not_arrived(at);
-                // The remaining holds may have a shorter lease that is over.
+                // The remaining holds may have a shorter lease that has expired.
                 self.expire(lock);
                 return Some(self.locks[lock].of(owner).map_or(0, |hold| hold.exclusive + hold.shared));
             }
-            // Without this grant, a release that names no hold would have released another one.
+            // Without this grant, a release that names no hold would have ended a different hold.
             let is_named = id.is_some() && self.in_flight[at].call.id == id;
             let other = scope == ReleaseScope::One && mode == Mode::Exclusive && !is_named;
             let other = other && self.certain(lock, owner, Mode::Shared) > 0;
@@ -528,7 +530,7 @@ impl Model {
         Some(hold.exclusive + hold.shared)
     }
 
-    /// The grants in flight to which one of these holds belongs.
+    /// The grants in flight that one of these holds may belong to.
     fn grants_with_hold(&self, lock: usize, owner: usize, mode: Mode) -> Vec<usize> {
         let number = self.locks[lock].of(owner).map(|hold| hold.number);
         let is_its = |grant: &ModelGrant| {
@@ -543,8 +545,8 @@ impl Model {
         held - i64::try_from(self.grants_with_hold(lock, owner, mode).len()).unwrap()
     }
 
-    /// The grant in flight whose hold is released: the named one. If none of the owner's holds is certain,
-    /// the first whose client may know of it, or else the first.
+    /// The grant in flight whose hold is released. A named grant comes first. Otherwise `None` if the owner
+    /// has a certain hold. Without one, the first grant whose client may know of it, or else the first grant.
     fn grant_to_release(&self, lock: usize, owner: usize, mode: Mode, id: Option<u8>) -> Option<usize> {
         let all = self.grants_with_hold(lock, owner, mode);
         let named = all.iter().find(|at| id.is_some() && self.in_flight[**at].call.id == id);
@@ -561,7 +563,7 @@ impl Model {
         }
     }
 
-    /// Sets the owner's lease to the call's, from now on.
+    /// Sets the owner's lease to the length that the call gives, from now on.
     fn set_whole_lease(&mut self, lock: usize, call: &Call) {
         let lease = call.lease_from(self.now);
         self.locks[lock].of_mut(call.owner).unwrap().set_lease(None, lease);
@@ -601,7 +603,7 @@ impl Model {
         self.locks[lock].drop_ended();
     }
 
-    /// Ends these holds by another cause than their owners, and notifies the owners.
+    /// Ends these holds for a reason other than their owners' calls, and notifies the owners.
     fn lose_holds(&mut self, at: usize, event: HoldEvent, lost: impl Fn(&ModelHold) -> bool) {
         let lock = &mut self.locks[at];
         for hold in lock.holds.extract_if(.., |hold| lost(hold)) {
@@ -634,7 +636,7 @@ impl Model {
             let given_back =
                 |name: &(usize, u8)| lock.released.get(name).is_some_and(|(_, until)| now <= *until);
             let got = &lock.granted_hold;
-            // The calls that got it count as never made.
+            // The calls that got this hold count as never made.
             lock.granted.retain(|name, _| {
                 let is_its =
                     name.0 == hold.owner && got.get(name).is_some_and(|(got, _)| *got == hold.number);
@@ -665,7 +667,7 @@ impl Model {
         }
     }
 
-    /// Grants a call. `by` is the waiter that is granted, whose grant may be revoked.
+    /// Grants a call. `by` is the waiter that gets the grant, if any. Such a grant may be revoked.
     fn grant(&mut self, at: usize, call: &Call, by: Option<WaiterId>) -> Reply {
         let (now, now_us) = (self.now, self.now_us());
         self.holds_ever += 1;
@@ -730,7 +732,7 @@ impl Model {
         reply
     }
 
-    /// Notes that the lease was set. The renewed lease is that of the last irrevocable call.
+    /// Records that the lease was set. The renewed length is that of the last irrevocable call.
     fn note_lease(&mut self, lock: usize, call: &Call) {
         let now_us = self.now_us();
         let lease = self.lease_of(lock, call);
@@ -743,13 +745,14 @@ impl Model {
         }
     }
 
-    /// The length at which a lease is renewed: a call without a lease keeps the length that it found.
+    /// The length at which a lease is renewed. A call without a lease keeps the remaining length if it is
+    /// longer.
     fn lease_of(&self, lock: usize, call: &Call) -> i64 {
         let left = self.locks[lock].of(call.owner).unwrap().written - self.now;
         call.lease.max(if call.keeps { left } else { 0 })
     }
 
-    /// Notes that this server has set the owner's lease.
+    /// Records that this server has set the owner's lease.
     fn note_end(&mut self, lock: usize, owner: usize) {
         let now_us = self.now_us();
         let lock = &mut self.locks[lock];
@@ -760,8 +763,8 @@ impl Model {
         }
     }
 
-    /// Binds a hold. `mode` tells which connections the new one replaces. `since` is the time of the grant
-    /// or of the call.
+    /// Binds a hold. `mode` determines which connections the new one replaces. `since` is the time of the
+    /// grant or of the call.
     fn bind(&mut self, lock: usize, call: &Call, mode: BindMode, since: i64) {
         let Some((connection, watchdog, ephemeral)) = call.bind else { return };
         let now_us = self.now_us();
@@ -778,7 +781,7 @@ impl Model {
         }
         let first = call.id.and_then(|id| binding.requests.remove(&id));
         let again = first.filter(|_| mode == BindMode::ReplaceOwn);
-        // An earlier call does not take back what a renewal has taken over.
+        // A repeated call does not take back what a renewal has taken over.
         let (since, taken_over) =
             again.map_or((since, call.taken_over), |(.., since, taken_over, _)| (since, taken_over));
         if mode == BindMode::ReplaceAll {
@@ -914,7 +917,7 @@ impl Model {
             Op::Expire { lock, lease } => {
                 self.expire(lock);
                 for held in &mut self.locks[lock].holds {
-                    // The key's end is exact for an exclusive hold, and a bound for shared ones.
+                    // The key's expiry is the end of an exclusive hold, and an upper bound for shared ones.
                     let end = now + lease;
                     let end = if held.exclusive > 0 { end } else { held.expires_at.min(end) };
                     held.set_by_a_foreign_write(end);
@@ -948,7 +951,7 @@ impl Model {
                 None
             }
             Op::Flush => {
-                // Records of requests leave and return with the holds.
+                // Records of requests leave and return together with the holds.
                 for grant in self.in_flight.extract_if(.., |grant| grant.call.notify.is_some()) {
                     self.inbox_events.push((grant.id, InboxEvent::Lost));
                 }
@@ -978,8 +981,8 @@ impl Model {
     }
 
     /// Whether the request's hold has ended and its owner has a later hold. The keyspace does not distinguish
-    /// the two. If the request bound its hold, a cancel may release the later hold, depending on what the
-    /// server remembers. About other requests the server remembers nothing.
+    /// the two holds. If the request bound its hold, a cancel may release the later hold, depending on what
+    /// the server remembers. The server remembers nothing about other requests.
     pub(super) fn is_of_an_earlier_hold(&self, lock: usize, owner: usize, id: u8) -> bool {
         let lock = &self.locks[lock];
         let got = lock.granted_hold.get(&(owner, id));
@@ -987,7 +990,7 @@ impl Model {
     }
 
     /// Whether the request's hold ended, and then a later hold of the same owner ended with a connection. The
-    /// keyspace does not distinguish the two.
+    /// keyspace does not distinguish the two holds.
     pub(super) fn is_of_an_earlier_hold_than_one_closed(&self, lock: usize, owner: usize, id: u8) -> bool {
         let lock = &self.locks[lock];
         let got = lock.granted_hold.get(&(owner, id)).filter(|_| lock.granted.contains_key(&(owner, id)));
@@ -1033,7 +1036,7 @@ impl Model {
     fn unbind_request(&mut self, lock: usize, owner: usize, id: u8) {
         let now_us = self.now_us();
         let Some(binding) = self.locks[lock].bindings.get_mut(&owner) else { return };
-        // A request that is no longer remembered belongs to another call.
+        // A request that is no longer remembered counts as another call.
         let known = binding.requests.get(&id).is_some_and(|(.., until)| *until >= now_us);
         let Some((connection, ..)) = known.then(|| binding.requests.remove(&id)).flatten() else { return };
         let others = binding.requests.values().any(|(other, ..)| *other == connection);
@@ -1064,7 +1067,7 @@ impl Model {
         if let Some(name) = call.id.map(|id| (call.owner, id)) {
             let is_remembered = self.locks[lock].granted.get(&name).is_some_and(|(_, until)| now <= *until);
             if is_remembered && self.locks[lock].unconfirmed.contains(&name) {
-                // The grant was made before this server was a replica.
+                // The grant was made before this server became a replica.
                 if self.locks[lock].of(call.owner).is_some() {
                     self.set_whole_lease(lock, call);
                     self.confirm_record(lock, name);
@@ -1098,13 +1101,13 @@ impl Model {
                     binding.is_some_and(|binding| binding.requests.contains_key(&id))
                 });
                 if let Some(hold) = self.locks[lock].of_mut(call.owner).filter(|_| !ended) {
-                    // Makes the repetition visible to the server that granted it.
+                    // Makes the repetition visible to the server that made the grant.
                     if !bound {
                         hold.set_lease(None, Lease::AtLeast(hold.expires_at + 1));
                     }
                     self.locks[lock].known.insert(call.owner);
                     let hold = self.locks[lock].of_mut(call.owner).unwrap();
-                    // The binding belongs to the hold as it is now, even if another client set its lease.
+                    // The binding belongs to the current hold, even if a foreign write has set its lease.
                     hold.written = hold.expires_at;
                     self.bind(lock, call, BindMode::ReplaceOwn, now);
                     self.note_end(lock, call.owner);
@@ -1167,11 +1170,11 @@ impl Model {
         let lock = &self.locks[lock];
         let line = lock.line();
         let call = &line.iter().find(|waiter| waiter.id == id).unwrap().call;
-        // The first of an owner's waits admits the others, unless they are excluded by the owner's own hold.
+        // The first of an owner's waits admits the others, except those that the owner's own hold excludes.
         let served =
             |waiter: &&ModelWaiter| waiter.id == id || (!call.once && waiter.call.owner == call.owner);
         let at = line.iter().position(served).unwrap();
-        // A request with a limit is blocked by all owners that hold the lock or will get it first.
+        // All owners that hold the lock or will get it first block a request with a limit.
         let limited = call.limit > 0;
         let as_one = Call { shared: call.shared && !limited, ..call.clone() };
         let holders = lock.holds.iter().filter(|hold| ModelLock::excludes(hold, &as_one));
@@ -1200,7 +1203,7 @@ impl Model {
         holders.chain(ahead).collect()
     }
 
-    /// Whether this wait can never end. Waits that can end are crossed out until none is left.
+    /// Whether this wait can never end. Removes waits that can end until none of these is left.
     fn is_endless(&self, wait: (usize, WaiterId)) -> bool {
         let all = self.locks.iter().enumerate();
         let mut left: BTreeSet<(usize, WaiterId)> =
@@ -1211,7 +1214,7 @@ impl Model {
         left.contains(&wait)
     }
 
-    /// Whether a wait cannot end as long as the others do not. The query is about `from`.
+    /// Whether a wait cannot end unless one of the others ends. The search started from `from`.
     fn is_stuck(
         &self,
         wait: (usize, WaiterId),
@@ -1243,7 +1246,7 @@ impl Model {
         &self.locks[lock].queue.iter().find(|waiter| waiter.id == id).unwrap().call
     }
 
-    /// The waits of an owner that matter to a waiter behind it at this lock. Waits of its other threads with
+    /// The waits of an owner that delay a waiter behind it at this lock. Waits of its other threads with
     /// `once` do not.
     fn waits_behind(
         &self,
@@ -1265,8 +1268,8 @@ impl Model {
         waits.collect()
     }
 
-    /// Whether a path leads back to this wait and it can never end. The path passes through no wait that the
-    /// owner's own hold excludes, and through no other wait of the same owner.
+    /// Whether a path leads from this wait back to itself, so that it can never end. The path does not pass
+    /// through waits that their owner's own hold excludes, nor through other waits of the same owner.
     fn waits_for_itself(&self, lock: usize, id: WaiterId) -> bool {
         let owner = self.call((lock, id)).owner;
         let (mut found, mut todo) = (BTreeSet::new(), vec![(lock, id)]);
@@ -1310,7 +1313,7 @@ impl Model {
         self.settle();
     }
 
-    /// Notes that replicas have acknowledged a grant. Returns the grant.
+    /// Records that replicas have acknowledged a grant. Returns the grant.
     pub(super) fn answer(&mut self, which: usize) -> Option<WaiterId> {
         let at = which.checked_rem(self.in_flight.len()).filter(|at| self.has_hold(*at))?;
         let grant = &mut self.in_flight[at];
@@ -1327,7 +1330,7 @@ impl Model {
         self.settle();
     }
 
-    /// Whether the hold of this grant has not ended.
+    /// Whether the hold of this grant still exists.
     pub(super) fn has_hold(&self, which: usize) -> bool {
         let ModelGrant { lock, call, number, .. } = &self.in_flight[which];
         let live = |hold: &ModelHold| hold.number == *number && self.now <= hold.expires_at;
@@ -1346,7 +1349,7 @@ impl Model {
         self.locks[lock].drop_ended();
     }
 
-    /// Confirms a grant. `bind` tells whether its connection is the one that waited.
+    /// Confirms a grant. `bind` is true if the confirming connection is the one that waited.
     fn arrived(&mut self, which: usize, bind: bool) {
         let ModelGrant { id, lock, call, number, since, .. } = self.in_flight.remove(which);
         if let Some(hold) = self.locks[lock].of_mut(call.owner).filter(|hold| hold.number == number) {
@@ -1380,7 +1383,7 @@ impl Model {
         self.settle();
     }
 
-    /// Makes the server a replica for a while, in which another primary may set a lease.
+    /// Makes the server a replica for a while. In that time, another primary may set a lease.
     pub(super) fn demote_and_promote(&mut self, foreign_write: Option<(usize, i64)>) {
         let mut ended: Vec<_> = self.locks.iter_mut().flat_map(|lock| lock.queue.drain(..)).collect();
         ended.sort_by_key(|waiter| waiter.id);
@@ -1388,7 +1391,7 @@ impl Model {
             self.decide(&waiter.call, waiter.id, Decision::Demoted);
         }
         self.locks.iter_mut().for_each(|lock| lock.known.clear());
-        // Grants in flight stay as they are, and waiting clients get the reason.
+        // Grants in flight stay as they are. The waits end with the reason.
         for grant in std::mem::take(&mut self.in_flight) {
             if grant.is_withheld() {
                 self.decide(&grant.call, grant.id, Decision::Demoted);

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
 
 //! Large amounts of due work at one lock, done in portions. A call between two portions finds its own due
-//! work done. Other owners' pending work gives it nothing (1, 2, 5, 7).
+//! work done. It gains nothing from other owners' pending work (1, 2, 5, 7).
 
 use super::side_by_side::MANY;
 use super::*;
 
-/// A server after two lists of operations. The timer has not fired since the second one. `portion` limits the
-/// work done at once.
+/// A server after two lists of operations. The timer has not fired since the second list. `portion` limits
+/// the work of one step.
 fn after(before: &[Op], due: &[Op], portion: usize) -> Real {
     let mut real = Real::new(true);
     for op in before {
@@ -28,7 +28,7 @@ fn happens(real: &mut Real, op: &Op) {
         Op::Advance { ms } => real.now += ms,
         Op::Close { connection } => {
             real.locks.connection_closed(ConnectionId(connection), real.time());
-            // A call may come before its own connection has closed. That case is not compared.
+            // A call may arrive before its own connection has been ended. That case is not compared.
             real.locks.close_all(real.time());
         }
         Op::Leave { which } => {
@@ -78,8 +78,8 @@ fn readers() -> impl Strategy<Value = Op> {
     prop_oneof![4 => acquire, 1 => op()]
 }
 
-/// Holders of a lock and their counts. Leases may differ, because a watchdog renews leases due soon whenever
-/// the timer fires.
+/// Holders of a lock and their counts. Leases are left out, because a watchdog renews leases due soon
+/// whenever the timer fires.
 fn counts(real: &Real, key: &[u8]) -> Vec<(Owner, i64, i64)> {
     let holders = visible(real, key);
     let holds = holders.iter().flat_map(Holders::iter);
@@ -112,7 +112,7 @@ fn acquire(owner: usize, shared: bool) -> Op {
     Op::Acquire { lock: 0, call, block: Some(0) }
 }
 
-/// `LOCK.BREAK` ends all holds in its own step, also those that only a later portion would have revoked.
+/// `LOCK.BREAK` ends all holds in its own step, including those that only a later portion would have revoked.
 #[test]
 fn break_serves_the_queue_in_its_step() {
     let before = [acquire(0, false), acquire(1, true), acquire(2, true), acquire(3, false)];
@@ -152,7 +152,7 @@ fn no_step_voids_more_than_a_few_portions() {
     const PORTION: usize = 4;
     const IDS: u8 = 100;
     let waits = (0..IDS).flat_map(|id| (1..4).map(move |owner| notified(owner, id, 20)));
-    // One grace is longer, so that the key outlives the others.
+    // One grace period is longer, so that the key outlives the other grants.
     let before: Vec<Op> =
         [acquire(0, false)].into_iter().chain(waits).chain([notified(4, 0, 500), release_all(0)]).collect();
     for due in [Op::Delete { lock: 0 }, Op::Break { lock: 0 }, Op::Advance { ms: 30 }] {
@@ -209,8 +209,8 @@ fn closed_connection_ends_holds_before_their_calls() {
     }
 }
 
-/// A connection that closes leaves a hold alone if only an earlier hold of its owner depended on it. No step has
-/// noticed the end of the earlier lease.
+/// A closing connection leaves a hold alone if only an earlier hold of its owner depended on it. No step has
+/// noticed the end of the earlier lease yet.
 #[test]
 fn earlier_binding_does_not_end_the_next_hold() {
     let bound = |owner, lease, connection| {
@@ -241,7 +241,7 @@ fn earlier_binding_does_not_end_the_next_hold() {
     }
 }
 
-/// A grant in flight at a demotion stands: whether it is revoked is up to the next primary.
+/// A grant in flight at a demotion stays, because only the next primary may revoke it.
 #[test]
 fn demotion_leaves_grants_in_flight_alone() {
     let before = [acquire(0, false), acquire(1, true), acquire(2, true), release_all(0)];
@@ -256,8 +256,8 @@ fn demotion_leaves_grants_in_flight_alone() {
     }
 }
 
-/// Records of grants that ended before a demotion are not deleted after it: the other primary may have granted the
-/// requests again.
+/// Records of grants that ended before a demotion are not deleted after it. The other primary may have
+/// granted the requests again.
 #[test]
 fn demotion_keeps_the_records_of_ended_grants() {
     let before = [acquire(0, false), notified(1, 0, 500), notified(2, 0, 500), release_all(0)];
@@ -282,8 +282,8 @@ fn demotion_keeps_the_records_of_ended_grants() {
 proptest! {
     #![proptest_config(histories(20_000))]
 
-    /// A caller gets the same reply as if all due work had been done at once. A new request may have to wait
-    /// a little longer.
+    /// A caller gets the same reply as if all due work had been done at once. Only a new request may have to
+    /// wait slightly longer.
     #[test]
     fn callers_find_their_own_work_done(
         before in prop::collection::vec(readers(), 1..40),
@@ -295,9 +295,9 @@ proptest! {
         let (expected, seen) = (at_once.step(&call), in_portions.step(&call));
         let differs = match (&seen, &expected) {
             (Some(Seen::Busy | Seen::Waits(_)), Some(Seen::Granted(_))) => true,
-            // Holds that are about to end exclude the owner already, without the quarantine.
+            // Holds that are about to end still exclude the owner, even without the quarantine.
             (Some(Seen::Busy), Some(Seen::Quarantined)) => true,
-            // The first served owner is alone until the next portion, and may re-enter.
+            // The first owner to be served is alone until the next portion, and so may re-enter.
             (Some(Seen::Granted(reply)), Some(Seen::Busy)) => reply.mode == Mode::Exclusive && reply.holds > 1,
             // The owner's other waits may not be served yet.
             (Some(Seen::Granted(_)), Some(Seen::Granted(_))) => true,
@@ -306,11 +306,12 @@ proptest! {
         prop_assert!(seen == expected || differs, "{:?} and not {:?}", seen, expected);
         for real in [&mut at_once, &mut in_portions] {
             real.timer = true;
-            // An expired lease is noticed a millisecond later, or when the timer fires for another reason.
+            // An expired lease is noticed a millisecond later, or earlier if the timer fires for another
+            // reason.
             real.tick();
             real.fire();
         }
-        // An acquire may run before a pending wait of the same owner is served.
+        // An acquire may run before a pending wait of the same owner has been served.
         let ends_alike = !matches!(call, Op::Acquire { .. });
         for key in LOCKS.into_iter().filter(|_| ends_alike) {
             prop_assert_eq!(counts(&in_portions, key), counts(&at_once, key));

@@ -14,7 +14,7 @@ pub(in crate::core) enum Stored {
     Other,
 }
 
-/// The records beside a lock.
+/// The records stored with a lock.
 #[derive(Default)]
 pub(in crate::core) struct StoredRecords {
     counter: Option<Token>,
@@ -106,7 +106,7 @@ pub(in crate::core) type Overtake = (WaiterId, WaiterId, &'static [u8]);
 /// Decisions with their waits.
 type Decided = Vec<(WaiterId, Decision)>;
 
-/// Builds the value that commands make of an opened key.
+/// Builds the value that commands build from an opened key.
 pub(in crate::core) fn open_lock<'a>(
     lookup: LockLookup<'a>,
     holders: &'a mut Holders,
@@ -126,7 +126,7 @@ pub(in crate::core) struct Real {
     /// Whether the timer fires by itself after each step.
     pub(in crate::core) timer: bool,
     pub(in crate::core) decisions: Vec<(WaiterId, Decision)>,
-    /// End of the time in which locks may have been forgotten.
+    /// End of the time for which locks count as possibly forgotten.
     quarantine: Option<MonoUs>,
     /// Whether the channels of all locks have subscribers.
     pub(in crate::core) listeners: bool,
@@ -138,9 +138,9 @@ pub(in crate::core) struct Real {
     pub(in crate::core) overtakes: Vec<(Vec<Overtake>, Decided)>,
     /// Swaps found by each search after a call, with the resulting decisions.
     pub(in crate::core) late_overtakes: Vec<(Vec<Overtake>, Decided)>,
-    /// Treatment of waits that join a cycle after they began.
+    /// How to treat waits that join a cycle after they began.
     pub(in crate::core) late: Late,
-    /// Amount that a search examines at once.
+    /// Maximum amount that a search examines at once.
     pub(in crate::core) portion: usize,
     /// Whether each step examines only one portion.
     pub(in crate::core) lazy: bool,
@@ -148,7 +148,7 @@ pub(in crate::core) struct Real {
     pub(in crate::core) deadlocked: Vec<WaiterId>,
 }
 
-/// Treatment of a wait that was found in a cycle.
+/// How to treat a wait that was found in a cycle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::core) enum Late {
     /// A new wait is refused. No other wait is searched.
@@ -196,7 +196,7 @@ impl Real {
         Now { wall: self.now, mono: self.now.unsigned_abs() * 1000 + 77 }
     }
 
-    /// Opens a key: an expired lease ends.
+    /// Opens a key, and ends an expired lease.
     fn open(&mut self, key: &'static [u8]) -> Result<Holders, ()> {
         let time = self.time();
         match self.keys.get_mut(key).unwrap() {
@@ -271,7 +271,7 @@ impl Real {
         self.decisions.extend(self.locks.take_decisions());
         self.take_notices();
         if let Op::Pause(false) = op {
-            // The timer that was reset repeatedly meanwhile.
+            // The timer was reset repeatedly until now.
             self.tick();
         }
         self.verify();
@@ -338,7 +338,8 @@ impl Real {
         self.verify();
     }
 
-    /// Searches waits that may have joined a cycle, in portions. If `lazy`, the rest is left for later.
+    /// Searches waits that may have joined a cycle, in portions. If `lazy`, examines one portion and leaves
+    /// the rest for later.
     pub(in crate::core) fn search_again(&mut self) {
         while let Some(mut search) = self.locks.next_search(true, self.time()) {
             if self.late == Late::NotSearched {
@@ -445,7 +446,7 @@ impl Real {
         }
     }
 
-    /// Returns the cycle of a wait, if it is in one that no overtaking resolves.
+    /// Returns the cycle of a wait, if it is in a cycle that no overtaking resolves.
     fn deadlock_of(&mut self, id: WaiterId) -> Option<Vec<Edge>> {
         let mut search = Search::cycle(&self.locks, id, self.time())?;
         search.allow(self.portion);
@@ -580,7 +581,7 @@ impl Real {
         Seen::Waits(first_wait)
     }
 
-    /// The owners that an owner waits for, by the core's search.
+    /// The owners that an owner waits for, as found by the core's search.
     pub(in crate::core) fn blockers(&self, owner: &[u8]) -> Vec<Owner> {
         let (_, search) = self.search(Search::blockers(&self.locks, &Owner::new(owner)));
         search.into_edges().into_iter().map(|edge| edge.owner).collect()
@@ -614,7 +615,7 @@ impl Real {
                 let key = KEYS[lock];
                 let other = self.keys[key] != Stored::Other;
                 self.keys.insert(key, if other { Stored::Other } else { Stored::Lock(Holders::Free) });
-                // A RENAME over the key raises an event.
+                // A `RENAME` onto the key raises an event.
                 self.locks.key_changed(at(key), KeyChange::Gone(HoldEvent::Deleted), time);
             }
             Op::External { lock, lease } => {

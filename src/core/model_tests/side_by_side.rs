@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-//! The core and its model, step by step. After each step, clients have seen the same and the keyspaces are
-//! equal.
+//! The core and its model, step by step. After each step, both have shown the same to clients and their
+//! keyspaces are equal.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use super::model::Model;
 use super::real::Real;
 use super::*;
 
-/// More work than can be due at one lock.
+/// A portion larger than the work that can be due at one lock.
 pub(super) const MANY: usize = 1_000;
 
 /// The core and the model after the same history.
@@ -26,7 +26,7 @@ impl SideBySide {
         SideBySide::in_portions(notifies_owners, MANY)
     }
 
-    /// The core does a portion of the work due at one lock, and the rest when its timer fires again.
+    /// The core does one portion of the work that is due at a lock, and the rest when its timer fires again.
     pub(super) fn in_portions(notifies_owners: bool, portion: usize) -> SideBySide {
         let mut real = Real::new(true);
         real.locks.do_at_once(portion);
@@ -35,7 +35,7 @@ impl SideBySide {
         SideBySide { real, model, notifies_owners }
     }
 
-    /// Applies an operation to both. Fails if they differ. False if the operation is impossible now.
+    /// Applies an operation to both. Fails if they differ. Returns false if the operation is impossible now.
     pub(super) fn step(&mut self, op: &Op) -> Result<bool, TestCaseError> {
         let SideBySide { real, model, notifies_owners } = self;
         let notifies_owners = *notifies_owners;
@@ -44,7 +44,7 @@ impl SideBySide {
             return Ok(false);
         }
         if matches!(op, Op::External { .. }) && model.is_quarantined() {
-            // A free lock with waiters: its taker may be one of them.
+            // The lock is free and has waiters: the owner that takes it may be one of them.
             return Ok(false);
         }
         if matches!(*op, Op::Cancel { lock, owner, id } if model.is_of_an_earlier_hold(lock, owner, id)) {
@@ -59,7 +59,7 @@ impl SideBySide {
         }
         real.messages.clear();
         let held_before = LOCKS.map(|key| {
-            // After a foreign delete, only a lock granted here is known to have been a lock.
+            // After a foreign delete, only the granted-keys hint shows that the key was a lock.
             visible(real, key).is_some_and(|holders| !holders.is_free())
                 && (!matches!(op, Op::Delete { .. }) || real.locks.was_granted(at(key)))
         });
@@ -98,7 +98,7 @@ impl SideBySide {
             }
             Op::Deliver { which, arrives } => {
                 let len = model.in_flight.len();
-                // The delivery of a grant whose lease has ended depends on when the end is noticed. So the
+                // The delivery of a grant whose lease has ended depends on when the end is noticed, so this
                 // case is skipped.
                 let is_notified = len > 0 && model.in_flight[which % len].call.notify.is_some();
                 if is_notified && !arrives && model.has_hold(which % len) {
@@ -133,7 +133,7 @@ impl SideBySide {
             prop_assert!(expected.contains(&announced), "{} messages after {:?}", announced, op);
         }
         real.locks.verify();
-        // Two locks may be served in either order. Each waiter sees the same.
+        // The core may serve two locks in either order. The decisions are compared by waiter.
         let by_id = |decisions: &mut Vec<(WaiterId, Decision)>| {
             let mut taken = std::mem::take(decisions);
             taken.sort_by_key(|(id, _)| *id);
@@ -149,13 +149,14 @@ impl SideBySide {
         let mut expected: Vec<_> = expected.filter(|_| notifies_owners).collect();
         told.sort();
         expected.sort();
-        // A hold that ends twice during a pause, by its lease and otherwise, is reported in either way.
+        // A hold may end twice during a pause, by its lease and for another reason. Either reason may be
+        // reported.
         if !was_paused && !model.paused {
             prop_assert_eq!(told, expected, "told after {:?}", op);
         }
         for (lock, key) in LOCKS.into_iter().enumerate() {
-            // A paused server may still show a grant to be revoked, and waits of former holders at their old
-            // positions.
+            // A paused server may still show grants that will be revoked, and waits of former holders at
+            // their old positions.
             if !model.paused {
                 let expected: Vec<_> = model.locks[lock].line().iter().map(|waiter| waiter.id).collect();
                 prop_assert_eq!(real.waiting(key), expected, "queue of {} after {:?}", lock, op);

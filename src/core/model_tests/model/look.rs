@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: MIT
 
-//! The look of a state of the model. Two states with the same look must behave the same from then on.
+//! The look of a state of the model: a summary of everything that affects its behavior. Two states with the
+//! same look must behave the same from then on.
 //!
-//! Names that clients never see are left out: waits and holds count by their order, and times count from now.
-//! Past times have no look. Neither have fencing tokens, as they grow with the clock.
+//! Identifiers that clients never see are left out: waits and holds are numbered by their order, and times
+//! are relative to now. Past times and fencing tokens, which grow with the clock, are left out too.
 
 use super::*;
 
-/// The look of a state: a list of numbers that no two different states share.
+/// The look of a state: a list of numbers. States with different behavior have different looks.
 pub(in crate::core::model_tests) struct Look {
     seen: Vec<i64>,
     now: i64,
@@ -34,7 +35,7 @@ impl Model {
 }
 
 impl Look {
-    // Every structure is destructured field by field, so that no field is left out by mistake.
+    // Every structure is destructured completely, so that no field is forgotten.
 
     fn model(&mut self, model: &Model) {
         let Model {
@@ -66,7 +67,7 @@ impl Look {
             look.hold_number(*number);
             look.option(*hold_mode, |look, mode| look.add(mode == Mode::Shared));
             look.add(*is_answered);
-            // Other calls do not affect these counts from now on.
+            // From now on, other calls do not affect these counts.
             let counts = call.notify.is_some() || call.bind.is_some();
             look.option(Some(*since).filter(|_| counts), |look, since| look.add(since - look.now));
         });
@@ -228,7 +229,7 @@ impl Look {
         self.add(id);
     }
 
-    /// An ended wait counts only as ended.
+    /// A wait that has ended adds only that fact.
     fn wait(&mut self, id: WaiterId) {
         self.add(self.waits.get(&id).copied().unwrap_or(-1));
     }
