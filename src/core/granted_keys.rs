@@ -29,7 +29,7 @@ pub(super) struct GrantedKeys {
 }
 
 impl GrantedKeys {
-    /// Notes that a lock was granted.
+    /// Records that a lock was granted.
     #[inline(always)]
     pub(super) fn insert(&mut self, lock: LockRef<'_>) {
         if self.tags.is_empty() {
@@ -41,7 +41,7 @@ impl GrantedKeys {
         }
     }
 
-    /// Notes that a key is gone. Returns whether it was a lock.
+    /// Records that a key is gone. Returns whether it was a lock.
     pub(super) fn remove(&mut self, lock: LockRef<'_>) -> bool {
         if self.count == 0 {
             return false;

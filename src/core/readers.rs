@@ -264,7 +264,7 @@ impl Crowd {
         touched
     }
 
-    /// Notes that a renewed hold was written.
+    /// Records that a renewed hold was written.
     pub(crate) fn mark_written(&mut self, owner: &[u8]) {
         let at = self.by_owner.get(owner).copied();
         if let Some(hold) = at.and_then(|at| self.places.get_mut(at)?.as_mut()) {

@@ -177,8 +177,8 @@ impl Binding {
         before.into_iter().filter(|other| !self.depends_on(*other)).collect()
     }
 
-    /// Notes that the owner has set its lease. If the lease is renewed, the next renewal is due after a third
-    /// of it.
+    /// Records that the owner has set its lease. If the lease is renewed, the next renewal is due after a
+    /// third of it.
     pub(in crate::core) fn note_lease(&mut self, lease: Lease, now: Now) {
         // A lease that is not renewed has no length to keep.
         let renewed = Some(self.lease_ms).filter(|_| lease.keeps_longer && !self.watchdogs.is_empty());
@@ -187,7 +187,7 @@ impl Binding {
         self.plan_renewal(self.due_by_end(now));
     }
 
-    /// Notes a new end of the owner's lease. The renewed length stays the same; the next renewal may become
+    /// Records a new end of the owner's lease. The renewed length stays the same; the next renewal may become
     /// due earlier.
     pub(in crate::core) fn note_lease_end(&mut self, end: WallMs, now: Now) {
         self.lease_end = end;
@@ -259,7 +259,7 @@ impl Binding {
         self.due().is_some()
     }
 
-    /// Notes that a connection has closed. Returns whether the hold must end.
+    /// Records that a connection has closed. Returns whether the hold must end.
     pub(in crate::core) fn connection_closed(&mut self, connection: ConnectionId) -> bool {
         let ends = remove(&mut self.ephemeral, connection);
         self.closed |= ends;
@@ -275,7 +275,7 @@ impl Binding {
         }
     }
 
-    /// Notes that the hold of this request was released. Returns the connection that the hold no longer
+    /// Records that the hold of this request was released. Returns the connection that the hold no longer
     /// depends on, if any.
     pub(in crate::core) fn unbind_request(&mut self, id: &RequestId, now: Now) -> Option<ConnectionId> {
         self.forget_requests(now.mono);

@@ -53,7 +53,7 @@ impl EndedRequests {
         self.until.get(request).is_some_and(|until| *until >= now)
     }
 
-    /// Notes that all holds of the owner ended with a connection.
+    /// Records that all holds of the owner ended with a connection.
     pub(super) fn close(&mut self, lock: LockId, owner: Owner, until: MonoUs) {
         let hold = (lock, owner);
         self.closed.insert(hold.clone(), Closed { until, since: HashSet::default() });
@@ -66,7 +66,7 @@ impl EndedRequests {
         closed.is_some_and(|closed| closed.until >= now && !closed.since.contains(id))
     }
 
-    /// Notes that a request got a hold.
+    /// Records that a request got a hold.
     pub(super) fn note_granted(&mut self, lock: LockId, owner: &Owner, id: &RequestId) {
         self.until.remove(&(lock.clone(), id.clone()));
         if let Some(closed) = self.closed.get_mut(&(lock, owner.clone())) {

@@ -122,12 +122,12 @@ impl Bindings {
         }
     }
 
-    /// Notes that the owner has set its lease: the next renewal is due after a third of it.
+    /// Records that the owner has set its lease: the next renewal is due after a third of it.
     pub(super) fn note_lease(&mut self, lock: LockIdx, owner: &Owner, lease: Lease, now: Now) {
         self.reschedule(lock, owner, |binding| binding.note_lease(lease, now));
     }
 
-    /// Notes a new end of the owner's lease. The renewed length stays the same; the next renewal may become
+    /// Records a new end of the owner's lease. The renewed length stays the same; the next renewal may become
     /// due earlier.
     pub(super) fn note_lease_end(&mut self, lock: LockIdx, owner: &Owner, end: WallMs, now: Now) {
         self.reschedule(lock, owner, |binding| binding.note_lease_end(end, now));

@@ -154,7 +154,7 @@ impl LockManager {
         self.parts.forgets_holds = true;
     }
 
-    /// Notes that the lock was announced as free.
+    /// Records that the lock was announced as free.
     pub(crate) fn announced(
         &mut self,
         lock: LockRef<'_>,

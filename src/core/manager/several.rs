@@ -168,7 +168,7 @@ impl LockManager {
         (reply, step.finish())
     }
 
-    /// Notes that all members of a bundle were granted, with these replies.
+    /// Records that all members of a bundle were granted, with these replies.
     pub(crate) fn granted_all(&mut self, first_wait: WaiterId, replies: Vec<Reply>) {
         let parts = &mut self.parts;
         parts.decisions.push_back((first_wait, Decision::GrantedAll(Rc::from(replies))));

@@ -211,7 +211,7 @@ impl Bundles {
         std::mem::take(&mut self.stopped)
     }
 
-    /// Notes the unavailable lock of a new bundle.
+    /// Records the unavailable lock of a new bundle.
     pub(in crate::core) fn note_blocked(&mut self, first_wait: WaiterId, at: LockIdx) {
         if let Some(bundle) = self.by_first_wait.get_mut(&first_wait) {
             bundle.blocked_at = Some(at);

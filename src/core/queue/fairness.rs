@@ -171,13 +171,13 @@ impl Fairness {
         self.deadline = Some(until);
     }
 
-    /// Notes that the channel has no subscribers.
+    /// Records that the channel has no subscribers.
     pub(in crate::core) fn no_subscribers(&mut self, now: Now) {
         let next_query = now.mono.saturating_add(QUERY_INTERVAL_US);
         *self = Fairness { deadline: self.deadline, next_query, ..Fairness::default() };
     }
 
-    /// Notes a grant to a native client.
+    /// Records a grant to a native client.
     pub(in crate::core) fn granted(&mut self, now: Now) {
         // External clients had enough time to take the lock without a window.
         if matches!(self.phase, Phase::Free { since } if now.mono.saturating_sub(since) >= self.next_length())
@@ -192,7 +192,7 @@ impl Fairness {
         self.phase = Phase::Served;
     }
 
-    /// Notes that an external client has taken the lock. Returns whether it did so in a window.
+    /// Records that an external client has taken the lock. Returns whether it did so in a window.
     pub(in crate::core) fn taken_externally(&mut self, now: Now) -> bool {
         let in_window = match self.phase {
             Phase::Window { since, .. } => {
@@ -213,7 +213,7 @@ impl Fairness {
         in_window
     }
 
-    /// Notes that the lock was announced as free, with or without subscribers.
+    /// Records that the lock was announced as free, with or without subscribers.
     pub(in crate::core) fn announced(&mut self, to_subscribers: bool, now: Now) {
         self.has_subscribers = to_subscribers;
         self.last_event = now.mono;

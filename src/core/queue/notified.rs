@@ -48,7 +48,7 @@ impl Notified {
         self.waits += usize::from(new);
     }
 
-    /// Notes that a wait was granted and must be confirmed.
+    /// Records that a wait was granted and must be confirmed.
     pub(in crate::core) fn granted(&mut self, connection: ConnectionId, id: WaiterId) {
         let Some(waits) = self.by_connection.get_mut(&connection) else { return };
         if waits.queued.remove(&id) {
@@ -84,14 +84,14 @@ impl Notified {
         self.by_connection.get(&connection)?.queued.first().copied()
     }
 
-    /// Notes that the connection has confirmed a grant.
+    /// Records that the connection has confirmed a grant.
     pub(in crate::core) fn note_confirmed(&mut self, connection: ConnectionId) {
         if let Some(waits) = self.by_connection.get_mut(&connection) {
             waits.missed = 0;
         }
     }
 
-    /// Notes that the connection has not confirmed a grant in time. Returns whether it loses its other waits.
+    /// Records that the connection did not confirm a grant in time. Returns whether it loses its other waits.
     pub(in crate::core) fn note_missed(&mut self, connection: ConnectionId) -> bool {
         let Some(waits) = self.by_connection.get_mut(&connection) else { return false };
         waits.missed += 1;

@@ -272,7 +272,7 @@ impl WaitQueue {
         }
     }
 
-    /// Notes whether the owner at this position waits for other locks too.
+    /// Records whether the owner at this position waits for other locks too.
     pub(in crate::core) fn set_crossing(&mut self, position: Position, crosses: bool) {
         if crosses {
             self.crossing.insert(position);

@@ -71,7 +71,7 @@ impl Waiters {
         self.by_id.get(&id)
     }
 
-    /// Notes that a renewal has taken over the connection dependencies of a grant.
+    /// Records that a renewal has taken over the connection dependencies of a grant.
     pub(in crate::core) fn take_over(&mut self, id: WaiterId, by: Bind) {
         if let Some(wait) = self.by_id.get_mut(&id) {
             wait.taken_over.add(by);
@@ -132,7 +132,7 @@ impl Waiters {
         crossing
     }
 
-    /// Notes the new position of a wait.
+    /// Records the new position of a wait.
     pub(in crate::core) fn set_position(&mut self, id: WaiterId, position: Position) {
         if let Some(wait) = self.by_id.get_mut(&id) {
             wait.position = position;

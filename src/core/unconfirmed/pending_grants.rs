@@ -66,7 +66,7 @@ impl PendingGrants {
         self.written = written;
     }
 
-    /// Notes that an irrevocable call has set the lease, which ends at `written` for now.
+    /// Records that an irrevocable call has set the lease, which ends at `written` for now.
     pub(in crate::core) fn note_lease(&mut self, lease: SetLease, written: WallMs) {
         if self.lease_is_certain() {
             self.lease = Some(written);
@@ -76,7 +76,7 @@ impl PendingGrants {
         self.written = written;
     }
 
-    /// Notes that an irrevocable call has taken a token, or an exclusive hold without one.
+    /// Records that an irrevocable call has taken a token, or an exclusive hold without one.
     pub(in crate::core) fn note_token(&mut self, token: Option<Token>) {
         self.resolve_token(self.grants.len(), token);
     }

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 const EXAMINED_PER_VOIDED: usize = 16;
 
 impl Unconfirmed {
-    /// Notes that a request's hold ended before its grant was confirmed.
+    /// Records that a request's hold ended before its grant was confirmed.
     pub(in crate::core) fn was_voided(&mut self, request: RequestId) {
         self.voided.push(request);
     }

@@ -44,7 +44,7 @@ impl Searches {
         }
     }
 
-    /// Notes that a wait has moved in its queue. An interrupted search may have passed its new position.
+    /// Records that a wait has moved in its queue. An interrupted search may have passed its new position.
     pub(in crate::core) fn note_move(&mut self) {
         self.moves += 1;
     }

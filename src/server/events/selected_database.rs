@@ -82,7 +82,7 @@ pub(crate) fn watch_copies(ctx: Ctx<'_>) -> bool {
     is_registered
 }
 
-/// Notes the client of a `COPY key other DB db`.
+/// Records the client of a `COPY key other DB db`.
 fn note_copy(proof: InCallback, command: &Filtered) {
     if !command.bytes(0).eq_ignore_ascii_case(b"copy") {
         return;

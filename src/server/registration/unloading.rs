@@ -45,7 +45,7 @@ pub(crate) fn watch_shutdown(ctx: Ctx<'_>) -> bool {
     subscription::listen(ctx, raw::REDISMODULE_EVENT_SHUTDOWN, Some(on_shutdown))
 }
 
-/// Notes that the server has called the module for a purpose other than loading it.
+/// Records that the server has called the module for a purpose other than loading it.
 pub(crate) fn mark_in_use(ctx: Ctx<'_>) {
     IN_USE.get(ctx).set(true);
 }

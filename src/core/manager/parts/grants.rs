@@ -204,7 +204,7 @@ impl Parts {
         }
     }
 
-    /// Notes that an irrevocable call has set the lease or the token of a hold.
+    /// Records that an irrevocable call has set the lease or the token of a hold.
     pub(in crate::core::manager) fn note_setting(
         &mut self,
         lock: LockIdx,

@@ -124,7 +124,7 @@ impl LockState {
         self.whole_lease_is_unconfirmed
     }
 
-    /// Notes a grant of the lock.
+    /// Records a grant of the lock.
     pub(in crate::core::manager) fn note_grant(&mut self, now: Now) {
         self.fairness.granted(now);
         self.unannounced = false;
@@ -137,7 +137,7 @@ impl LockState {
         self.unannounced
     }
 
-    /// Notes that the lock must be announced unless a waiter takes it.
+    /// Records that the lock must be announced unless a waiter takes it.
     pub(in crate::core::manager) fn note_unannounced(&mut self) {
         self.unannounced = true;
     }
@@ -174,7 +174,7 @@ impl LockState {
         self.held_since = None;
     }
 
-    /// Notes the time of the grant of an exclusive hold.
+    /// Records the time of the grant of an exclusive hold.
     pub(in crate::core::manager) fn hold_begins(&mut self, now: MonoUs) {
         self.held_since = Some(now);
     }
@@ -204,7 +204,7 @@ impl LockState {
         std::mem::take(&mut self.was_changed)
     }
 
-    /// Notes that another client may have set the leases, and ended some holds.
+    /// Records that another client may have set the leases, and ended some holds.
     pub(in crate::core::manager) fn note_foreign_leases(&mut self) {
         self.unconfirmed.leases_are_foreign();
         self.may_have_ended = true;
@@ -275,12 +275,12 @@ impl LockState {
         self.unannounced = false;
     }
 
-    /// Notes that the channel of the free lock has no subscribers.
+    /// Records that the channel of the free lock has no subscribers.
     pub(in crate::core::manager) fn note_no_subscribers(&mut self, now: Now) {
         self.fairness.no_subscribers(now);
     }
 
-    /// Notes that the lock was announced as free.
+    /// Records that the lock was announced as free.
     pub(in crate::core::manager) fn note_announced(&mut self, to_subscribers: bool, now: Now) {
         self.fairness.announced(to_subscribers, now);
         self.trim_fairness(true, now);
@@ -291,7 +291,7 @@ impl LockState {
         self.fairness.subscribers_wait_for_lease();
     }
 
-    /// Notes that an external client has taken the lock. Returns whether it used a window.
+    /// Records that an external client has taken the lock. Returns whether it used a window.
     pub(super) fn note_taken_externally(&mut self, now: Now) -> bool {
         self.fairness.taken_externally(now)
     }
@@ -334,7 +334,7 @@ impl LockState {
         leases.set(lock, &mut self.lease_planned, end);
     }
 
-    /// Notes that the schedule of leases has returned the lock.
+    /// Records that the schedule of leases has returned the lock.
     pub(in crate::core::manager) fn lease_is_due(&mut self) {
         self.lease_planned = None;
     }
@@ -344,7 +344,7 @@ impl LockState {
         windows.set(lock, &mut self.window_planned, self.fairness.deadline());
     }
 
-    /// Notes that the schedule of windows has returned the lock.
+    /// Records that the schedule of windows has returned the lock.
     pub(in crate::core::manager) fn window_is_due(&mut self) {
         self.window_planned = None;
     }

@@ -67,7 +67,7 @@ impl Parts {
         self.schedule_window(lock);
     }
 
-    /// Notes that an external client has taken the lock.
+    /// Records that an external client has taken the lock.
     pub(in crate::core::manager) fn taken_externally(&mut self, lock: LockIdx, now: Now) {
         let Some(state) = self.table.get_mut(lock) else { return };
         self.windows_used += usize::from(state.note_taken_externally(now));

@@ -153,7 +153,7 @@ impl Step<'_> {
         self.parts.bindings.note_lease(lock, owner, lease, self.now);
     }
 
-    /// Notes that the owner has renewed its lease.
+    /// Records that the owner has renewed its lease.
     pub(in crate::core::manager) fn renewed(
         &mut self,
         owner: &Owner,
