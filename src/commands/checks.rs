@@ -106,7 +106,7 @@ fn no_connection(command: CommandName, option: &str) -> Error {
     command.problem_with_advice(format_args!("{option} needs a connection"), "call it outside of scripts")
 }
 
-/// Fails if the replicas that a call asks for cannot acknowledge it.
+/// Fails if the replicas that a call requires cannot acknowledge it.
 #[inline]
 pub(super) fn replicas(
     ctx: Ctx<'_>,

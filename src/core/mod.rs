@@ -11,7 +11,7 @@
 //! * [`hold`], [`holders`]: the effect of an acquire, a release and a renewal on one lock. The only place
 //!   that decides exclusion.
 //! * [`readers`]: the shared holders of one lock, and queries about a crowd of them.
-//! * [`request`], [`lease`]: requests, outcomes, and the records stored beside a lock.
+//! * [`request`], [`lease`]: requests, outcomes, and the records stored with a lock.
 //! * [`table`]: locks by name and by handle, and the queue of locks that are ready to be reconciled.
 //! * [`queue`]: waits, and the order in which they are served. The only folder that decides it.
 //! * [`unconfirmed`]: grants that may still be revoked, and the holds without them.

@@ -204,7 +204,7 @@ impl Statistics {
         self.peak_contended = self.peak_contended.max(self.contended);
     }
 
-    /// Uncounts a lock whose last waiter has left.
+    /// Stops counting a lock whose last waiter has left.
     pub(super) fn contention_ends(&mut self) {
         self.contended -= 1;
     }

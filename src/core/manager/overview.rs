@@ -223,7 +223,7 @@ impl LockManager {
         let parts = &self.parts;
         let Some(lock) = parts.table.handle_of(lock) else { return 0 };
         let unconfirmed = parts.state(lock).map_or(0, |state| state.unconfirmed().may_end());
-        // Each kind of work ends at most a portion. The caller's hold adds one.
+        // Per kind of work: a portion of holds, and the caller's hold.
         let most = parts.portion.0 + 1;
         unconfirmed.min(2 * most) + parts.bindings.closed_len(lock).min(most)
     }

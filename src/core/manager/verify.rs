@@ -162,7 +162,7 @@ impl LockManager {
     }
 }
 
-/// Checks that every wait is where its state says, and nowhere else.
+/// Checks that every wait is in the indexes that match its state, and in no others.
 fn verify_waits(parts: &Parts) {
     for (id, wait) in parts.waiters.iter() {
         let state = parts.state(wait.lock()).unwrap_or_else(|| panic!("{id:?} waits for an unknown lock"));

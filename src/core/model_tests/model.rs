@@ -1391,7 +1391,7 @@ impl Model {
             self.decide(&waiter.call, waiter.id, Decision::Demoted);
         }
         self.locks.iter_mut().for_each(|lock| lock.known.clear());
-        // Grants in flight stay as they are. The waits end with the reason.
+        // Grants in flight stay as they are. Clients that still wait for an answer are notified.
         for grant in std::mem::take(&mut self.in_flight) {
             if grant.is_withheld() {
                 self.decide(&grant.call, grant.id, Decision::Demoted);

@@ -140,7 +140,7 @@ pub(in crate::core) struct Real {
     pub(in crate::core) late_overtakes: Vec<(Vec<Overtake>, Decided)>,
     /// How to treat waits that join a cycle after they began.
     pub(in crate::core) late: Late,
-    /// Maximum amount that a search examines at once.
+    /// Maximum amount that a search examines without a pause.
     pub(in crate::core) portion: usize,
     /// Whether each step examines only one portion.
     pub(in crate::core) lazy: bool,

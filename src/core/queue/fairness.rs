@@ -9,8 +9,8 @@
 //! time, if its channel has subscribers. Native calls that can wait let external clients go first. Native
 //! calls that cannot wait still take a free lock.
 //!
-//! The server is queried for subscribers once per run. A subscriber that never takes the lock soon gets
-//! windows only at long intervals. It may be frozen, distant or not a lock client.
+//! The server is queried for subscribers once per run. If a subscriber never takes the lock, the intervals
+//! between its windows soon become long. It may be frozen, distant or not a lock client.
 
 use crate::core::{MonoUs, Now};
 
@@ -137,7 +137,7 @@ impl Fairness {
     }
 
     /// Decides what to do with a free lock. `first_deadline` is the deadline of the first waiter, if any.
-    /// `becomes_free` is true if the lock was held until now.
+    /// `becomes_free` returns whether the lock was held until now.
     pub(in crate::core) fn when_free(
         &mut self,
         first_deadline: Option<MonoUs>,

@@ -171,7 +171,7 @@ impl Waiters {
         }
     }
 
-    /// Marks a grant that did not reach its client for revocation. Returns whether such a grant exists.
+    /// Marks a grant for revocation, because it did not reach its client. Returns whether such a grant exists.
     pub(in crate::core) fn mark_for_revocation(&mut self, id: WaiterId) -> bool {
         let Some(wait) = self.by_id.get_mut(&id).filter(|wait| wait.state == WaitState::Granted) else {
             return false;

@@ -101,7 +101,7 @@ impl PendingGrants {
     }
 
     /// Removes a grant that has not reached its client. Returns the token of the remaining hold if it
-    /// changes. `exclusive` tells whether the owner still holds the lock exclusively.
+    /// changes. `exclusive` is true if the owner still holds the lock exclusively.
     pub(in crate::core) fn revoked(&mut self, id: WaiterId, exclusive: bool) -> Option<Option<Token>> {
         let at = self.position_of(id)?;
         let effect = self.grants.remove(at).token?;

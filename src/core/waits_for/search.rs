@@ -41,11 +41,11 @@ pub(crate) struct Edge {
 pub(crate) enum Progress {
     /// The search needs the holders of this lock: see [`Search::learn`].
     Read(LockId),
-    /// The origin waits for itself along these edges, in order. The list of waits has the other waits that
-    /// contribute.
+    /// The origin waits for itself along these edges, in order. The waits in the second list also take part.
     Cycle(Vec<Edge>, Vec<WaiterId>),
-    /// The origin waits for itself only because each of these waits stands behind the member beside it: see
-    /// [`LockManager::overtake`](crate::core::LockManager::overtake). After the swap, the search must be repeated.
+    /// The origin waits for itself only because each of these waits is queued behind the member in its pair:
+    /// see [`LockManager::overtake`](crate::core::LockManager::overtake). After the swap, the search must be
+    /// repeated.
     Soft(Vec<(WaiterId, WaiterId)>),
     /// The search has used up its portion ([`Search::allow`]).
     Later,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 
 //! Notifies owners of events of their holds.
+//!
 //! Events are not published inside the command that caused them: Redis 7.0 would send the message to a
 //! subscribed caller in the middle of its reply. The timer publishes them, and is set to fire at once.
 
@@ -13,7 +14,7 @@ use crate::server::Ctx;
 /// Number of events that are published in one batch.
 const BATCH: usize = 100;
 
-/// Turns events on or off, as `lock.events` says.
+/// Turns events on or off, according to `lock.events`.
 pub(crate) fn apply_setting(ctx: Ctx<'_>) {
     with(ctx, |driver| driver.locks.notify_owners(config::events()));
     subscriptions::subscribe_to_fields(ctx);

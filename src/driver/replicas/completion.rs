@@ -9,8 +9,8 @@ use crate::driver::state::with;
 use crate::server::replication::replicas::{self, Progress};
 use crate::server::Ctx;
 
-/// Completes calls and asks the replicas for acknowledgements. Runs after the event loop has executed its input and
-/// before it writes to clients and replicas.
+/// Completes calls and requests acknowledgements from the replicas. Runs after the event loop has executed
+/// its input and before it writes to clients and replicas.
 pub(crate) fn on_iteration_end(ctx: Ctx<'_>, (): ()) {
     if with(ctx, |driver| driver.replica_waits.len() == 0) {
         return;

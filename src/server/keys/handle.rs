@@ -145,8 +145,8 @@ impl<'a> KeyHandle<'a> {
             return;
         }
         let mut visit_state = FieldVisit { visit, stopped: false, panicked: false };
-        // SAFETY: the cursor is created and destroyed here. The callback only uses `visit_state`, which outlives the
-        // scan. The hash does not change meanwhile, so the scan ends.
+        // SAFETY: the cursor is created and destroyed here. The callback only uses `visit_state`, which
+        // outlives the scan. The hash does not change during the scan, so the scan ends.
         unsafe {
             let cursor = call!(RedisModule_ScanCursorCreate());
             let data = (&raw mut visit_state).cast::<c_void>();
@@ -162,8 +162,8 @@ impl<'a> KeyHandle<'a> {
     pub(crate) fn has_score_above(&self, score: i64) -> bool {
         #[allow(clippy::cast_precision_loss)] // Times, far below 2^53.
         let above = score as f64;
-        // SAFETY: the key is open; null and other types return first. The range is stopped before the key is closed.
-        // Without an output parameter, no score is written.
+        // SAFETY: the key is open. For null and other types, the function returns early. The range is stopped
+        // before the key is closed. Without an output parameter, no score is written.
         unsafe {
             if call!(RedisModule_KeyType(self.raw)) as isize != raw::REDISMODULE_KEYTYPE_ZSET {
                 return false;

@@ -258,7 +258,7 @@ impl LockState {
         self.fairness.yields(ready_until, now)
     }
 
-    /// The action for the free lock. `granted_here` tells whether its key is probably a lock granted here.
+    /// The action for the free lock. `granted_here` returns whether its key is probably a lock granted here.
     pub(in crate::core::manager) fn when_free(
         &mut self,
         first_deadline: Option<MonoUs>,

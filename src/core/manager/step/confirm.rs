@@ -119,7 +119,7 @@ impl Step<'_> {
         self.parts.statistics.count(Counted::Confirmed);
         let hold = self.holders.get(request.owner.as_bytes())?;
         let reply = match self.records.granted(id) {
-            // Other holds of the owner may have begun and ended meanwhile.
+            // Other holds of the owner may have begun and ended since the grant.
             Ok(Some(reply)) => Reply { holds: hold.total(), ..reply },
             // A foreign write deleted the record.
             _ => request.reply(hold.total(), hold.token.filter(|_| request.fence)),
