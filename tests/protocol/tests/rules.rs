@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: MIT
+//! Each rule is needed: without it, some history violates a property. The numbers are those of README.md.
+
+use std::time::Duration;
+
+use redis_lock_protocol::properties::Breach;
+use redis_lock_protocol::rules::{Rule, Rules};
+use redis_lock_protocol::scenario::{Scenario, Start};
+use redis_lock_protocol::scenarios;
+use redis_lock_protocol::search::{search, Limits};
+
+/// Asserts that the search finds `expected` without `rule`.
+fn assert_needed(rule: Rule, scenario: Scenario, expected: Breach) {
+    let limits = Limits { steps: 6_000_000, time: Duration::from_secs(300) };
+    let scenario = Scenario { rules: Rules::all().without(rule), ..scenario };
+    let outcome = search(&scenario, limits);
+    let Some((breach, trace)) = outcome.violation else {
+        panic!("{}: {} states hold without {rule:?}", scenario.name, outcome.states);
+    };
+    assert_eq!(breach, expected, "without {rule:?}:\n{trace}");
+}
+
+#[test]
+fn without_r1_a_safe_hold_is_revoked() {
+    let scenario = scenarios::one().from(Start::Waiting(1));
+    assert_needed(Rule::RevokeAfterSilence, scenario, Breach::SafeHoldNotHeld);
+}
+
+#[test]
+fn without_r2_open_confirms_a_lost_hold() {
+    let scenario = scenarios::one().from(Start::Waiting(1));
+    assert_needed(Rule::OnlyEventsConfirm, scenario, Breach::SafeHoldNotHeld);
+}
+
+#[test]
+fn without_r2_a_full_answer_hides_a_loss() {
+    let scenario = scenarios::stall_of_two().from(Start::Held(2));
+    assert_needed(Rule::FullAnswerConfirmsNothing, scenario, Breach::SafeHoldNotHeld);
+}
+
+#[test]
+fn without_r3_undeclared_holds_are_safe() {
+    let scenario = scenarios::restart().from(Start::Held(1));
+    assert_needed(Rule::DeclareBeforeEvents, scenario, Breach::SafeHoldNotHeld);
+}
+
+#[test]
+fn without_r4_an_expired_lease_is_confirmed() {
+    let scenario = scenarios::stall().from(Start::Held(1));
+    assert_needed(Rule::RenewBeforeAnswer, scenario, Breach::SafeHoldNotHeld);
+}
+
+#[test]
+fn without_r5_a_late_release_frees_another_hold() {
+    let scenario = scenarios::restart_two().from(Start::Held(2));
+    assert_needed(Rule::ReleaseByNumber, scenario, Breach::ForeignHoldReleased);
+}
+
+#[test]
+fn without_r7_a_plain_hold_shortens_the_lease() {
+    assert_needed(Rule::NeverShortenLease, scenarios::plain(), Breach::SafeHoldNotHeld);
+}
+
+#[test]
+fn without_r8_a_plain_hold_ends_with_the_session() {
+    assert_needed(Rule::ReleaseOnlyEphemeral, scenarios::plain(), Breach::SafeHoldNotHeld);
+}
+
+#[test]
+fn without_r9_max_ends_a_safe_hold() {
+    assert_needed(Rule::AnnounceMax, scenarios::max(), Breach::SafeHoldNotHeld);
+}
+
+#[test]
+fn without_r10_a_lagging_replica_loses_a_safe_hold() {
+    assert_needed(Rule::LongLease, scenarios::lag(), Breach::SafeHoldNotHeld);
+}
+
+#[test]
+fn without_r11_an_early_cancel_is_forgotten() {
+    let scenario = scenarios::cancel().from(Start::Up);
+    assert_needed(Rule::RememberCancel, scenario, Breach::UnknownHold);
+}
+
+#[test]
+fn without_r11_an_unanswered_cancel_leaves_a_hold() {
+    let scenario = scenarios::cancel().from(Start::Up);
+    assert_needed(Rule::RepeatCancel, scenario, Breach::UnknownHold);
+}
+
+#[test]
+fn without_r11_a_late_copy_follows_nil() {
+    let scenario = scenarios::try_once().from(Start::Up);
+    assert_needed(Rule::RememberNil, scenario, Breach::UnknownHold);
+}
+
+#[test]
+fn without_r12_a_revoked_wait_waits_forever() {
+    let scenario = scenarios::one().from(Start::Waiting(1));
+    assert_needed(Rule::ReplyOutcome, scenario, Breach::WaitLost);
+}
+
+#[test]
+fn without_r13_an_acquire_counts_twice() {
+    let scenario = scenarios::restart().from(Start::Up);
+    assert_needed(Rule::DeclareUnanswered, scenario, Breach::GrantedTwice);
+}
+
+#[test]
+fn without_r14_an_ended_hold_is_safe() {
+    let scenario = scenarios::one().from(Start::Up);
+    assert_needed(Rule::CheckIdOfReply, scenario, Breach::SafeHoldNotHeld);
+}
+
+#[test]
+fn without_r15_a_wait_stands_before_a_free_lock() {
+    let scenario = scenarios::queue().from(Start::Waiting(2));
+    assert_needed(Rule::ServeAfterSuspicion, scenario, Breach::WaitNotServed);
+}
+
+#[test]
+fn without_r16_the_newest_call_is_late() {
+    assert_needed(Rule::OneCounter, scenarios::one(), Breach::NewestCallLate);
+}
+
+#[test]
+fn without_r17_two_processes_share_an_id() {
+    assert_needed(Rule::DropIdAfterFork, scenarios::fork(), Breach::NewestCallLate);
+}
+
+#[test]
+fn without_r18_a_late_open_revives_a_session() {
+    assert_needed(Rule::ServerChoosesId, scenarios::one(), Breach::EndedSessionHadEffect);
+}
+
+#[test]
+fn without_r19_a_blocked_reader_risks_its_holds() {
+    assert_needed(Rule::CapBlockingTime, scenarios::prompt(), Breach::HoldInJeopardy);
+}
+
+#[test]
+fn without_r20_a_full_disk_is_confirmed() {
+    let scenario = scenarios::refused_writes().from(Start::Held(1));
+    assert_needed(Rule::ErrorInsteadOfConfirmation, scenario, Breach::SafeHoldNotHeld);
+}
+
+#[test]
+fn without_r21_a_late_hand_over_steals_the_hold() {
+    let scenario = scenarios::hand_over().from(Start::Held(1));
+    assert_needed(Rule::HandOverOnce, scenario, Breach::UnknownHold);
+}
+
+#[test]
+fn without_r22_a_low_count_leaves_a_hold() {
+    let scenario = scenarios::plain().from(Start::Held(1));
+    assert_needed(Rule::ReleaseAfterLowCount, scenario, Breach::UnknownHold);
+}
+
+#[test]
+fn without_quarantine_two_owners_overlap() {
+    let limits = Limits { steps: 6_000_000, time: Duration::from_secs(300) };
+    let scenario = Scenario { quarantine: 0, ..scenarios::data_loss() };
+    let breach = search(&scenario, limits).violation.map(|(breach, _)| breach);
+    assert_eq!(breach, Some(Breach::TwoOwners));
+}
+
+#[test]
+fn without_replicas_a_failover_loses_a_grant() {
+    use redis_lock_protocol::scenario::Replication;
+    let limits = Limits { steps: 6_000_000, time: Duration::from_secs(300) };
+    let scenario = Scenario { replication: Replication::LagsFreely, ..scenarios::failover() };
+    let breach = search(&scenario, limits).violation.map(|(breach, _)| breach);
+    assert_eq!(breach, Some(Breach::SafeHoldNotHeld));
+}
