@@ -368,6 +368,9 @@ impl Server {
                 _ => Reply::NotOwner,
             };
         }
+        if self.binding(id, n).is_some() {
+            return Reply::Count(1);
+        }
         let gives = |position: &usize| {
             let binding = &self.bindings[*position];
             binding.id.client == from.giver && (binding.n == from.number || !hands_over_once)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //! Searches scenarios, and prints how far.
 //!
-//! `redis-lock-protocol [--steps N] [--seconds N] [--without RULE] [--start up|held|held2|wait|wait2] [WORD …]` selects the
+//! `redis-lock-protocol [--steps N] [--seconds N] [--without RULE] [--start up|held|held2|wait|wait2|handed-over] [WORD …]` selects the
 //! scenarios with a word in their names. RULE is a name in `rules.rs`.
 
 use std::process::ExitCode;
@@ -76,6 +76,7 @@ fn find_start(name: &str) -> Option<Start> {
         "held2" => Some(Start::Held(2)),
         "wait" => Some(Start::Waiting(1)),
         "wait2" => Some(Start::Waiting(2)),
+        "handed-over" => Some(Start::HandedOver),
         _ => None,
     }
 }

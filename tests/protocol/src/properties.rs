@@ -4,7 +4,7 @@
 use stateright::Property;
 
 use crate::calls::HoldKind;
-use crate::client::{Phase, Progress};
+use crate::client::{Acquire, Phase, Progress};
 use crate::lock::Owner;
 use crate::network::Purpose;
 use crate::scenario::Scenario;
@@ -141,9 +141,11 @@ fn double_grants(world: &World) -> Option<Breach> {
 /// Whether nothing is under way: clients and server know all that they ever will.
 fn is_quiet(world: &World) -> bool {
     let connections = &world.network.connections;
-    let is_settled = |progress: Progress| {
-        use Progress::*;
-        matches!(progress, Todo | Queued | Held | Done | Lost)
+    let is_settled = |acquire: &Acquire| match acquire.progress {
+        // A hold that was handed over must be taken; other acquires need not begin.
+        Progress::Todo => acquire.from.is_none(),
+        Progress::Queued | Progress::Held | Progress::Done | Progress::Lost => true,
+        Progress::Asking | Progress::Releasing | Progress::Cancelling => false,
     };
     !world.server.stalled
         && world.server.grants_now()
@@ -154,9 +156,10 @@ fn is_quiet(world: &World) -> bool {
                 && connection.open_at_client
                 && connection.open_at_server
         })
-        && world.clients.iter().all(|client| {
-            client.phase == Phase::Up && client.acquires.iter().all(|acquire| is_settled(acquire.progress))
-        })
+        && world
+            .clients
+            .iter()
+            .all(|client| client.phase == Phase::Up && client.acquires.iter().all(is_settled))
 }
 
 /// Looks for grants and waits that client and server do not agree on in a quiet state.

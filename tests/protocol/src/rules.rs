@@ -56,7 +56,7 @@ pub enum Rule {
     HandOverOnce,
     /// R22: the client releases what it has declared if a count is too low.
     ReleaseAfterLowCount,
-    /// R22: RELEASE of an unseen number is remembered.
+    /// R23: RELEASE of an unseen number is remembered.
     RememberRelease,
 }
 

@@ -68,6 +68,8 @@ pub enum Start {
     Held(u8),
     /// With this many waits behind the rival.
     Waiting(u8),
+    /// With a hold that the first client has handed over, and the second has not taken yet.
+    HandedOver,
 }
 
 /// A search: the model that Stateright explores.

@@ -143,7 +143,7 @@ pub fn pair() -> Scenario {
 /// Two stalls with two holds. EVENTS delivers one event per reply.
 pub fn stall_of_two() -> Scenario {
     let scenario = Scenario { requests: vec![vec![SESSION_BOUND; 2]], event_count: Some(1), ..stall() };
-    Scenario { name: "stall-of-two", owners: OwnerNames::PerAcquire, ..scenario }
+    Scenario { name: "stall-of-two", ..scenario }
 }
 
 /// The server refuses writes for a while.
@@ -250,7 +250,7 @@ pub fn from_later_starts() -> Vec<Scenario> {
         max().from(Start::Held(1)),
         stall_of_two().from(Start::Held(2)),
         refused_writes().from(Start::Held(1)),
-        hand_over().from(Start::Held(1)),
+        hand_over().from(Start::HandedOver),
         common_name().from(Start::Held(1)),
         shared().from(Start::Waiting(2)),
     ]

@@ -45,6 +45,7 @@ type Wanted = fn(&Step) -> bool;
 impl Scenario {
     /// The steps that lead to the start of the search.
     fn script(&self) -> Vec<Wanted> {
+        // A session takes these five steps.
         let up: [Wanted; 5] = [
             |step| matches!(step, Step::ClientOpens(0)),
             |step| matches!(step, Step::ServerReads(_)),
@@ -58,11 +59,20 @@ impl Scenario {
             |step| matches!(step, Step::ClientReceives(_)),
         ];
         let rival: [Wanted; 1] = [|step| matches!(step, Step::RivalAcquires)];
+        let second_up: [Wanted; 5] = [
+            |step| matches!(step, Step::ClientOpens(1)),
+            |step| matches!(step, Step::ServerReads(_)),
+            |step| matches!(step, Step::ClientReceives(_)),
+            |step| matches!(step, Step::ClientSendsEvents(1)),
+            |step| matches!(step, Step::ServerReads(_)),
+        ];
+        let hand_over: [Wanted; 1] = [|step| matches!(step, Step::ClientHandsOver(..))];
         let acquires = |count: u8| acquire.repeat(usize::from(count));
         match self.start {
             Start::Empty => Vec::new(),
             Start::Up => up.to_vec(),
             Start::Held(count) => [up.to_vec(), acquires(count)].concat(),
+            Start::HandedOver => [&up[..], &acquire, &second_up, &hand_over].concat(),
             Start::Waiting(count) => [&up[..], &rival, &acquires(count)].concat(),
         }
     }

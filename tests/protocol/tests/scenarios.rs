@@ -8,7 +8,7 @@ use redis_lock_protocol::scenarios;
 use redis_lock_protocol::search::{search, Limits};
 
 fn assert_holds(scenario: &Scenario) {
-    let limits = Limits { steps: 1_000_000, time: Duration::from_secs(300) };
+    let limits = Limits { steps: 300_000, time: Duration::from_secs(300) };
     if let Some((breach, trace)) = search(scenario, limits).violation {
         panic!("{}: \"{}\" is violated:\n{trace}", scenario.name, breach.name());
     }
