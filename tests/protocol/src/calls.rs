@@ -18,9 +18,9 @@ pub struct SessionId {
 /// How long a hold lasts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum HoldKind {
-    /// `WATCHDOG` and `EPHEMERAL`: as long as the session.
+    /// `WATCHDOG` and `EPHEMERAL`: the hold lasts as long as the session.
     SessionBound,
-    /// As long as its lease.
+    /// The hold lasts as long as its lease.
     Plain,
 }
 

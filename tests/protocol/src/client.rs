@@ -44,7 +44,7 @@ pub struct Acquire {
     pub declares: bool,
     /// The acquire has no answer and was sent in a former session: a declaration tells whether it was granted.
     pub in_doubt: bool,
-    /// What is left of a plain hold's lease, from the time when the acquire was sent.
+    /// The rest of a plain hold's lease, which counts from the sending of the acquire.
     pub lease_left: Ticks,
     /// The acquire is a hand-over.
     pub from: Option<HandOver>,
@@ -83,11 +83,11 @@ pub struct Client {
     pub beat: u8,
     /// The last event that was handled.
     pub seen: u8,
-    /// What is left of the time that the last confirming EVENTS proves.
+    /// The rest of the time that the last confirming EVENTS proves.
     pub safe_left: Ticks,
     /// Whether an EVENTS has confirmed in this session; recorded in prompt scenarios only.
     pub has_confirmed: bool,
-    /// What is left until holds are lost for good.
+    /// The time until holds are lost for good.
     pub ttl_left: Ticks,
     pub next_number: Number,
     pub acquires: Vec<Acquire>,

@@ -377,7 +377,11 @@ impl Server {
         };
         let Some(position) = (0..self.bindings.len()).find(gives) else { return Reply::NotOwner };
         let given = self.bindings.remove(position);
+        if given.n != from.number {
+            self.report(Breach::ForeignHoldTouched);
+        }
         self.take_from_giver(&given, HoldTag { client: id.client, n });
+        self.lock.extend(given.owner, scenario.lease_of(request.kind));
         self.bindings.push(scenario.binding(id, n, request, None));
         if let Some(session) = self.session_mut(id) {
             session.set_status(n, Status::Held);

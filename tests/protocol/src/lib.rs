@@ -14,4 +14,5 @@ pub mod scenario;
 pub mod scenarios;
 pub mod search;
 pub mod server;
+mod timers;
 pub mod world;

@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: MIT
 //! Searches scenarios, and prints how far.
 //!
-//! `redis-lock-protocol [--steps N] [--seconds N] [--without RULE] [--start up|held|held2|wait|wait2|handed-over] [WORD …]` selects the
-//! scenarios with a word in their names. RULE is a name in `rules.rs`.
+//! ```text
+//! redis-lock-protocol [--steps N] [--seconds N] [--without RULE] [--start START] [WORD …]
+//! ```
+//!
+//! A WORD selects the scenarios with it in their names. RULE is a name in `rules.rs`. START is `up`, `held`, `held2`, `wait`,
+//! `wait2` or `handed-over`.
 
 use std::process::ExitCode;
 use std::time::Duration;
 
 use redis_lock_protocol::rules::{Rule, Rules};
-use redis_lock_protocol::scenario::Start;
+use redis_lock_protocol::scenario::{Scenario, Start};
 use redis_lock_protocol::scenarios;
 use redis_lock_protocol::search::{search, Limits};
 
@@ -35,19 +39,25 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     }
-    println!("| scenario | states | steps | depth | complete | seconds |\n|---|---|---|---|---|---|");
+    println!(
+        "| scenario | start | states | steps | depth | complete | seconds |\n|---|---|---|---|---|---|---|"
+    );
     let mut all_hold = true;
-    for mut scenario in scenarios::all() {
-        scenario.rules = rules;
-        scenario.start = start.unwrap_or(scenario.start);
+    let chosen = match start {
+        Some(start) => scenarios::all().into_iter().map(|scenario| scenario.from(start)).collect(),
+        None => [scenarios::all(), scenarios::from_later_starts()].concat(),
+    };
+    for scenario in chosen {
+        let scenario = Scenario { rules, ..scenario };
         if !words.is_empty() && !words.iter().any(|word| scenario.name.contains(word.as_str())) {
             continue;
         }
         let outcome = search(&scenario, limits);
         let complete = if outcome.is_complete { "yes" } else { "no" };
         println!(
-            "| {} | {} | {} | {} | {complete} | {:.1} |",
+            "| {} | {:?} | {} | {} | {} | {complete} | {:.1} |",
             scenario.name,
+            scenario.start,
             outcome.states,
             outcome.steps,
             outcome.depth,

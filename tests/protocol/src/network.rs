@@ -3,7 +3,7 @@
 
 use crate::calls::{Call, Number, Reply, Ticks};
 
-/// What a connection is used for.
+/// The use of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Purpose {
     /// Carries OPEN and EVENTS.

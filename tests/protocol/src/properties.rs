@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-//! What must hold in every state.
+//! The properties that every state must have.
 
 use stateright::Property;
 
@@ -17,8 +17,8 @@ pub enum Breach {
     TwoOwners,
     /// A hold is safe, and the server does not have it.
     SafeHoldNotHeld,
-    /// A late or repeated call released the hold of another number.
-    ForeignHoldReleased,
+    /// A late or repeated call released or took the hold of another number.
+    ForeignHoldTouched,
     /// The server renews a hold that no client knows of.
     UnknownHold,
     /// An acquire was granted twice, and no session has the second hold.
@@ -43,7 +43,7 @@ impl Breach {
     pub const ALL: [Breach; 12] = [
         Breach::TwoOwners,
         Breach::SafeHoldNotHeld,
-        Breach::ForeignHoldReleased,
+        Breach::ForeignHoldTouched,
         Breach::UnknownHold,
         Breach::GrantedTwice,
         Breach::WaitLost,
@@ -59,7 +59,7 @@ impl Breach {
         match self {
             Breach::TwoOwners => "no two owners hold the lock",
             Breach::SafeHoldNotHeld => "a safe hold is held",
-            Breach::ForeignHoldReleased => "a call releases the hold of its own number only",
+            Breach::ForeignHoldTouched => "a call concerns the hold of its own number only",
             Breach::UnknownHold => "every renewed hold is known to its client",
             Breach::GrantedTwice => "an acquire is granted once",
             Breach::WaitLost => "no wait is lost",
@@ -82,7 +82,7 @@ impl Breach {
                 }
             };
         }
-        never!(TwoOwners SafeHoldNotHeld ForeignHoldReleased UnknownHold GrantedTwice WaitLost WaitNotServed
+        never!(TwoOwners SafeHoldNotHeld ForeignHoldTouched UnknownHold GrantedTwice WaitLost WaitNotServed
             NewestCallLate AwaitedAcquireLate EndedSessionHadEffect HoldInJeopardy WaitOvertaken)
     }
 }

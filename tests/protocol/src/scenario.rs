@@ -36,7 +36,7 @@ pub enum Restart {
     Failover,
 }
 
-/// What the replica has.
+/// The changes that the replica has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Replication {
     /// Any former state of the lock.
@@ -68,7 +68,7 @@ pub enum Start {
     Held(u8),
     /// With this many waits behind the rival.
     Waiting(u8),
-    /// With a hold that the first client has handed over, and the second has not taken yet.
+    /// The first client has handed over its hold. The second has tried to take it, on a connection that broke.
     HandedOver,
 }
 

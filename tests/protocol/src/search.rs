@@ -67,12 +67,14 @@ impl Scenario {
             |step| matches!(step, Step::ServerReads(_)),
         ];
         let hand_over: [Wanted; 1] = [|step| matches!(step, Step::ClientHandsOver(..))];
+        let late_call: [Wanted; 2] =
+            [|step| matches!(step, Step::ClientCalls(1, _)), |step| matches!(step, Step::ClientSeesBreak(0))];
         let acquires = |count: u8| acquire.repeat(usize::from(count));
         match self.start {
             Start::Empty => Vec::new(),
             Start::Up => up.to_vec(),
             Start::Held(count) => [up.to_vec(), acquires(count)].concat(),
-            Start::HandedOver => [&up[..], &acquire, &second_up, &hand_over].concat(),
+            Start::HandedOver => [&up[..], &acquire, &second_up, &hand_over, &late_call].concat(),
             Start::Waiting(count) => [&up[..], &rival, &acquires(count)].concat(),
         }
     }

@@ -57,7 +57,7 @@ fn without_r4_an_expired_lease_is_confirmed() {
 #[test]
 fn without_r5_a_late_release_frees_another_hold() {
     let scenario = scenarios::restart_two().from(Start::Held(2));
-    assert_needed(Rule::ReleaseByNumber, scenario, Breach::ForeignHoldReleased);
+    assert_needed(Rule::ReleaseByNumber, scenario, Breach::ForeignHoldTouched);
 }
 
 #[test]
@@ -66,7 +66,7 @@ fn without_r7_a_plain_hold_shortens_the_lease() {
 }
 
 #[test]
-fn without_r8_a_plain_hold_ends_with_the_session() {
+fn without_r8_a_session_takes_plain_holds() {
     assert_needed(Rule::ReleaseOnlyEphemeral, scenarios::plain(), Breach::TwoOwners);
 }
 
@@ -76,7 +76,7 @@ fn without_r9_max_ends_a_safe_hold() {
 }
 
 #[test]
-fn without_r10_a_lagging_replica_loses_a_safe_hold() {
+fn without_r10_a_replica_loses_a_hold() {
     assert_needed(Rule::LongLease, scenarios::lag(), Breach::TwoOwners);
 }
 
@@ -117,7 +117,7 @@ fn without_r14_an_ended_hold_is_safe() {
 }
 
 #[test]
-fn without_r15_a_wait_stands_before_a_free_lock() {
+fn without_r15_a_free_lock_stays_idle() {
     let scenario = scenarios::queue().from(Start::Waiting(2));
     assert_needed(Rule::ServeAfterSuspicion, scenario, Breach::WaitNotServed);
 }
@@ -149,9 +149,9 @@ fn without_r20_a_full_disk_is_confirmed() {
 }
 
 #[test]
-fn without_r21_a_late_hand_over_steals_the_hold() {
+fn without_r21_a_late_hand_over_steals() {
     let scenario = scenarios::hand_over().from(Start::HandedOver);
-    assert_needed(Rule::HandOverOnce, scenario, Breach::UnknownHold);
+    assert_needed(Rule::HandOverOnce, scenario, Breach::ForeignHoldTouched);
 }
 
 #[test]
@@ -161,7 +161,7 @@ fn without_r22_a_low_count_leaves_a_hold() {
 }
 
 #[test]
-fn without_r23_a_late_declaration_binds_a_released_hold() {
+fn without_r23_a_late_declaration_binds() {
     let scenario = scenarios::restart_with_long_lease().from(Start::Held(1));
     assert_needed(Rule::RememberRelease, scenario, Breach::UnknownHold);
 }
