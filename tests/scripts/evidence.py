@@ -44,6 +44,11 @@ LANES = (
         ),
         Step("porcupine", "python3 tests/scripts/porcupine.py"),
         Step("soak", "make soak"),
+        Step(
+            "protocol",
+            "cargo test --release --manifest-path tests/protocol/Cargo.toml"
+            " && cargo run --release --manifest-path tests/protocol/Cargo.toml",
+        ),
         Step("random-calls", "WORDS_SECONDS=300 python3 tests/scripts/run.py all random_calls::+redis_7"),
     ),
 )

@@ -213,6 +213,7 @@ impl Server {
         let is_next = self.lock.holder(wait.owner).is_some() || self.queue.iter().all(may_overtake);
         let (status, reply) = if self.grants_now() && is_next && self.lock.admits(wait.owner, request.shared)
         {
+            self.check_order(&wait, self.queue.len());
             (Status::Held, Reply::Count(self.grant(scenario, &wait, false)))
         } else if request.queued {
             self.queue.push(wait);

@@ -215,11 +215,24 @@ impl Server {
                 return;
             }
             let wait = self.queue.remove(position);
+            self.check_order(&wait, position);
             self.grant(scenario, &wait, true);
             if let Some(session) = self.session_mut(wait.id) {
                 session.set_status(wait.n, Status::Held);
                 session.add_event(wait.n, Outcome::Granted);
             }
+        }
+    }
+
+    /// Reports a grant to `wait` if one of the first `ahead` waits in the queue could have been served.
+    pub fn check_order(&mut self, wait: &Wait, ahead: usize) {
+        let is_passed = |other: &Wait| {
+            let is_suspect = self.session(other.id).is_none_or(|session| session.suspect);
+            other.owner != wait.owner && !is_suspect
+        };
+        let is_reentry = self.lock.holder(wait.owner).is_some();
+        if !is_reentry && self.queue[..ahead].iter().any(is_passed) {
+            self.report(Breach::WaitOvertaken);
         }
     }
 

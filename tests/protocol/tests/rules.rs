@@ -11,17 +11,23 @@ use redis_lock_protocol::search::{search, Limits};
 
 /// Asserts that the search finds `expected` without `rule`.
 fn assert_needed(rule: Rule, scenario: Scenario, expected: Breach) {
+    assert_all_needed(&[rule], scenario, expected);
+}
+
+/// Asserts that the search finds `expected` without any of `removed`.
+fn assert_all_needed(removed: &[Rule], scenario: Scenario, expected: Breach) {
     let limits = Limits { steps: 9_000_000, time: Duration::from_secs(300) };
-    let mut scenario = Scenario { rules: Rules::all().without(rule), ..scenario };
+    let rules = removed.iter().fold(Rules::all(), |rules, rule| rules.without(*rule));
+    let mut scenario = Scenario { rules, ..scenario };
     if expected == Breach::TwoOwners {
         // A safe hold that the server no longer has comes first. The search goes on to the second owner.
         scenario.unchecked = vec![Breach::SafeHoldNotHeld];
     }
     let outcome = search(&scenario, limits);
     let Some((breach, trace)) = outcome.violation else {
-        panic!("{}: {} states hold without {rule:?}", scenario.name, outcome.states);
+        panic!("{}: {} states hold without {removed:?}", scenario.name, outcome.states);
     };
-    assert_eq!(breach, expected, "without {rule:?}:\n{trace}");
+    assert_eq!(breach, expected, "without {removed:?}:\n{trace}");
 }
 
 #[test]
@@ -58,6 +64,14 @@ fn without_r4_an_expired_lease_is_confirmed() {
 fn without_r5_a_late_release_frees_another_hold() {
     let scenario = scenarios::restart_two().from(Start::Held(2));
     assert_needed(Rule::ReleaseByNumber, scenario, Breach::ForeignHoldTouched);
+}
+
+/// With one owner name per client, each of the two rules covers for the other.
+#[test]
+fn without_r3_and_r6_a_declaration_takes_another() {
+    let removed = [Rule::CompareCounts, Rule::DeclarePlainHolds];
+    let scenario = scenarios::plain().from(Start::Held(1));
+    assert_all_needed(&removed, scenario, Breach::SafeHoldNotHeld);
 }
 
 #[test]
