@@ -175,6 +175,7 @@ lint: ## Checks format, clippy, documentation, English, licenses, cyclic depende
 	python3 tests/scripts/english.py
 	python3 tests/mutants/run.py --check
 	cargo fmt --all --check
+	cargo fmt --check --manifest-path tests/protocol/Cargo.toml
 	cargo clippy --workspace --all-targets -- -D warnings
 	# A module has no public items, so its documentation links to private ones.
 	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" cargo doc --workspace --no-deps --document-private-items

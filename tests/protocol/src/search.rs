@@ -92,6 +92,7 @@ pub struct Limits {
 pub struct Outcome {
     pub states: usize,
     pub steps: usize,
+    /// The length of the longest history. All shorter ones were searched.
     pub depth: usize,
     pub time: Duration,
     /// Whether every state was seen.
@@ -125,7 +126,7 @@ pub fn search(scenario: &Scenario, limits: Limits) -> Outcome {
     Outcome {
         states: checker.unique_state_count(),
         steps: checker.state_count(),
-        depth: checker.max_depth(),
+        depth: checker.max_depth() - 1,
         time,
         is_complete,
         violation,
