@@ -172,8 +172,8 @@ pub unsafe extern "C" fn RedisModule_OnUnload(ctx: *mut raw::RedisModuleCtx) -> 
             driver::stop(ctx);
         } else {
             ctx.warn(
-                "redis-lock is not unloaded: clients or ACL rules use its commands, which could crash the server \
-                 afterwards; see docs/operations.md, or set lock.allow-unload yes",
+                "redis-lock is not unloaded: clients or ACL rules use its commands, so unloading could crash the \
+                 server; see docs/operations.md, or set lock.allow-unload yes",
             );
         }
         unloads

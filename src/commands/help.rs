@@ -21,8 +21,8 @@ const ERRORS: [&str; 7] = [
     "    QUARANTINE: locks may have been lost, so nothing is granted for a while.",
     "    NOREPLICAS: too few replicas are online, or acknowledged in time.",
     "    WRONGTYPE: the key does not hold a lock.",
-    "    DEADLOCK: waiting could never end. UNBLOCKED: the wait was ended from outside.",
-    "    A call that fails changes nothing, but NOREPLICAS from LOCK.RENEW keeps the lease.",
+    "    DEADLOCK: waiting could never end. UNBLOCKED: the server or a client ended the wait.",
+    "    A failed call changes nothing, except that LOCK.RENEW keeps the lease after NOREPLICAS.",
 ];
 
 pub(crate) struct Help;

@@ -65,7 +65,7 @@ pub(crate) fn subscribe(ctx: Ctx<'_>) {
     server_events::ignore_loading(ctx);
     subscribe_to_role(ctx);
     if !server_events::listen_to_keys::<KeyEvents>(ctx) {
-        ctx.warn("redis-lock: the server rejected a subscription; locks freed by external clients are handed on late");
+        ctx.warn("redis-lock: the server rejected a subscription; locks freed by external clients are handed over late");
     }
     subscribe_to_fields(ctx);
     // From now on, skips commands and events without a receiver, as far as the server reports its receivers.

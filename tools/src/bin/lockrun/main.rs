@@ -402,7 +402,7 @@ impl Run {
                 _ => {}
             }
         }
-        self.log("no reply to the cancellation of the wait");
+        self.log("no reply to LOCK.CANCEL; gave up");
     }
 
     fn unavailable(&self, error: &Error) -> u8 {
