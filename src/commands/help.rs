@@ -22,7 +22,7 @@ const ERRORS: [&str; 7] = [
     "    NOREPLICAS: too few replicas are online, or acknowledged in time.",
     "    WRONGTYPE: the key does not hold a lock.",
     "    DEADLOCK: waiting could never end. UNBLOCKED: the server or a client ended the wait.",
-    "    A failed call changes nothing, except that LOCK.RENEW keeps the lease after NOREPLICAS.",
+    "    A failed call changes nothing, but LOCK.RENEW keeps its lease after NOREPLICAS.",
 ];
 
 pub(crate) struct Help;

@@ -402,7 +402,7 @@ impl Run {
                 _ => {}
             }
         }
-        self.log("no reply to LOCK.CANCEL; gave up");
+        self.log("no reply to the cancellation of the wait");
     }
 
     fn unavailable(&self, error: &Error) -> u8 {
