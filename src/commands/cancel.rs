@@ -24,7 +24,7 @@ impl Command for Cancel {
         categories: c"write fast",
         key: Some(KeyUse::Write),
         arguments: Arguments{positional: &[KEY, OWNER, REQUEST], options: &[] },
-        summary: c"Undoes the acquire with a request ID, whether it waits, was granted or has not arrived yet.",
+        summary: c"Undoes the acquire with this request ID, even if it still waits or has not arrived yet.",
         reply: "1 if there was something to undo, otherwise 0.",
         complexity: c"O(1), or O(log(N)) where N waiters are queued for locks; O(M) where M owners hold the lock shared",
     };

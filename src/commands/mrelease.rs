@@ -28,8 +28,9 @@ impl Command for Mrelease {
         flags: c"write",
         categories: c"write slow",
         key: Some(KeyUse::WriteSeveral),
-        arguments: Arguments{positional: &[NUMKEYS, KEYS, OWNER], options: Options::ARGUMENTS },
-        summary: c"Releases one hold or all holds of each of several locks; none if the owner does not hold all of them.",
+        arguments: Arguments { positional: &[NUMKEYS, KEYS, OWNER], options: Options::ARGUMENTS },
+        summary:
+            c"Releases one hold or all holds of each of several locks, if the owner holds all of these locks.",
         reply: "An array of the numbers of remaining holds, in the order of the keys.",
         complexity: c"O(K) for K locks, or O(K*log(N)) where N waiters are queued for locks",
     };

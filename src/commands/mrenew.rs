@@ -31,7 +31,7 @@ impl Command for Mrenew {
         categories: c"write slow",
         key: Some(KeyUse::WriteSeveral),
         arguments: Arguments { positional: &[NUMKEYS, KEYS, OWNER], options: Options::ARGUMENTS },
-        summary: c"Sets the leases of several held locks; of none if the owner does not hold all of them.",
+        summary: c"Sets the leases of several locks, if the owner holds all of these locks.",
         reply: "An array of the hold counts, in the order of the keys.",
         complexity: c"O(K) for K locks, or O(K*log(N)) where N locks have waiters",
     };

@@ -11,7 +11,7 @@ use crate::core::{Mode, ReleaseScope, Wants};
 use crate::error::Error;
 use crate::server::registration::arguments::{text, Argument, ArgumentKind};
 
-flag!(Once, c"ONCE", c"once", c"makes the call non-re-entrant: holds of the same owner block it too");
+flag!(Once, c"ONCE", c"once", c"makes the call non-re-entrant: holds of the same owner also block it");
 flag!(Fence, c"FENCE", c"fence", c"returns a token greater than all earlier ones");
 flag!(SharedFlag, c"SHARED", c"shared", c"shares the locks with other owners that use SHARED");
 flag!(All, c"ALL", c"all", c"releases all holds of each lock");

@@ -22,7 +22,7 @@ impl<'a> CommandOption<'a> for Match<'a> {
     const ARGUMENT: Argument = Argument::new(
         c"pattern",
         ArgumentKind::Pattern,
-        c"lists only locks whose keys match; patterns are those of KEYS",
+        c"lists only locks whose keys match the pattern, as in KEYS",
     )
     .after(c"MATCH")
     .optional();

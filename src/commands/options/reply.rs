@@ -38,7 +38,7 @@ impl Block {
     const MILLISECONDS: Argument = Argument::new(
         c"milliseconds",
         ArgumentKind::Integer,
-        c"waits in the server for at most this time, 0 without limit",
+        c"waits in the server for at most this time; 0 means no limit",
     )
     .after(c"BLOCK");
 
@@ -127,7 +127,7 @@ impl<'a> CommandOption<'a> for Wait<'a> {
             c"waits without blocking this connection",
         );
         let summary = c_str(concat!(
-            "waits if another owner holds the lock. BLOCK waits in the server for at most this time, 0 without limit. ",
+            "waits if another owner holds the lock. BLOCK waits in the server for at most this time; 0 means no limit. ",
             "NOTIFY publishes the grant on lock:inbox:<inbox>; repeating the call within GRACE, 5000 ms by default, confirms it",
             "\0"
         ));
@@ -195,7 +195,7 @@ impl<'a> CommandOption<'a> for Replicas {
         .after(c"WITHIN")
         .optional();
         let summary =
-            c"replies once n replicas have acknowledged the call, or with an error if they do not in time";
+            c"replies once n replicas have acknowledged the call, or with an error after the time limit";
         Argument::new(c"acknowledged", ArgumentKind::Block(&[NUMBER, WITHIN]), summary).optional()
     };
 

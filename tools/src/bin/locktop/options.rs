@@ -23,7 +23,7 @@ pub(crate) struct Options {
     #[arg(short, long, value_name = "COUNT", default_value_t = 50, value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub most: u16,
 
-    /// Shows only locks whose keys match; patterns are those of KEYS.
+    /// Shows only locks whose keys match the pattern, as in KEYS.
     #[arg(long = "match", value_name = "PATTERN", default_value = "*")]
     pub pattern: String,
 
