@@ -126,7 +126,7 @@ impl Record {
     }
 }
 
-/// Returns the ratio of a path to its base, or `None` if one of the two was not counted.
+/// Returns the ratio of a path to its base, or `None` if the path or its base was not counted.
 fn ratio<'a>(counts: impl Iterator<Item = (&'a str, f64)> + Clone, name: &str) -> Option<f64> {
     let count = |name| counts.clone().find(|(other, _)| *other == name).map(|(_, count)| count);
     Some(count(name)? / count(base_of(name))?)

@@ -23,7 +23,7 @@ fn main() -> Outcome<()> {
     if !is_requested("handover") {
         return Ok(());
     }
-    // Leaves some of the open files to this process.
+    // Reserves some open files for this process.
     let limit = raise_open_files(CLIENTS + 100);
     let waiters: Vec<usize> = WAITERS.into_iter().filter(|waiters| waiters + 100 < limit).collect();
     let cores = Cores::share(1);

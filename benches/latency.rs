@@ -7,9 +7,9 @@
 //!
 //! One thread measures all times with one clock. Each time begins just before a command is written, and ends when the reply that
 //! it causes has been read.
-//! Microseconds are measured in two ways. A spinning client polls its socket, so waking it up costs no time. A sleeping client
-//! waits for the reply, and sends its call when the server sleeps too, as is usual in production. For milliseconds, the client
-//! sleeps, so that it takes no core from the server.
+//! Times in microseconds are measured in two ways. A spinning client polls its socket, so waking it up costs no time. A
+//! sleeping client waits for the reply, and sends its call when the server sleeps too, as is usual in production. For times in
+//! milliseconds, the client sleeps, so that it takes no core from the server.
 
 mod support;
 
@@ -31,8 +31,8 @@ use support::{is_requested, packed, thousands, unless_quick, Outcome};
 /// Number of waiters in the long queue.
 const WAITERS: usize = 10_000;
 const OTHER_KEYS: usize = 20_000;
-/// Samples of times in microseconds, in each round. These times depend on the cores that server and client happen to run on. So
-/// measurements that are compared with each other alternate.
+/// Number of samples in each round, for times in microseconds. These times depend on the cores that server and client happen to
+/// run on. So measurements that are compared with each other alternate.
 const MANY: usize = 500;
 /// Number of rounds, each with [`MANY`] samples.
 fn rounds() -> usize {
@@ -210,7 +210,7 @@ fn delete(server: &mut Server) -> Outcome<Samples> {
     })
 }
 
-/// Measures by how much a thread of this process oversleeps, which shows how busy the machine is.
+/// Measures by how much a thread of this process oversleeps. This shows how busy the machine is.
 fn sleep_in_this_process() -> Outcome<Samples> {
     take(some(), |number| {
         let due = Instant::now() + Duration::from_millis(varied_ms(number));
@@ -271,7 +271,7 @@ fn owner_notified(server: &mut Server) -> Outcome<Samples> {
 /// Measures the delay from the end of the holder's lease to the waiter's grant, while many other keys expire. Also returns the
 /// number of those keys.
 fn lease_end_among_others(server: &mut Server) -> Outcome<(Samples, usize)> {
-    // The other keys expire during the measurement, which takes about this time.
+    // The expected duration of the measurement. The other keys expire within this time.
     let total_ms = some() * 27;
     let mut pipeline = redis::pipe();
     for number in 0..OTHER_KEYS {
@@ -284,7 +284,7 @@ fn lease_end_among_others(server: &mut Server) -> Outcome<(Samples, usize)> {
     Ok((samples, before - server.keys()?))
 }
 
-/// Sleeps for a varied time, so that samples begin at different points within the server's millisecond.
+/// Sleeps for a varying time, so that samples start at different offsets within a millisecond of the server's clock.
 fn pause(number: usize) {
     sleep(Duration::from_micros(500 + (number as u64 * 617) % 2000));
 }
@@ -343,7 +343,7 @@ enum Wait {
 use Wait::{Sleeping, Spinning};
 
 impl Wait {
-    /// Waits until the server sleeps too, if this client sleeps.
+    /// For a sleeping client, waits until the server sleeps too.
     fn until_all_sleep(self) {
         if self == Sleeping {
             sleep(Duration::from_micros(200));
@@ -358,7 +358,7 @@ struct Peer {
 }
 
 impl Peer {
-    /// Sends a command. Returns the time just before.
+    /// Sends a command. Returns the time just before the write.
     fn send(&mut self, command: &[u8]) -> Outcome<Instant> {
         let sent = Instant::now();
         self.stream.write_all(command)?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Memory of the server for a lock, for a blocked waiter with its own connection, for a waiter with `NOTIFY`, and for a watchdog.
+//! The server's memory for a lock, a blocked waiter with its own connection, a waiter with `NOTIFY`, and a watchdog.
 //!
 //! Each value is the growth of `used_memory`, divided by the number of locks or waiters. A waiter is compared with an idle
 //! connection, and with a connection that waits in `BLPOP`.
@@ -42,7 +42,7 @@ fn locks(results: &mut Results) -> Outcome<()> {
             caller.pipeline(command.split(';').flat_map(|command| {
                 (0..count).map(move |lock| command.replace('#', &format!("{lock:06}")))
             }))?;
-            // A watchdog ends with its connection, so the connection stays open. Its memory is negligible beside so many locks.
+            // A watchdog ends with its connection, so the connection stays open. One connection for so many locks adds little.
             let caller = command.ends_with("WATCHDOG").then_some(caller);
             let grown = settled(server)? - before;
             drop(caller);
@@ -50,7 +50,7 @@ fn locks(results: &mut Results) -> Outcome<()> {
         };
     let set = format!("HSET lock:# {OWNER} 1;PEXPIRE lock:# 600000");
     let acquire = format!("LOCK.ACQUIRE lock:# {OWNER} PX 600000");
-    // The first run of each is not counted, as it includes memory that is allocated only once.
+    // Discards the first run of each command, which includes memory that is allocated only once.
     grown(&mut bare, &set)?;
     grown(&mut server, &acquire)?;
     grown(&mut event_server, &acquire)?;
@@ -117,7 +117,7 @@ fn waiters(results: &mut Results) -> Outcome<()> {
     Ok(())
 }
 
-/// Measures waits with `NOTIFY`, all on one connection. No lock becomes free, so no messages are sent.
+/// Measures the memory of waits with `NOTIFY`, all on one connection. No lock is freed, so no messages are sent.
 fn waits_by_message(results: &mut Results) -> Outcome<()> {
     let count = unless_quick(10_000, 2_000);
     let numbered = |call: &str| -> Vec<String> {

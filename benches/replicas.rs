@@ -54,7 +54,7 @@ fn main() -> Outcome<()> {
     results.finish(&mut server)
 }
 
-/// Sends a call, and waits for its replies. Returns the time in microseconds.
+/// Sends a call. Returns the time until its last reply, in microseconds.
 fn timed(caller: &mut Caller, (call, replies): &(Vec<u8>, Vec<String>)) -> Outcome<f64> {
     let start = Instant::now();
     caller.send(call)?;

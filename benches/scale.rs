@@ -33,7 +33,7 @@ const HOLD: f64 = 0.02;
 /// The intended utilizations of the lock: shares of the time in which it is held.
 const UTILISATIONS: [f64; 4] = [0.5, 0.65, 0.75, 0.85];
 
-/// The number of clients. It is so large that at any time some clients are idle.
+/// The number of clients, large enough that some clients are idle at any time.
 const CLIENTS: usize = 150;
 
 /// The tolerated deviation of a measured wait from the calculated one.
@@ -135,8 +135,8 @@ fn granted(reply: &[u8]) -> Outcome<()> {
     }
 }
 
-/// Measures the cost of an acquire and a release by the number of nodes. `PUBLISH` sends the message that the lock is free to all
-/// nodes; `SPUBLISH` sends it within the shard only.
+/// Measures the cost of an acquire and a release by the number of nodes. `PUBLISH` sends the release message to all nodes;
+/// `SPUBLISH` sends it within the shard only.
 fn cluster(results: &mut Results) -> Outcome<()> {
     let mut least = None;
     for size in NODES {

@@ -33,7 +33,7 @@ fn main() -> Outcome<()> {
     if !is_requested("sleeping") {
         return Ok(());
     }
-    // Leaves some of the open files to this process.
+    // Reserves some open files for this process.
     let limit = raise_open_files(CLIENTS + 100);
     let sizes: Vec<usize> = SIZES.into_iter().filter(|size| size + 100 < limit).collect();
     let mut results = Results::of("sleeping");
@@ -104,7 +104,7 @@ fn count_system_calls(results: &mut Results) -> Outcome<()> {
     Ok(())
 }
 
-/// Measures the time of a hand-over. The rounds alternate, and the median of the rounds counts.
+/// Measures the time of a hand-over. The contenders take turns, and the result is the median of the rounds.
 fn wall_time(sizes: &[usize], results: &mut Results) -> Outcome<()> {
     let cores = Cores::share(1);
     let postgres = Postgres::start()?;
@@ -129,7 +129,7 @@ fn wall_time(sizes: &[usize], results: &mut Results) -> Outcome<()> {
     Ok(())
 }
 
-/// Measures on a new server, because the floor does not remove disconnected clients from its queue.
+/// Starts a new server for each measurement, because the floor does not remove disconnected clients from its queue.
 fn on_redis(contender: Contender, cores: &Cores, size: usize) -> Outcome<f64> {
     let mut server = contender.start(Setup::new().on_cores(&cores.server))?;
     time(cores, contender.ring(&mut server, size)?)

@@ -27,13 +27,13 @@ use support::samples::{time, Samples};
 use support::server::{Server, Setup, CLIENTS};
 use support::{is_requested, packed, thousands, unless_quick, Outcome};
 
-/// The time from setting the locks' expiry until they expire, in which the benchmark prepares the measurement.
+/// The time between setting the expiry of the locks and their expiry. The benchmark prepares the measurement meanwhile.
 const PREPARATION_TIME: Duration = Duration::from_secs(3);
 /// The limit for work on many locks, in microseconds.
 const LIMIT: Target = Target::AtMost(10_000.0);
 /// The limit for one call, in microseconds.
 const LIMIT_OF_A_CALL: Target = Target::AtMost(5_000.0);
-/// The limit for tens of thousands of readers or waits of one lock, in microseconds.
+/// The limit for work on tens of thousands of readers or waits of one lock, in microseconds.
 const LIMIT_OF_A_CROWD: Target = Target::AtMost(50_000.0);
 
 fn main() -> Outcome<()> {

@@ -36,7 +36,7 @@ fn times_have_a_fitting_unit() {
     assert_eq!(written, ["9.9 µs", "850 µs", "1.25 ms", "-"]);
 }
 
-/// Checks that a reply ends at its last byte: no part of it is a reply, and later bytes do not matter.
+/// Checks that no proper prefix of a reply counts as a reply, and that bytes after the reply do not matter.
 fn assert_reply(wire: Wire, reply: &[u8]) {
     for length in 0..reply.len() {
         assert!(matches!(wire.first_reply(&reply[..length]), Ok(None)), "{length} bytes");
@@ -93,7 +93,7 @@ fn strace_tables_are_parsed() {
 #[test]
 fn round_trips_delay_the_next_grant() {
     let request = |at: f64, hold: f64| Request { at, hold };
-    // Two seconds each way.
+    // A round trip takes four seconds: two in each direction.
     let requests = [request(0.0, 10.0), request(1.0, 1.0), request(40.0, 1.0), request(40.5, 1.0)];
     // The second request is granted when the first release arrives, at 2 + 2 + 10 + 2. Its client gets the grant at 18.
     assert_eq!(waits(&requests, 4.0), [4.0, 17.0, 4.0, 8.5]);

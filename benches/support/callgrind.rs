@@ -3,9 +3,9 @@
 //! Instructions that the server executes for a call.
 //!
 //! Two servers run under callgrind: one gets few calls, the other many. The difference of their totals, divided by the difference
-//! in calls, is the cost of one call. It excludes the cost of start and end. A server's periodic work can only increase its
-//! total. So each total is counted several times, and the minimum is used. Other programs hardly affect the counts, so several
-//! paths are counted in parallel.
+//! in calls, is the cost of one call. It excludes the server's startup and shutdown. A server's periodic work can only increase
+//! its total. So each total is counted several times, and the minimum is used. Other programs hardly affect the counts, so
+//! several paths are counted in parallel.
 //!
 //! With many clients, only the part of the run after they have connected is counted, see [`Part`].
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Clients of a [`swarm`](super::swarm), each in a closed loop: acquire, release, acquire…
+//! Clients of a [`swarm`](super::swarm). Each one acquires and releases a lock in a closed loop.
 
 use std::time::Duration;
 
@@ -120,7 +120,7 @@ pub struct Subscriber {
     latch: String,
     channel: String,
     state: State,
-    /// A message has arrived since the client last tried.
+    /// Whether a message has arrived since the client last tried.
     message: bool,
     releases: usize,
 }
@@ -133,7 +133,7 @@ enum State {
     Subscribing,
     Waiting,
     Releasing,
-    /// The next reply answers the deletion of the latch.
+    /// Waits for the reply to the deletion of the latch.
     Trailing,
 }
 

@@ -27,7 +27,7 @@ impl Cores {
         }
     }
 
-    /// Returns a remark for the results if server and load share cores.
+    /// Returns a note for the results: whether server and load share cores.
     pub fn remark(&self) -> &'static str {
         if self.server == self.loaders {
             ", on the same cores as the load"
@@ -52,11 +52,11 @@ fn usable_cores() -> Vec<usize> {
     }
 }
 
-/// Returns true if the main thread of the process sleeps. After a write to a socket has returned,
-/// a thread that waited for that socket no longer sleeps.
+/// Returns true if the main thread of the process sleeps. Once a write to a socket has returned, a thread that waited for that
+/// socket no longer sleeps.
 pub fn is_asleep(process: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{process}/task/{process}/stat")).unwrap_or_default();
-    // `id (name) state …`, and a name may contain anything.
+    // The format is `id (name) state …`. The name may contain any characters.
     stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('S'))
 }
 
@@ -89,7 +89,7 @@ pub fn cpu_of_family(process: u32) -> Outcome<Duration> {
             continue;
         };
         let stat = fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
-        // `id (name) state parent …`, and a name may contain anything.
+        // The format is `id (name) state parent …`. The name may contain any characters.
         let parent = stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(1));
         if parent.and_then(|parent| parent.parse().ok()) == Some(process) {
             sum += cpu_of(id).unwrap_or_default();

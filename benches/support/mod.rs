@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Measuring tools of the benchmarks. Servers and client programs are those of the test kit (`tests/kit`).
+//! Shared code of the benchmarks. The test kit (`tests/kit`) starts the servers and client programs.
 //!
 //! # Layout
 //!
@@ -59,7 +59,7 @@ pub fn is_quick() -> bool {
     std::env::var_os("QUICK").is_some_and(|value| !value.is_empty())
 }
 
-/// Returns the first value, or with `QUICK` the second.
+/// Returns `full`, or `quick` if `QUICK` is set.
 pub fn unless_quick<T>(full: T, quick: T) -> T {
     if is_quick() {
         quick

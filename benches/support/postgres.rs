@@ -63,7 +63,7 @@ impl Postgres {
         let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
         let mut server = run("postgres")?;
         let cores = Cores::all_but_one();
-        // Changing the user cancels the signal that ends a child with its parent. So the hook that requests it runs afterwards.
+        // A change of user clears the parent-death signal of a process. So the hook that requests the signal runs afterwards.
         machine::tie(&mut server, &cores.server);
         server.args([
             "-p",
@@ -120,14 +120,14 @@ impl Drop for Postgres {
     }
 }
 
-/// Returns the programs' folder of the newest version, where Debian installs it.
+/// Returns the folder of the programs of the newest version that Debian has installed.
 fn programs() -> Option<PathBuf> {
     let versions = fs::read_dir("/usr/lib/postgresql").ok()?;
     let programs = versions.filter_map(|version| Some(version.ok()?.path().join("bin")));
     programs.filter(|programs| programs.join("initdb").exists()).max()
 }
 
-/// Returns the user and group to run as. Without root privileges, returns `None`: the present user runs the server.
+/// Returns the user and group to run as. Without root privileges, returns `None`: the current user runs the server.
 fn user() -> Outcome<Option<(u32, u32)>> {
     // SAFETY: a system call that cannot fail.
     if unsafe { libc::geteuid() } != 0 {

@@ -104,7 +104,7 @@ fn run<C: Client + Send>(
     cpu: impl Fn() -> Outcome<Duration> + Send,
     time: Duration,
 ) -> Outcome<Race> {
-    // Does not measure until all clients have queued up.
+    // Gives all clients time to queue up before the measurement.
     let warm_up = Duration::from_millis(300) + Duration::from_micros(100) * u32::try_from(clients.len())?;
     let race = move || -> Outcome<Race> {
         pin(&cores.loaders);

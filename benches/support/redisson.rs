@@ -71,11 +71,11 @@ pub struct JvmRace {
     pub all_grants: f64,
     /// Grants in the measured time.
     pub grants: f64,
-    /// The quantiles of the hand-over times between threads, in microseconds, one for each thousandth.
+    /// The per-mille quantiles of the hand-over times between threads, in microseconds.
     pub hand_overs: Vec<f64>,
 }
 
-/// Clients that share nothing but the JVM, as if each ran in its own process.
+/// Number of clients that share only the JVM, as if each ran in its own process.
 const PROCESSES: usize = 200;
 
 impl Jvm {

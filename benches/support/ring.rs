@@ -17,7 +17,7 @@ use super::swarm::{Endpoint, Link};
 use super::wire::Wire;
 use super::Outcome;
 
-/// The longest time until a reply.
+/// The maximum time until a reply.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The moment at which the next call is sent.

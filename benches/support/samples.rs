@@ -7,7 +7,7 @@
 pub struct Samples(pub Vec<f64>);
 
 impl Samples {
-    /// Returns a quantile, in thousandths.
+    /// Returns the quantile at this number of thousandths: 500 is the median.
     pub fn per_mille(&self, per_mille: usize) -> f64 {
         let mut values = self.0.clone();
         if values.is_empty() {

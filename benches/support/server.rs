@@ -200,7 +200,7 @@ impl Server {
         self.signal(libc::SIGTERM);
         self.wait();
         let log = self.log();
-        // A child that saved the data for a replica reports its own count.
+        // Selects the count by process id: a child that saved the data for a replica reports its own count.
         let line = format!("=={}== Collected : ", self.id());
         let count = log.lines().find_map(|said| said.strip_prefix(&line));
         Ok(count.ok_or_else(|| format!("callgrind has counted nothing:\n{log}"))?.trim().parse()?)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-//! The server's cost of a hand-over if all programs sleep: the clients until they get a reply, and the server between any two
-//! calls. Compares this module with the floor, a module that only queues clients and unblocks them.
+//! The server's cost of a hand-over among sleeping programs: clients sleep until they get a reply, and the server sleeps
+//! between any two calls. Compares redis-lock with the floor, a module that only queues clients and unblocks them.
 
 use super::callgrind::Part;
 use super::clients::{floor_calls, native_calls};
@@ -11,7 +11,7 @@ use super::swarm::Endpoint;
 use super::wire::Wire;
 use super::{packed, unless_quick, Outcome};
 
-/// Number of hand-overs before counting begins. They exclude the first allocations for a lock from the count.
+/// Number of hand-overs before counting begins, so that the first allocations for a lock are not counted.
 const WARM_UP: u32 = 100;
 
 /// The number of parts of equal length that are counted. The minimum is used, because periodic work can only increase the count
@@ -22,7 +22,7 @@ const PARTS: u32 = 4;
 /// run a busy loop while a module's timer is further away than that.
 const LONG_LEASE_MS: &str = "600000";
 
-/// The maximum number of clients with which two rings run at the same time.
+/// The maximum number of clients per ring if two rings run at the same time.
 const MAX_PARALLEL_CLIENTS: usize = 1000;
 
 /// The module whose commands the clients use.

@@ -115,7 +115,7 @@ impl Link {
         Ok(())
     }
 
-    /// Reads all available bytes. If some were left, later bytes would cause no event.
+    /// Reads all available bytes. If bytes stayed unread, later bytes would cause no event.
     pub(super) fn read(&mut self, part: &mut [u8]) -> Outcome<()> {
         loop {
             match self.stream.read(part) {

@@ -14,7 +14,7 @@ use super::{machine, Outcome};
 /// The maximum time until strace has attached to the server.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The number of calls of each system call, by name.
+/// How often each system call was made, by its name.
 pub type Counts = BTreeMap<String, u64>;
 
 /// Counts the system calls of the server while `play` runs. Returns `None` and prints a line if strace is missing or is not
