@@ -72,7 +72,7 @@ impl Connector {
 }
 
 impl Link {
-    /// Calls, and waits at most `timeout` for the reply, or without limit. The link is unusable after a connection error.
+    /// Makes a call. Waits at most `timeout` for the reply, or without limit. The link is unusable after a connection error.
     ///
     /// # Errors
     ///

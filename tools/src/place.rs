@@ -129,7 +129,7 @@ impl ServerOptions {
     }
 
     pub(crate) fn certificates(&self) -> Result<Certificates, String> {
-        // Fails if a provider is installed already. It is the same one.
+        // Fails only if a provider is already installed, which is then the same one.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let read = |path: &Option<PathBuf>| {
             let read =
@@ -208,7 +208,7 @@ pub(crate) fn tcp() -> TcpSettings {
         .set_user_timeout(Duration::from_secs(15))
 }
 
-/// The text of an error. Replaces it by advice if the server has no LOCK commands.
+/// The text of an error, or advice if the server has no LOCK commands.
 #[must_use]
 pub fn explain(text: &str) -> String {
     if text.contains("unknown command") && text.contains("LOCK.") {

@@ -20,7 +20,8 @@ pub enum Text {
     Zsh,
 }
 
-/// Writes a text about a command to the standard output. `more` is appended to the manual page, in roff.
+/// Writes the manual page or a completion script of a command to the standard output. `more` is appended to the manual page, in
+/// roff.
 ///
 /// # Errors
 ///

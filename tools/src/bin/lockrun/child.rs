@@ -16,7 +16,7 @@ use nix::sys::signal::{kill, pthread_sigmask, SigSet, SigmaskHow, Signal};
 use nix::sys::termios::{tcgetattr, tcsetattr, SetArg, Termios};
 use nix::unistd::{getpgrp, getpid, tcgetpgrp, Pid};
 
-/// The end of the command.
+/// The outcome of the command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
     Exited(i32),
@@ -57,7 +57,7 @@ pub(crate) fn start(mut command: Command, blocked: SigSet) -> io::Result<Pid> {
         });
     }
     let child = command.spawn()?;
-    // `watch` waits for it by its process ID.
+    // `watch` waits for the command by its process ID.
     Ok(Pid::from_raw(i32::try_from(child.id()).map_err(io::Error::other)?))
 }
 
@@ -80,7 +80,7 @@ pub(crate) fn watch(command: Pid, report: impl Fn(Ended)) {
     }
 }
 
-/// Forwards a signal to the command. Ignores that the command may have ended.
+/// Forwards a signal to the command. Ignores the error if the command has ended.
 pub(crate) fn signal(command: Pid, signal: Signal) {
     let _ = kill(command, signal);
 }
@@ -128,7 +128,7 @@ impl Terminal {
         Terminal(tcgetattr(io::stdin()).ok())
     }
 
-    /// Restores the settings, as a killed command cannot.
+    /// Restores the settings. A killed command cannot restore them itself.
     pub(crate) fn restore(&self) {
         if let Some(before) = &self.0 {
             if tcgetpgrp(io::stdin()) == Ok(getpgrp()) {

@@ -40,25 +40,25 @@ enum Event {
     CommandEnded(Ended),
 }
 
-/// The interval between searches for descendants while the command is ended.
+/// The interval between searches for descendants while this program terminates the command.
 const DESCENDANTS_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The maximum time for processes to end after SIGKILL.
 const KILL_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The maximum time for the release. Afterwards the lease frees the lock.
+/// The maximum time for the release. Without a release, the end of the lease frees the lock.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The maximum time for the cancellation of a wait. Afterwards the end of the connection ends the wait.
+/// The maximum time for the cancellation of a wait. Without a cancellation, the wait ends when its connection closes.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Signals within this time after the end of the command belong to that end, such as the second copy of Ctrl-C.
 const SIGNAL_GRACE: Duration = Duration::from_millis(500);
 
-/// The end of this program.
+/// How this program exits.
 enum End {
     Status(u8),
-    /// By the same signal as the command, as after Ctrl-C, so that the parent of this program sees it.
+    /// Dies by the same signal as the command, such as after Ctrl-C, so that the parent of this program sees the signal.
     Signal(Signal),
 }
 
@@ -101,7 +101,7 @@ struct Run {
     original_mask: SigSet,
     sender: Sender<Event>,
     events: Receiver<Event>,
-    /// Ends the wait.
+    /// Cancels the wait.
     canceller: Canceller,
     stage: Arc<Stage>,
 }
@@ -120,7 +120,7 @@ impl Run {
             lease: options.lease,
             wait: if options.nonblock { Some(Duration::ZERO) } else { options.wait },
         };
-        // First, so that an invalid URL is a usage error.
+        // The URL is parsed before all other steps, so that an invalid one is a usage error.
         let server = options.server.server()?;
         let signals = signals::block()?;
         let (sender, events) = mpsc::channel();
@@ -288,7 +288,7 @@ impl Run {
             if left.is_zero() {
                 return Err(UNREACHABLE.to_owned());
             }
-            // The clock of the hold includes the sleep of the machine, and this timeout does not, so it is short.
+            // The clock of the hold runs while the machine is suspended, but this timeout does not. So the timeout is short.
             match self.events.recv_timeout(left.min(Duration::from_secs(1))) {
                 Ok(Event::CommandEnded(ended)) => return Ok(ended),
                 Ok(Event::Renewer(RenewerEvent::Lost(why))) => return Err(why),
@@ -332,8 +332,8 @@ impl Run {
             return;
         }
         messages::print("command did not end after SIGTERM, sending SIGKILL");
-        // Repeated, as processes may start others meanwhile. Limited, as a process that waits for a broken disk or belongs to
-        // another user does not end.
+        // Repeats the signal, as processes may start others meanwhile. Stops after a time, as a process survives while it waits
+        // for a broken disk, or if it belongs to another user.
         let until = Instant::now() + KILL_TIMEOUT;
         while Instant::now() < until && child::signal_all(Signal::SIGKILL) > 0 {
             thread::sleep(DESCENDANTS_INTERVAL);
@@ -346,7 +346,7 @@ impl Run {
         loop {
             match self.events.recv_timeout(RELEASE_TIMEOUT.saturating_sub(since.elapsed())) {
                 Ok(Event::Renewer(RenewerEvent::Released(released))) => return Some(released),
-                // The signal of a Ctrl-C that has ended the command may arrive after its end.
+                // A Ctrl-C that has ended the command may reach this program only after the end of the command.
                 Ok(Event::Signal(
                     Received::Forward(_) | Received::FromTerminal(_) | Received::BeforeCommand(_),
                 )) if since.elapsed() > SIGNAL_GRACE => return None,
@@ -389,7 +389,7 @@ impl Run {
         while let Ok(event) = self.events.recv_timeout(until.saturating_duration_since(Instant::now())) {
             match event {
                 Event::WaitEnded(Outcome::Granted(hold)) => {
-                    // The grant and the cancellation have crossed.
+                    // The server granted the lock before it received the cancellation.
                     self.start_renewer(&Arc::new(hold)).release();
                     self.wait_until_released();
                     return;
@@ -407,7 +407,7 @@ impl Run {
 
     fn unavailable(&self, error: &Error) -> u8 {
         let text = describe(error);
-        // The text for an unreachable server names its address already.
+        // The text for an unreachable server already names its address.
         messages::print(&if error.is_unsent() {
             text
         } else {

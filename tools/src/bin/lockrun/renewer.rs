@@ -71,12 +71,12 @@ impl Renewer {
     }
 }
 
-/// Whether the hold is over. A key that does not hold a lock has no owner either.
+/// Whether the error means that the hold is over. A key that no longer holds a lock is a loss, too.
 pub(crate) fn is_loss(error: &Error) -> bool {
     matches!(error, Error::Lost(_)) || error.code() == Some("WRONGTYPE")
 }
 
-/// The reason for a loss: the server's error, or else its silence.
+/// The reason for a loss: the server's error, or [`UNREACHABLE`] if the server did not report the loss.
 pub(crate) fn loss_reason(error: &Error) -> String {
     match error {
         Error::Lost(_) if error.code() != Some("NOTOWNER") => UNREACHABLE.to_owned(),

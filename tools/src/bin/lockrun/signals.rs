@@ -24,11 +24,11 @@ pub(crate) enum Received {
     Forward(Signal),
     /// The terminal has sent the signal to the command, too.
     FromTerminal(Signal),
-    /// The terminal has sent the signal before the command was running.
+    /// The terminal sent the signal before the command was running.
     BeforeCommand(Signal),
 }
 
-/// The signals that this program receives by [`next`].
+/// The signals that [`next`] receives.
 #[derive(Clone, Copy)]
 pub(crate) struct Signals {
     pub(crate) received: SigSet,
@@ -44,7 +44,7 @@ pub(crate) struct Signals {
 pub(crate) fn block() -> nix::Result<Signals> {
     let mut received = SigSet::empty();
     for signal in FORWARDED.into_iter().chain(STOP_SIGNALS) {
-        // An ignored signal stays ignored, by the command too, as after `nohup lockrun`.
+        // A signal that was ignored before, such as with `nohup lockrun`, stays ignored by this program and by the command.
         if !is_ignored(signal)? {
             received.add(signal);
         }
@@ -107,7 +107,7 @@ pub(crate) fn next(signals: &SigSet, stage: &Stage) -> Option<Received> {
                 stage.wait_until_started();
                 Received::Stop
             }
-            // The code is positive only for signals of the kernel, such as those of the terminal.
+            // The code is positive only for signals from the kernel, such as those of the terminal.
             signal if code > 0 && stage.is(RUNNING) => Received::FromTerminal(signal),
             signal if code > 0 => Received::BeforeCommand(signal),
             signal => Received::Forward(signal),

@@ -39,7 +39,7 @@ pub(crate) enum Outcome {
 /// Reports errors during the wait, and gives up if no server was ever reached.
 struct ErrorHandler {
     begun: Instant,
-    /// The time after which the wait is given up if no connection was ever made.
+    /// The wait fails after this time if no connection was ever made.
     connect_timeout: Duration,
     canceller: Canceller,
     report: Box<dyn Fn(&str) + Send + Sync>,
@@ -52,12 +52,12 @@ struct ErrorState {
     connected: bool,
     /// Whether an error was reported.
     reported: bool,
-    /// The error for which the wait was given up.
+    /// The error that ended the wait.
     fatal: Option<Error>,
 }
 
 /// Waits for the lock. If the connection is lost, the wait continues over a new connection, with the same position in the queue
-/// if it is the same server. After a cancellation nothing waits and nothing is held.
+/// if it is the same server. A cancellation leaves neither a wait nor a hold.
 pub(crate) fn acquire(
     server: Server,
     request: &LockRequest,
@@ -74,12 +74,12 @@ pub(crate) fn acquire(
         state: Mutex::default(),
     });
     let handler = Arc::clone(&errors);
-    // If a renewal gets no reply, a second one still fits into the lease.
+    // A timeout this short leaves time within the lease for a second renewal if the first gets no reply.
     let reply_timeout = (request.lease / 3).clamp(Duration::from_millis(500), REPLY_TIMEOUT);
     let settings = Settings::new().patience(reply_timeout).on_trouble(move |error| handler.handle(error));
     // Leaked, as dropping it would wait for a silent server. It ends with this program.
     let locks = Box::leak(Box::new(Locks::at(server, settings)));
-    // Processes that the command has started may outlive this program, so the hold must not end with the connection.
+    // Processes that the command starts may outlive this program, so the hold must not end with the connection.
     let mut lock =
         locks.lock(request.key.clone()).owner(&request.owner).lease(request.lease).keep(false).fence();
     if request.shared {
@@ -107,7 +107,7 @@ pub(crate) fn acquire(
 }
 
 impl ErrorHandler {
-    /// Reports the first error once a server was reached. Cancels the wait if none is reached in time.
+    /// Reports the first error after a server was reached. Cancels the wait if no server is reached in time.
     fn handle(&self, error: &Error) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.connected |= !error.is_unsent();

@@ -82,12 +82,12 @@ fn end_at_signals() -> nix::Result<()> {
 /// Ends this program, even if the drawing thread is blocked.
 fn leave(status: i32) -> ! {
     ratatui::restore();
-    // The drawing thread would have shown the cursor at its end.
+    // The drawing thread shows the cursor when it ends, but it may be blocked.
     let _ = execute!(io::stdout(), Show);
     process::exit(status)
 }
 
-/// The keys of the user. A thread of its own reads them, so that the user can quit while a silent server is asked.
+/// The key presses of the user. A separate thread reads them, so that the user can quit while the server does not reply.
 fn user_events(asking: Arc<AtomicBool>) -> Receiver<io::Result<Event>> {
     let (sender, events) = mpsc::channel();
     thread::spawn(move || loop {
@@ -115,7 +115,7 @@ fn is_quit_key(key: &KeyEvent) -> bool {
 fn end(result: io::Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        // The reader of the output has closed it.
+        // The reader of the output has closed the pipe.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("locktop: {error}");
@@ -213,7 +213,7 @@ impl Top {
                 line.trim_end().to_owned()
             })
             .collect();
-        // Remove lines that contain only the line between the two columns.
+        // Removes lines that contain only the separator between the two columns.
         while lines.last().is_some_and(|line| line.trim_matches([' ', '│']).is_empty()) {
             lines.pop();
         }
@@ -304,8 +304,7 @@ impl Top {
         self.selected = self.state.locks.get(at.min(last)).map(|lock| lock.raw.clone());
     }
 
-    /// Asks for confirmation to break the selected lock. If the selection has moved by itself,
-    /// shows a message instead.
+    /// Asks for confirmation to break the selected lock. Shows a message instead if the user has not chosen the selected lock.
     fn ask_about_selected(&mut self) {
         let at = self.selected_index();
         let Some(lock) = self.state.locks.get(at) else { return };

@@ -15,7 +15,7 @@ const MAX_WAITERS: usize = 20;
 /// The locks and figures of the screen.
 #[derive(Debug, Default)]
 pub(crate) struct State {
-    /// Ordered by the longest wait.
+    /// The lock with the longest wait is the first.
     pub locks: Vec<Lock>,
     /// The fields of `INFO lock`.
     pub figures: HashMap<String, i64>,
@@ -55,7 +55,7 @@ pub(crate) struct Waiter {
     pub owner: String,
     pub mode: String,
     pub waited_ms: i64,
-    /// -1 without limit.
+    /// -1 if the wait has no limit.
     pub remaining_ms: i64,
     pub client: i64,
 }

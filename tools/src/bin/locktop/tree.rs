@@ -6,7 +6,7 @@ use std::collections::{HashMap, HashSet};
 
 use crate::state::Lock;
 
-/// The maximum depth. Deadlocks do not exist, but data from several calls may look like a cycle.
+/// The maximum depth. The server refuses deadlocks, but data from several calls may look like a cycle.
 const MAX_DEPTH: usize = 16;
 
 /// A line of the tree.
