@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Acquire, re-enter, renew, release, break and inspect a lock that has no waiters.
+//! Acquires, re-enters, renews, releases, breaks and inspects a lock that has no waiters.
 
 use redis::Value;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! `LOCK.CANCEL` undoes an acquire in any state: not yet arrived, waiting or granted (4, 5, 7).
+//! `LOCK.CANCEL` undoes an acquire in any state: not yet arrived, waiting or granted (invariants 4, 5, 7).
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -60,7 +60,7 @@ fn cancel_releases_a_hold(flavor: Flavor) {
         assert_eq!(client.call("LOCK.RELEASE l a"), "0");
         assert_eq!(client.call("LOCK.CANCEL l a ID 1"), "0");
         assert_eq!(client.call("LOCK.ACQUIRE l a ID 1"), CANCELLED);
-        // The cancel ends the kind of hold that its request acquired; it also works for a generated owner.
+        // The cancel ends the kind of hold that its request acquired. It also works for a generated owner.
         assert_eq!(client.call("LOCK.ACQUIRE m a PX 60000 ID x"), "1");
         assert_eq!(client.call("LOCK.ACQUIRE m a SHARED PX 60000 ID s"), "2");
         assert_eq!(client.call("LOCK.CANCEL m a ID s"), "1");
@@ -213,7 +213,7 @@ fn cancel_in_rounds(port: u16, task: usize, rounds: usize) {
     let mut canceller = Client::connect(port);
     let mut outcomes = HashSet::new();
     for round in 0..rounds {
-        // Pseudo-random pauses of all lengths, without a rhythm between tasks.
+        // Pseudo-random pauses, so that the tasks do not run in step.
         let pause = (round * 7919 + task * 104_729) % 1_500;
         let mut waiting = Client::connect(port);
         let owner = if round % 5 == 0 { "same".to_owned() } else { format!("{task}-{round}") };

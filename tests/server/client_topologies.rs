@@ -60,7 +60,7 @@ fn locks_follow_the_primary(flavor: Flavor) {
         assert!(troubles.lock().unwrap().iter().all(|error| error.kind() == "unavailable"));
         assert!(!troubles.lock().unwrap().is_empty());
         held_by(&hold, &watched.client().call("LOCK.INFO k"));
-        // From here on, the hold depends on this process again.
+        // After the renewal, the hold ends with a connection of this process again.
         until("the hold is renewed by the new primary", || {
             watched.client().call("LOCK.INFO k").contains("ephemeral, 1")
         });
@@ -75,7 +75,7 @@ fn locks_follow_the_primary(flavor: Flavor) {
     });
     locks.close();
     assert_eq!(watched.client().call("LOCK.INFO k"), FREE);
-    // A silent Sentinel blocks no caller forever, and the check for a primary needs no extra permission.
+    // A silent Sentinel delays a caller only for a limited time. The check for a primary needs no extra permission.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let silent = format!("redis://{}", silent.local_addr().unwrap());
     let user = "ACL SETUSER few on >secret ~k &lock:inbox:* -@all \

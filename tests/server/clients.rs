@@ -23,7 +23,7 @@ enum Kind {
     AsyncioNew,
 }
 
-/// Defines the tests of a program. Tests that depend on the server run on every one with `on every`.
+/// Defines the tests of a program. With `on every`, the tests that depend on the server run on every server.
 macro_rules! tests_of {
     ($($client:ident: $kind:ident on $servers:ident;)*) => { $(
         mod $client {
@@ -90,7 +90,7 @@ const INSIDE_KEY: &str = "example:inside";
 /// A time in milliseconds, longer than any test.
 const LONG: u64 = 600_000;
 
-/// The arguments of a program after its lock.
+/// The arguments of a program that follow the name of the lock.
 #[derive(Clone)]
 struct Plan {
     /// How often each task works under the lock.

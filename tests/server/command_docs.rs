@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! `COMMAND DOCS`, ACL categories and `redis-cli` hints agree with the pages in `docs/commands` (10, 11).
+//! `COMMAND DOCS`, ACL categories and `redis-cli` hints agree with the pages in `docs/commands` (invariants 10, 11).
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -288,7 +288,7 @@ fn a_late_retry_binds_no_later_hold(flavor: Flavor) {
             let (mut a, mut b) = (world.client(), world.client());
             let call = format!("LOCK.ACQUIRE k o {option} ID r PX 300");
             assert_eq!(a.call(&call), "1");
-            // In this case, the first connection is closed before the repeated call.
+            // With `WATCHDOG` alone, the first connection is closed before the repeated call.
             if option == "WATCHDOG" {
                 a.close();
                 until("nothing is renewed", || bound(world) == (0, 0));
@@ -540,7 +540,7 @@ fn demotion_and_promotion_keep_the_watchdog(flavor: Flavor) {
     a.call("LOCK.ACQUIRE k a WATCHDOG PX 2000");
     b.call("LOCK.ACQUIRE e b EPHEMERAL PX 100000");
     until_renewed(&mut watcher, "k");
-    // The replica only supplies the data, so that the keys stay the same.
+    // The old primary synchronizes from its own replica, so its keys stay the same.
     let mut r = replica.client();
     until("the replica is in sync", || r.call("PEXPIRETIME k") == watcher.call("PEXPIRETIME k"));
     r.call("REPLICAOF NO ONE");

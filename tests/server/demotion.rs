@@ -136,7 +136,7 @@ fn demotion_before_first_use_is_noticed(flavor: Flavor) {
         assert!(a.call("LOCK.ACQUIRE k a").starts_with("READONLY "));
         assert_eq!(a.call("REPLICAOF NO ONE"), "OK");
     }
-    // The first use is a wait that only the lease can end.
+    // The module's first wait is behind a foreign hold, which only the lease can end.
     assert_eq!(a.call("HSET k a 1"), "1");
     assert_eq!(a.call("PEXPIRE k 600000"), "1");
     let waiter = server.waiting("LOCK.ACQUIRE k b BLOCK 0");

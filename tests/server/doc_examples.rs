@@ -56,7 +56,7 @@ struct Page {
     token: String,
 }
 
-/// A terminal of the page: redis-cli or a shell.
+/// A terminal in which a page runs its commands: redis-cli or a shell.
 struct Terminal {
     name: String,
     child: Child,
@@ -72,7 +72,7 @@ struct Block {
     terminal: Option<String>,
     before: Vec<String>,
     lines: Vec<String>,
-    /// The block belongs to another test.
+    /// Whether another test runs the block.
     elsewhere: bool,
 }
 

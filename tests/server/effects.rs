@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-//! Effects outside the lock itself: plain commands to replicas and the AOF, keyspace events, `WATCH`, client-side caches,
-//! and the message about a freed lock (8).
+//! Effects outside the lock itself (invariant 8): plain commands to replicas and the AOF, keyspace events, `WATCH`,
+//! client-side caches, and the release message.
 
 use std::collections::BTreeSet;
 

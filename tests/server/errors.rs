@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Bad input gets a clear error, changes nothing, and does not crash the server (10, 12).
+//! Bad input gets a clear error, changes nothing, and does not crash the server (invariants 10, 12).
 
 use crate::support::world::keys;
 use crate::support::{in_world, in_world_with, until, Flavor, Server};

@@ -195,7 +195,7 @@ fn unblock_and_release_have_one_outcome(flavor: Flavor) {
     });
 }
 
-/// State of clients that have waited ends with them, however they leave, even while others wait.
+/// The state of a waiter is removed however the waiter leaves, even while others wait.
 fn departed_waiters_are_forgotten(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();

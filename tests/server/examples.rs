@@ -166,7 +166,7 @@ fn assert_nothing_stays(mut server: Server) {
     server.assert_healthy();
 }
 
-/// The first case is the textbook's example: requests come half as often as the lock can be granted.
+/// The first case is a textbook example: requests arrive half as often as the lock can be granted.
 #[test]
 fn waits_for_a_hot_lock_are_calculated() {
     let calculate = |args: &str| {
@@ -179,7 +179,8 @@ fn waits_for_a_hot_lock_are_calculated() {
     assert_eq!(status, Some(0), "{printed}");
     let most = "the lock is busy for 50 % of the time; 100.0 grants a second are the most\n";
     assert!(printed.stdout.starts_with(most), "{printed}");
-    // A service takes 10 ms: exponential, plus the round trip. So: 50 / s * (2 * 81 + 18 + 1) ms² / (2 * 0.5) + 1 ms.
+    // A hold is exponential with a mean of 9 ms, and a round trip of 1 ms follows it. The lock is busy half of the time.
+    // The mean wait is thus 50 / s * (2 * 81 + 18 + 1) ms² / (2 * 0.5) + 1 ms.
     assert!(printed.stdout.contains("on average 0.5 wait for it\n"), "{printed}");
     let mean = printed.stdout.split_once("mean ").unwrap().1.split_once(" ms").unwrap().0;
     assert!((mean.parse::<f64>().unwrap() - 10.05).abs() < 0.2, "{printed}");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 
 //! Failovers while many clients use every feature. A checker that shares no code with the module decides whether every
-//! promise to clients was met (1, 5). See `tests/history`.
+//! promise to clients was met (invariants 1, 5). See `tests/history`.
 //!
 //! A primary has two replicas. It is killed while they lag behind, or hands over (`FAILOVER`), or is cut off from them. A
 //! primary that is cut off still serves clients while the first replica is promoted. `HISTORY_SECONDS` sets the length of each
@@ -202,7 +202,7 @@ pub(super) fn load(
     let report = check(&records, &LIMITS);
     eprintln!("{promise:?} {module_args:?} {kinds:?}: {failovers} failovers, seed {seed}: {report}");
     assert!(failovers > 0 && report.grants > MIN_GRANTS as usize, "{report}");
-    // Tokens and guarded writes must be right with every acknowledgement.
+    // Tokens and guarded writes must be right with every kind of acknowledgement.
     if report.violations.iter().any(|one| one.rule != Rule::Exclusion) {
         let file = save_history(seed, &records);
         panic!("seed {seed} has a wrong history, see {}:\n{report}", file.display());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 
 //! External clients such as Redisson's get a message and then race for the lock. These tests simulate them with scripts and
-//! a subscription; `redisson` has the real ones. Neither external nor native waiters starve (3).
+//! a subscription; `redisson` has the real ones. Neither external nor native waiters starve (invariant 3).
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Barrier;

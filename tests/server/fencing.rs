@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Fencing tokens: each is greater than all earlier tokens, despite every fault (6).
+//! Fencing tokens: each is greater than all earlier tokens, despite every fault (invariant 6).
 
 use crate::support::server::load_module;
 use crate::support::{in_world, until, Client, Flavor, Server, World};

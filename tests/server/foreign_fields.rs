@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Foreign writes to single fields of a lock: deletions and field TTLs (2, 3).
+//! Foreign writes to single fields of a lock: deletions and field TTLs (invariants 2, 3).
 
 use std::time::{Duration, Instant};
 
@@ -79,8 +79,7 @@ fn a_token_field_alone_is_no_lock(flavor: Flavor) {
         assert_eq!(a.call("HGETALL k"), "[b, 1]");
         assert_eq!(a.call("LOCK.RELEASE k b"), "0");
         assert!(redisson.recv().ends_with("{k}, 0]"));
-        // The first call that notices the free lock announces it once to external clients. The lock is reconciled for them
-        // even if it was announced before.
+        // The first call that notices the free lock announces it once to external clients, and deletes the key.
         for notice in ["LOCK.RELEASE k a", "LOCK.RENEW k a", "LOCK.BREAK k"] {
             leave_token(&mut a);
             let reply = a.call(notice);

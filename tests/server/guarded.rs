@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! `LOCK.CHECK` and `LOCK.GUARD`: a former owner writes nothing to the server (10, 12).
+//! `LOCK.CHECK` and `LOCK.GUARD`: a former owner writes nothing to the server (invariants 10, 12).
 
 use crate::effects::{stream, timeless};
 use crate::fencing::token_of;

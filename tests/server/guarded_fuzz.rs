@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 
 //! Sends every command of the server through `LOCK.GUARD`, with junk and with plausible arguments, in every context. No
-//! command crashes the server, blocks, or exceeds its caller's permissions (12). Replica and AOF follow (8).
+//! command crashes the server, blocks, or exceeds its caller's permissions (invariant 12). Replica and AOF stay equal to the
+//! primary (invariant 8).
 
 use std::collections::BTreeSet;
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-//! `LOCK.GUARD` with `EVAL`, `EVALSHA` and `FCALL` (12). The module runs scripts slightly later, so that a slow script does
-//! no harm when its client disconnects.
+//! `LOCK.GUARD` with `EVAL`, `EVALSHA` and `FCALL` (invariant 12). The module runs scripts slightly later, so that a slow
+//! script does no harm when its client disconnects.
 
 use std::fmt::Write as _;
 
@@ -292,7 +292,7 @@ fn in_a_pause(world: &World, a: &mut Client, b: &mut Client) {
 fn in_a_pause_after(world: &World, a: &mut Client, b: &mut Client, before: &str) {
     let mut observer = world.client();
     for _ in 0..50 {
-        // The server reads clients that it has not read in the last iteration in order of arrival.
+        // Among clients that the last iteration did not read, the server follows the order of arrival.
         observer.call(before);
         world.signal(libc::SIGSTOP);
         send(a, &["EVAL", "return redis.call('INCR', 'x')", "0"]);
@@ -417,7 +417,7 @@ fn a_user_named_superuser_gains_nothing(flavor: Flavor) {
     });
 }
 
-/// The token counts from then on, even if a failover lost the end of the counter.
+/// A guard with a token ahead of the counter raises the counter before its script can acquire the lock.
 fn grants_in_scripts_have_newer_tokens(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 
 //! Many clients use every feature at once. A checker that shares no code with the module decides whether the observed
-//! history can be right (1 to 7). See `tests/history`.
+//! history can be right (invariants 1 to 7). See `tests/history`.
 //!
 //! `HISTORY_SECONDS` sets the length of each run. `HISTORY_SEED` repeats the random choices of a run.
 

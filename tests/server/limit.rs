@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! `SHARED LIMIT n`: a semaphore with the leases, tokens and queue of any lock (1, 3, 4).
+//! `SHARED LIMIT n`: a semaphore with the leases, tokens and queue of any lock (invariants 1, 3, 4).
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;

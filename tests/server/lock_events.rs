@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! `lock.events yes` sends owners events about their holds (9, 11).
+//! `lock.events yes` sends owners events about their holds (invariants 9, 11).
 
 use crate::support::cluster::Cluster;
 use crate::support::{in_world, until, Client, Flavor, Server, World};

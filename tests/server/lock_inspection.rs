@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Holders, the age of their holds and their connections: `LOCK.INFO`, `LOCK.BLOCKERS`, `LOCK.SCAN` (10).
+//! Holders, the age of their holds and their connections: `LOCK.INFO`, `LOCK.BLOCKERS`, `LOCK.SCAN` (invariant 10).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::thread::sleep;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! `lockrun`, started as shells and cron start it.
+//! Runs `lockrun` as shells and cron do.
 
 use std::fs;
 use std::io::Write;
@@ -470,7 +470,7 @@ fn lockrun_finds_the_cluster_node(flavor: Flavor) {
         assert_eq!(status_and_text(&run.finish()), (Some(0), String::new()), "{key}");
         assert_eq!(node.call(&format!("LOCK.INFO {key}")), "nil");
     }
-    // The first named node is unreachable, and a run without --cluster.
+    // lockrun skips an unreachable node of --cluster. Without --cluster, it suggests the option.
     let at = |url: &str, arguments: &[&str]| {
         let mut command = tool("lockrun");
         command.args(["-u", url]).args(arguments).args(["a", "true"]);

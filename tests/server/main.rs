@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-//! Tests of client-visible behavior on real servers. Each test starts its own servers, see `support`. Numbers in parentheses
-//! in the first lines of a file refer to the invariants in `docs/design.md`.
+//! Tests of client-visible behavior on real servers. Each test starts its own servers, see `support`. The numbers of
+//! invariants in the first lines of a file are those of `docs/design.md`.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::undocumented_unsafe_blocks, unreachable_pub)]
 

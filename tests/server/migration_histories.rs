@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 
 //! A slot of a cluster moves repeatedly while many clients use its locks. A checker that shares no code with the module
-//! decides whether the observed history can be right (1 to 7). See `tests/history`.
+//! decides whether the observed history can be right (invariants 1 to 7). See `tests/history`.
 
 use std::thread;
 use std::time::Duration;

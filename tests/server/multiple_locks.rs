@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! `LOCK.MACQUIRE`, `LOCK.MRELEASE`, `LOCK.MRENEW`: several locks at once (1, 3, 4, 6).
+//! `LOCK.MACQUIRE`, `LOCK.MRELEASE`, `LOCK.MRENEW`: several locks at once (invariants 1, 3, 4, 6).
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -832,7 +832,7 @@ fn an_indirect_blocker_overtakes_too(flavor: Flavor) {
     }
 }
 
-/// The blocking begins after the wait does: the owner loses a hold, or gets one by a foreign write.
+/// The cycle of waits forms after the waits began: the overtaking owner loses a hold, or gets one by a foreign write.
 fn a_later_blocker_overtakes_too(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();

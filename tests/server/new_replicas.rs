@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 
 //! Replicas and AOFs that start while locks are in use contain all earlier, concurrent and later changes. Without a replica
-//! or an AOF, the module builds no commands for them (8).
+//! or an AOF, the module builds no commands for them (invariant 8).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -23,7 +23,7 @@ crate::on_every_server!(
     commands_without_a_follower_are_not_built,
 );
 
-/// Also ends the workers when a test fails, which would otherwise wait for them.
+/// Ends the workers when it is dropped. Otherwise a failed test would wait for them forever.
 struct EndsOnDrop<'a>(&'a AtomicBool);
 
 impl Drop for EndsOnDrop<'_> {
@@ -163,7 +163,7 @@ fn a_new_primary_feeds_the_old_primary(flavor: Flavor) {
     old.follow(&new);
     assert_eq!(n.call("LOCK.ACQUIRE later a PX 600000"), "1");
     assert_same_keys("the old primary", new.client(), old.client());
-    // And back.
+    // The old primary becomes the primary again.
     assert_eq!(o.call("REPLICAOF NO ONE"), "OK");
     assert_eq!(o.call("LOCK.RELEASE later a"), "0");
     new.follow(&old);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! `NOTIFY`: waits that do not block their connection and are granted by a message (1, 3, 4, 6, 9).
+//! `NOTIFY`: waits that do not block their connection and are granted by a message (invariants 1, 3, 4, 6, 9).
 
 use std::time::Instant;
 

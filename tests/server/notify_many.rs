@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Ten thousand waits on one connection (3, 4, 9).
+//! Ten thousand waits share one connection or one subscriber (invariants 3, 4, 9).
 
 use crate::notify::inbox;
 use crate::support::{until, Client, Flavor, Server};
@@ -13,9 +13,9 @@ crate::on_every_server!(
 
 const WAITS: usize = 10_000;
 
-/// Maximum memory of one wait in bytes: in a shared queue, and with the state of a lock that has no other waiter. A blocked
-/// client takes 37,000 bytes.
+/// Maximum memory in bytes of one wait in a shared queue. A blocked client takes 37,000 bytes.
 const BYTES: i64 = 1_200;
+/// Maximum memory in bytes of the only wait for a lock, with the state of that lock.
 const BYTES_WITH_LOCK: i64 = 2_400;
 
 /// Number of calls sent in one write.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! `ONCE`: an owner with many threads, for which the owner's own hold blocks a further acquire (1, 3, 4).
+//! `ONCE`: threads that share an owner exclude each other, as the owner's own hold blocks the acquire (invariants 1, 3, 4).
 
 use crate::support::client::prefix;
 use crate::support::{in_world, until, Flavor};
@@ -155,7 +155,7 @@ fn deadlocks_are_found_between_owners_only(flavor: Flavor) {
     });
 }
 
-/// A holder of such a lock may re-enter natively; waiting for it is left to Redisson.
+/// A native holder may re-enter a lock with a fair waiter. An acquire with `ONCE` is refused.
 fn a_fair_lock_is_left_to_redisson(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();

@@ -2,7 +2,7 @@
 
 //! A network failure cuts off a cluster node while many clients use every feature. The other nodes elect its replica. The
 //! cut-off node serves its clients until it notices that it is alone. A checker that shares no code with the module decides
-//! whether every promise to clients was met (1, 5). See `tests/history`.
+//! whether every promise to clients was met (invariants 1, 5). See `tests/history`.
 
 use std::thread;
 use std::time::Duration;

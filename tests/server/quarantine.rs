@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! After a start or promotion that may have lost locks, nothing is granted that another owner may still hold (1).
+//! After a start or promotion that may have lost locks, nothing is granted that another owner may still hold (invariant 1).
 
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -80,9 +80,9 @@ fn a_start_without_data_grants_nothing_at_first(flavor: Flavor) {
     server.assert_healthy();
 }
 
-/// A server reports its uptime in seconds, and may start at the end of a second. The preloaded library imitates this: it puts
-/// the clock of the uptime a second ahead, and leaves the clock of the start (`time`) alone. A second that ends during the
-/// start would add to that, so the test repeats such a start.
+/// A server reports its uptime in whole seconds, and may start at the end of a second. The preloaded library imitates this: it
+/// sets the clock of the uptime a second ahead, but not the clock of the start (`time`). If a second ends during the start, the
+/// test repeats the start.
 fn a_late_start_within_a_second_counts_fully(flavor: Flavor) {
     let server = Server::with_own_clock(flavor);
     server.set_clock(1);

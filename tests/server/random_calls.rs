@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-//! Sends random words as commands: each call gets a reply, a refused call changes nothing, and the server survives (10, 12).
-//! Runs for two seconds or for `WORDS_SECONDS`. A failure prints its `WORDS_SEED`.
+//! Sends random words as commands: each call gets a reply, a refused call changes nothing, and the server survives
+//! (invariants 10, 12). Runs for two seconds or for `WORDS_SECONDS`. A failure prints its `WORDS_SEED`.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -21,7 +21,7 @@ const COMMANDS: [&str; 17] = [
     "CANCEL", "MACQUIRE", "MRELEASE", "MRENEW", "SCAN", "TOP", "HELP",
 ];
 
-/// Owners, keys, requests, inboxes and numbers. No lease or timeout in the list ends within the test.
+/// Values of arguments: owners, keys, requests, inboxes and numbers. No lease or timeout in the list ends within the test.
 const VALUES: [&[u8]; 30] = [
     b"a",
     b"b",

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Grants and renewals that reply only after replicas have acknowledged them. A failover loses no such grant (5, 8).
+//! Grants and renewals that reply only after replicas have acknowledged them. A failover loses no such grant (invariants 5, 8).
 
 use redis::Value;
 

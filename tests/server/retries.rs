@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Retries: a repeated call with the same `ID` does nothing and gets the first reply (7).
+//! Retries: a repeated call with the same `ID` does nothing and gets the first reply (invariant 7).
 
 use crate::support::server::{load_module, module};
 use crate::support::{in_world, until, Client, Flavor, Server, World};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-//! A grant whose client has disconnected is revoked without a trace: its lease, token and count are undone (1, 5). The owner
-//! waits on several connections, and a grant delivered on one of them stays.
+//! A grant whose client has disconnected is revoked without a trace: its lease, token and count are undone (invariants 1, 5).
+//! The owner waits on several connections, and a grant delivered on one of them stays.
 
 use crate::support::{in_world, show, until, Client, Flavor, World};
 

@@ -101,7 +101,7 @@ fn moved_locks_are_forgotten(flavor: Flavor) {
     cluster.assert_healthy();
 }
 
-/// The new node is suspended while it receives the slot, so that all of this happens during the move.
+/// The new node is suspended while it receives the slot, so that all writes of the test happen during the move.
 fn writes_during_the_move_move_too(flavor: Flavor) {
     let cluster =
         Cluster::start_with(flavor, &["--rdb-key-save-delay", "10000", "--repl-diskless-sync", "yes"]);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! A long load on one server: its memory afterwards equals its memory after the first load (1 to 7, 9).
+//! A long load on one server: its memory afterwards equals its memory after the first load (invariants 1 to 7, 9).
 //!
 //! `SOAK_SECONDS` sets the length of the load.
 
@@ -37,7 +37,7 @@ impl Memory {
     }
 }
 
-/// Waits until the load's remains are gone. Token counters and the data written under the locks stay.
+/// Waits until the load has left no state. Ignores token counters and the data written under the locks.
 fn until_idle(server: &mut Server) {
     let mut client = server.client();
     assert_no_state_left(server);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Counters of `INFO lock` and `LOCK.TOP`. The server's own statistics count no wait as work (10).
+//! Counters of `INFO lock` and `LOCK.TOP`. The server's own statistics count no wait as work (invariant 10).
 
 use std::collections::BTreeMap;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Finished calls leave nothing in memory: every table of the module becomes empty (9).
+//! Finished calls leave nothing in memory: every table of the module becomes empty (invariant 9).
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! The queue: its order, and the end of a wait (3, 4).
+//! The queue: its order, and the end of a wait (invariants 3, 4).
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};

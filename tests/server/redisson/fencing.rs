@@ -39,8 +39,8 @@ fn java_cycle(java: Thread<'_>) -> i64 {
     token
 }
 
-/// Starts a wait for a fenced lock. A Java thread in such a wait does not look asleep. The proof is that it has tried,
-/// listens, and has tried again.
+/// Starts a wait for a fenced lock. A Java thread in such a wait does not look asleep. So this function waits until the thread
+/// has tried, has subscribed, and has tried again.
 fn waiting<'a>(native: &mut Client, java: Thread<'a>, wait: &str) -> Pending<'a> {
     let before = scripts(native);
     let waiting = java.start(wait);

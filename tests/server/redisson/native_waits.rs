@@ -28,7 +28,7 @@ fn assert_waiters_get(world: &World, free: impl FnOnce()) {
     assert_eq!(second.call("LOCK.RELEASE k second"), "0");
 }
 
-/// Without and with a lease. Redisson's watchdog renews a hold without one.
+/// Redisson's calls without and with a lease. Its watchdog renews a hold without a lease.
 const LOCK_CALLS: [&str; 3] = ["lock plain k", "lock plain k 100000", "try plain k 0 100000"];
 
 fn an_unlock_wakes_native_waiters(flavor: Flavor, version: Version) {

@@ -15,7 +15,7 @@ crate::with_every_redisson!(
     native_commands_refuse_a_fair_queue,
 );
 
-/// Every command that may change a lock, but never one of another kind.
+/// All commands that change a lock. None of them may change a lock of another kind.
 const COMMANDS: [&str; 12] = [
     "LOCK.ACQUIRE k native PX 100000",
     "LOCK.ACQUIRE k native BLOCK 0",

@@ -50,7 +50,7 @@ fn native_readers_exclude_redisson(flavor: Flavor, version: Version) {
     });
 }
 
-/// A shared hold has another field than Redisson's hold.
+/// A shared hold and Redisson's hold of the same name have different fields.
 fn a_reader_excludes_the_thread_of_its_name(flavor: Flavor, version: Version) {
     side_by_side(flavor, version, |world, redisson| {
         let (mut native, java) = (world.client(), redisson.thread("java"));

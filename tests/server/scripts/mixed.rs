@@ -19,7 +19,7 @@ use crate::support::show;
 struct Hold {
     owner: usize,
     count: i64,
-    /// When the lease expires: the value that the server stored, after a check.
+    /// The expiry of the lease that the server stored, after the test has checked it.
     end: i64,
     /// Whether a command has granted or renewed the hold, so that the module knows the lock.
     known: bool,

@@ -31,7 +31,7 @@ const HISTORIES: u32 = 32;
 const OWNERS: [&str; 3] =
     ["0a4b7f4e-3a45-4f3e-9a70-2f4a3d1c7b11:1", "0a4b7f4e-3a45-4f3e-9a70-2f4a3d1c7b11:27", "c"];
 
-/// In milliseconds, longer than any history. The default is among them.
+/// Leases in milliseconds, longer than any history. One of them is the default lease.
 const LEASES: [i64; 4] = [30_000, 60_000, 75_001, 3_600_000];
 
 /// A change of a lock.

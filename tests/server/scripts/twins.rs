@@ -16,7 +16,7 @@ use crate::support::show;
 
 const WAYS: [Way; 2] = [Way::Command, Way::Script];
 
-/// One lock, twice. In every array, the first element belongs to the commands and the second to the scripts.
+/// Two keys for the same lock. In every array, the first element belongs to the commands and the second to the scripts.
 struct Pair {
     variant: Variant,
     keys: [String; 2],
