@@ -15,7 +15,7 @@ command -v go >"$out/why" || { missing "go is missing"; exit; }
 export GOTOOLCHAIN=local
 cd clients/go
 export GOFLAGS="${GOFLAGS:-} -mod=readonly -buildvcs=false"
-# Fails also if this Go is too old for go-redis.
+# Also fails if this Go is too old for go-redis.
 go mod download 2>"$out/why" || { missing "its modules cannot be downloaded"; exit; }
 go build -o "$out/driver" ./driver
 (cd ../../examples/go && go build -o "$out/counter" .)

@@ -21,7 +21,7 @@ maven() {
     # The time limit ends a test that hangs.
     (cd clients/java && timeout --kill-after=5 1200 mvn --batch-mode --quiet -Dout="$target" "$@") >"$out/why" 2>&1 && return
     cat "$out/why" >&2
-    # Only failed downloads are a reason to skip, compile errors and test failures are not.
+    # A failed download is a reason to skip. Compile errors and test failures are not.
     grep -q "Could not \(resolve\|transfer\|find\)" "$out/why" || exit 1
     missing "its packages cannot be downloaded"
 }

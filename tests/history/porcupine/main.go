@@ -3,9 +3,9 @@
 // Command porcupine checks histories of exclusive and shared locks with Porcupine, an independent checker for
 // linearizability.
 //
-// Each lock is checked on its own. Is there an order of all calls, each between its sending and its reply, in which a plain
-// lock gives the same replies? The plain lock has readers, limits, hold counts and tokens. The model omits what a point in
-// time cannot decide: nil replies, which depend on the queue, and waiting times.
+// Each lock is checked on its own. Each call takes effect at some time between its sending and its reply. A history is right if
+// there is an order in which a plain lock gives the same replies. The plain lock has readers, limits, hold counts and tokens.
+// The model omits nil replies, which depend on the queue, and waiting times.
 //
 //	go run . [-timeout 60s] history.jsonl
 package main
@@ -59,7 +59,7 @@ type claim struct {
 	Token *int64  `json:"token"`
 }
 
-// input is an operation of a request, counted once. The end of a lease is an operation, too.
+// input is an operation. All calls of one request are one operation. The end of a lease is an operation, too.
 type input struct {
 	what   string
 	number int
@@ -255,7 +255,7 @@ func acquire(s state, in input, out output) []state {
 		next.last = max(next.last, out.token)
 	}
 	same, longer := next.with(held), next.with(held.leased(in))
-	// A re-entry without a lease shortens nothing: the longer lease counts, whichever it is.
+	// A re-entry without a lease never shortens the lease: the longer one applies.
 	switch {
 	case !holds || in.sets || in.early >= held.late:
 		return []state{longer}

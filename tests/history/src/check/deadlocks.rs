@@ -135,7 +135,7 @@ fn check_reported(
             let once = own().any(|one| one.acquire().is_some_and(|acquire| acquire.once));
             let is_first = !once && view.holds_all_the_time(owner, within);
             for other in view.lock.operations.iter().filter(|other| other.owner != owner) {
-                // An owner may overtake a call for several locks that it stands behind.
+                // An owner may overtake a call for several locks that is ahead of it.
                 let is_alone = other.acquire().is_some_and(|acquire| acquire.keys.len() == 1);
                 let holds = view.possible_hold(other).is_some_and(|held| overlaps(held, within));
                 let excludes = holds && (!reads || view.may_be_exclusive(other));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Rule: a lock has one owner at a time, or with a limit at most that many.
+//! Rule: a lock has one exclusive holder at a time, and no more holders than a limit allows.
 
 use std::collections::BTreeSet;
 
@@ -56,7 +56,7 @@ fn around<'a, 'b>(
         .filter(move |hold| hold.owner != owner && hold.until >= until)
 }
 
-/// Checks that a call that needs its owner's hold did not succeed during an excluding hold. Returns that hold.
+/// Checks that a call of a holder did not succeed while the hold of another owner certainly excluded it. Returns that hold.
 fn check_operation<'a, 'b>(
     view: &View<'a>,
     holds: &'b [Hold<'a>],

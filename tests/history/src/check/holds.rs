@@ -77,7 +77,7 @@ impl<'a> View<'a> {
         self.owners.get(owner).map_or(&[], Vec::as_slice)
     }
 
-    /// The mode of an owner's holds, whichever of them remain.
+    /// The mode of an owner's remaining holds: shared if any acquire of the owner was shared.
     pub(super) fn mode(&self, owner: &str) -> Mode {
         let mut acquires =
             self.of(owner).iter().filter(|one| one.may_be_done()).filter_map(|operation| operation.acquire());
@@ -215,7 +215,7 @@ impl<'a> View<'a> {
         let mut until =
             others.chain(self.sets(last).map(|lease| last.low().saturating_add(lease))).min().unwrap_or(0);
         if own.clone().any(Operation::is_watched) {
-            // A renewal has the length of one of the owner's leases.
+            // A watchdog renews with one of the owner's leases. The shortest one bounds the end.
             let default = millis(self.history.run.default_lease);
             let least = own.filter_map(|one| self.sets(one)).fold(default, Micros::min);
             until = until.min(last.low().saturating_add(least));
@@ -245,7 +245,7 @@ impl<'a> View<'a> {
                     let is_before = is_same(later, of) || later.end.is_some_and(|at| at <= of.sent);
                     starts_again && is_before && later.sent > end && one.end.is_some_and(|at| at < later.sent)
                 });
-                // For the examined call itself, only earlier events can have ended a hold before it.
+                // The connection of the examined call was open while the call ran, so it cannot have ended an earlier hold.
                 let is_itself = call.answered.is_some() && but.is_some_and(|but| is_same(but, one));
                 if !is_over && !is_itself {
                     until = until.min(end);

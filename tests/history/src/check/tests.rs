@@ -264,7 +264,7 @@ fn possible_successions_are_accepted() {
     accepts("1 0..1 ACQUIRE k a PX 500 = 1\n1 5..5 RELEASE k a = ?\n2 10..11 ACQUIRE k b PX 500 = 1");
     // The lease runs from the sending at the earliest, and the server counts whole milliseconds.
     accepts("1 0..90 ACQUIRE k a PX 100 = 1\n2 97..98 ACQUIRE k b PX 500 = 1");
-    // A break of unknown arrival.
+    // A break without a reply may have arrived at any time.
     accepts("3 5..5 BREAK k = ?\n1 0..1 ACQUIRE k a PX 500 = 1\n2 10..11 ACQUIRE k b PX 500 = 1");
     accepts("1 0..1 ACQUIRE k a PX 500 = 1\n3 9..11 BREAK k = 1\n2 10..11 ACQUIRE k b PX 500 = 1");
     // A call of the owner without a reply may have shortened the lease.
@@ -276,7 +276,7 @@ fn possible_successions_are_accepted() {
     accepts(
         "1 0..1 ACQUIRE k a PX 500 ID x = 1\n3 4..5 CANCEL k a ID x = 1\n2 10..11 ACQUIRE k b PX 500 = 1",
     );
-    // A server that loses its data.
+    // The server has lost its data in between.
     accepts("1 0..1 ACQUIRE k a PX 500 = 1\nfault loss 2..9\n2 10..11 ACQUIRE k b PX 500 = 1");
     // An earlier release that arrived late.
     accepts(
@@ -374,14 +374,14 @@ fn counts_are_checked() {
         Rule::Count,
         "1 0..1 ACQUIRE k a PX 500 = 1\n1 2..2 ACQUIRE k a = -\n2 3..4 ACQUIRE k a PX 500 = 3",
     );
-    // Two connections of one owner.
+    // One owner uses two connections.
     accepts("1 0..5 ACQUIRE k a PX 500 = 2\n2 1..4 ACQUIRE k a PX 500 = 1\n2 6..9 RELEASE k a = 0\n1 6..9 RELEASE k a = 1");
     // The lease has expired, may have expired, or was renewed by the server.
     accepts("1 0..1 ACQUIRE k a PX 50 = 1\n1 90..91 RELEASE k a = !NOTOWNER");
     accepts("1 0..1 ACQUIRE k a PX 50 = 1\n1 51..52 RELEASE k a = 0");
     accepts("1 0..1 ACQUIRE k a PX 50 WATCHDOG = 1\n1 90..91 RELEASE k a = 0");
     accepts("1 0..1 ACQUIRE k a PX 50 = 1\n1 90..91 ACQUIRE k a = 1");
-    // The error concerns one of two locks, and it is unknown which.
+    // The error is caused by one of two locks, and the history does not show which.
     accepts("1 0..1 ACQUIRE k a PX 500 = 1\n1 2..3 MRELEASE 2 j k a = !NOTOWNER\n1 4..5 RELEASE k a = 0");
     // ALL ends both holds.
     accepts("1 0..1 ACQUIRE k a PX 500 = 1\n1 2..3 ACQUIRE k a = 2\n1 4..5 RELEASE k a ALL = 0\n1 6..7 ACQUIRE k a = 1");
@@ -442,7 +442,7 @@ fn retries_must_get_the_first_reply() {
         Rule::Retry,
         "1 0..1 ACQUIRE k a FENCE PX 5 ID x = 1/5\nclose 1 2\n2 29..30 ACQUIRE k a FENCE PX 5 ID x = 1/6",
     );
-    // Late enough for the first call's record to expire.
+    // The second call is late enough for the first call's record to expire.
     accepts("1 0..1 ACQUIRE k a PX 50 ID x = 1\n1 90000..90001 ACQUIRE k a PX 50 ID x = 1");
     accepts("1 0..1 ACQUIRE k a PX 99999 ID x = 1\n1 90000..90001 ACQUIRE k a PX 50 ID x = 2");
     // A late grant is recorded late.
@@ -481,7 +481,7 @@ fn waiting_times_are_checked() {
     refuses(Rule::Time, &format!("{held}2 2..4000 ACQUIRE k b BLOCK 50 = nil"));
     accepts(&format!("{held}2 2..60 ACQUIRE k b BLOCK 50 = nil"));
     accepts(&format!("{held}fault unblock 2 10..12\n2 2..20 ACQUIRE k b BLOCK 50 = nil"));
-    // Nothing is granted in a pause. An earlier grant may be read in the pause.
+    // Nothing is granted in a pause. The reply to an earlier grant may be read in the pause.
     let waits = "1 0..1 ACQUIRE k a PX 20 = 1\n2 2..30 ACQUIRE k b BLOCK 0 = 1\n9 10..11 WAITERS k = b@2\n";
     refuses(Rule::Time, &format!("{waits}fault paused 9..50"));
     accepts(&format!("{waits}fault paused 11..50"));
@@ -539,7 +539,7 @@ fn ended_waits_must_leave_the_queue() {
 
 #[test]
 fn free_locks_must_be_granted() {
-    // Released long ago, with no other call.
+    // The lock was released long before, and no other call uses it.
     let free = "1 0..1 ACQUIRE k a PX 500 = 1\n1 9..10 RELEASE k a = 0\n";
     refuses(Rule::Free, &format!("{free}2 5..9000 ACQUIRE k b BLOCK 0 = 1"));
     refuses(Rule::Free, &format!("{free}2 5..9000 ACQUIRE k b BLOCK 0 = ?\nclose 2 9000"));
@@ -645,7 +645,7 @@ fn guarded_writes_are_checked() {
     );
     refuses(Rule::Guard, "1 0..1 GUARD k OWNER a w1 = !NOTOWNER\n9 9..10 LOG k = w1");
     refuses(Rule::Guard, "9 9..10 LOG k = w1");
-    // Out of order by position, and by token.
+    // The writes are out of order by position, and by token.
     refuses(
         Rule::Guard,
         "1 0..1 ACQUIRE k a PX 500 = 1\n1 2..3 GUARD k OWNER a w1 = 2\n1 4..5 GUARD k OWNER a w2 = 1",
@@ -667,7 +667,7 @@ fn server_reports_are_checked() {
     refuses(Rule::Exclusion, &format!("{held}2 2..7 ACQUIRE k b BLOCK 0 = ?\n9 5..6 INFO k = exclusive a b"));
     refuses(Rule::Report, "message 5 granted x k");
     accepts(&format!("{held}9 5..6 INFO k = exclusive a\n1 7..8 RELEASE k a = 0\n9 9..10 INFO k = nil"));
-    // Granted for a moment, and reported as not granted.
+    // A wait is granted, revoked, and reported as not granted.
     let told = "3 0..1 ACQUIRE k b PX 5 = 1\nclose 1 8\n1 2..9 ACQUIRE k a BLOCK 0 = !UNBLOCKED\n";
     accepts(&format!("{told}9 10..11 INFO k = exclusive a"));
     refuses(Rule::Report, &format!("{told}9 3000..3001 INFO k = exclusive a"));

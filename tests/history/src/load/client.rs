@@ -124,7 +124,7 @@ impl<'a> Client<'a> {
         format!("c{}o{index}e{}", self.number, self.names[index])
     }
 
-    /// The holds of this owner are unknown, so the owner gets another name.
+    /// Gives the owner another name, because its holds are unknown.
     fn rename(&mut self, owner: &str) {
         self.retire(owner);
         self.held.retain(|held| held.owner != owner);
@@ -132,7 +132,7 @@ impl<'a> Client<'a> {
         self.line.close(End::Close);
     }
 
-    /// Ends the use of this owner name.
+    /// Replaces this owner name for all later calls.
     fn retire(&mut self, owner: &str) {
         for index in 0..self.names.len() {
             if self.name(index) == owner {

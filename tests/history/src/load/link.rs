@@ -148,7 +148,7 @@ impl Line<'_> {
 
     fn finish(&mut self, pending: Pending, outcome: Outcome, answered: Option<Micros>) -> Outcome {
         let Pending { number, sent, command } = pending;
-        // The client has either its one connection, or has just lost it in this call.
+        // The client has one connection, which this call may have just lost.
         let connection = self.connection();
         let outcome_of_call = outcome.clone();
         let call = Call {

@@ -47,7 +47,7 @@ impl Network {
         Server::start_on(Machine(self, machine), flavor, &[&load, module_args, &open, args].concat())
     }
 
-    /// Returns the address of a machine for other servers.
+    /// Returns the address at which other servers reach a machine.
     pub fn address(&self, machine: u8) -> Ipv4Addr {
         Ipv4Addr::new(10, 77, 0, machine + 1)
     }
@@ -74,7 +74,7 @@ impl Network {
 }
 
 impl Machine<'_> {
-    /// Returns the address of the machine for clients.
+    /// Returns the address at which clients reach the machine.
     pub fn host(self) -> Ipv4Addr {
         Ipv4Addr::new(10, 78, self.1, 2)
     }

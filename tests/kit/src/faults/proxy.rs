@@ -92,7 +92,7 @@ impl Proxy {
         *self.shared.frozen.lock().unwrap() = u64::MAX;
     }
 
-    /// Freezes the present connections. New connections work.
+    /// Freezes all open connections. New connections work.
     pub fn freeze_old(&self) {
         *self.shared.frozen.lock().unwrap() = self.shared.made.load(Ordering::SeqCst);
     }
@@ -158,7 +158,7 @@ impl Shared {
 }
 
 fn pass_on(number: u64, program: TcpStream, server: TcpStream, shared: Arc<Shared>) {
-    // Otherwise a small command would wait until the previous packet is acknowledged.
+    // With Nagle's algorithm, a small command would wait until the previous packet is acknowledged.
     for stream in [&program, &server] {
         let _ = stream.set_nodelay(true);
     }

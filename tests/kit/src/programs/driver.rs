@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use crate::artifacts::root;
 
-/// Maximum time until an answer; a test fails if it takes longer. A request may wait 15 s for the loss of a lock.
+/// Maximum time until an answer. A test fails if the answer takes longer. A request may wait 15 s for the loss of a lock.
 const PATIENCE: Duration = Duration::from_secs(40);
 
 /// A package that has a driver.

@@ -29,7 +29,7 @@ impl Cluster {
     }
 
     fn start_as(flavor: Flavor, module_args: &[&str], more: &[&str]) -> Cluster {
-        // If it required full coverage, a cluster that loses a slot would stop, and would end all waits itself.
+        // With full coverage required, a cluster that loses a slot would stop and end all waits itself.
         let args = ["--cluster-enabled", "yes", "--cluster-require-full-coverage", "no"];
         let args = [&args, more].concat();
         let nodes = [(); 2].map(|()| Server::with_module_args(flavor, module_args, &args));

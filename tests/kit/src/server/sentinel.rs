@@ -104,7 +104,7 @@ impl Watched {
         client.call("ROLE").starts_with("[master").then_some(client)
     }
 
-    /// Kills the primary. Waits until the sentinels have promoted a replica, which the other replica follows.
+    /// Kills the primary. Waits until the sentinels have promoted one replica, and the other replica follows it.
     pub fn fail_over(&mut self) {
         let port = self.primary_port();
         let at = self.servers.iter().position(|server| server.port == port).unwrap();
