@@ -122,7 +122,7 @@ fn readers_and_writers_share_one_counter(flavor: Flavor) {
     });
 }
 
-/// A store that has seen another reader's token must accept the writer's.
+/// A store that has seen another reader's token must accept the token of the upgraded owner.
 fn an_upgrade_has_a_new_token(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();

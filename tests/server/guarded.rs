@@ -190,7 +190,7 @@ fn a_token_passes_until_a_newer_grant(flavor: Flavor) {
     });
 }
 
-/// A failover can lose the last writes of a counter. Tokens that were granted before it stay valid.
+/// A failover can lose the last writes of a counter. Tokens that were granted before the failover stay valid.
 fn a_token_ahead_raises_the_counter(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();

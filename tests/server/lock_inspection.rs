@@ -183,12 +183,12 @@ fn uncertain_details_are_not_shown(flavor: Flavor) {
         let follower = Server::with_module(flavor, &[]);
         follower.follow(world);
         assert_eq!(details(&mut follower.client(), "k", "a"), UNKNOWN);
-        // An external hold with the same owner name.
+        // A foreign write replaces a bound hold by one with the same owner name.
         a.send_at_once(&["MULTI", "DEL k", "HSET k a 1", "PEXPIRE k 5000", "EXEC"]);
         (0..5).for_each(|_| drop(a.recv()));
         until("the server has noticed the new hold", || details(&mut b, "k", "a") == UNKNOWN);
         a.call("LOCK.BREAK k");
-        // A tracked hold that its owner has released and acquired again in one step.
+        // A foreign write replaces a tracked hold by one with the same owner name.
         a.call("CONFIG SET lock.events yes");
         a.call("LOCK.ACQUIRE k a PX 100000");
         assert_eq!(details(&mut b, "k", "a").client, Some(a.id));

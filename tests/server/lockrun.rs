@@ -220,7 +220,7 @@ fn errors_are_reported(flavor: Flavor) {
         assert!(printed.contains(words), "{arguments:?}: {printed}");
     }
     greets.join().unwrap().unwrap();
-    // An error that a server sends before any call.
+    // The server sends an error before it receives any call.
     let mut a = shell.server.client();
     assert_eq!(a.call("CONFIG SET maxclients 1"), "OK");
     let (found, printed) = status_and_text(&shell.run(&["k", "touch", "ran"]));
@@ -345,7 +345,7 @@ fn a_broken_lock_ends_the_command_tree(flavor: Flavor) {
         }
         fs::remove_file(shell.path("pids")).unwrap();
     }
-    // A command that exits on its own after the loss, before lockrun notices it.
+    // The command exits by itself after the loss, before lockrun notices the loss.
     let mut run =
         shell.spawn(&["--lease", "300", "k", "-c", "echo $$ >pids; until [ -e done ]; do sleep 0.01; done"]);
     written(&mut run, &shell.path("pids"));
@@ -685,7 +685,7 @@ fn a_lost_lock_ends_every_descendant(flavor: Flavor) {
     let shell = Shell::new(flavor);
     let mut a = shell.server.client();
     let lockrun = shell.line();
-    // An inner lockrun whose command ignores SIGTERM, and a process in a session of its own.
+    // The command starts an inner lockrun, whose command ignores SIGTERM, and a process in its own session.
     let deaf = "trap '' TERM; echo $$ >deaf; while :; do sleep 0.01; done";
     let script = format!("setsid sh -c 'echo $$ >away; exec sleep 1000' & {lockrun} -k 0.1 inner -c \"$0\"");
     let mut run = shell.spawn(&["-k", "0.3", "k", "sh", "-c", &script, deaf]);

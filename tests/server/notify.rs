@@ -352,7 +352,7 @@ fn requests_of_one_owner_are_separate(flavor: Flavor) {
     });
 }
 
-/// All keys disappear and return, including the request's record.
+/// All keys disappear and are restored, including the request's record.
 fn a_restored_grant_is_confirmed_once(flavor: Flavor) {
     in_world(flavor, |world| {
         let (mut a, mut b) = (world.client(), inbox(world, "w"));

@@ -273,7 +273,7 @@ fn an_ended_hold_is_not_granted(flavor: Flavor) {
     });
 }
 
-/// The owner still holds the lock, but not by that grant.
+/// The owner still holds the lock, but not by the grant that awaits replicas.
 fn a_released_or_cancelled_hold_is_not_granted(flavor: Flavor) {
     with_replica(flavor, |world| {
         let mut a = world.client();
@@ -578,7 +578,7 @@ fn fail_over(flavor: Flavor, round: usize, wanted: &str) -> (usize, usize) {
         let calls: Vec<String> = (0..50).map(call).collect();
         client.send_at_once(&calls.iter().map(String::as_str).collect::<Vec<_>>());
     }
-    // At some point during the calls.
+    // The primary is killed after a number of replies that differs between the rounds.
     let (first, replies) = (round % 20, 1 + round % 7);
     let mut granted_locks: Vec<String> = Vec::new();
     for call in 0..replies {

@@ -45,7 +45,7 @@ fn a_repeated_call_counts_once(flavor: Flavor) {
         assert_eq!(a.call("LOCK.RELEASE k a ALL ID one"), "0");
         assert_eq!(a.call("LOCK.ACQUIRE k a ID one"), "1");
         assert_eq!(a.call("EXISTS k"), "0");
-        // Another owner holds the lock by now and keeps it.
+        // Another owner has acquired the lock and keeps it.
         a.call("LOCK.ACQUIRE k b");
         assert_eq!(a.call("LOCK.RELEASE k a ID three"), "1");
         assert_eq!(a.call("HGETALL k"), "[b, 1]");

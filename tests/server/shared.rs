@@ -308,7 +308,7 @@ fn redisson_respects_shared_holds(flavor: Flavor) {
         };
         let mut b = world.client();
         b.call("LOCK.ACQUIRE k uuid:1 SHARED PX 100000");
-        // Even the same owner is not mistaken for an exclusive holder.
+        // A shared hold of the same owner does not count as an exclusive hold either.
         for owner in ["uuid:1", "uuid:2"] {
             let ttl: i64 = try_acquire(owner).parse().expect("refused with the remaining lease");
             assert!((90_000..=100_000).contains(&ttl), "{ttl}");

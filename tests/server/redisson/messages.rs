@@ -89,7 +89,7 @@ fn a_message_at_a_replica_wakes_redisson(flavor: Flavor, version: Version) {
             assert_eq!(native.call(&format!("PUBSUB NUMSUB {CHANNEL}")), format!("[{CHANNEL}, 0]"));
             native.call("LOCK.RELEASE k native");
             waiting.wait();
-            // The other direction: Redisson waits for the replica's confirmation.
+            // Now a native client waits for Redisson's hold. Redisson's calls wait for the replica's confirmation.
             let mut waiter = world.waiting("LOCK.ACQUIRE k native BLOCK 0 PX 100000");
             java.call("unlock plain k");
             assert_eq!(waiter.recv(), "1");

@@ -137,7 +137,7 @@ fn a_redisson_hold_survives_a_failover(flavor: Flavor, version: Version) {
         assert_eq!(java.call("unlock plain k"), "OK");
         let mut client = waiting.join().unwrap();
         assert_eq!(client.call("HGETALL k"), "[native, 1]");
-        // The other direction, after the failover.
+        // After the failover, Redisson waits for a native holder.
         let again = java.start("lock plain k 100000");
         java.until_asleep();
         assert_eq!(client.call("LOCK.RELEASE k native"), "0");
@@ -146,7 +146,7 @@ fn a_redisson_hold_survives_a_failover(flavor: Flavor, version: Version) {
     watched.assert_healthy();
 }
 
-/// The holder never returns.
+/// The holder never comes back after the failover.
 fn waits_end_with_the_lease_after_a_failover(flavor: Flavor, version: Version) {
     let mut watched = Watched::start(flavor);
     let redisson = redisson(&watched, version, "");

@@ -27,7 +27,7 @@ fn view(java: Thread<'_>) -> (String, String, String, i64) {
     (ask("is-locked"), ask("is-held"), ask("holds"), ask("remaining").parse().unwrap())
 }
 
-/// Asserts this view, with a remaining lease of at most `lease` milliseconds and not much less.
+/// Asserts this view. The remaining lease is at most `lease` milliseconds, and not much less.
 fn assert_view(java: Thread<'_>, is_locked: bool, holds: usize, lease: i64) {
     let (locked, held, count, remaining) = view(java);
     assert_eq!(locked, is_locked.to_string(), "locked");
