@@ -132,7 +132,7 @@ impl fmt::Display for Error {
                 NotGuarded::Script => {
                     "ERR only a client can guard a script in 'lock.guard' command; call LOCK.CHECK in the script"
                 }
-                // The server's own text, for the guarded command.
+                // Follows the server's own NOPERM messages, but does not name the command.
                 NotGuarded::NoPermission => concat!(
                     "NOPERM this user has no permissions to run the guarded command ",
                     "or to access one of the keys or channels used as arguments"

@@ -18,7 +18,7 @@ pub enum Unit {
     PerSecond,
     Bytes,
     Percent,
-    /// Number of events in each round.
+    /// An average number, such as system calls per hand-over.
     Count,
 }
 

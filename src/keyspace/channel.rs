@@ -17,7 +17,7 @@ const FREE_CHANNEL_PREFIX: &[u8; 24] = b"redisson_lock__channel:{";
 /// Prefix of the channel for events of a lock's holds.
 const EVENT_CHANNEL_PREFIX: &[u8; 12] = b"lock:event:{";
 
-/// Prefix of the channel for events, for a key that contains a brace: `lock:event::key`. With the other
+/// Prefix of the event channel of a key that contains a brace: that of `{k}` is `lock:event::{k}`. With the other
 /// prefix, `k` and `{k}` would share a channel. An owner of one lock would then mistake the end of the other
 /// hold for its own.
 const BRACED_EVENT_CHANNEL_PREFIX: &[u8; 13] = b"lock:event::{";

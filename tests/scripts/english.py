@@ -272,7 +272,7 @@ def markdown(text):
 
 
 def comments(lines):
-    """Paragraphs of comments, given as lines with a kind: `doc`, `code` or nothing."""
+    """Yields the paragraphs of comments. A line's kind: "doc" for a doc comment, "code" for others, None without a comment."""
     start, block, last, opens, fenced = 0, [], None, False, False
     for number, kind, line in [*lines, (0, None, "")]:
         if kind != last:

@@ -158,7 +158,7 @@ fn a_suspended_server_breaks_no_promise(flavor: Flavor) {
     assert_no_state_left(&mut server);
 }
 
-/// Each client behaves like a suspended process, also between a call and its reply.
+/// Clients are suspended at random times, also between a call and its reply, like a stopped process.
 fn suspended_clients_break_no_promise(flavor: Flavor) {
     let mut server = Server::with_module(flavor, &[]);
     run(Settings { still: 60, ..settings() }, address(&server), |_| ());

@@ -147,8 +147,10 @@ fn a_lease_that_may_be_shorter_counts_as_such() {
         assert_eq!(extend.join().unwrap().unwrap_err().kind(), "unavailable");
     });
     assert!(hold.valid_for().is_zero() && hold.wait_lost(ms(5000)));
-    // A longer one counts when it is confirmed.
+    // A longer one counts when it is confirmed. No late renewal may cut off this call.
+    proxy.cut_replies_of("LOCK.RENEW", false);
     let hold = locks.lock("a").lease(ms(60_000)).acquire().unwrap();
+    proxy.cut_replies_of("LOCK.RENEW", true);
     let calls = server.calls("lock.renew");
     thread::scope(|scope| {
         let extend = scope.spawn(|| hold.extend(ms(120_000)));

@@ -9,7 +9,7 @@ impl LockManager {
     /// Takes the next notice to an owner, in order of detection.
     pub(crate) fn next_notice(&mut self) -> Option<Notice> {
         while let Some(notice) = self.parts.notices.pop_front() {
-            // The waiter may have left since then.
+            // Skips the notice that the lock has a waiter, if none is left by now.
             if notice.event != HoldEvent::Contended || self.waiting(notice.lock.as_ref()) > 0 {
                 return Some(notice);
             }

@@ -20,10 +20,10 @@ pub(in crate::core) use in_flight::{ConfirmedBy, ReleasedGrant};
 
 use super::lease::SetLease;
 use super::{Holders, Mode, Now, Owner, ReleaseScope, RequestId, Token, WaiterId, WallMs};
-use ended_grants::EndedGrants;
 use in_flight::{GrantKey, GrantsInFlight, InFlight, MarkedGrant};
 use pending_grants::{GrantEffect, PendingGrants, SetToken};
 use std::collections::{BTreeMap, BTreeSet};
+use void::Voiding;
 
 /// A grant to a waiter.
 pub(super) struct NewGrant<'a> {
@@ -67,16 +67,13 @@ pub(super) struct Unconfirmed {
     marked: BTreeMap<GrantKey, MarkedGrant>,
     /// Sequence number for the next grant in these maps.
     sequence: u64,
-    /// The pending grants of owners with more than one.
+    /// The pending grants of an owner, by owner. Missing while the owner's hold consists of its first grant alone.
     pending: BTreeMap<Owner, PendingGrants>,
     /// Owners with pending grants whose lease may have become certain.
     unresolved: BTreeSet<Owner>,
     /// Grants whose holds have ended and whose clients still wait.
     lost: Vec<WaiterId>,
-    /// Grants whose holds have ended, and which are still to be voided.
-    ended: EndedGrants,
-    /// The grant in flight at which an interrupted examination continues.
-    examine_from: Option<GrantKey>,
+    voiding: Option<Box<Voiding>>,
     /// Requests whose holds ended before the grant was confirmed. Their records must be deleted.
     voided: Vec<RequestId>,
 }
@@ -87,7 +84,7 @@ impl Unconfirmed {
             && self.marked.is_empty()
             && self.pending.is_empty()
             && self.lost.is_empty()
-            && self.ended.is_empty()
+            && !self.any_ended()
             && self.voided.is_empty()
     }
 
@@ -294,8 +291,8 @@ impl Unconfirmed {
         Some((owner, end))
     }
 
-    /// The pending grants of an owner, if it has any. An owner's first grant is moved there when its second
-    /// grant follows.
+    /// The pending grants of an owner, if it has any. If the owner has only one grant so far, first copies that
+    /// grant's effect from `in_flight` to `pending`.
     fn pending_of(&mut self, owner: &Owner) -> Option<&mut PendingGrants> {
         if !self.pending.contains_key(owner) {
             let (_, first) = self.in_flight.of_owner(owner).next()?;
@@ -312,7 +309,8 @@ impl Unconfirmed {
     /// The grants in flight, and those marked for revocation.
     #[cfg(test)]
     pub(super) fn ids(&self) -> (Vec<WaiterId>, Vec<WaiterId>) {
-        let (mut in_flight, mut marked) = self.ended.ids();
+        let (mut in_flight, mut marked) =
+            self.voiding.as_ref().map(|voiding| voiding.ended.ids()).unwrap_or_default();
         in_flight.extend(self.in_flight.iter().map(|(_, grant)| grant.id));
         marked.extend(self.marked.iter().map(|(_, (id, _))| *id));
         (in_flight, marked)

@@ -2,7 +2,7 @@
 
 //! Voids grants whose holds have ended. Nothing is left to release for them.
 
-use super::ended_grants::{EndedBatch, EndedGrant};
+use super::ended_grants::{EndedBatch, EndedGrant, EndedGrants};
 use super::in_flight::{ConfirmedBy, GrantKey, InFlight};
 use super::Unconfirmed;
 use crate::core::{AffectedOwners, Owner, RequestId, WaiterId};
@@ -11,6 +11,16 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Maximum ratio of grants that a step examines to grants that it voids.
 const EXAMINED_PER_VOIDED: usize = 16;
+
+/// Voiding that takes several steps. Boxed, as every lock with a wait has room for it, and few ever need it.
+#[derive(Default)]
+pub(super) struct Voiding {
+    /// Grants whose holds have ended, and which are still to be voided.
+    pub(super) ended: EndedGrants,
+    /// The first grant in flight that the last [`void`](Unconfirmed::void) did not examine. The next one for all owners
+    /// continues there.
+    examine_from: Option<GrantKey>,
+}
 
 impl Unconfirmed {
     /// Records that a request's hold ended before its grant was confirmed.
@@ -23,31 +33,41 @@ impl Unconfirmed {
     pub(in crate::core) fn end_all(&mut self) {
         self.pending = BTreeMap::new();
         self.unresolved = BTreeSet::new();
-        self.examine_from = None;
         let in_flight = std::mem::take(&mut self.in_flight);
-        self.ended.push(EndedBatch { in_flight, marked: std::mem::take(&mut self.marked) });
+        let marked = std::mem::take(&mut self.marked);
+        let voiding = self.voiding.get_or_insert_default();
+        voiding.examine_from = None;
+        voiding.ended.push(EndedBatch { in_flight, marked });
+        self.drop_idle_voiding();
     }
 
     /// Whether any grant whose hold has ended is still to be voided.
     pub(in crate::core) fn any_ended(&self) -> bool {
-        !self.ended.is_empty()
+        self.voiding.as_ref().is_some_and(|voiding| !voiding.ended.is_empty())
     }
 
     /// Whether the hold of this grant has ended, although the grant is not voided yet.
     pub(in crate::core) fn has_ended(&self, id: WaiterId, owner: &Owner) -> bool {
-        self.ended.contains(id, owner)
+        self.voiding.as_ref().is_some_and(|voiding| voiding.ended.contains(id, owner))
     }
 
     /// Takes the next grant to void.
     pub(in crate::core) fn take_ended(&mut self) -> Option<WaiterId> {
-        let ended = self.ended.pop()?;
-        Some(self.note_lost(ended))
+        let ended = self.voiding.as_mut()?.ended.pop();
+        self.drop_idle_voiding();
+        ended.map(|ended| self.note_lost(ended))
     }
 
     /// Takes this grant if it is still to be voided. Returns whether it was.
     pub(in crate::core) fn take_ended_grant(&mut self, id: WaiterId, owner: &Owner) -> bool {
-        let ended = self.ended.take(id, owner);
+        let ended = self.voiding.as_mut().and_then(|voiding| voiding.ended.take(id, owner));
+        self.drop_idle_voiding();
         ended.map(|ended| self.note_lost(ended)).is_some()
+    }
+
+    fn drop_idle_voiding(&mut self) {
+        let is_idle = |voiding: &Voiding| voiding.ended.is_empty() && voiding.examine_from.is_none();
+        self.voiding.take_if(|voiding| is_idle(voiding));
     }
 
     fn note_lost(&mut self, EndedGrant { id, awaits_replicas }: EndedGrant) -> WaiterId {
@@ -104,10 +124,11 @@ impl Unconfirmed {
                 // Marked grants are left out. They are revoked in portions, which releases nothing if the
                 // hold has ended.
                 let mut left = EXAMINED_PER_VOIDED.saturating_mul(at_most);
-                let from = self.examine_from.take().unwrap_or_else(|| (Owner::new(b""), 0));
+                let from = self.voiding.as_mut().and_then(|voiding| voiding.examine_from.take());
+                let from = from.unwrap_or_else(|| (Owner::new(b""), 0));
                 for (key, _) in self.in_flight.range_from(from) {
                     if left == 0 || keys.len() == at_most {
-                        self.examine_from = Some(key.clone());
+                        self.voiding.get_or_insert_default().examine_from = Some(key.clone());
                         break;
                     }
                     left -= 1;
@@ -117,10 +138,14 @@ impl Unconfirmed {
                     self.pending.remove(owner);
                     self.unresolved.remove(owner);
                 }
+                self.drop_idle_voiding();
                 keys.sort_unstable_by_key(|(_, order)| *order);
             }
             AffectedOwners::Any => {
-                self.examine_from = None;
+                if let Some(voiding) = &mut self.voiding {
+                    voiding.examine_from = None;
+                }
+                self.drop_idle_voiding();
                 self.pending.retain(|owner, _| !ended(owner));
                 self.unresolved.retain(|owner| !ended(owner));
                 let all = self.in_flight.iter().map(|(key, _)| key).chain(self.marked.keys());
@@ -140,6 +165,6 @@ impl Unconfirmed {
 
     /// Whether the last [`void`](Self::void) left grants that it did not examine.
     pub(in crate::core) fn is_partly_examined(&self) -> bool {
-        self.examine_from.is_some()
+        self.voiding.as_ref().is_some_and(|voiding| voiding.examine_from.is_some())
     }
 }

@@ -187,7 +187,7 @@ pub(crate) fn register<C: Command>(ctx: Ctx<'_>) -> bool {
             spec.begin_search_type = raw::RedisModuleKeySpecBeginSearchType_REDISMODULE_KSPEC_BS_INDEX;
             spec.bs.index.pos = 1;
             spec.find_keys_type = raw::RedisModuleKeySpecFindKeysType_REDISMODULE_KSPEC_FK_RANGE;
-            // The range from the first key to the first key.
+            // The range has one key: `lastkey` is relative to the first key.
             let range = raw::RedisModuleCommandKeySpec__bindgen_ty_2__bindgen_ty_1 {
                 lastkey: 0,
                 keystep: 1,

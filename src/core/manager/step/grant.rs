@@ -184,7 +184,8 @@ impl Step<'_> {
         self.parts.statistics.count(counted);
     }
 
-    /// Grants the caller's request in flight, so that it can be revoked. `None` if the holders exclude it.
+    /// Grants the caller's request. The grant is in flight at first, so it can be revoked. `None` if the holders
+    /// exclude the request.
     pub(in crate::core::manager) fn grant_in_flight(
         &mut self,
         request: &Request,

@@ -74,7 +74,8 @@ pub(super) fn check(views: &BTreeMap<&str, View<'_>>, report: &mut Report) {
     }
 }
 
-/// Checks a call without BLOCK, which every waiter precedes.
+/// Checks that a call without BLOCK was refused only if the lock may have had a holder or a waiter. Such a call comes after
+/// every waiter.
 fn check_refusal(view: &View<'_>, waiter: &Waiter<'_, '_>, report: &mut Report) {
     let (true, Some(answered)) = (reply(waiter.call).is_some_and(Value::is_null), waiter.call.answered)
     else {

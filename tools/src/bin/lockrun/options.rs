@@ -117,7 +117,7 @@ const AFTER: &str = concat!(
 /// Sections of the manual page that clap does not generate, in roff.
 pub(crate) const MANUAL: &str = include_str!("manual.roff");
 
-/// A time in seconds. The maximum is valid for BLOCK in all versions.
+/// A time in seconds, at most 1e9. In milliseconds, that is below the maximum of `BLOCK`.
 fn time(text: &str) -> Result<Duration, String> {
     seconds(text, 0.0..=1e9)
 }

@@ -31,7 +31,7 @@ pub(crate) struct LockRequest {
 /// The outcome of the wait.
 pub(crate) enum Outcome {
     Granted(Hold),
-    /// Another owner held the lock for the whole wait.
+    /// The wait ended without the lock: other owners held it, or were ahead in the queue.
     NotGranted,
     Failed(Error),
 }
