@@ -16,6 +16,15 @@ pub(super) struct EndedGrants {
     batches: Vec<EndedBatch>,
 }
 
+/// Voiding that takes several steps. Boxed, as every lock with a wait has room for it, and few ever need it.
+#[derive(Default)]
+pub(super) struct Voiding {
+    /// Grants whose holds have ended, and which are still to be voided.
+    pub(super) ended: EndedGrants,
+    /// The first grant in flight that the last examination for all owners has left. The next one continues there.
+    pub(super) examine_from: Option<GrantKey>,
+}
+
 /// Grants whose holds ended together.
 #[derive(Default)]
 pub(super) struct EndedBatch {

@@ -20,10 +20,10 @@ pub(in crate::core) use in_flight::{ConfirmedBy, ReleasedGrant};
 
 use super::lease::SetLease;
 use super::{Holders, Mode, Now, Owner, ReleaseScope, RequestId, Token, WaiterId, WallMs};
+use ended_grants::Voiding;
 use in_flight::{GrantKey, GrantsInFlight, InFlight, MarkedGrant};
 use pending_grants::{GrantEffect, PendingGrants, SetToken};
 use std::collections::{BTreeMap, BTreeSet};
-use void::Voiding;
 
 /// A grant to a waiter.
 pub(super) struct NewGrant<'a> {

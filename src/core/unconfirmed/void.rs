@@ -2,7 +2,7 @@
 
 //! Voids grants whose holds have ended. Nothing is left to release for them.
 
-use super::ended_grants::{EndedBatch, EndedGrant, EndedGrants};
+use super::ended_grants::{EndedBatch, EndedGrant, Voiding};
 use super::in_flight::{ConfirmedBy, GrantKey, InFlight};
 use super::Unconfirmed;
 use crate::core::{AffectedOwners, Owner, RequestId, WaiterId};
@@ -11,16 +11,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Maximum ratio of grants that a step examines to grants that it voids.
 const EXAMINED_PER_VOIDED: usize = 16;
-
-/// Voiding that takes several steps. Boxed, as every lock with a wait has room for it, and few ever need it.
-#[derive(Default)]
-pub(super) struct Voiding {
-    /// Grants whose holds have ended, and which are still to be voided.
-    pub(super) ended: EndedGrants,
-    /// The first grant in flight that the last [`void`](Unconfirmed::void) did not examine. The next one for all owners
-    /// continues there.
-    examine_from: Option<GrantKey>,
-}
 
 impl Unconfirmed {
     /// Records that a request's hold ended before its grant was confirmed.
