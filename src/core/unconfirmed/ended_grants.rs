@@ -97,6 +97,16 @@ impl EndedGrant {
     fn marked(id: WaiterId) -> EndedGrant {
         EndedGrant { id, awaits_replicas: false }
     }
+
+    /// Takes the grant with this key, whose hold has ended, from the grants in flight or the marked ones.
+    pub(super) fn take(
+        in_flight: &mut GrantsInFlight,
+        marked: &mut BTreeMap<GrantKey, MarkedGrant>,
+        key: &GrantKey,
+    ) -> Option<EndedGrant> {
+        let taken = in_flight.take_at(key).map(EndedGrant::unconfirmed);
+        taken.or_else(|| marked.remove(key).map(|(id, _)| EndedGrant::marked(id)))
+    }
 }
 
 impl EndedBatch {
@@ -113,7 +123,6 @@ impl EndedBatch {
 
     fn take(&mut self, id: WaiterId, owner: &Owner) -> Option<EndedGrant> {
         let key = self.key_of(id, owner)?;
-        let in_flight = self.in_flight.take_at(&key).map(EndedGrant::unconfirmed);
-        in_flight.or_else(|| self.marked.remove(&key).map(|(id, _)| EndedGrant::marked(id)))
+        EndedGrant::take(&mut self.in_flight, &mut self.marked, &key)
     }
 }

@@ -2,8 +2,8 @@
 
 //! Voids grants whose holds have ended. Nothing is left to release for them.
 
-use super::ended_grants::{EndedBatch, EndedGrant, Voiding};
-use super::in_flight::{ConfirmedBy, GrantKey, InFlight};
+use super::ended_grants::{EndedBatch, EndedGrant};
+use super::in_flight::GrantKey;
 use super::Unconfirmed;
 use crate::core::{AffectedOwners, Owner, RequestId, WaiterId};
 use smallvec::SmallVec;
@@ -56,8 +56,7 @@ impl Unconfirmed {
     }
 
     fn drop_idle_voiding(&mut self) {
-        let is_idle = |voiding: &Voiding| voiding.ended.is_empty() && voiding.examine_from.is_none();
-        self.voiding.take_if(|voiding| is_idle(voiding));
+        self.voiding.take_if(|voiding| voiding.ended.is_empty() && voiding.examine_from.is_none());
     }
 
     fn note_lost(&mut self, EndedGrant { id, awaits_replicas }: EndedGrant) -> WaiterId {
@@ -144,11 +143,8 @@ impl Unconfirmed {
             }
         }
         for key in keys {
-            let in_flight = self.in_flight.take_at(&key);
-            let waits = |grant: &&InFlight| grant.confirmed_by == ConfirmedBy::Acknowledgement;
-            self.lost.extend(in_flight.as_ref().filter(waits).map(|grant| grant.id));
-            let marked = || self.marked.remove(&key).map(|(id, _)| id);
-            void.extend(in_flight.map(|grant| grant.id).or_else(marked));
+            let ended = EndedGrant::take(&mut self.in_flight, &mut self.marked, &key);
+            void.extend(ended.map(|ended| self.note_lost(ended)));
         }
         void
     }
