@@ -146,10 +146,13 @@ impl Parts {
     /// Voids a grant that was already removed from the state of its lock.
     fn void_grant(&mut self, id: WaiterId, lock: LockIdx, records: RecordsOfVoided) {
         let Some((wait, _)) = self.waiters.remove(id) else { return };
-        if wait.request().notify.is_some() {
-            self.void_notified(id, lock, &wait, records);
-        } else if wait.state() == WaitState::Marked && records == RecordsOfVoided::Delete && !self.demoted {
-            // The grant was marked, so it would have been revoked anyway.
+        let (is_notified, is_marked) = (wait.request().notify.is_some(), wait.state() == WaitState::Marked);
+        self.grace_ends(id, wait.request());
+        if is_notified && wait.state() == WaitState::Granted {
+            self.decide(id, lock, wait.request(), Decision::Lost);
+        }
+        // A repeated call must not get the reply to a grant that was not confirmed, or would have been revoked anyway.
+        if (is_notified || is_marked) && records == RecordsOfVoided::Delete && !self.demoted {
             let state = self.table.get_mut(lock);
             if let Some((state, request)) = state.zip(wait.request().id.clone()) {
                 state.unconfirmed_mut().was_voided(request);
@@ -160,25 +163,6 @@ impl Parts {
             wait.request().awaits_replicas && !self.waiters.bundles.is_answered(*first_wait)
         };
         self.lost_bundles.extend(wait.first_wait().filter(waits));
-    }
-
-    /// Handles an unconfirmed grant with `NOTIFY` whose hold has ended.
-    pub(super) fn void_notified(
-        &mut self,
-        id: WaiterId,
-        lock: LockIdx,
-        wait: &Wait,
-        records: RecordsOfVoided,
-    ) {
-        self.grace_ends(id, wait.request());
-        if wait.state() == WaitState::Granted {
-            self.decide(id, lock, wait.request(), Decision::Lost);
-        }
-        // A repeated call must not get the voided reply.
-        let state = self.table.get_mut(lock).filter(|_| records == RecordsOfVoided::Delete && !self.demoted);
-        if let Some((state, request)) = state.zip(wait.request().id.clone()) {
-            state.unconfirmed_mut().was_voided(request);
-        }
     }
 
     /// Ends waits whose clients have not been answered although their holds have ended. Nearly always, none
