@@ -14,8 +14,8 @@ RUN is one of these:
 
 WORD selects the tests with this word in their names; fencing+redis_8 requires both words.
 
-The name of a test determines its run, see run_of(). Tests of tests/retried.txt may fail once; every other failure counts. The
-last line has the numbers of passed and failed tests.
+The name of a test determines its run, see run_of(). Failed tests are repeated alone, see retry(). The last line has the numbers
+of passed and failed tests.
 """
 
 import concurrent.futures
@@ -39,8 +39,13 @@ CARGO = os.environ.get("CARGO", "cargo")
 # Most tests are idle most of the time: five concurrent tests use half of two cores.
 CONCURRENT = 4 * (os.cpu_count() or 1)
 
-# Names of tests that may fail once, each with a reason.
+# Names of tests that may fail once, each with its reason.
 RETRIED = ROOT / "tests/retried.txt"
+
+# A failed test that is not listed there must pass this many times alone, and at most MAX_FLAKY tests of a run may do so. Such a
+# test is a defect: fix it, or list it with its reason.
+REPEATS = 3
+MAX_FLAKY = 2
 
 # In seconds. The slowest test takes less, even on a busy machine, except for the soak test with its own duration.
 TIMEOUT = 900 + int(os.environ.get("SOAK_SECONDS", "0"))
@@ -239,13 +244,22 @@ def retried():
 
 
 def retry(results, names):
-    """Repeats failed tests with these names, each alone. Returns the final results, and the failures of tests that passed."""
-    failed = [result for result in results if not result.passed and result.test.name.rpartition("::")[0] in names]
+    """Repeats failed tests, each alone. Returns the final results, and the failures of tests that passed.
+
+    A listed test must pass once, any other test REPEATS times in a row. If more than MAX_FLAKY other tests fail, all count.
+    """
+    failed = [result for result in results if not result.passed]
+    others = [result for result in failed if result.test.name.rpartition("::")[0] not in names]
+    if len(others) > MAX_FLAKY:
+        failed = [result for result in failed if result not in others]
     if failed:
-        print("Again, alone, as tests/retried.txt lists them:")
-    second = {result.test: Runner().run(result.test) for result in failed}
-    passed_again = [result for result in failed if second[result.test].passed]
-    return [second.get(result.test, result) for result in results], passed_again
+        print("Again, alone:")
+    passed_again = []
+    for result in failed:
+        times = REPEATS if result in others else 1
+        if all(Runner().run(result.test).passed for _ in range(times)):
+            passed_again.append(result)
+    return [result._replace(passed=result.passed or result in passed_again) for result in results], passed_again
 
 
 def report(results, passed_again, others, left):
@@ -265,7 +279,7 @@ def report(results, passed_again, others, left):
         if not result.passed:
             print(f"FAILED: {result.test.name}")
     for result in passed_again:
-        print(f"AGAIN: {result.test.name} failed, and passed alone")
+        print(f"FLAKY: {result.test.name} failed, and passed alone")
     passed = sum(result.passed for result in results)
     if others:
         print(f"{others} tests for every change belong to the other run.")
