@@ -16,6 +16,7 @@
 //! * [`queue`]: waits, and the order in which they are served. The only folder that decides it.
 //! * [`unconfirmed`]: grants that may still be revoked, and the holds without them.
 //! * [`bindings`]: holds that depend on connections, and requests whose hold has ended.
+//! * [`sessions`]: sessions of clients, with the numbers of their acquires and their events.
 //! * [`held`]: the end of holds, for notices to their owners.
 //! * [`schedule`]: deadlines, which can be moved and removed by key.
 //! * [`spare`]: freeing unused memory.
@@ -36,6 +37,7 @@ pub(crate) mod queue;
 mod readers;
 pub(crate) mod request;
 mod schedule;
+mod sessions;
 mod small_map;
 pub(crate) mod spare;
 mod statistics;
@@ -62,10 +64,13 @@ pub(crate) use owner::Owner;
 pub(crate) use queue::bundles::{NewBundle, Verdict};
 pub(crate) use readers::{ChangedHold, Crowd};
 pub(crate) use request::{
-    Bind, Decision, InboxEvent, Message, NotReleased, Notify, Outcome, Records, Refusal, Release, Renewal,
+    Bind, Decision, InboxEvent, Message, NotReleased, NotRenewed, Notify, NumberedCall, Outcome, Records, Refusal, Release, Renewal,
     Reply, Request, RequestId, WaitPolicy,
 };
 pub(crate) use schedule::Schedule;
+pub(crate) use sessions::{
+    CallNumber, EventContent, Known, Late, LossReason, NewSession, OtherTarget, Session, SessionId, SessionKey,
+};
 pub(crate) use statistics::{Counted, Statistics, Times};
 pub(crate) use table::LockLookup;
 pub(crate) use waits_for::{Search, WaitView};
@@ -111,7 +116,7 @@ impl Mode {
 ///
 /// Leases live in the keyspace and follow the wall clock, like every TTL. Times to wait must not change when
 /// an operator sets the clock, so they follow a monotonic clock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Now {
     /// For leases.
     pub(crate) wall: WallMs,

@@ -10,6 +10,7 @@ use std::rc::Rc;
 use smallvec::SmallVec;
 
 use super::lease::{Lease, SetLease};
+use super::sessions::{CallNumber, Known};
 use super::{ConnectionId, LockId, Mode, MonoUs, Now, Owner, ReleaseScope, Token, WaiterId, WallMs, Wants};
 
 /// An acquire.
@@ -36,6 +37,18 @@ pub(crate) struct Request {
     pub(crate) awaits_replicas: bool,
     /// Set if the wait blocks no client and a message announces the grant.
     pub(crate) notify: Option<Rc<Notify>>,
+    /// The number of the acquire, if it belongs to a session.
+    pub(crate) number: Option<NumberedCall>,
+}
+
+/// A call of a session that makes a hold depend on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NumberedCall {
+    pub(crate) number: CallNumber,
+    /// Whether the lease is renewed as long as the session lives.
+    pub(crate) renewed: bool,
+    /// Whether the hold is released when the session is over.
+    pub(crate) ephemeral: bool,
 }
 
 /// Settings of a wait whose client is notified by a message.
@@ -223,6 +236,8 @@ pub(crate) enum Outcome {
     Quarantined,
     /// The request is queued.
     Queued(WaiterId),
+    /// The session knows the number of the call: it gets what has become of it.
+    Repeated(Known),
     Refused(Refusal),
 }
 
@@ -259,12 +274,16 @@ pub(crate) struct Release {
     /// New lease of the remaining holds, in milliseconds.
     pub(crate) lease_ms: Option<i64>,
     pub(crate) id: Option<RequestId>,
+    /// The number of the acquire whose hold is released, if it belongs to a session.
+    pub(crate) number: Option<CallNumber>,
 }
 
 /// The reason for refusing a release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotReleased {
     NotOwner,
+    /// The number was used with other keys or another owner.
+    OtherTarget,
     Refused(Refusal),
 }
 
@@ -276,6 +295,18 @@ pub(crate) struct Renewal {
     pub(crate) bind: Option<Bind>,
     /// The caller's connection, for queries about holders. Unknown for some calls.
     pub(crate) client: Option<ConnectionId>,
+    /// The number of the acquire whose hold is renewed, if it belongs to a session.
+    pub(crate) number: Option<NumberedCall>,
+}
+
+/// The reason for refusing a renewal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NotRenewed {
+    NotOwner,
+    /// The number is below the session's `done`, so the call is late.
+    Late,
+    /// The number was used with other keys or another owner.
+    OtherTarget,
 }
 
 /// The reason for refusing a request that no hold excludes.

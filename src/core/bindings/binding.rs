@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT
 
-//! The connections that renew or end one owner's hold.
+//! The connections and sessions that renew or end one owner's hold.
 
 use smallvec::SmallVec;
 
 use super::ended::rounded;
 use crate::core::lease::Lease;
-use crate::core::{Bind, ConnectionId, MonoUs, Now, RequestId, WallMs};
+use crate::core::sessions::SessionKey;
+use crate::core::{Bind, ConnectionId, Hold, Mode, MonoUs, Now, RequestId, WallMs};
 
 /// Minimum interval between two renewals, in microseconds, even for a very short lease.
 const SHORTEST_INTERVAL_US: MonoUs = 1_000;
@@ -40,9 +41,23 @@ pub(in crate::core) struct Binding {
     requests: Vec<Bound>,
     /// Connections bound by calls without an id, or by calls that can no longer be repeated.
     plain: Connections,
+    /// Holds of this owner that have a number in a session.
+    numbers: SmallVec<[BoundNumber; 1]>,
     /// Time of the next sweep for requests that can no longer be repeated. The schedule of sweeps stores the
     /// same time.
     sweep_at: Option<MonoUs>,
+}
+
+/// A hold with a number in a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::core) struct BoundNumber {
+    pub(in crate::core) session: SessionKey,
+    pub(in crate::core) n: u64,
+    pub(in crate::core) mode: Mode,
+    /// Whether the lease is renewed as long as the session lives.
+    pub(in crate::core) renewed: bool,
+    /// Whether the session is over, so that the hold must be released.
+    pub(in crate::core) ended: bool,
 }
 
 /// A request that bound a hold to a connection.
@@ -117,7 +132,81 @@ impl Binding {
             unverified: false,
             requests: Vec::new(),
             plain: Connections::new(),
+            numbers: SmallVec::new(),
             sweep_at: None,
+        }
+    }
+
+    /// Records a hold with a number. Its lease has just been set.
+    pub(in crate::core) fn bind_number(&mut self, number: BoundNumber, lease: Lease, now: Now) {
+        if !self.is_watched() {
+            self.lease_ms = lease.ms;
+        }
+        self.numbers.push(number);
+        self.note_lease(lease, now);
+    }
+
+    /// Removes a hold with a number. Returns whether it had it.
+    pub(in crate::core) fn unbind_number(&mut self, session: SessionKey, n: u64) -> bool {
+        let at = self.numbers.iter().position(|number| number.session == session && number.n == n);
+        let removed = at.map(|at| self.numbers.remove(at)).is_some();
+        self.forget_renewal_if_unwatched();
+        removed
+    }
+
+    /// Renews the lease of a hold with a number from now on.
+    pub(in crate::core) fn watch_number(&mut self, session: SessionKey, n: u64) {
+        let mut of = self.numbers.iter_mut();
+        if let Some(number) = of.find(|number| number.session == session && number.n == n) {
+            number.renewed = true;
+        }
+    }
+
+    /// Records that the session of a number is over and that its hold must be released.
+    pub(in crate::core) fn end_number(&mut self, session: SessionKey, n: u64) {
+        for number in self.numbers.iter_mut().filter(|number| number.session == session && number.n == n) {
+            (number.ended, number.renewed) = (true, false);
+        }
+        self.forget_renewal_if_unwatched();
+    }
+
+    /// Removes the next number whose session is over.
+    pub(in crate::core) fn take_ended_number(&mut self) -> Option<BoundNumber> {
+        let at = self.numbers.iter().position(|number| number.ended)?;
+        Some(self.numbers.remove(at))
+    }
+
+    /// Removes the newest number for which the owner has no hold left.
+    pub(in crate::core) fn take_excess(&mut self, hold: &Hold) -> Option<BoundNumber> {
+        for mode in [Mode::Exclusive, Mode::Shared] {
+            let count = usize::try_from(hold.count(mode)).unwrap_or_default();
+            if self.count_numbers(mode) > count {
+                let last = self.numbers.iter().rposition(|number| number.mode == mode)?;
+                let number = self.numbers.remove(last);
+                self.forget_renewal_if_unwatched();
+                return Some(number);
+            }
+        }
+        None
+    }
+
+    /// Number of holds of this mode that have a number.
+    pub(in crate::core) fn count_numbers(&self, mode: Mode) -> usize {
+        self.numbers.iter().filter(|number| number.mode == mode).count()
+    }
+
+    pub(in crate::core) fn numbers(&self) -> &[BoundNumber] {
+        &self.numbers
+    }
+
+    /// Whether any connection or session renews the lease.
+    fn is_watched(&self) -> bool {
+        !self.watchdogs.is_empty() || self.numbers.iter().any(|number| number.renewed)
+    }
+
+    fn forget_renewal_if_unwatched(&mut self) {
+        if !self.is_watched() {
+            self.next = None;
         }
     }
 
@@ -131,7 +220,7 @@ impl Binding {
     ) -> Connections {
         let Bind { connection, watchdog, max_ms, ephemeral } = bind;
         let was_renewed = !self.watchdogs.is_empty();
-        if !was_renewed {
+        if !self.is_watched() {
             self.lease_ms = lease.ms;
         }
         let before = self.connections();
@@ -181,7 +270,7 @@ impl Binding {
     /// third of it.
     pub(in crate::core) fn note_lease(&mut self, lease: Lease, now: Now) {
         // A lease that is not renewed has no length to keep.
-        let renewed = Some(self.lease_ms).filter(|_| lease.keeps_longer && !self.watchdogs.is_empty());
+        let renewed = Some(self.lease_ms).filter(|_| lease.keeps_longer && self.is_watched());
         self.lease_ms = renewed.map_or(lease.ms, |renewed| renewed.max(lease.ms));
         self.lease_end = lease.end;
         self.plan_renewal(self.due_by_end(now));
@@ -205,7 +294,7 @@ impl Binding {
 
     /// Schedules the next renewal, if any connection renews the lease.
     pub(in crate::core) fn plan_renewal(&mut self, due: MonoUs) {
-        self.next = (!self.watchdogs.is_empty()).then_some(due);
+        self.next = self.is_watched().then_some(due);
     }
 
     fn interval_us(&self) -> MonoUs {
@@ -220,9 +309,15 @@ impl Binding {
         (!self.closed && self.due().is_some_and(|at| at <= soon)).then_some(self.lease_ms)
     }
 
+    /// End of the lease as this server last wrote it.
+    pub(in crate::core) fn lease_end(&self) -> WallMs {
+        self.lease_end
+    }
+
     /// Time of the next renewal. The schedule of renewals stores the same time.
     pub(in crate::core) fn due(&self) -> Option<MonoUs> {
-        self.next.filter(|at| self.renewed_until.is_none_or(|until| *at < until))
+        let is_limited = || !self.numbers.iter().any(|number| number.renewed);
+        self.next.filter(|at| self.renewed_until.is_none_or(|until| *at < until || !is_limited()))
     }
 
     pub(in crate::core) fn sweep_at(&self) -> Option<MonoUs> {
@@ -270,8 +365,8 @@ impl Binding {
 
     /// Stops renewing the lease for a connection.
     fn unwatch(&mut self, connection: ConnectionId) {
-        if remove(&mut self.watchdogs, connection) && self.watchdogs.is_empty() {
-            self.next = None;
+        if remove(&mut self.watchdogs, connection) {
+            self.forget_renewal_if_unwatched();
         }
     }
 
@@ -358,7 +453,8 @@ impl Binding {
     /// repetition finds its hold.
     pub(in crate::core) fn is_idle(&self, now: MonoUs) -> bool {
         let over = self.requests.iter().all(|request| request.until < now);
-        self.watchdogs.is_empty() && self.ephemeral.is_empty() && !self.closed && over
+        let is_bound = !self.watchdogs.is_empty() || !self.ephemeral.is_empty() || !self.numbers.is_empty();
+        !is_bound && !self.closed && over
     }
 }
 

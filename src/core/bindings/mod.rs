@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
 
-//! Holds that depend on a connection: renewed while it is open, or released when it closes.
+//! Holds that depend on a connection or a session: renewed while it is open, or released when it ends.
 //!
 //! A binding belongs to one owner's hold on a lock and ends with it. A later hold of the same owner starts
 //! without a binding. Changes caused by bindings are written when the lock is reconciled.
 //!
 //! * [`binding`]: the binding of one hold. [`indexes`]: all bound holds, by connection and by time.
-//! * [`closed`]: holds whose connection has closed.
+//! * [`closed`]: holds whose connection has closed. [`numbers`]: holds with numbers in sessions.
 //! * [`reconcile`]: the changes that a lock's step makes: ended holds, and renewed leases.
 //! * [`ended`]: requests whose hold has ended.
 
@@ -14,6 +14,7 @@ pub(in crate::core) mod binding;
 mod closed;
 mod ended;
 mod indexes;
+mod numbers;
 mod reconcile;
 #[cfg(test)]
 mod verify;
@@ -25,6 +26,7 @@ use smallvec::SmallVec;
 
 use super::lease::Lease;
 use super::schedule::earlier;
+use super::sessions::Loss;
 use super::small_map::SmallMap;
 use super::spare::free_spare;
 use super::table::LockIdx;
@@ -42,6 +44,8 @@ struct LockBindings {
     bindings: SmallMap<Owner, Binding>,
     /// Owners whose holds must end because a connection closed.
     closed: SmallMap<Owner, ()>,
+    /// Owners with holds that must be released because a session is over.
+    ended: SmallMap<Owner, ()>,
     /// Whether further holds are due for a joint renewal in the next step.
     has_more_renewals: bool,
     /// Whether some bindings may belong to holds that have ended.
@@ -66,6 +70,8 @@ pub(super) struct Bindings {
     requests_until: MonoUs,
     /// Number of holds that end with a connection.
     ephemeral: usize,
+    /// Numbers whose holds have ended without a call of their session.
+    losses: Vec<Loss>,
     /// Whether this server is not the primary. Bindings are kept in case the server becomes the primary
     /// again.
     suspended: bool,
@@ -256,6 +262,9 @@ impl Bindings {
         if !bound.closed.is_empty() {
             bound.closed.remove(&hold.1);
         }
+        if !bound.ended.is_empty() {
+            bound.ended.remove(&hold.1);
+        }
         self.ephemeral -= usize::from(binding.is_ephemeral());
         self.renewals.plan(hold, binding.due(), None);
         self.sweeps.plan(hold, binding.sweep_at(), None);
@@ -273,6 +282,7 @@ impl Bindings {
 
     /// Ends the binding of an owner that holds nothing.
     fn unbind(&mut self, hold: &BoundHold, name: &LockId) {
+        self.lose_numbers(hold);
         for (request, until) in self.take(hold).into_iter().flatten() {
             self.ended.insert(name.clone(), request, until);
         }

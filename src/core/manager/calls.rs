@@ -4,13 +4,18 @@
 
 use super::step::Step;
 use crate::core::lease::Lease;
+use crate::core::manager::step::NumberIs;
+use crate::core::sessions::Answer;
 use crate::core::{
-    Counted, HoldEvent, NotOwner, NotReleased, Outcome, Owner, Refusal, Release, ReleaseScope, Renewal,
-    Request, RequestId, WaitPolicy,
+    CallNumber, Counted, HoldEvent, Known, NotOwner, NotReleased, NotRenewed, NumberedCall, OtherTarget, Outcome,
+    Owner, Refusal, Release, ReleaseScope, Renewal, Reply, Request, RequestId, WaitPolicy,
 };
 
 /// Implements [`LockManager::acquire`](super::LockManager::acquire).
 pub(super) fn acquire(step: &mut Step<'_>, request: &Request, policy: WaitPolicy) -> Outcome {
+    if let Some(call) = request.number {
+        return acquire_numbered(step, request, call, policy);
+    }
     // For a holder or a repeated call, the command does not read the queue of Redisson's fair lock.
     let mut looks = !step.wants_more(request);
     if let Some(id) = &request.id {
@@ -34,6 +39,29 @@ pub(super) fn acquire(step: &mut Step<'_>, request: &Request, policy: WaitPolicy
         }
     }
     let outcome = take_or_queue(step, request, policy);
+    if looks {
+        step.note_look();
+    }
+    outcome
+}
+
+/// Acquires for a session. A repeated call gets what has become of the first (R12).
+fn acquire_numbered(
+    step: &mut Step<'_>,
+    request: &Request,
+    call: NumberedCall,
+    policy: WaitPolicy,
+) -> Outcome {
+    let known = step.known_number(call);
+    if known != Known::New {
+        step.count(matches!(known, Known::Granted(_)).then_some(Counted::Repeated));
+        return Outcome::Repeated(known);
+    }
+    let looks = !step.wants_more(request);
+    let outcome = take_or_queue(step, request, policy);
+    if outcome == Outcome::Busy {
+        step.answer(call.number, Answer::Busy);
+    }
     if looks {
         step.note_look();
     }
@@ -81,21 +109,38 @@ fn take_or_queue(step: &mut Step<'_>, request: &Request, policy: WaitPolicy) -> 
 
 /// Implements [`LockManager::release`](super::LockManager::release).
 pub(super) fn release(step: &mut Step<'_>, release: &Release) -> Result<i64, NotReleased> {
-    let Release { owner, scope, lease_ms, id } = release;
+    let Release { owner, scope, lease_ms, id, number } = release;
+    if let Some(number) = number {
+        return release_numbered(step, owner, *number, *lease_ms);
+    }
     if let Some(id) = id {
         if let Some(left) = step.records.released(id).map_err(NotReleased::Refused)? {
             return Ok(left);
         }
     }
-    let lease = lease_ms.map(|ms| Lease::new(ms, step.now.wall.saturating_add(ms)));
+    let left = release_hold(step, owner, *scope, id.as_ref(), *lease_ms)?;
+    if let Some(id) = id {
+        step.records.remember_release(id, left, step.now);
+    }
+    step.lose_excess_of_caller();
+    Ok(left)
+}
+
+/// Releases holds of the owner. Returns the number of remaining holds.
+#[inline(always)]
+fn release_hold(
+    step: &mut Step<'_>,
+    owner: &Owner,
+    scope: ReleaseScope,
+    id: Option<&RequestId>,
+    lease_ms: Option<i64>,
+) -> Result<i64, NotReleased> {
+    let lease = lease_ms.map(|ms| step.lease_of(owner, ms));
     let lease_end = lease.map(|lease| lease.end);
-    let released = step.release_unconfirmed(owner, *scope, id.as_ref(), lease_end);
+    let released = step.release_unconfirmed(owner, scope, id, lease_end);
     let left = released.map_err(|NotOwner| NotReleased::NotOwner)?;
     if let Some(lease) = lease.filter(|_| left > 0) {
         step.set_lease(owner, lease);
-    }
-    if let Some(id) = id {
-        step.records.remember_release(id, left, step.now);
     }
     step.count(Counted::Released);
     if left == 0 {
@@ -104,16 +149,105 @@ pub(super) fn release(step: &mut Step<'_>, release: &Release) -> Result<i64, Not
     Ok(left)
 }
 
+/// Releases the hold of one acquire of a session (R5). A repeated call gets the first reply again. The release
+/// of an acquire that has not arrived yet is remembered, so that the acquire is never granted (R23).
+fn release_numbered(
+    step: &mut Step<'_>,
+    owner: &Owner,
+    number: CallNumber,
+    lease_ms: Option<i64>,
+) -> Result<i64, NotReleased> {
+    match step.number_state(number).map_err(|OtherTarget| NotReleased::OtherTarget)? {
+        NumberIs::InFlight => {
+            step.confirm_number(number);
+        }
+        NumberIs::Held(_) => {}
+        NumberIs::Answered(Answer::Released { left }) => return Ok(left),
+        NumberIs::Waiting | NumberIs::Answered(_) | NumberIs::Done => return Err(NotReleased::NotOwner),
+        NumberIs::New => {
+            step.answer(number, Answer::Ended);
+            return Err(NotReleased::NotOwner);
+        }
+    }
+    // A confirmation may find that the hold has ended.
+    let NumberIs::Held(mode) = step.number_state(number).map_err(|OtherTarget| NotReleased::OtherTarget)? else {
+        return Err(NotReleased::NotOwner);
+    };
+    let left = release_hold(step, owner, ReleaseScope::OneOf(mode), None, lease_ms)?;
+    if step.remove_hold(owner, number) {
+        step.answer(number, Answer::Released { left });
+    }
+    Ok(left)
+}
+
+/// Implements [`LockManager::cancel_number`](super::LockManager::cancel_number).
+pub(super) fn cancel_number(
+    step: &mut Step<'_>,
+    owner: &Owner,
+    number: CallNumber,
+) -> Result<bool, OtherTarget> {
+    let undone = match step.number_state(number)? {
+        NumberIs::New => false,
+        NumberIs::Waiting => step.end_wait_of(number),
+        NumberIs::InFlight => step.revoke_number(owner, number),
+        NumberIs::Held(_) => release_numbered(step, owner, number, None).is_ok(),
+        NumberIs::Answered(Answer::Cancelled { undone }) => return Ok(undone),
+        NumberIs::Answered(_) | NumberIs::Done => return Ok(false),
+    };
+    step.count(undone.then_some(Counted::Cancelled));
+    step.answer(number, Answer::Cancelled { undone });
+    Ok(undone)
+}
+
 /// Implements [`LockManager::renew`](super::LockManager::renew).
-pub(super) fn renew(step: &mut Step<'_>, renewal: &Renewal) -> Result<i64, NotOwner> {
-    let Renewal { owner, lease_ms, bind, client } = renewal;
-    let lease = Lease::new(*lease_ms, step.now.wall.saturating_add(*lease_ms));
+pub(super) fn renew(step: &mut Step<'_>, renewal: &Renewal) -> Result<i64, NotRenewed> {
+    let Renewal { owner, lease_ms, bind, client, number } = renewal;
+    if let Some(call) = number {
+        return renew_numbered(step, renewal, *call);
+    }
+    let lease = step.lease_of(owner, *lease_ms);
     // Confirms first, because a confirmation may set the lease too, and the renewal must replace it.
     if step.any_notified() {
         step.confirm_all_of(owner, *lease_ms);
     }
-    let holds = step.holders.renew(owner.as_bytes(), lease.end)?;
+    let holds =
+        step.holders.renew(owner.as_bytes(), lease.end).map_err(|NotOwner| NotRenewed::NotOwner)?;
     step.renewed(owner, lease, *bind, *client);
+    step.count(Counted::Renewed);
+    Ok(holds)
+}
+
+/// Renews the hold of one acquire of a session. If the session does not know the number, this declares one
+/// hold of the owner that has no number yet (R5). Returns the owner's hold count.
+fn renew_numbered(step: &mut Step<'_>, renewal: &Renewal, call: NumberedCall) -> Result<i64, NotRenewed> {
+    let Renewal { owner, lease_ms, client, .. } = renewal;
+    let number = call.number;
+    match step.number_state(number).map_err(|OtherTarget| NotRenewed::OtherTarget)? {
+        NumberIs::InFlight => {
+            step.confirm_number(number);
+        }
+        NumberIs::Held(_) | NumberIs::New => {}
+        NumberIs::Done => return Err(NotRenewed::Late),
+        NumberIs::Waiting | NumberIs::Answered(_) => return Err(NotRenewed::NotOwner),
+    }
+    let state = step.number_state(number).map_err(|OtherTarget| NotRenewed::OtherTarget)?;
+    let declares = match state {
+        NumberIs::Held(_) => None,
+        NumberIs::New => Some(step.unnumbered_mode(owner).ok_or(NotRenewed::NotOwner)?),
+        _ => return Err(NotRenewed::NotOwner),
+    };
+    // A hold of a session never gets a shorter lease (R7).
+    let hold = step.holders.get(owner.as_bytes()).ok_or(NotRenewed::NotOwner)?;
+    let end = step.now.wall.saturating_add(*lease_ms).max(hold.expires_at);
+    let (holds, token) = (hold.total(), hold.token);
+    let lease = Lease { ms: *lease_ms, keeps_longer: true, end };
+    let _ = step.holders.renew(owner.as_bytes(), end);
+    step.renewed(owner, lease, None, *client);
+    match declares {
+        Some(mode) => step.declare(owner, call, Reply { mode, holds, token, owner: None }, lease),
+        None if call.renewed => step.watch_number(owner, number),
+        None => {}
+    }
     step.count(Counted::Renewed);
     Ok(holds)
 }

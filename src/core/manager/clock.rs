@@ -20,6 +20,7 @@ impl LockManager {
     /// [`reconcile`](LockManager::reconcile).
     pub(crate) fn tick(&mut self, now: Now, may_write: bool) -> Option<LockId> {
         let parts = &mut self.parts;
+        parts.input_at = now;
         parts.stop_watching_last();
         for _ in 0..4 * parts.portion.0 {
             let Some(id) = parts.deadlines.pop_due(now.mono) else { break };
@@ -29,6 +30,7 @@ impl LockManager {
             }
         }
         parts.end_connections(now);
+        parts.end_sessions(now);
         for lock in parts.bindings.sweep(now.mono) {
             parts.drop_if_idle(lock);
         }
@@ -57,7 +59,9 @@ impl LockManager {
     /// Whether a [`tick`](LockManager::tick) has left work that needs no write.
     pub(crate) fn is_overdue(&self, now: Now) -> bool {
         let parts = &self.parts;
-        !parts.ending_connections.is_empty() || parts.deadlines.first().is_some_and(|at| at <= now.mono)
+        !parts.ending_connections.is_empty()
+            || parts.sessions.any_ending()
+            || parts.deadlines.first().is_some_and(|at| at <= now.mono)
     }
 
     /// Time until the next [`tick`](LockManager::tick), in milliseconds; `None` if none is needed.
@@ -65,7 +69,8 @@ impl LockManager {
         let parts = &self.parts;
         let until = |at: MonoUs| at.saturating_sub(now.mono).div_ceil(1000);
         let without_writing = earlier(parts.deadlines.first(), parts.bindings.next_sweep()).map(until);
-        let is_at_once = !parts.notices.is_empty() || !parts.ending_connections.is_empty();
+        let is_ending = !parts.ending_connections.is_empty() || parts.sessions.any_ending();
+        let is_at_once = !parts.notices.is_empty() || is_ending;
         let without_writing = if is_at_once { Some(0) } else { without_writing };
         let searches = parts.searches.next().map(until);
         let searches = if may_write { searches } else { searches.map(|ms| ms.max(PAUSE_RETRY_MS)) };
@@ -74,7 +79,8 @@ impl LockManager {
             return earlier(without_writing, Some(if may_write { 0 } else { PAUSE_RETRY_MS }));
         }
         let planned = earlier(parts.bindings.next_renewal(), parts.windows.first());
-        let planned = earlier(planned, end_of_quarantine(parts)).map(until);
+        let planned = earlier(planned, end_of_quarantine(parts));
+        let planned = earlier(planned, parts.sessions.next_check()).map(until);
         // At least 1: the server decides by a cached clock, so a key may outlive its lease.
         let lease = parts.leases.first();
         let lease = lease.map(|end| end.saturating_sub(now.wall).saturating_add(1).max(1).unsigned_abs());
@@ -98,6 +104,8 @@ impl LockManager {
             && parts.deadlines.is_empty()
             && parts.leases.is_empty()
             && parts.windows.is_empty()
+            && parts.sessions.is_empty()
+            && !parts.sessions.any_ending()
             && end_of_quarantine(parts).is_none()
             && parts.bindings.has_no_deadline()
     }

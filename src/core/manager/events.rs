@@ -9,19 +9,27 @@ use crate::core::manager::StepOutput;
 use crate::core::owner::AffectedOwners;
 use crate::core::table::LockIdx;
 use crate::core::waits_for::searches::Searches;
-use crate::core::{ConnectionId, Decision, HoldEvent, LockRef, MonoUs, Now, WallMs};
+use crate::core::{ConnectionId, Decision, HoldEvent, LockRef, LossReason, MonoUs, Now, WallMs};
 use std::collections::VecDeque;
 
 impl LockManager {
     /// Handles a closed connection. Returns whether work is due soon.
     pub(crate) fn connection_closed(&mut self, connection: ConnectionId, now: Now) -> bool {
         let parts = &mut self.parts;
+        parts.input_at = now;
+        for session in parts.sessions.connection_closed(connection, now.mono) {
+            parts.sessions.end(session);
+        }
+        parts.end_sessions(now);
         if parts.end_portion_of(connection, now) {
             parts.ending_connections.insert(connection, ConnectionEnd::Closed);
         } else {
             parts.ending_connections.remove(&connection);
         }
-        parts.table.any_ready() || !parts.ending_connections.is_empty() || !parts.searches.is_empty()
+        parts.table.any_ready()
+            || !parts.ending_connections.is_empty()
+            || parts.sessions.any_ending()
+            || !parts.searches.is_empty()
     }
 
     /// Handles a foreign write of a key. Returns whether the caller must schedule a
@@ -31,6 +39,7 @@ impl LockManager {
         if parts.demoted {
             return false;
         }
+        parts.input_at = now;
         let ended_by = match change {
             KeyChange::Gone(event) => Some(event),
             KeyChange::Changed => None,
@@ -43,6 +52,7 @@ impl LockManager {
         let Some(idx) = known else { return false };
         if gone {
             parts.void_all(idx);
+            parts.report_losses(ended_by.map(LossReason::from));
         } else {
             if let Some(state) = parts.state_mut(idx) {
                 state.note_foreign_leases();
@@ -116,6 +126,7 @@ impl LockManager {
     pub(crate) fn demote(&mut self) {
         let parts = &mut self.parts;
         parts.demoted = true;
+        parts.sessions.end_all();
         for id in parts.waiters.all_queued() {
             parts.end_queued(id, Decision::Demoted);
         }

@@ -58,6 +58,9 @@ impl LockManager {
             return None;
         }
         let first_until = is_first.then_some(hold.expires_at);
+        if request.number.is_some_and(|call| !parts.sessions.is_new(call.number)) {
+            return None;
+        }
         // Checked last because it reads a record: a repeated call keeps its position, or gets its reply again.
         if let Some(id) = &request.id {
             if parts.waiters.of_request(lock, id).is_some() || !is_new(id) {

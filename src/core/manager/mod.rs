@@ -15,6 +15,7 @@ mod open_lock;
 mod outputs;
 mod overview;
 mod parts;
+mod sessions;
 mod several;
 mod step;
 #[cfg(test)]
@@ -23,6 +24,7 @@ mod wait_view;
 
 pub(crate) use fast_queue::FastQueued;
 pub(crate) use open_lock::OpenLock;
+pub(crate) use sessions::Poll;
 pub(crate) use overview::{Contended, HoldInfo};
 pub(crate) use several::{BundleTry, CheckedLock};
 pub(crate) use step::{ExpectedEnd, GrantTime, StepOutput};
@@ -30,8 +32,8 @@ pub(crate) use step::{ExpectedEnd, GrantTime, StepOutput};
 use crate::core::owner::AffectedOwners;
 use crate::core::table::LockLookup;
 use crate::core::{
-    Counted, Decision, HoldEvent, LockRef, NotOwner, NotReleased, Outcome, Refusal, Release, Renewal,
-    Request, RequestId, WaitPolicy, WaiterId,
+    CallNumber, Counted, Decision, HoldEvent, LockRef, LossReason, NotReleased, NotRenewed, OtherTarget, Outcome,
+    Owner, Refusal, Release, Renewal, Request, RequestId, WaitPolicy, WaiterId,
 };
 use parts::{Parts, RecordsOfVoided};
 use step::Step;
@@ -104,7 +106,7 @@ impl LockManager {
         &mut self,
         open: OpenLock<'_>,
         renewal: &Renewal,
-    ) -> (Result<i64, NotOwner>, StepOutput) {
+    ) -> (Result<i64, NotRenewed>, StepOutput) {
         let affected = AffectedOwners::Only(&renewal.owner);
         let mut step = Step::begin(&mut self.parts, open, affected);
         let result = calls::renew(&mut step, renewal);
@@ -123,9 +125,22 @@ impl LockManager {
         (result, step.finish())
     }
 
+    /// Undoes the acquire of a session in any state, as [`cancel`](LockManager::cancel) does.
+    pub(crate) fn cancel_number(
+        &mut self,
+        open: OpenLock<'_>,
+        owner: &Owner,
+        number: CallNumber,
+    ) -> (Result<bool, OtherTarget>, StepOutput) {
+        let mut step = Step::begin(&mut self.parts, open, AffectedOwners::Only(owner));
+        let result = calls::cancel_number(&mut step, owner, number);
+        (result, step.finish())
+    }
+
     /// Ends every hold and serves the queue. Returns the number of owners that lost their holds.
     pub(crate) fn break_lock(&mut self, open: OpenLock<'_>) -> (usize, StepOutput) {
         let mut step = Step::begin(&mut self.parts, open, AffectedOwners::Any);
+        step.cause = Some(LossReason::Broken);
         step.notify_holders(HoldEvent::Broken);
         let lost = step.end_all();
         step.count((lost > 0).then_some(Counted::Broken));
@@ -146,6 +161,8 @@ impl LockManager {
         self.parts.table.unset_ready(idx);
         self.parts.void_all(idx);
         self.parts.void_portion(idx, RecordsOfVoided::Delete, usize::MAX);
+        let is_moved = *decision == Decision::Moved;
+        self.parts.report_losses(Some(if is_moved { LossReason::Moved } else { LossReason::WrongType }));
         self.parts.forget_window(idx);
         let moved = *decision == Decision::Moved;
         self.parts.end_lost(idx, if moved { decision } else { &Decision::Lost });

@@ -123,6 +123,11 @@ impl Unconfirmed {
         self.in_flight.of_owner(owner).map(|(_, grant)| grant.id)
     }
 
+    /// Number of holds of this mode that belong to grants in flight to this owner.
+    pub(super) fn count_in_flight(&self, owner: &Owner, mode: Mode) -> usize {
+        self.in_flight.of_owner(owner).filter(|(_, grant)| grant.hold_mode == Some(mode)).count()
+    }
+
     /// Number of grants in flight or marked for revocation.
     pub(super) fn len(&self) -> usize {
         self.in_flight.len() + self.marked.len()

@@ -5,7 +5,7 @@
 use super::Parts;
 use crate::core::queue::wait::{Wait, WaitState};
 use crate::core::table::LockIdx;
-use crate::core::{ConnectionId, Counted, Decision, Now, Owner, WaiterId};
+use crate::core::{ConnectionId, Counted, Decision, Now, Owner, Request, WaiterId};
 
 /// The reason why a connection loses its waits with `NOTIFY`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,21 +94,24 @@ impl Parts {
         true
     }
 
-    /// Whether the connection of this wait has closed or loses its waits.
+    /// Whether the connection or the session of this wait has ended, or loses its waits.
     pub(in crate::core::manager) fn is_dropped(&self, wait: &Wait) -> bool {
-        // Nearly always, no connection is ending.
-        !self.ending_connections.is_empty() && self.has_dropped(wait)
+        // Nearly always, no connection or session is ending.
+        (!self.ending_connections.is_empty() || self.sessions.passes_over()) && self.has_dropped(wait)
     }
 
     pub(super) fn has_dropped(&self, wait: &Wait) -> bool {
-        wait.request()
-            .notify
-            .as_ref()
-            .is_some_and(|notify| self.ending_connections.contains_key(&notify.connection))
+        let Request { notify, number, .. } = wait.request();
+        let has_ended = |connection| self.ending_connections.contains_key(&connection);
+        notify.as_ref().is_some_and(|notify| has_ended(notify.connection))
+            || number.is_some_and(|call| self.sessions.is_passed_over(call.number.session))
     }
 
-    /// Ends a queued wait of an ending connection.
+    /// Ends a queued wait of an ending connection, or passes over a wait of a session.
     pub(in crate::core::manager) fn drop_wait(&mut self, id: WaiterId) {
+        if let Some(call) = self.waiters.get(id).and_then(|wait| wait.request().number) {
+            return self.pass_over(id, call.number);
+        }
         let of = |wait: &Wait| wait.request().notify.as_ref().map(|notify| notify.connection);
         let connection = self.waiters.get(id).and_then(of);
         if connection.and_then(|connection| self.ending_connections.get(&connection))

@@ -151,6 +151,9 @@ impl Parts {
         if is_notified && wait.state() == WaitState::Granted {
             self.decide(id, lock, wait.request(), Decision::Lost);
         }
+        if wait.state() == WaitState::Granted {
+            self.lose_grant_of_session(&wait);
+        }
         // A repeated call must not get the reply to a grant that was not confirmed, or would have been revoked anyway.
         if (is_notified || is_marked) && records == RecordsOfVoided::Delete && !self.demoted {
             let state = self.table.get_mut(lock);
@@ -205,8 +208,9 @@ impl Parts {
     /// the grant may have consequences.
     pub(in crate::core::manager) fn confirm_plain(&mut self, id: WaiterId) -> bool {
         let is_plain = |wait: &&Wait| {
-            let Request { id, bind, notify, awaits_replicas, .. } = wait.request();
-            let is_simple = id.is_none() && bind.is_none() && notify.is_none() && !awaits_replicas;
+            let Request { id, bind, notify, awaits_replicas, number, .. } = wait.request();
+            let is_alone = id.is_none() && bind.is_none() && notify.is_none() && number.is_none();
+            let is_simple = is_alone && !awaits_replicas;
             wait.state() == WaitState::Granted && is_simple && !wait.is_member()
         };
         let Some(wait) = self.waiters.get(id).filter(is_plain) else { return false };

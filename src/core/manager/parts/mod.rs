@@ -6,6 +6,7 @@ mod connections;
 mod grants;
 mod lock_state;
 mod notices;
+mod sessions;
 mod waits;
 mod watch;
 
@@ -18,9 +19,10 @@ use crate::core::fragile::FragileLocks;
 use crate::core::granted_keys::GrantedKeys;
 use crate::core::queue::waiters::Waiters;
 use crate::core::schedule::{Calendar, Schedule};
+use crate::core::sessions::{Loss, Sessions};
 use crate::core::table::{LockIdx, LockTable};
 use crate::core::waits_for::searches::Searches;
-use crate::core::{ConnectionId, Decision, LockId, Message, MonoUs, Notice, Statistics, WaiterId, WallMs};
+use crate::core::{ConnectionId, Decision, LockId, Message, MonoUs, Notice, Now, Statistics, WaiterId, WallMs};
 use std::collections::{BTreeMap, VecDeque};
 
 /// Maximum amount of due work that a step does at one lock: grants made, revoked or voided, and holds ended
@@ -41,6 +43,11 @@ pub(in crate::core::manager) struct Parts {
     pub(in crate::core::manager) table: LockTable<LockState>,
     pub(in crate::core::manager) waiters: Waiters,
     pub(in crate::core::manager) bindings: Bindings,
+    pub(in crate::core::manager) sessions: Sessions,
+    /// Time of the input that is being handled. Set only by inputs that may have an effect on sessions.
+    pub(in crate::core::manager) input_at: Now,
+    /// Grants in flight of sessions that have ended without a call.
+    pub(in crate::core::manager) losses: Vec<Loss>,
     /// Deadlines of waits, and of the graces of grants.
     pub(in crate::core::manager) deadlines: Schedule<MonoUs, WaiterId>,
     /// End of the first lease of each held lock that has native waiters, known external waiters, or owners to

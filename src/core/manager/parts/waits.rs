@@ -34,11 +34,14 @@ impl Parts {
         request: &Request,
         decision: Decision,
     ) {
-        match &request.notify {
-            None => self.decisions.push_back((id, decision)),
+        match (&request.notify, request.number) {
+            (None, None) => self.decisions.push_back((id, decision)),
+            // The driver first waits for the replicas.
+            (None, Some(_)) if request.awaits_replicas => self.decisions.push_back((id, decision)),
+            (None, Some(call)) => self.decide_number(call.number, id, decision),
             // The repeated call is answered instead, so this one gets no message.
-            Some(_) if decision == Decision::Superseded => {}
-            Some(notify) => self.send(id, lock, request, notify, decision),
+            (Some(_), _) if decision == Decision::Superseded => {}
+            (Some(notify), _) => self.send(id, lock, request, notify, decision),
         }
     }
 
@@ -137,6 +140,11 @@ impl Parts {
     #[inline(always)]
     pub(in crate::core::manager) fn insert_wait(&mut self, id: WaiterId, new: NewWait) {
         let NewWait { deadline, first_wait, .. } = new;
+        if let Some(call) = new.request.number.filter(|_| first_wait.is_none_or(|first_wait| first_wait == id)) {
+            if let Some(session) = self.sessions.of(call.number) {
+                session.waits(call.number, id);
+            }
+        }
         if let Some(state) = self.table.get_mut(new.lock) {
             if state.queue().is_empty() {
                 self.statistics.contention_begins();

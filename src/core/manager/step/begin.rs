@@ -37,7 +37,9 @@ impl<'a> Step<'a> {
             examines_all: true,
             is_unfinished: false,
             is_due_again: false,
+            cause: None,
         };
+        step.parts.input_at = now;
         if let Some(lock) = lock {
             step.catch_up(lock);
         }
@@ -59,6 +61,7 @@ impl<'a> Step<'a> {
         }
         self.revoke_due(lock);
         self.follow_connections(lock);
+        self.follow_sessions(lock);
     }
 
     /// Decides whether this step examines all grants and bindings for ended holds. A few are always examined.

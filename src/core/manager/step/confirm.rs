@@ -133,7 +133,7 @@ impl Step<'_> {
     pub(super) fn set_whole_lease(&mut self, request: &Request) -> Option<Lease> {
         let owner = &request.owner;
         let before = self.holders.get(owner.as_bytes())?.expires_at;
-        let set = request.set_lease(self.now);
+        let set = self.keep_lease(owner, request.set_lease(self.now));
         let end = set.after(Some(before));
         let _ = self.holders.renew(owner.as_bytes(), end);
         self.note_held(owner, HoldRecord { end, since: None, client: request.client });

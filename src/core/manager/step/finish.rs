@@ -40,6 +40,9 @@ impl Step<'_> {
         }
         self.note_crowd(lock);
         self.parts.end_lost(lock, &Decision::Lost);
+        if self.parts.any_losses() {
+            self.parts.report_losses(self.cause);
+        }
         self.trim_fairness(lock);
         let watches_lease = self.watch_lease(lock);
         let alone = self.holders.sole_holder();

@@ -111,8 +111,10 @@ impl Step<'_> {
         let token_is_set = request.fence || upgrade;
         let effect = GrantEffect {
             lease: match to {
-                ReplyTarget::Caller => request.set_lease(self.now),
-                ReplyTarget::Waiter => request.set_lease_after_wait(self.now),
+                ReplyTarget::Caller => self.keep_lease(&request.owner, request.set_lease(self.now)),
+                ReplyTarget::Waiter => {
+                    self.keep_lease(&request.owner, request.set_lease_after_wait(self.now))
+                }
             },
             token: token_is_set.then_some(SetToken { token, upgrade }),
         };
@@ -174,6 +176,11 @@ impl Step<'_> {
             let bind =
                 NewBind { begins: before.is_none(), ..NewBind::new(bind, BindMode::Add, self.now.mono) };
             self.bind(&request.owner, bind, request.id.as_ref(), lease);
+        }
+        if let Some(call) = request.number {
+            let lock = self.known();
+            let held_since = before.is_none().then_some(self.now.mono);
+            self.parts.bind_number(lock, &request.owner, call, reply.clone(), held_since, lease, self.now);
         }
         Ok(Some(reply))
     }

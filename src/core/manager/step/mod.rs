@@ -13,14 +13,16 @@ mod output;
 mod queue;
 mod revoke;
 mod serve;
+mod sessions;
 
 pub(crate) use grant::GrantTime;
 pub(crate) use output::{ExpectedEnd, StepOutput};
+pub(in crate::core::manager) use sessions::NumberIs;
 
 use crate::core::manager::parts::{LockState, Parts};
 use crate::core::owner::AffectedOwners;
 use crate::core::table::LockIdx;
-use crate::core::{Counted, Holders, LockId, LockRef, Now, Records};
+use crate::core::{Counted, Holders, LockId, LockRef, LossReason, Now, Records};
 
 /// A step: the state of an opened lock, looked up once, and the content of its keys.
 #[must_use = "a step that is not finished hands nothing on"]
@@ -47,6 +49,8 @@ pub(super) struct Step<'a> {
     is_unfinished: bool,
     /// Whether any work is left.
     is_due_again: bool,
+    /// The reason for the end of holds in this step, if the call gives one.
+    pub(super) cause: Option<LossReason>,
 }
 
 /// Ratio of readers that a step reads to due work that it does. Used where every step has to read all

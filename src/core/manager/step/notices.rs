@@ -23,6 +23,14 @@ impl Step<'_> {
         }
         let lock = self.known();
         self.parts.push_notices(lock, self.holders.iter().map(|hold| (hold.owner.clone(), event)));
+        if event == HoldEvent::Contended && self.parts.bindings.knows(lock) {
+            for hold in self.holders.iter() {
+                let numbers: Vec<_> = self.parts.bindings.numbers(lock, &hold.owner).copied().collect();
+                for number in numbers {
+                    self.parts.sessions.contended(number.session, number.n, self.now.mono);
+                }
+            }
+        }
     }
 
     /// Records the owner's hold, so that a loss can be noticed.

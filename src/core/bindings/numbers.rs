@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: MIT
+
+//! Holds with numbers in sessions.
+
+use super::binding::{Binding, BoundNumber};
+use super::indexes::BoundHold;
+use super::Bindings;
+use crate::core::lease::Lease;
+use crate::core::sessions::{Loss, SessionKey};
+use crate::core::table::LockIdx;
+use crate::core::{Hold, Mode, MonoUs, Now, Owner, WallMs};
+
+impl Bindings {
+    /// Records a hold with a number. `held_since` is the time of the grant if the hold is the owner's first.
+    pub(in crate::core) fn bind_number(
+        &mut self,
+        lock: LockIdx,
+        owner: &Owner,
+        number: BoundNumber,
+        held_since: Option<MonoUs>,
+        lease: Lease,
+        now: Now,
+    ) {
+        let bindings = &mut self.by_lock.entry(lock).or_default().bindings;
+        let new = || Binding::new(lease, held_since);
+        let Some(binding) = bindings.get_or_insert_with(owner, new) else {
+            return defect!("a new binding is missing");
+        };
+        let before = binding.due();
+        binding.bind_number(number, lease, now);
+        let after = binding.due();
+        if before != after {
+            self.renewals.plan(&(lock, owner.clone()), before, after);
+        }
+    }
+
+    /// Removes a hold with a number. Returns whether it was recorded.
+    pub(in crate::core) fn unbind_number(
+        &mut self,
+        lock: LockIdx,
+        owner: &Owner,
+        session: SessionKey,
+        n: u64,
+        now: MonoUs,
+    ) -> bool {
+        let mut removed = false;
+        self.reschedule(lock, owner, |binding| removed = binding.unbind_number(session, n));
+        if removed {
+            self.drop_if_idle(&(lock, owner.clone()), now);
+        }
+        removed
+    }
+
+    /// Renews the lease of a hold with a number from now on.
+    pub(in crate::core) fn watch_number(&mut self, lock: LockIdx, owner: &Owner, session: SessionKey, n: u64) {
+        self.reschedule(lock, owner, |binding| binding.watch_number(session, n));
+    }
+
+    /// Records that the session of a number is over. The next step of the lock releases the hold.
+    pub(in crate::core) fn end_number(&mut self, lock: LockIdx, owner: &Owner, session: SessionKey, n: u64) {
+        self.reschedule(lock, owner, |binding| binding.end_number(session, n));
+        if let Some(bound) = self.by_lock.get_mut(&lock).filter(|bound| bound.bindings.get(owner).is_some()) {
+            bound.ended.insert(owner.clone(), ());
+        }
+    }
+
+    /// Removes the next number whose session is over, of this owner or of any.
+    pub(in crate::core) fn take_ended_number(
+        &mut self,
+        lock: LockIdx,
+        of: Option<&Owner>,
+        now: MonoUs,
+    ) -> Option<(Owner, BoundNumber)> {
+        if self.suspended {
+            return None;
+        }
+        loop {
+            let bound = self.by_lock.get_mut(&lock).filter(|bound| !bound.ended.is_empty())?;
+            let owner = match of {
+                Some(owner) => bound.ended.get(owner).map(|()| owner.clone())?,
+                None => bound.ended.keys().next().cloned()?,
+            };
+            let number = bound.bindings.get_mut(&owner).and_then(Binding::take_ended_number);
+            let Some(number) = number else {
+                bound.ended.remove(&owner);
+                self.drop_if_idle(&(lock, owner), now);
+                continue;
+            };
+            return Some((owner, number));
+        }
+    }
+
+    /// Number of owners with holds that must be released because a session is over.
+    pub(in crate::core) fn ended_len(&self, lock: LockIdx) -> usize {
+        let bound = self.by_lock.get(&lock).filter(|_| !self.suspended);
+        bound.map_or(0, |bound| bound.ended.len())
+    }
+
+    /// Whether any hold of this owner has a number.
+    pub(in crate::core) fn has_numbers(&self, lock: LockIdx, owner: &Owner) -> bool {
+        self.numbers(lock, owner).next().is_some()
+    }
+
+    /// The owner's holds with numbers.
+    pub(in crate::core) fn numbers(&self, lock: LockIdx, owner: &Owner) -> impl Iterator<Item = &BoundNumber> {
+        let binding = self.by_lock.get(&lock).and_then(|bound| bound.bindings.get(owner));
+        binding.into_iter().flat_map(Binding::numbers)
+    }
+
+    /// Number of the owner's holds of this mode that have a number.
+    pub(in crate::core) fn count_numbers(&self, lock: LockIdx, owner: &Owner, mode: Mode) -> usize {
+        self.numbers(lock, owner).filter(|number| number.mode == mode).count()
+    }
+
+    /// Loses the numbers for which the owner has no hold left. `hold` is what it holds now.
+    pub(in crate::core) fn lose_excess(&mut self, lock: LockIdx, owner: &Owner, hold: &Hold, now: MonoUs) {
+        let Some(binding) = self.binding(lock, owner) else { return };
+        let (before, lease_end) = (binding.due(), binding.lease_end());
+        let mut lost = Vec::new();
+        while let Some(number) = binding.take_excess(hold) {
+            lost.push(number);
+        }
+        if lost.is_empty() {
+            return;
+        }
+        let (after, hold) = (binding.due(), (lock, owner.clone()));
+        self.renewals.plan(&hold, before, after);
+        self.losses.extend(lost.into_iter().map(|number| loss(number, &hold, lease_end)));
+        self.drop_if_idle(&hold, now);
+    }
+
+    /// The owners of this lock that have holds with numbers.
+    pub(in crate::core) fn owners_with_numbers(&self, lock: LockIdx) -> Vec<Owner> {
+        let bindings = self.by_lock.get(&lock).into_iter().flat_map(|bound| bound.bindings.iter());
+        let with_numbers = bindings.filter(|(_, binding)| !binding.numbers().is_empty());
+        with_numbers.map(|(owner, _)| owner.clone()).collect()
+    }
+
+    /// Loses all numbers of a hold that has ended.
+    pub(super) fn lose_numbers(&mut self, hold: &BoundHold) {
+        let Some(binding) = self.by_lock.get(&hold.0).and_then(|bound| bound.bindings.get(&hold.1)) else {
+            return;
+        };
+        let lease_end = binding.lease_end();
+        self.losses.extend(binding.numbers().iter().map(|number| loss(*number, hold, lease_end)));
+    }
+
+    /// Takes the numbers whose holds have ended without a call of their session.
+    pub(in crate::core) fn take_losses(&mut self) -> Vec<Loss> {
+        std::mem::take(&mut self.losses)
+    }
+
+    /// Whether the hold of any number has ended without a call of its session.
+    pub(in crate::core) fn any_losses(&self) -> bool {
+        !self.losses.is_empty()
+    }
+}
+
+fn loss(number: BoundNumber, hold: &BoundHold, lease_end: WallMs) -> Loss {
+    Loss { session: number.session, n: number.n, hold: Some(hold.clone()), lease_end, why: None }
+}

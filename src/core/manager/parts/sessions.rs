@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: MIT
+
+//! Holds, waits and grants that belong to sessions.
+
+use super::Parts;
+use crate::core::bindings::binding::BoundNumber;
+use crate::core::lease::Lease;
+use crate::core::queue::wait::{NewWait, Wait};
+use crate::core::sessions::{Answer, Checked, Loss, NumberState, NumberedHold, SessionKey};
+use crate::core::table::LockIdx;
+use crate::core::{
+    CallNumber, Counted, Decision, EventContent, LossReason, MonoUs, Now, NumberedCall, Owner, Reply, WaiterId,
+    WallMs,
+};
+
+impl Parts {
+    /// Records a hold that belongs to a session. `held_since` is the time of the grant if the hold is the
+    /// owner's first.
+    pub(in crate::core::manager) fn bind_number(
+        &mut self,
+        lock: LockIdx,
+        owner: &Owner,
+        call: NumberedCall,
+        reply: Reply,
+        held_since: Option<MonoUs>,
+        lease: Lease,
+        now: Now,
+    ) {
+        let NumberedCall { number, renewed, ephemeral } = call;
+        let Some(session) = self.sessions.of(number) else { return };
+        let mode = reply.mode;
+        session.holds(number, NumberedHold { lock, owner: owner.clone(), ephemeral, reply });
+        let bound = BoundNumber { session: number.session, n: number.n, mode, renewed, ended: false };
+        self.bindings.bind_number(lock, owner, bound, held_since, lease, now);
+        self.statistics.has_bound(self.bindings.count());
+    }
+
+    /// Passes the decision about a wait to its session.
+    pub(in crate::core::manager) fn decide_number(
+        &mut self,
+        number: CallNumber,
+        id: WaiterId,
+        decision: Decision,
+    ) {
+        let now = self.input_at.mono;
+        let why = match decision {
+            Decision::Granted(reply) => {
+                self.sessions.granted(number, id, EventContent::Granted(reply), now);
+                return;
+            }
+            Decision::GrantedAll(replies) => {
+                self.sessions.granted(number, id, EventContent::GrantedAll(replies), now);
+                return;
+            }
+            Decision::TimedOut => LossReason::TimedOut,
+            Decision::WrongType => LossReason::WrongType,
+            Decision::Moved => LossReason::Moved,
+            Decision::Lost => LossReason::Deleted,
+            Decision::Refused(_) => LossReason::Refused,
+            // The session learns of these in another way.
+            Decision::Superseded | Decision::Cancelled | Decision::Demoted => return,
+        };
+        self.lose_wait(number, why);
+    }
+
+    /// Records that a wait or a grant in flight of a session is over.
+    pub(in crate::core::manager) fn lose_wait(&mut self, number: CallNumber, why: LossReason) {
+        let loss = Loss { session: number.session, n: number.n, hold: None, lease_end: 0, why: Some(why) };
+        self.sessions.lose(&loss, why, self.input_at.mono);
+    }
+
+    /// Records that the client of a session knows a grant, so that it cannot be revoked. Returns whether it
+    /// still stands.
+    pub(in crate::core::manager) fn confirm_number(&mut self, number: CallNumber, now: Now) -> bool {
+        let Some((id, content)) = self.sessions.of(number).and_then(|session| session.take_grant(number.n)) else {
+            return false;
+        };
+        self.confirm_grant_of_session(id, content, now)
+    }
+
+    /// Confirms a grant that a session has acknowledged. Returns whether it still stands.
+    pub(in crate::core::manager) fn confirm_grant_of_session(
+        &mut self,
+        id: WaiterId,
+        content: EventContent,
+        now: Now,
+    ) -> bool {
+        let replies = match content {
+            EventContent::Granted(reply) => vec![reply],
+            EventContent::GrantedAll(replies) => replies.to_vec(),
+            EventContent::Lost(_) | EventContent::Contended => return false,
+        };
+        let mut stands = true;
+        for (id, reply) in self.waiters.together(id).into_iter().zip(replies) {
+            let Some((wait, lease)) = self.confirm(id, now) else {
+                stands = false;
+                continue;
+            };
+            let request = wait.request();
+            let Some(call) = request.number else { continue };
+            let held_since = wait.begins().then(|| wait.since());
+            self.bind_number(wait.lock(), &request.owner, call, reply, held_since, lease, now);
+            if request.awaits_replicas {
+                self.unwatch_lease(wait.lock());
+            }
+            self.drop_if_idle(wait.lock());
+        }
+        stands
+    }
+
+    /// Keeps a wait whose session is suspect out of its queue, or drops it if the session is over.
+    pub(in crate::core::manager) fn pass_over(&mut self, id: WaiterId, number: CallNumber) {
+        let is_member = self.waiters.queued(id).is_some_and(Wait::is_member);
+        let Some(wait) = self.take_out(id) else { return };
+        if is_member {
+            // The call waits for several locks, and would have to join all queues again.
+            return self.lose_wait(number, LossReason::Overdue);
+        }
+        let parked = NewWait {
+            lock: wait.lock(),
+            deadline: wait.deadline(),
+            position: wait.position(),
+            since: wait.since(),
+            first_wait: None,
+            request: wait.request().clone(),
+        };
+        self.sessions.park(number.session, id, parked);
+    }
+
+    /// Queues the waits of a session again that were passed over. They keep their places.
+    pub(in crate::core::manager) fn trust(&mut self, key: SessionKey) {
+        for (id, wait) in self.sessions.trust(key) {
+            let lock = wait.lock;
+            self.insert_wait(id, wait);
+            self.searches.insert(id);
+            self.sessions.note_unparked(lock, id);
+            self.table.set_ready(lock);
+        }
+    }
+
+    /// Checks the deadlines of sessions, and ends a portion of the numbers of those that are over.
+    pub(in crate::core::manager) fn check_sessions(&mut self, now: Now) {
+        for _ in 0..4 * self.portion.0 {
+            match self.sessions.check(now.mono) {
+                Some(Checked::Over(key)) => self.sessions.end(key),
+                Some(Checked::Overdue(key, n)) => self.revoke_overdue(key, n, now),
+                None => break,
+            }
+        }
+    }
+
+    /// Revokes a grant that a client does not acknowledge, and passes over its other waits.
+    fn revoke_overdue(&mut self, key: SessionKey, n: u64, now: Now) {
+        let Some(id) = self.sessions.get(key).and_then(|session| session.in_flight(n)) else { return };
+        self.statistics.count(Counted::NotConfirmed);
+        let why = LossReason::Overdue;
+        let loss = Loss { session: key, n, hold: None, lease_end: 0, why: Some(why) };
+        self.sessions.lose(&loss, why, now.mono);
+        self.mark_for_revocation(id);
+        self.sessions.suspect(key);
+    }
+
+    /// Ends a portion of the numbers of sessions that are over.
+    pub(in crate::core::manager) fn end_sessions(&mut self, now: Now) {
+        for _ in 0..4 * self.portion.0 {
+            let Some((session, n, state)) = self.sessions.take_ended() else { return };
+            match state {
+                NumberState::Waiting(id) => {
+                    self.end_wait(id, None);
+                }
+                NumberState::InFlight(id) => self.mark_for_revocation(id),
+                NumberState::Held(held) => {
+                    for hold in held.holds {
+                        self.end_hold_of_session(session, n, &hold, now);
+                    }
+                }
+                NumberState::Answered(_) => {}
+            }
+        }
+    }
+
+    fn end_hold_of_session(&mut self, session: SessionKey, n: u64, hold: &NumberedHold, now: Now) {
+        let NumberedHold { lock, owner, ephemeral, .. } = hold;
+        if *ephemeral && !self.demoted {
+            self.bindings.end_number(*lock, owner, session, n);
+            self.table.set_ready(*lock);
+        } else {
+            self.bindings.unbind_number(*lock, owner, session, n, now.mono);
+            self.drop_if_idle(*lock);
+        }
+    }
+
+    /// Reports holds of sessions that have ended without their calls. `cause` is the reason, if the caller
+    /// knows it.
+    pub(in crate::core::manager) fn report_losses(&mut self, cause: Option<LossReason>) {
+        let mut losses = std::mem::take(&mut self.losses);
+        losses.extend(self.bindings.take_losses());
+        for loss in losses {
+            let is_expired = loss.lease_end < self.input_at.wall;
+            let guess = if is_expired { LossReason::Expired } else { LossReason::Deleted };
+            self.sessions.lose(&loss, loss.why.or(cause).unwrap_or(guess), self.input_at.mono);
+        }
+    }
+
+    /// Whether any hold of a session has ended without its call.
+    pub(in crate::core::manager) fn any_losses(&self) -> bool {
+        !self.losses.is_empty() || self.bindings.any_losses()
+    }
+
+    /// Records that a grant in flight of a session is void, because its hold has ended.
+    pub(in crate::core::manager) fn lose_grant_of_session(&mut self, wait: &Wait) {
+        let Some(call) = wait.request().number else { return };
+        let lease_us = wait.request().lease_ms.unsigned_abs().saturating_mul(1000);
+        let is_over = self.input_at.mono.saturating_sub(wait.since()) >= lease_us;
+        let lease_end = if is_over { 0 } else { WallMs::MAX };
+        let CallNumber { session, n, .. } = call.number;
+        self.losses.push(Loss { session, n, hold: None, lease_end, why: None });
+    }
+
+    /// Records the last word about a number.
+    pub(in crate::core::manager) fn answer_number(&mut self, number: CallNumber, answer: Answer) {
+        if let Some(session) = self.sessions.of(number) {
+            session.answer(number, answer);
+        }
+    }
+}

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: MIT
+
+//! Inputs from sessions.
+
+use super::LockManager;
+use crate::core::sessions::{Acknowledged, Sessions};
+use crate::core::{ConnectionId, Late, LossReason, MonoUs, NewSession, Now, Session, SessionId, SessionKey};
+
+/// A call of a session for its events.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Poll {
+    /// The number of this OPEN or EVENTS among those of the session.
+    pub(crate) beat: u64,
+    /// The last event that the client has handled.
+    pub(crate) seq: u64,
+    /// The client has the answers of all acquires with smaller numbers.
+    pub(crate) done: u64,
+    pub(crate) reader: Option<ConnectionId>,
+}
+
+impl LockManager {
+    /// Opens a new session.
+    pub(crate) fn open_session(
+        &mut self,
+        new: NewSession,
+        beat: u64,
+        reader: Option<ConnectionId>,
+        now: Now,
+    ) -> SessionKey {
+        self.parts.sessions.open(new, beat, reader, now.mono)
+    }
+
+    /// Continues a session after its connection has broken. Returns the last acknowledged event.
+    pub(crate) fn resume_session(
+        &mut self,
+        key: SessionKey,
+        beat: u64,
+        reader: Option<ConnectionId>,
+        now: Now,
+    ) -> Result<u64, Late> {
+        self.hear(key, beat, reader, now)?;
+        Ok(self.parts.sessions.get(key).map_or(0, |session| session.event_range().0))
+    }
+
+    fn hear(
+        &mut self,
+        key: SessionKey,
+        beat: u64,
+        reader: Option<ConnectionId>,
+        now: Now,
+    ) -> Result<(), Late> {
+        self.parts.input_at = now;
+        self.parts.sessions.hear(key, beat, reader, now.mono)?;
+        if self.parts.sessions.passes_over() {
+            self.parts.trust(key);
+        }
+        Ok(())
+    }
+
+    /// Handles a call for events: the client is alive, and knows the events up to `seq`. Returns whether work
+    /// is due soon.
+    pub(crate) fn poll_session(&mut self, key: SessionKey, poll: Poll, now: Now) -> Result<bool, Late> {
+        self.hear(key, poll.beat, poll.reader, now)?;
+        while let Some(acknowledged) = self.parts.sessions.acknowledge(key, poll.seq) {
+            if let Acknowledged::Grant(id, content) = acknowledged {
+                self.parts.confirm_grant_of_session(id, content, now);
+            }
+        }
+        if let Some(session) = self.parts.sessions.get_mut(key) {
+            session.forget_below(poll.done);
+        }
+        if self.parts.any_losses() {
+            self.parts.report_losses(None);
+        }
+        Ok(self.parts.table.any_ready())
+    }
+
+    /// Ends a session. Returns the number of its holds.
+    pub(crate) fn close_session(&mut self, key: SessionKey, now: Now) -> usize {
+        self.parts.input_at = now;
+        let holds = self.parts.sessions.get(key).map_or(0, |session| session.counts().0);
+        self.parts.sessions.end(key);
+        self.parts.end_sessions(now);
+        holds
+    }
+
+    /// Starts a round of the timer for the deadlines of sessions. `runs` is false if the server is paused or
+    /// cannot write. Call it once per call of the timer.
+    pub(crate) fn check_sessions(&mut self, runs: bool, now: Now) {
+        if self.parts.sessions.is_empty() {
+            return;
+        }
+        self.parts.input_at = now;
+        self.parts.sessions.begin_round(runs);
+        if runs {
+            self.parts.check_sessions(now);
+        }
+    }
+
+    pub(crate) fn find_session(&self, id: &SessionId) -> Option<SessionKey> {
+        self.parts.sessions.find(id)
+    }
+
+    pub(crate) fn session(&self, key: SessionKey) -> Option<&Session> {
+        self.parts.sessions.get(key)
+    }
+
+    /// Iterates over all sessions, in no particular order.
+    pub(crate) fn sessions(&self) -> impl Iterator<Item = (SessionKey, &Session)> {
+        self.parts.sessions.iter()
+    }
+
+    /// Number of sessions.
+    pub(crate) fn session_count(&self) -> usize {
+        self.parts.sessions.len()
+    }
+
+    /// Records that a call of the session is blocked until an event, or no longer.
+    pub(crate) fn set_polled(&mut self, key: SessionKey, is_polled: bool) {
+        self.parts.sessions.set_polled(key, is_polled);
+    }
+
+    /// Takes the next session whose blocked call must be answered.
+    pub(crate) fn next_woken(&mut self) -> Option<SessionKey> {
+        self.parts.sessions.next_woken()
+    }
+
+    /// Whether the renewal of any lease is overdue, so that no EVENTS may be answered yet (R4).
+    pub(crate) fn renewals_are_due(&self, now: Now) -> bool {
+        self.parts.bindings.next_renewal().is_some_and(|at| at <= now.mono)
+    }
+
+    /// Records that an event was sent, so that the client may know of its grant.
+    pub(crate) fn sent(&mut self, key: SessionKey, n: u64) {
+        if self.parts.waiters.bundles.is_empty() {
+            return;
+        }
+        if let Some(id) = self.parts.sessions.get(key).and_then(|session| session.in_flight(n)) {
+            self.parts.waiters.bundles.answered(id);
+        }
+    }
+}

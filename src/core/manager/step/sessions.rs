@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: MIT
+
+//! Holds of sessions, within a step.
+
+use super::Step;
+use crate::core::lease::{Lease, SetLease};
+use crate::core::manager::parts::LockState;
+use crate::core::owner::AffectedOwners;
+use crate::core::queue::position::Standing;
+use crate::core::sessions::{Answer, NumberState};
+use crate::core::table::LockIdx;
+use crate::core::{
+    CallNumber, Counted, Known, Mode, NumberedCall, OtherTarget, Owner, ReleaseScope, Reply,
+};
+
+/// The state of a number, for a call about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::core::manager) enum NumberIs {
+    /// The session does not know the number.
+    New,
+    /// The client has declared that it knows the answer.
+    Done,
+    Waiting,
+    InFlight,
+    /// The number has a hold of this mode on this lock.
+    Held(Mode),
+    Answered(Answer),
+}
+
+impl Step<'_> {
+    /// Releases holds of sessions that are over, and loses numbers whose holds other calls have released.
+    #[inline(always)]
+    pub(super) fn follow_sessions(&mut self, lock: LockIdx) {
+        if self.parts.bindings.knows(lock) {
+            self.release_ended_numbers(lock);
+            self.lose_excess(lock);
+        }
+        if !self.parts.sessions.is_empty() {
+            self.move_unparked(lock);
+        }
+    }
+
+    /// Releases holds whose session is over: all of the caller's, and a portion of the others.
+    fn release_ended_numbers(&mut self, lock: LockIdx) {
+        if self.parts.bindings.ended_len(lock) == 0 {
+            return;
+        }
+        if let AffectedOwners::Only(owner) = self.affected {
+            while self.release_ended_number(lock, Some(owner)) {}
+        }
+        let portion = self.portion;
+        let _ = (0..portion).all(|_| self.release_ended_number(lock, None));
+        self.is_unfinished |= self.parts.bindings.ended_len(lock) > 0;
+    }
+
+    fn release_ended_number(&mut self, lock: LockIdx, of: Option<&Owner>) -> bool {
+        let next = self.parts.bindings.take_ended_number(lock, of, self.now.mono);
+        let Some((owner, number)) = next else { return false };
+        if self.release_unconfirmed(&owner, ReleaseScope::OneOf(number.mode), None, None).is_ok() {
+            self.count(Counted::ReleasedOnDisconnect);
+        }
+        self.hold_changed(lock, &owner);
+        true
+    }
+
+    /// Loses the numbers of the affected owners that have fewer holds than numbers.
+    pub(in crate::core::manager) fn lose_excess(&mut self, lock: LockIdx) {
+        let owners: Vec<Owner> = match self.affected {
+            AffectedOwners::Only(owner) => vec![owner.clone()],
+            AffectedOwners::Any if self.examines_all => self.parts.bindings.owners_with_numbers(lock),
+            AffectedOwners::Any => return,
+        };
+        for owner in owners {
+            // An owner without any hold has lost all its numbers already.
+            if let Some(hold) = self.holders.get(owner.as_bytes()) {
+                self.parts.bindings.lose_excess(lock, &owner, hold, self.now.mono);
+            }
+        }
+    }
+
+    /// Moves waits ahead that were passed over while their owner got a hold.
+    fn move_unparked(&mut self, lock: LockIdx) {
+        for id in self.parts.sessions.take_unparked(lock) {
+            let holds = |owner: &Owner| self.holders.get(owner.as_bytes()).is_some();
+            if self.parts.waiters.queued(id).is_some_and(|wait| holds(&wait.request().owner)) {
+                self.parts.move_wait(id, Standing::Holder);
+            }
+        }
+    }
+
+    /// What the session of a call knows about its number.
+    pub(in crate::core::manager) fn known_number(&self, call: NumberedCall) -> Known {
+        let session = self.parts.sessions.get(call.number.session);
+        session.map_or(Known::Late, |session| session.known(call.number))
+    }
+
+    /// The effect of a call on the lease of its owner. While the lock has a hold of a session, no call of its
+    /// owner shortens the lease (R7).
+    #[inline]
+    pub(super) fn keep_lease(&self, owner: &Owner, lease: SetLease) -> SetLease {
+        match lease {
+            SetLease::To(end) if self.keeps_lease(owner) => SetLease::AtLeast(end),
+            lease => lease,
+        }
+    }
+
+    /// Whether no call of this owner may shorten its lease.
+    #[inline]
+    pub(in crate::core::manager) fn keeps_lease(&self, owner: &Owner) -> bool {
+        !self.parts.sessions.is_empty()
+            && self.lock.is_some_and(|lock| self.parts.bindings.has_numbers(lock, owner))
+    }
+
+    /// The state of a number for a call about it.
+    pub(in crate::core::manager) fn number_state(&self, number: CallNumber) -> Result<NumberIs, OtherTarget> {
+        let Some(session) = self.parts.sessions.get(number.session) else { return Ok(NumberIs::Done) };
+        Ok(match session.state(number)? {
+            None if session.is_done(number.n) => NumberIs::Done,
+            None => NumberIs::New,
+            Some(NumberState::Waiting(_)) => NumberIs::Waiting,
+            Some(NumberState::InFlight(_)) => NumberIs::InFlight,
+            Some(NumberState::Held(held)) => {
+                let here = held.holds.iter().find(|hold| Some(hold.lock) == self.lock);
+                here.map_or(NumberIs::Answered(Answer::Ended), |hold| NumberIs::Held(hold.mode()))
+            }
+            Some(NumberState::Answered(answer)) => NumberIs::Answered(*answer),
+        })
+    }
+
+    /// Confirms a grant in flight, because its client has named it.
+    pub(in crate::core::manager) fn confirm_number(&mut self, number: CallNumber) {
+        self.parts.confirm_number(number, self.now);
+        if let (Some(lock), AffectedOwners::Only(owner)) = (self.lock, self.affected) {
+            // The end of the lease may be certain now.
+            self.revoke_marked(lock, Some(owner), usize::MAX);
+        }
+    }
+
+    /// Records the last word about a number.
+    pub(in crate::core::manager) fn answer(&mut self, number: CallNumber, answer: Answer) {
+        self.parts.answer_number(number, answer);
+    }
+
+    /// Ends the wait of a number. Returns whether it was still waiting.
+    pub(in crate::core::manager) fn end_wait_of(&mut self, number: CallNumber) -> bool {
+        let state = self.parts.sessions.get(number.session).map(|session| session.state(number));
+        let Some(Ok(Some(NumberState::Waiting(id)))) = state else { return false };
+        let id = *id;
+        self.parts.end_wait(id, None) || self.parts.sessions.unpark_one(number.session, id)
+    }
+
+    /// Revokes the grant in flight of a number. Returns whether it still stood.
+    pub(in crate::core::manager) fn revoke_number(&mut self, owner: &Owner, number: CallNumber) -> bool {
+        let in_flight = self.parts.sessions.get(number.session).and_then(|session| session.in_flight(number.n));
+        let (Some(id), Some(lock)) = (in_flight, self.lock) else { return false };
+        if self.holders.get(owner.as_bytes()).is_none() {
+            return false;
+        }
+        self.parts.mark_for_revocation(id);
+        self.revoke_marked(lock, Some(owner), usize::MAX);
+        true
+    }
+
+    /// The mode of a hold of this owner that has no number and belongs to no grant in flight.
+    pub(in crate::core::manager) fn unnumbered_mode(&self, owner: &Owner) -> Option<Mode> {
+        let hold = self.holders.get(owner.as_bytes())?;
+        let unconfirmed = self.state().map(LockState::unconfirmed);
+        let is_unnumbered = |mode: &Mode| {
+            let in_flight = unconfirmed.map_or(0, |unconfirmed| unconfirmed.count_in_flight(owner, *mode));
+            let numbered = self.lock.map_or(0, |lock| self.parts.bindings.count_numbers(lock, owner, *mode));
+            i64::try_from(in_flight + numbered).is_ok_and(|taken| taken < hold.count(*mode))
+        };
+        [Mode::Exclusive, Mode::Shared].into_iter().find(is_unnumbered)
+    }
+
+    /// Gives a number to a hold that has none.
+    pub(in crate::core::manager) fn declare(
+        &mut self,
+        owner: &Owner,
+        call: NumberedCall,
+        reply: Reply,
+        lease: Lease,
+    ) {
+        let lock = self.known();
+        self.parts.bind_number(lock, owner, call, reply, None, lease, self.now);
+    }
+
+    /// Renews the lease of a number from now on.
+    pub(in crate::core::manager) fn watch_number(&mut self, owner: &Owner, number: CallNumber) {
+        if let Some(lock) = self.lock {
+            self.parts.bindings.watch_number(lock, owner, number.session, number.n);
+        }
+    }
+
+    /// Removes the hold of a number on this lock. Returns whether the number has no other.
+    pub(in crate::core::manager) fn remove_hold(&mut self, owner: &Owner, number: CallNumber) -> bool {
+        let Some(lock) = self.lock else { return true };
+        self.parts.bindings.unbind_number(lock, owner, number.session, number.n, self.now.mono);
+        if self.is_crowded {
+            self.hold_changed(lock, owner);
+        }
+        let session = self.parts.sessions.of(number);
+        session.is_none_or(|session| session.remove_hold(number.n, lock, owner))
+    }
+
+    /// The lease of this length from now on. It ends no earlier than the present one if the owner has a hold
+    /// of a session (R7).
+    #[inline]
+    pub(in crate::core::manager) fn lease_of(&self, owner: &Owner, ms: i64) -> Lease {
+        let end = self.now.wall.saturating_add(ms);
+        if !self.keeps_lease(owner) {
+            return Lease::new(ms, end);
+        }
+        let end = self.holders.get(owner.as_bytes()).map_or(end, |hold| end.max(hold.expires_at));
+        Lease { ms, keeps_longer: true, end }
+    }
+
+    /// After a release without a number: loses the caller's numbers that have no hold any more.
+    #[inline]
+    pub(in crate::core::manager) fn lose_excess_of_caller(&mut self) {
+        if let Some(lock) = self.lock.filter(|_| !self.parts.sessions.is_empty()) {
+            self.lose_excess(lock);
+        }
+    }
+}

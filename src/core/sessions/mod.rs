@@ -1,0 +1,396 @@
+// SPDX-License-Identifier: MIT
+
+//! Sessions: the presence of clients on this server.
+//!
+//! A session outlives its connections. Its holds and waits are known by numbers, which grow with each acquire
+//! of the session, so a call that arrives late names something that is over, and changes nothing. Everything
+//! here is in memory only. After a restart or a failover no session is left, and holds live on by their
+//! leases. The rules (such as R5) are those of `docs/sessions.md`.
+//!
+//! * [`session`]: one session, with its clock, its numbers and its events.
+//! * [`number`]: what has become of each acquire.
+//! * [`events`]: the events that the client has not acknowledged.
+
+mod events;
+mod number;
+mod session;
+
+pub(crate) use events::{EventContent, LossReason};
+pub(in crate::core) use number::{Answer, NumberState, NumberedHold};
+pub(crate) use number::{CallNumber, Known};
+pub(in crate::core) use session::Acknowledged;
+pub(crate) use session::{NewSession, Session};
+
+use std::collections::{BTreeSet, VecDeque};
+
+use foldhash::HashMap;
+
+use super::queue::wait::NewWait;
+use super::schedule::Schedule;
+use super::spare::free_spare;
+use super::table::LockIdx;
+use super::{ConnectionId, MonoUs, Owner, WaiterId, WallMs};
+
+/// Time until the timer checks a passed deadline again, in microseconds. The input that arrived during a stall
+/// of the server is read in between.
+const RECHECK_US: MonoUs = 1_000;
+
+/// The secret identity of a session, as clients write it: 32 hexadecimal digits.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct SessionId(pub(crate) [u8; 32]);
+
+/// The handle of a session. Never reused, so it is safe to keep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct SessionKey(pub(crate) u64);
+
+/// A call was overtaken by a later one of the same client (R16).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Late;
+
+/// A number was used with other keys or another owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct OtherTarget;
+
+/// A hold or a grant of a session that has ended without its call.
+pub(in crate::core) struct Loss {
+    pub(in crate::core) session: SessionKey,
+    pub(in crate::core) n: u64,
+    /// The lock and the owner of a hold; `None` for a grant in flight.
+    pub(in crate::core) hold: Option<(LockIdx, Owner)>,
+    /// End of the lease, as this server last wrote it.
+    pub(in crate::core) lease_end: WallMs,
+    /// The reason, if it is known.
+    pub(in crate::core) why: Option<LossReason>,
+}
+
+/// What the timer found out about a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::core) enum Checked {
+    /// The session is over.
+    Over(SessionKey),
+    /// The client does not acknowledge this grant in time.
+    Overdue(SessionKey, u64),
+}
+
+/// All sessions.
+#[derive(Default)]
+pub(in crate::core) struct Sessions {
+    by_id: HashMap<SessionId, SessionKey>,
+    sessions: HashMap<SessionKey, Session>,
+    last_key: u64,
+    /// The sessions whose reader each connection is.
+    readers: BTreeSet<(ConnectionId, SessionKey)>,
+    /// Times of the next checks. The time of a session may be too early, as calls do not move it.
+    checks: Schedule<MonoUs, SessionKey>,
+    /// The current round of the timer.
+    round: u64,
+    /// The last round in which the server was paused or could not write.
+    paused_in_round: u64,
+    /// Sessions that are over and have numbers left.
+    ending: VecDeque<(SessionKey, Session)>,
+    /// Sessions whose blocked calls must be answered.
+    woken: Vec<SessionKey>,
+    /// Number of suspect sessions.
+    suspects: usize,
+    /// Waits of formerly suspect sessions that are queued again.
+    unparked: Vec<(LockIdx, WaiterId)>,
+}
+
+impl Sessions {
+    pub(in crate::core) fn open(
+        &mut self,
+        new: NewSession,
+        beat: u64,
+        reader: Option<ConnectionId>,
+        now: MonoUs,
+    ) -> SessionKey {
+        self.last_key += 1;
+        let key = SessionKey(self.last_key);
+        self.by_id.insert(new.id, key);
+        let session = Session::new(new, beat, now);
+        self.checks.set(&key, Some(session.next_check()));
+        self.sessions.insert(key, session);
+        self.set_reader(key, reader);
+        key
+    }
+
+    pub(in crate::core) fn find(&self, id: &SessionId) -> Option<SessionKey> {
+        self.by_id.get(id).copied()
+    }
+
+    pub(in crate::core) fn get(&self, key: SessionKey) -> Option<&Session> {
+        self.sessions.get(&key)
+    }
+
+    /// The session of a number, for a change of it.
+    pub(in crate::core) fn of(&mut self, number: CallNumber) -> Option<&mut Session> {
+        self.get_mut(number.session)
+    }
+
+    pub(in crate::core) fn get_mut(&mut self, key: SessionKey) -> Option<&mut Session> {
+        self.sessions.get_mut(&key)
+    }
+
+    /// Whether the session does not know this number yet.
+    pub(in crate::core) fn is_new(&self, number: CallNumber) -> bool {
+        self.get(number.session).is_some_and(|session| session.known(number) == Known::New)
+    }
+
+    pub(in crate::core) fn is_empty(&self) -> bool {
+        self.sessions.is_empty()
+    }
+
+    pub(in crate::core) fn len(&self) -> usize {
+        self.sessions.len()
+    }
+
+    pub(in crate::core) fn iter(&self) -> impl Iterator<Item = (SessionKey, &Session)> {
+        self.sessions.iter().map(|(key, session)| (*key, session))
+    }
+
+    /// Records an OPEN or EVENTS of the client. Its connection becomes the reader.
+    pub(in crate::core) fn hear(
+        &mut self,
+        key: SessionKey,
+        beat: u64,
+        reader: Option<ConnectionId>,
+        now: MonoUs,
+    ) -> Result<(), Late> {
+        let Some(session) = self.sessions.get_mut(&key).filter(|session| beat > session.beat) else {
+            return Err(Late);
+        };
+        session.beat = beat;
+        session.heard_at = now;
+        session.deadline = now.saturating_add(session.new.ttl_us);
+        session.passed_in_round = None;
+        if session.reader != reader {
+            self.set_reader(key, reader);
+        }
+        Ok(())
+    }
+
+    fn set_reader(&mut self, key: SessionKey, reader: Option<ConnectionId>) {
+        let Some(session) = self.sessions.get_mut(&key) else { return };
+        if let Some(before) = std::mem::replace(&mut session.reader, reader) {
+            self.readers.remove(&(before, key));
+        }
+        if let Some(reader) = reader {
+            self.readers.insert((reader, key));
+        }
+    }
+
+    /// Handles a closed connection: the sessions whose reader it was end after their grace. Returns the
+    /// sessions without one.
+    pub(in crate::core) fn connection_closed(&mut self, connection: ConnectionId, now: MonoUs) -> Vec<SessionKey> {
+        let mut over = Vec::new();
+        let of = self.readers.range((connection, SessionKey(0))..=(connection, SessionKey(u64::MAX)));
+        for key in of.map(|(_, key)| *key).collect::<Vec<_>>() {
+            self.set_reader(key, None);
+            let Some(session) = self.sessions.get_mut(&key) else { continue };
+            if session.new.grace_us == 0 {
+                over.push(key);
+                continue;
+            }
+            session.deadline = session.deadline.min(now.saturating_add(session.new.grace_us));
+            self.plan(key);
+        }
+        over
+    }
+
+    /// Moves the next check of a session to an earlier time, if necessary.
+    fn plan(&mut self, key: SessionKey) {
+        let Some(session) = self.sessions.get(&key) else { return };
+        let at = session.next_check();
+        if self.checks.get(&key).is_none_or(|planned| at < planned) {
+            self.checks.set(&key, Some(at));
+        }
+    }
+
+    /// Time of the next check.
+    pub(in crate::core) fn next_check(&self) -> Option<MonoUs> {
+        self.checks.first()
+    }
+
+    /// Starts a round of the timer. `runs` is false if the server is paused or cannot write. Then no deadline
+    /// counts, because calls may be waiting.
+    pub(in crate::core) fn begin_round(&mut self, runs: bool) {
+        self.round += 1;
+        if !runs {
+            self.paused_in_round = self.round;
+        }
+    }
+
+    /// The next session whose deadline has passed, or whose grant is overdue. A deadline counts only when a
+    /// second round of the timer finds it passed, because only then all input was read that arrived before it.
+    pub(in crate::core) fn check(&mut self, now: MonoUs) -> Option<Checked> {
+        loop {
+            let key = self.checks.pop_due(now)?;
+            let Some(session) = self.sessions.get_mut(&key) else { continue };
+            let at = session.next_check();
+            if at > now {
+                session.passed_in_round = None;
+                self.checks.set(&key, Some(at));
+                continue;
+            }
+            let was_passed = |round| round > self.paused_in_round && round < self.round;
+            if !session.passed_in_round.is_some_and(was_passed) {
+                session.passed_in_round = Some(self.round);
+                self.checks.set(&key, Some(now.saturating_add(RECHECK_US)));
+                continue;
+            }
+            if session.deadline <= now {
+                return Some(Checked::Over(key));
+            }
+            let Some(n) = session.first_grant() else { continue };
+            // Further grants may be overdue.
+            self.checks.set(&key, Some(now));
+            return Some(Checked::Overdue(key, n));
+        }
+    }
+
+    /// Marks a session as suspect: its waits are passed over until its client is heard of.
+    pub(in crate::core) fn suspect(&mut self, key: SessionKey) {
+        let Some(session) = self.sessions.get_mut(&key) else { return };
+        self.suspects += usize::from(!std::mem::replace(&mut session.is_suspect, true));
+        self.plan(key);
+    }
+
+    /// Whether any session is suspect or ending, so that waits may have to be passed over.
+    pub(in crate::core) fn passes_over(&self) -> bool {
+        self.suspects > 0 || !self.ending.is_empty()
+    }
+
+    /// Whether a queued wait of this session is passed over.
+    pub(in crate::core) fn is_passed_over(&self, key: SessionKey) -> bool {
+        self.sessions.get(&key).is_none_or(|session| session.is_suspect)
+    }
+
+    /// Keeps a wait that was passed over. Returns false if the session is over.
+    pub(in crate::core) fn park(&mut self, key: SessionKey, id: WaiterId, wait: NewWait) -> bool {
+        let Some(session) = self.sessions.get_mut(&key) else { return false };
+        session.parked.push((id, wait));
+        true
+    }
+
+    /// Removes a wait that was passed over. Returns whether there was one.
+    pub(in crate::core) fn unpark_one(&mut self, key: SessionKey, id: WaiterId) -> bool {
+        let Some(session) = self.sessions.get_mut(&key) else { return false };
+        let at = session.parked.iter().position(|(parked, _)| *parked == id);
+        at.map(|at| session.parked.swap_remove(at)).is_some()
+    }
+
+    /// Ends the suspicion. Returns the waits to queue again.
+    pub(in crate::core) fn trust(&mut self, key: SessionKey) -> Vec<(WaiterId, NewWait)> {
+        let Some(session) = self.sessions.get_mut(&key) else { return Vec::new() };
+        self.suspects -= usize::from(std::mem::take(&mut session.is_suspect));
+        std::mem::take(&mut session.parked)
+    }
+
+    /// Records that a wait is queued again. The next step of its lock moves it ahead if its owner holds the
+    /// lock by now.
+    pub(in crate::core) fn note_unparked(&mut self, lock: LockIdx, id: WaiterId) {
+        self.unparked.push((lock, id));
+    }
+
+    /// Takes the waits of this lock that are queued again.
+    pub(in crate::core) fn take_unparked(&mut self, lock: LockIdx) -> Vec<WaiterId> {
+        if self.unparked.is_empty() {
+            return Vec::new();
+        }
+        self.unparked.extract_if(.., |(of, _)| *of == lock).map(|(_, id)| id).collect()
+    }
+
+    /// Records that a waiting acquire was granted.
+    pub(in crate::core) fn granted(
+        &mut self,
+        number: CallNumber,
+        id: WaiterId,
+        content: EventContent,
+        now: MonoUs,
+    ) {
+        let Some(session) = self.sessions.get_mut(&number.session) else { return };
+        session.granted(number.n, id, content, now);
+        self.plan(number.session);
+        self.wake(number.session);
+    }
+
+    /// Records that an acquire holds nothing any more, or never will.
+    pub(in crate::core) fn lose(&mut self, loss: &Loss, why: LossReason, now: MonoUs) {
+        let Some(session) = self.sessions.get_mut(&loss.session) else { return };
+        let at = loss.hold.as_ref().map(|(lock, owner)| (*lock, owner));
+        if session.lose(loss.n, at, why, now) {
+            self.wake(loss.session);
+        }
+    }
+
+    /// Records that another owner waits for the lock of a number.
+    pub(in crate::core) fn contended(&mut self, key: SessionKey, n: u64, now: MonoUs) {
+        if self.sessions.get_mut(&key).is_some_and(|session| session.contended(n, now)) {
+            self.wake(key);
+        }
+    }
+
+    /// Records that the client polls: a call of it is blocked until an event.
+    pub(in crate::core) fn set_polled(&mut self, key: SessionKey, is_polled: bool) {
+        if let Some(session) = self.sessions.get_mut(&key) {
+            session.is_polled = is_polled;
+        }
+    }
+
+    fn wake(&mut self, key: SessionKey) {
+        let polled = self.sessions.get_mut(&key).map(|session| std::mem::take(&mut session.is_polled));
+        if polled == Some(true) {
+            self.woken.push(key);
+        }
+    }
+
+    /// Takes the next session whose blocked call must be answered.
+    pub(in crate::core) fn next_woken(&mut self) -> Option<SessionKey> {
+        self.woken.pop()
+    }
+
+    pub(in crate::core) fn any_woken(&self) -> bool {
+        !self.woken.is_empty()
+    }
+
+    /// Removes the next event that the client has acknowledged by `seq`.
+    pub(in crate::core) fn acknowledge(&mut self, key: SessionKey, seq: u64) -> Option<Acknowledged> {
+        self.sessions.get_mut(&key)?.acknowledge(seq)
+    }
+
+    /// Ends a session: its id is over for ever. Its holds and waits are ended in portions.
+    pub(in crate::core) fn end(&mut self, key: SessionKey) {
+        self.set_reader(key, None);
+        self.wake(key);
+        let Some(session) = self.sessions.remove(&key) else { return };
+        self.suspects -= usize::from(session.is_suspect);
+        self.by_id.remove(&session.new.id);
+        self.checks.set(&key, None);
+        free_spare(&mut self.sessions);
+        free_spare(&mut self.by_id);
+        self.ending.push_back((key, session));
+    }
+
+    /// Ends every session.
+    pub(in crate::core) fn end_all(&mut self) {
+        for key in self.sessions.keys().copied().collect::<Vec<_>>() {
+            self.end(key);
+        }
+    }
+
+    /// Takes the next number of an ending session. A wait that was passed over is dropped with its number.
+    pub(in crate::core) fn take_ended(&mut self) -> Option<(SessionKey, u64, NumberState)> {
+        loop {
+            let (key, session) = self.ending.front_mut()?;
+            if let Some((n, state)) = session.take_number() {
+                return Some((*key, n, state));
+            }
+            self.ending.pop_front();
+        }
+    }
+
+    /// Whether any session is ending.
+    pub(in crate::core) fn any_ending(&self) -> bool {
+        !self.ending.is_empty()
+    }
+}
