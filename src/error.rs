@@ -65,6 +65,18 @@ pub(crate) enum Error {
     Deadlock(String),
     /// An argument is wrong; the text is the whole error without its prefix.
     Argument(String),
+    /// The server does not know the session, or it belongs to another user.
+    NoSession,
+    /// A later call of the same client came first.
+    Late,
+    /// A number was used before with other keys or another owner.
+    OtherTarget,
+    /// The server has as many sessions as it may have.
+    TooManySessions,
+    /// The server refuses all writes, so leases are not renewed.
+    CannotRenew,
+    /// Leases are due for renewal, and the call cannot wait for it.
+    RenewalsDue,
     /// The server refused to block the client.
     CannotBlock,
     /// The user may not subscribe to the channel of an inbox.
@@ -181,6 +193,22 @@ impl fmt::Display for Error {
             Error::NoChannel => f.write_str(
                 "NOPERM this user has no permissions to access one of the channels used as arguments",
             ),
+            Error::NoSession => {
+                f.write_str("NOSESSION session is over or belongs to another user; open a new one")
+            }
+            Error::Late => {
+                f.write_str("LATE a later call of this session came first; nothing was changed, use the later reply")
+            }
+            Error::OtherTarget => {
+                f.write_str("ERR number was used before with another key or owner; use a new number")
+            }
+            Error::TooManySessions => {
+                f.write_str("LIMIT too many sessions; close some, or raise lock.max-sessions")
+            }
+            Error::CannotRenew => {
+                f.write_str("MISCONF server refuses writes, so leases are not renewed; see its log, try again later")
+            }
+            Error::RenewalsDue => f.write_str("ERR leases are due for renewal; call LOCK.EVENTS outside of MULTI"),
             Error::CannotBlock => f.write_str("ERR client cannot be blocked; call without BLOCK"),
         }
     }

@@ -3,13 +3,14 @@
 //! `LOCK.ACQUIRE`
 
 use super::args::{CommandName, Cursor};
-use super::checks::{self, NotifyCall};
+use super::checks::{self, NotifyCall, SessionHold};
 use super::options::{
-    options, Ephemeral, Fence, Id, Lease, Once, Replicas, Shared, Wait, WaitMode, Watchdog, KEY, NEW_OWNER,
+    options, Ephemeral, Fence, Id, Lease, Once, Replicas, SessionNumber, Shared, Wait, WaitMode, Watchdog,
+    KEY, NEW_OWNER,
 };
 use super::Target;
 use crate::config;
-use crate::core::{FastQueued, Now, Outcome, Request, WaitPolicy, WaiterId, Wants};
+use crate::core::{FastQueued, Known, Now, Outcome, Request, WaitPolicy, WaiterId, Wants};
 use crate::driver::{self, AwaitedHold, HoldRef, ReplicaRequirement, WaitStart};
 use crate::error::Error;
 use crate::server::registration::arguments::Arguments;
@@ -50,6 +51,7 @@ options! {
         ephemeral: Ephemeral,
         replicas: Replicas,
         id: Id<'a>,
+        session: SessionNumber<'a>,
     }
 }
 
@@ -71,6 +73,7 @@ impl Command for Acquire {
         let patience = match call.wait {
             WaitMode::NoWait => WaitPolicy::NoWait,
             WaitMode::Block(timeout) => super::blocking_patience(ctx, Some(timeout), now),
+            WaitMode::Queue(timeout) => super::queue_patience(ctx, timeout, now),
             WaitMode::Notify(_) => super::notify_patience(ctx),
         };
         let remembered = super::look_up(ctx, &call.key);
@@ -101,6 +104,7 @@ impl Command for Acquire {
                 let now = refuse_deadlock(ctx, id, may_be_in_cycle, now)?;
                 return wait(ctx, &call, id, (now, true));
             }
+            Outcome::Repeated(known) => return reply_known(ctx, &known),
             Outcome::Busy => ctx.reply_null(),
             Outcome::Quarantined => {
                 let left = driver::with(ctx, |driver| driver.quarantine_left(now));
@@ -111,11 +115,28 @@ impl Command for Acquire {
     }
 }
 
-/// Blocks the client of a queued call, or replies 0 to a call with `NOTIFY`. Also delivers pending decisions.
+/// Replies to a repeated call of a session with what its number stands for.
+fn reply_known(ctx: Ctx<'_>, known: &Known) -> Result<(), Error> {
+    match known {
+        Known::Waiting => ctx.reply_integer(0),
+        Known::Granted(replies) => match &replies[..] {
+            [reply] => driver::reply_grant(ctx, reply),
+            _ => return Err(Error::NotOwner),
+        },
+        Known::Busy => ctx.reply_null(),
+        Known::Cancelled => return Err(Error::Cancelled),
+        Known::OtherTarget => return Err(Error::OtherTarget),
+        Known::Ended => return Err(Error::NotOwner),
+        Known::Late | Known::New => return Err(Error::Late),
+    }
+    Ok(())
+}
+
+/// Blocks the client of a queued call, or replies 0 to a call with `NOTIFY` or `QUEUE`. Also delivers pending decisions.
 /// `plans` is true if the wait may need a timer.
 #[inline(always)]
 fn wait(ctx: Ctx<'_>, call: &Call<'_>, id: WaiterId, (now, plans): (Now, bool)) -> Result<(), Error> {
-    if call.request.notify.is_none() {
+    if call.request.notify.is_none() && call.request.number.is_none() {
         return driver::block(ctx, id, call.acknowledgement, WaitStart { now, needs_schedule: plans });
     }
     driver::await_message(ctx, WaitStart { now, needs_schedule: plans });
@@ -176,8 +197,23 @@ fn parse(args: Args<'_>) -> Result<Words<'_>, Error> {
 
 fn check<'a>(ctx: Ctx<'_>, words: Words<'a>) -> Result<Call<'a>, Error> {
     let Words { command, key, owner, options, wait, wants } = words;
-    let lease_ms = options.lease.ms().unwrap_or_else(config::default_lease);
     let awaits_replicas = options.replicas.is_given();
+    let number = match options.session.get() {
+        Some(number) => {
+            check_session_options(command, &options, wait)?;
+            let number = checks::number(ctx, command, number, std::slice::from_ref(&key), &owner)?;
+            let Options { lease, watchdog, ephemeral, .. } = &options;
+            Some(checks::session_hold(ctx, command, number, SessionHold { lease, watchdog, ephemeral })?)
+        }
+        None if matches!(wait, WaitMode::Queue(_)) => return Err(command.problem("QUEUE needs SESSION")),
+        None => None,
+    };
+    let of_call = || options.lease.ms().unwrap_or_else(config::default_lease);
+    let (number, lease_ms) = number.map_or_else(|| (None, of_call()), |(number, ms)| (Some(number), ms));
+    let bind = match number {
+        Some(_) => None,
+        None => checks::bind(ctx, command, options.watchdog.binding(&options.ephemeral, command)?)?,
+    };
     let request = Request {
         owner: super::owner_or_random(&owner),
         wants,
@@ -186,11 +222,12 @@ fn check<'a>(ctx: Ctx<'_>, words: Words<'a>) -> Result<Call<'a>, Error> {
         fence: options.fence.is_given(),
         names_owner: owner.as_bytes() == b"*" || options.fence.is_given(),
         id: options.id.get().map(|id| checks::request(ctx, command, &key, &owner, id)).transpose()?,
-        bind: checks::bind(ctx, command, options.watchdog.binding(&options.ephemeral, command)?)?,
+        bind,
+        number,
         client: super::client_for_events(ctx),
         awaits_replicas,
         notify: match wait {
-            WaitMode::NoWait | WaitMode::Block(_) => None,
+            WaitMode::NoWait | WaitMode::Block(_) | WaitMode::Queue(_) => None,
             WaitMode::Notify(notify) => {
                 let call = NotifyCall { owner: &owner, id: options.id.get(), lease_ms, awaits_replicas };
                 Some(checks::notify(ctx, command, notify, &call)?)
@@ -202,4 +239,24 @@ fn check<'a>(ctx: Ctx<'_>, words: Words<'a>) -> Result<Call<'a>, Error> {
     }
     let acknowledgement = checks::replicas(ctx, command, options.replicas.acknowledgement(command)?)?;
     Ok(Call { key, owner, request, wait, acknowledgement })
+}
+
+/// Fails if an option does not go with `SESSION`.
+fn check_session_options(
+    command: CommandName,
+    options: &Options<'_>,
+    wait: WaitMode<'_>,
+) -> Result<(), Error> {
+    match wait {
+        WaitMode::Block(_) => return Err(command.exclusive("SESSION", "BLOCK")),
+        WaitMode::Notify(_) => return Err(command.exclusive("SESSION", "NOTIFY")),
+        WaitMode::NoWait | WaitMode::Queue(_) => {}
+    }
+    if options.id.get().is_some() {
+        return Err(command.exclusive("SESSION", "ID"));
+    }
+    if options.replicas.is_given() {
+        return Err(command.exclusive("SESSION", "REPLICAS"));
+    }
+    Ok(())
 }

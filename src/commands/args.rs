@@ -135,6 +135,11 @@ impl<'a> Cursor<'a> {
         Some(argument)
     }
 
+    /// Whether any argument is left.
+    pub(super) fn has_next(&self) -> bool {
+        self.next < self.args.len()
+    }
+
     /// The value of the option `name`.
     pub(super) fn value(&mut self, name: &str) -> Result<&'a [u8], Error> {
         self.next().ok_or_else(|| self.command.problem(format_args!("{name} needs a value")))

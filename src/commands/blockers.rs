@@ -58,5 +58,5 @@ fn client_of_blocker(ctx: Ctx<'_>, edge: &Edge, caller: &Owner) -> Option<i64> {
         let waits = if edge.owner == *caller { None } else { waits() };
         (hold, waits)
     });
-    hold.and_then(|hold| info::client(ctx, hold)).or_else(|| i64::try_from(waits?).ok())
+    hold.and_then(|hold| info::client(ctx, &hold)).or_else(|| i64::try_from(waits?).ok())
 }

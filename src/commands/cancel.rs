@@ -2,20 +2,27 @@
 
 //! `LOCK.CANCEL`
 
-use super::args::Cursor;
+use super::args::{CommandName, Cursor};
 use super::checks;
-use super::options::{KEY, OWNER};
+use super::options::{CommandOption, SessionNumber, KEY, OWNER};
 use super::Target;
+use crate::core::{OtherTarget, Owner};
 use crate::driver;
 use crate::error::Error;
 use crate::server::registration::arguments::{Argument, ArgumentKind, Arguments};
 use crate::server::registration::command::{Args, Command, KeyUse, Spec};
-use crate::server::Ctx;
+use crate::server::{Ctx, Str};
 
 pub(crate) struct Cancel;
 
-const REQUEST: Argument =
-    Argument::new(c"request", ArgumentKind::Text, c"the ID of the acquire").after(c"ID");
+const REQUEST: Argument = {
+    const ID: Argument = Argument::new(c"request", ArgumentKind::Text, c"the ID of the acquire").after(c"ID");
+    Argument::new(
+        c"acquire",
+        ArgumentKind::OneOf(&[ID, <SessionNumber<'static> as CommandOption<'static>>::ARGUMENT]),
+        c"the acquire to undo",
+    )
+};
 
 impl Command for Cancel {
     const SPEC: Spec = Spec {
@@ -34,6 +41,12 @@ impl Command for Cancel {
         let key = args.key()?;
         let owner = args.owner()?;
         match args.next() {
+            Some(option) if option.eq_ignore_ascii_case(b"SESSION") => {
+                let number = SessionNumber::values(&mut args)?;
+                let command = args.command();
+                args.end()?;
+                return cancel_number(ctx, command, number, &key, &owner);
+            }
             Some(option) if !option.eq_ignore_ascii_case(b"ID") => return Err(args.unknown(option)),
             _ => {}
         }
@@ -58,4 +71,25 @@ impl Command for Cancel {
         ctx.reply_integer(i64::from(undone.map_err(Error::Refused)?));
         Ok(())
     }
+}
+
+/// Undoes an acquire of a session.
+fn cancel_number(
+    ctx: Ctx<'_>,
+    command: CommandName,
+    number: (&[u8], u64),
+    key: &Str<'_>,
+    owner: &Str<'_>,
+) -> Result<(), Error> {
+    let number = checks::number(ctx, command, number, std::slice::from_ref(key), owner)?;
+    let (owner_name, now) = (Owner::new(owner.as_bytes()), ctx.now());
+    let undone = super::update(ctx, Target::of_owner(key, owner), now, |lock, known| {
+        let cancel = |driver: &mut driver::Driver| {
+            driver.locks.cancel_number(lock.opened(known, now), &owner_name, number)
+        };
+        Ok(driver::with(ctx, cancel))
+    })?;
+    driver::dispatch(ctx, now);
+    ctx.reply_integer(i64::from(undone.map_err(|OtherTarget| Error::OtherTarget)?));
+    Ok(())
 }

@@ -7,12 +7,15 @@
 //! mistakes always gets the same error. In a cluster, the slot of several keys is checked before the owner
 //! and the options are read, as in the server.
 
+use std::hash::{BuildHasher, Hash, Hasher};
 use std::rc::Rc;
 
+use foldhash::fast::FixedState;
+
 use super::args::CommandName;
-use super::options::{Binding, NotifyOptions};
+use super::options::{Binding, Ephemeral, Lease, NotifyOptions, Watchdog};
 use crate::config;
-use crate::core::{Bind, ConnectionId, Notify, Refusal, RequestId};
+use crate::core::{Bind, CallNumber, ConnectionId, Notify, NumberedCall, Refusal, RequestId, Session};
 use crate::driver::{self, ReplicaRequirement};
 use crate::error::{printable, Error};
 use crate::keyspace::names;
@@ -102,7 +105,7 @@ pub(super) fn bind(
     Ok(Some(Bind { connection: ConnectionId(client), watchdog, max_ms, ephemeral }))
 }
 
-fn no_connection(command: CommandName, option: &str) -> Error {
+pub(super) fn no_connection(command: CommandName, option: &str) -> Error {
     command.problem_with_advice(format_args!("{option} needs a connection"), "call it outside of scripts")
 }
 
@@ -184,4 +187,68 @@ pub(super) fn notify(
         grace_ms: grace_ms.min(call.lease_ms),
         at_most: config::max_notify(),
     }))
+}
+
+/// The acquire with this number of a session. Fails if the session is over or belongs to another user, or if a
+/// script makes the call.
+pub(super) fn number(
+    ctx: Ctx<'_>,
+    command: CommandName,
+    (id, n): (&[u8], u64),
+    keys: &[Str<'_>],
+    owner: &Str<'_>,
+) -> Result<CallNumber, Error> {
+    if owner.as_bytes() == b"*" {
+        return Err(command.problem("SESSION needs an owner other than *"));
+    }
+    let session = driver::session(ctx, command_needs_connection(ctx, command)?, id)?;
+    Ok(CallNumber { session, n, target: target_hash(ctx.db(), keys, owner) })
+}
+
+fn command_needs_connection(ctx: Ctx<'_>, command: CommandName) -> Result<u64, Error> {
+    caller::connection_id(ctx).ok_or_else(|| no_connection(command, "SESSION"))
+}
+
+/// A hash of the lock and the owner that a number stands for.
+fn target_hash(db: i32, keys: &[Str<'_>], owner: &Str<'_>) -> u64 {
+    let mut hasher = FixedState::default().build_hasher();
+    db.hash(&mut hasher);
+    keys.iter().for_each(|key| key.as_bytes().hash(&mut hasher));
+    owner.as_bytes().hash(&mut hasher);
+    hasher.finish()
+}
+
+/// The options of a call that binds a hold to a session, to be checked.
+pub(super) struct SessionHold<'o> {
+    pub(super) lease: &'o Lease,
+    pub(super) watchdog: &'o Watchdog,
+    pub(super) ephemeral: &'o Ephemeral,
+}
+
+/// The hold that a call binds to a session, and the length of its lease in milliseconds. Without a lease of its
+/// own, the hold is renewed as long as the session lives.
+pub(super) fn session_hold(
+    ctx: Ctx<'_>,
+    command: CommandName,
+    number: CallNumber,
+    SessionHold { lease, watchdog, ephemeral }: SessionHold<'_>,
+) -> Result<(NumberedCall, i64), Error> {
+    if watchdog.is_limited() {
+        return Err(command.exclusive("SESSION", "MAX"));
+    }
+    let renewed = watchdog.is_given() || lease.ms().is_none();
+    let grace_us = driver::with(ctx, |driver| driver.locks.session(number.session).map(Session::grace_us));
+    let shortest = i64::try_from(grace_us.unwrap_or(0) / 1000).unwrap_or(0).saturating_mul(3);
+    let lease_ms = match lease.ms() {
+        None => config::default_lease().max(shortest),
+        // The time between two renewals must leave slack for the lag of a replica and for differing clocks.
+        Some(ms) if renewed && ms < shortest => {
+            return Err(command.problem_with_advice(
+                "lease is shorter than 3 times the GRACE of the session",
+                format_args!("use at least {shortest} ms"),
+            ));
+        }
+        Some(ms) => ms,
+    };
+    Ok((NumberedCall { number, renewed, ephemeral: ephemeral.is_given() }, lease_ms))
 }

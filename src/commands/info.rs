@@ -91,7 +91,7 @@ fn entry(ctx: Ctx<'_>, (lock, held): (LockId, Held)) -> bool {
         Some(number) => ctx.reply_integer(number),
         None => ctx.reply_null(),
     };
-    ctx.reply_map(8);
+    ctx.reply_map(9);
     ctx.reply_bulk(b"owner");
     ctx.reply_bulk(held.owner.as_bytes());
     ctx.reply_bulk(b"mode");
@@ -101,18 +101,23 @@ fn entry(ctx: Ctx<'_>, (lock, held): (LockId, Held)) -> bool {
     ctx.reply_bulk(b"ttl");
     ctx.reply_integer(held.ttl);
     ctx.reply_bulk(b"since");
-    number(known.and_then(|hold| hold.held_us).map(milliseconds));
+    number(known.as_ref().and_then(|hold| hold.held_us).map(milliseconds));
     ctx.reply_bulk(b"client");
-    number(known.and_then(|hold| client(ctx, hold)));
+    number(known.as_ref().and_then(|hold| client(ctx, hold)));
     ctx.reply_bulk(b"watchdog");
-    number(known.map(|hold| hold.watchdog.into()));
+    number(known.as_ref().map(|hold| hold.watchdog.into()));
     ctx.reply_bulk(b"ephemeral");
-    number(known.map(|hold| hold.ephemeral.into()));
+    number(known.as_ref().map(|hold| hold.ephemeral.into()));
+    ctx.reply_bulk(b"session");
+    match known.and_then(|hold| hold.session) {
+        Some(name) => ctx.reply_bulk(&name),
+        None => ctx.reply_null(),
+    }
     true
 }
 
 /// The connection of a hold, if it is still open.
-pub(super) fn client(ctx: Ctx<'_>, hold: HoldInfo) -> Option<i64> {
+pub(super) fn client(ctx: Ctx<'_>, hold: &HoldInfo) -> Option<i64> {
     let ConnectionId(id) = hold.client.filter(|ConnectionId(id)| ctx.client_exists(*id))?;
     i64::try_from(id).ok()
 }

@@ -258,6 +258,7 @@ fn read<'a>(ctx: Ctx<'_>, args: Args<'a>) -> Result<Call<'a>, Error> {
         fence: options.fence.is_given(),
         names_owner: owner.as_bytes() == b"*" || options.fence.is_given(),
         id,
+        number: None,
         bind: checks::bind(ctx, command, options.watchdog.binding(&options.ephemeral, command)?)?,
         client: super::client_for_events(ctx),
         awaits_replicas: options.replicas.is_given(),

@@ -11,6 +11,7 @@ mod cancel;
 mod check;
 mod checks;
 mod claim;
+mod events;
 mod glob;
 mod guard;
 mod help;
@@ -25,6 +26,7 @@ mod pages;
 mod release;
 mod renew;
 mod scan;
+mod session;
 mod top;
 mod waiters;
 
@@ -33,6 +35,7 @@ pub(crate) use blockers::Blockers;
 pub(crate) use break_lock::Break;
 pub(crate) use cancel::Cancel;
 pub(crate) use check::Check;
+pub(crate) use events::Events;
 pub(crate) use guard::Guard;
 pub(crate) use help::Help;
 pub(crate) use info::Info;
@@ -43,6 +46,7 @@ pub(crate) use mrenew::Mrenew;
 pub(crate) use release::Release;
 pub(crate) use renew::Renew;
 pub(crate) use scan::Scan;
+pub(crate) use session::Session;
 pub(crate) use top::Top;
 pub(crate) use waiters::Waiters;
 
@@ -72,7 +76,7 @@ macro_rules! commands {
     };
 }
 
-commands!(Acquire Release Renew Macquire Mrelease Mrenew Cancel Check Guard Break Info Waiters List Scan Top Blockers Help);
+commands!(Acquire Release Renew Macquire Mrelease Mrenew Cancel Session Events Check Guard Break Info Waiters List Scan Top Blockers Help);
 
 /// The lock that a command changes, and the owner whose hold it reads. Without an owner, it reads all holds.
 #[derive(Clone, Copy)]
@@ -174,6 +178,15 @@ fn blocking_patience(ctx: Ctx<'_>, timeout: Option<BlockTimeout>, now: Now) -> W
             on_primary: flags.is_primary(),
         },
         _ => WaitPolicy::NoWait,
+    }
+}
+
+/// The wait policy of an acquire with `QUEUE`. It blocks no client, so it can also wait in `MULTI`.
+fn queue_patience(ctx: Ctx<'_>, BlockTimeout(ms): BlockTimeout, now: Now) -> WaitPolicy {
+    WaitPolicy::Wait {
+        deadline: ms.map(|ms| now.mono.saturating_add(ms.saturating_mul(1000))),
+        at_most: config::max_waiters(),
+        on_primary: ctx.flags().is_primary(),
     }
 }
 

@@ -48,7 +48,7 @@ impl Command for Mrelease {
             let request = |id| checks::request(ctx, args.command(), key, &owner, id);
             id = options.id.get().map(request).transpose()?;
         }
-        let call = Release { owner: Owner::new(owner.as_bytes()), scope, lease_ms: None, id };
+        let call = Release { owner: Owner::new(owner.as_bytes()), scope, lease_ms: None, id, number: None };
         // Uses one time for all locks. So a lease that is valid at the check cannot expire before the
         // release.
         let now = ctx.now();
@@ -107,6 +107,7 @@ fn release(ctx: Ctx<'_>, key: &Str<'_>, owner: &Str<'_>, call: &Release, now: No
         Ok(driver::with(ctx, |driver| driver.locks.release(lock.opened(known, now), call)))
     })?;
     left.map_err(|why| match why {
+        NotReleased::OtherTarget => Error::OtherTarget,
         NotReleased::NotOwner => Error::NotOwner,
         NotReleased::Refused(refusal) => Error::Refused(refusal),
     })

@@ -49,6 +49,7 @@ impl Command for Mrenew {
             lease_ms: options.lease.ms().unwrap_or_else(config::default_lease),
             bind: checks::bind(ctx, command, options.watchdog.binding(&options.ephemeral, command)?)?,
             client: super::client_for_events(ctx),
+            number: None,
         };
         // Uses one time for all locks. So a lease that is valid at the check cannot expire before the
         // renewal.

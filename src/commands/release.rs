@@ -4,9 +4,9 @@
 
 use super::args::Cursor;
 use super::checks;
-use super::options::{options, Id, RemainingLease, Scope, KEY, OWNER};
+use super::options::{options, Id, RemainingLease, Scope, SessionNumber, KEY, OWNER};
 use super::Target;
-use crate::core::{NotReleased, Owner, Release as Call};
+use crate::core::{NotReleased, Owner, Release as Call, ReleaseScope};
 use crate::driver;
 use crate::error::Error;
 use crate::server::registration::arguments::Arguments;
@@ -20,6 +20,7 @@ options! {
         lease: RemainingLease,
         scope: Scope,
         id: Id<'a>,
+        session: SessionNumber<'a>,
     }
 }
 
@@ -44,7 +45,18 @@ impl Command for Release {
         let command = args.command();
         let scope = options.scope.get(command)?;
         let id = options.id.get().map(|id| checks::request(ctx, command, &key, &owner, id)).transpose()?;
-        let call = Call { owner: Owner::new(owner.as_bytes()), scope, lease_ms: options.lease.ms(), id };
+        let number = match options.session.get() {
+            Some(_) if scope != ReleaseScope::One => {
+                // The number names one hold.
+                let other = if scope == ReleaseScope::All { "ALL" } else { "SHARED" };
+                return Err(command.exclusive("SESSION", other));
+            }
+            Some(_) if id.is_some() => return Err(command.exclusive("SESSION", "ID")),
+            Some(number) => Some(checks::number(ctx, command, number, std::slice::from_ref(&key), &owner)?),
+            None => None,
+        };
+        let call =
+            Call { number, owner: Owner::new(owner.as_bytes()), scope, lease_ms: options.lease.ms(), id };
         let now = ctx.now();
         let (left, fair) = super::update(ctx, Target::of_owner(&key, &owner), now, |lock, known| {
             let (left, output) =
@@ -54,6 +66,7 @@ impl Command for Release {
         })?;
         driver::dispatch(ctx, now);
         ctx.reply_integer(left.map_err(|why| match why {
+            NotReleased::OtherTarget => Error::OtherTarget,
             NotReleased::NotOwner if fair => Error::FairLock,
             NotReleased::NotOwner => Error::NotOwner,
             NotReleased::Refused(refusal) => Error::Refused(refusal),

@@ -3,11 +3,11 @@
 //! `LOCK.RENEW`
 
 use super::args::Cursor;
-use super::checks;
-use super::options::{options, Ephemeral, Lease, Replicas, Watchdog, KEY, OWNER};
+use super::checks::{self, SessionHold};
+use super::options::{options, Ephemeral, Lease, Replicas, SessionNumber, Watchdog, KEY, OWNER};
 use super::Target;
 use crate::config;
-use crate::core::{Owner, Renewal};
+use crate::core::{NotRenewed, Owner, Renewal};
 use crate::driver::{self, AwaitedHold, HoldRef};
 use crate::error::Error;
 use crate::server::registration::arguments::Arguments;
@@ -22,6 +22,7 @@ options! {
         watchdog: Watchdog,
         ephemeral: Ephemeral,
         replicas: Replicas,
+        session: SessionNumber<'a>,
     }
 }
 
@@ -45,12 +46,26 @@ impl Command for Renew {
         let mut options = Options::default();
         options.read(&mut args)?;
         let command = args.command();
-        let bind = checks::bind(ctx, command, options.watchdog.binding(&options.ephemeral, command)?)?;
+        let number = match options.session.get() {
+            Some(number) => {
+                let number = checks::number(ctx, command, number, std::slice::from_ref(&key), &owner)?;
+                let Options { lease, watchdog, ephemeral, .. } = &options;
+                Some(checks::session_hold(ctx, command, number, SessionHold { lease, watchdog, ephemeral })?)
+            }
+            None => None,
+        };
+        let of_call = || options.lease.ms().unwrap_or_else(config::default_lease);
+        let (number, lease_ms) = number.map_or_else(|| (None, of_call()), |(number, ms)| (Some(number), ms));
+        let bind = match number {
+            Some(_) => None,
+            None => checks::bind(ctx, command, options.watchdog.binding(&options.ephemeral, command)?)?,
+        };
         let acknowledgement = checks::replicas(ctx, command, options.replicas.acknowledgement(command)?)?;
         let call = Renewal {
             owner: Owner::new(owner.as_bytes()),
-            lease_ms: options.lease.ms().unwrap_or_else(config::default_lease),
+            lease_ms,
             bind,
+            number,
             client: super::client_for_events(ctx),
         };
         let now = ctx.now();
@@ -61,7 +76,12 @@ impl Command for Renew {
             Ok(((held, fair), output))
         })?;
         driver::dispatch(ctx, now);
-        let holds = held.map_err(|_| if fair { Error::FairLock } else { Error::NotOwner })?;
+        let holds = held.map_err(|why| match why {
+            NotRenewed::NotOwner if fair => Error::FairLock,
+            NotRenewed::NotOwner => Error::NotOwner,
+            NotRenewed::Late => Error::Late,
+            NotRenewed::OtherTarget => Error::OtherTarget,
+        })?;
         let Some(wanted) = acknowledgement else {
             ctx.reply_integer(holds);
             return Ok(());

@@ -57,19 +57,20 @@ pub(crate) use hold::Hold;
 pub(crate) use holders::{Holders, NotOwner, ReleaseScope, Wants};
 pub(crate) use manager::{
     BundleTry, CheckedLock, Contended, ExpectedEnd, FastQueued, GrantTime, HoldInfo, KeyChange, LockManager,
-    OpenLock, StepOutput,
+    OpenLock, Poll, StepOutput,
 };
 use owner::AffectedOwners;
 pub(crate) use owner::Owner;
 pub(crate) use queue::bundles::{NewBundle, Verdict};
 pub(crate) use readers::{ChangedHold, Crowd};
 pub(crate) use request::{
-    Bind, Decision, InboxEvent, Message, NotReleased, NotRenewed, Notify, NumberedCall, Outcome, Records, Refusal, Release, Renewal,
-    Reply, Request, RequestId, WaitPolicy,
+    Bind, Decision, InboxEvent, Message, NotReleased, NotRenewed, Notify, NumberedCall, Outcome, Records,
+    Refusal, Release, Renewal, Reply, Request, RequestId, WaitPolicy,
 };
 pub(crate) use schedule::Schedule;
 pub(crate) use sessions::{
-    CallNumber, EventContent, Known, Late, LossReason, NewSession, OtherTarget, Session, SessionId, SessionKey,
+    CallNumber, EventContent, Known, Late, LossReason, NewSession, OtherTarget, Session, SessionId,
+    SessionKey,
 };
 pub(crate) use statistics::{Counted, Statistics, Times};
 pub(crate) use table::LockLookup;

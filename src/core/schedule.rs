@@ -57,7 +57,7 @@ impl<T: Copy + Ord, K: Clone + Ord + Hash> Schedule<T, K> {
     }
 
     /// Removes and returns the key with the earliest time, if that time is at most `by`.
-    pub(super) fn pop_due(&mut self, by: T) -> Option<K> {
+    pub(crate) fn pop_due(&mut self, by: T) -> Option<K> {
         if self.first()? > by {
             return None;
         }

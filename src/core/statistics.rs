@@ -54,10 +54,16 @@ pub(crate) enum Counted {
     NotConfirmed,
     /// Waits dropped because their connection failed to confirm other grants.
     Dropped,
+    /// A session was opened.
+    SessionOpened,
+    /// A session ended because its client was silent, or because its connection had closed.
+    SessionExpired,
+    /// A grant was revoked because the client of its session did not acknowledge it.
+    Overdue,
 }
 
 /// Number of counters.
-const COUNTED: usize = Counted::Dropped as usize + 1;
+const COUNTED: usize = Counted::Overdue as usize + 1;
 
 /// Percentiles of a duration, in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -38,6 +38,8 @@ impl InfoSection for Section {
             let (notified, connections) = driver.locks.notified();
             info.number(c"notify_waits", notified);
             info.number(c"notify_connections", connections);
+            info.number(c"sessions", driver.locks.session_count());
+            info.number(c"sessions_suspect", driver.locks.suspect_sessions());
             info.number(c"grants_revoked", driver.stats.revoked);
             info.number(c"deadlocks", driver.stats.deadlocks);
             info.number(c"replicas_missed", driver.stats.replicas_missed);
@@ -75,7 +77,7 @@ impl InfoSection for Section {
 }
 
 /// The counters of the core, with their names in `INFO`.
-const COUNTED: [(&CStr, Counted); 16] = [
+const COUNTED: [(&CStr, Counted); 19] = [
     (c"grants_at_once", Counted::GrantedAtOnce),
     (c"waiters_granted", Counted::GrantedAfterWaiting),
     (c"reentries", Counted::Reentered),
@@ -92,6 +94,9 @@ const COUNTED: [(&CStr, Counted); 16] = [
     (c"notify_confirmed", Counted::Confirmed),
     (c"notify_not_confirmed", Counted::NotConfirmed),
     (c"notify_dropped", Counted::Dropped),
+    (c"sessions_opened", Counted::SessionOpened),
+    (c"sessions_expired", Counted::SessionExpired),
+    (c"session_grants_overdue", Counted::Overdue),
 ];
 
 const WAIT_US: [&CStr; 4] = [c"wait_us_p50", c"wait_us_p99", c"wait_us_p999", c"wait_us_max"];

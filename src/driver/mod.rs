@@ -29,13 +29,16 @@ mod state;
 mod timer;
 
 pub(crate) use clients::blocking::{block, block_until_acknowledged, reply_grant, reply_grants};
+pub(crate) use clients::polls::{
+    answer_poll, open_session, random_session_id, session, user_of_caller, PollAnswer,
+};
 pub(crate) use locks::commit::commit;
 pub(crate) use locks::deadlock::{blockers_of, find_deadlock, in_multi_lock_call, may_be_in_cycle};
 pub(crate) use locks::reconcile::{grant_bundle, revoke_cancelled, serve_bundles};
 pub(crate) use locks::remembered::{queue_unseen, Remembered};
 pub(crate) use messages::inbox_publisher::{await_message, inbox};
 pub(crate) use replicas::replica_waits::{AwaitedHold, HoldRef, ReplicaRequirement};
-pub(crate) use state::{dispatch, with, WaitStart};
+pub(crate) use state::{dispatch, with, Driver, WaitStart};
 
 use crate::config;
 use crate::core::{KeyChange, LockRef};

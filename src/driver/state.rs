@@ -10,6 +10,7 @@ use crate::core::{ConnectionId, Decision, LockManager, MonoUs, Now, WaiterId};
 use crate::driver::clients::blocked_clients::{BlockedClients, WaitOutcome};
 use crate::driver::clients::deliveries::{Deliveries, FreedGrant};
 use crate::driver::clients::known_clients::KnownClients;
+use crate::driver::clients::polls::Polls;
 use crate::driver::messages::inboxes::Inboxes;
 use crate::driver::replicas::replica_waits::{AwaitedWrite, ReplicaWaits};
 use crate::driver::timer::alarm::Alarm;
@@ -36,6 +37,7 @@ pub(crate) struct Driver {
     pub(crate) locks: LockManager,
     pub(crate) stats: Stats,
     pub(super) blocked: BlockedClients,
+    pub(super) polls: Polls,
     pub(super) known_clients: KnownClients,
     pub(super) deliveries: Deliveries,
     pub(super) replica_waits: ReplicaWaits,
@@ -84,6 +86,7 @@ pub(crate) fn dispatch(ctx: Ctx<'_>, now: Now) {
         if driver.locks.has_decided() || driver.alarm.is_set() || !driver.is_idle() {
             driver.resume_if_promoted(ctx);
             driver.deliver_decisions(ctx);
+            driver.answer_woken_polls(now);
             driver.watch_disconnects(ctx);
             driver.schedule_at(ctx, now, None);
         }
@@ -98,9 +101,12 @@ impl Driver {
     }
 
     /// The sizes of the driver's tables, like [`LockManager::tables`].
-    pub(super) fn tables(&self) -> [(&'static CStr, usize); 5] {
+    pub(super) fn tables(&self) -> [(&'static CStr, usize); 7] {
+        let (polls, connections) = self.polls.lens();
         [
             (c"table_blocked_clients", self.blocked.len()),
+            (c"table_blocked_polls", polls),
+            (c"table_session_connections", connections),
             (c"table_answered_grants", self.deliveries.len()),
             (c"table_awaiting_replicas", self.replica_waits.len()),
             (c"table_sockets", self.known_clients.len()),
@@ -136,6 +142,7 @@ impl Driver {
             self.rechecks.plan_all(ctx.now().mono);
         }
         self.deliver_decisions(ctx);
+        self.answer_woken_polls(start.now);
         if start.needs_schedule || self.in_cluster || !self.alarm.is_set() || self.locks.has_searches() {
             self.schedule_at(ctx, start.now, None);
         }
@@ -185,6 +192,8 @@ impl Driver {
     fn needs_disconnects(&self) -> bool {
         self.locks.has_bindings()
             || self.locks.has_notified()
+            || self.locks.session_count() > 0
+            || self.polls.lens() != (0, 0)
             || !self.blocked.is_empty()
             || !self.deliveries.is_empty()
             || self.inboxes.len() > 0
@@ -220,6 +229,7 @@ impl Driver {
             && self.replica_waits.is_idle()
             && !self.inboxes.has_hook()
             && self.inboxes.len() == 0
+            && self.polls.lens() == (0, 0)
             && self.locks.has_no_deadline()
             && !self.locks.has_bindings()
             && !self.locks.is_demoted()
@@ -256,6 +266,8 @@ impl Driver {
             || !self.rechecks.is_empty()
             || !self.replica_waits.is_idle()
             || self.inboxes.has_hook()
+            || self.polls.first_deadline().is_some()
+            || self.polls.any_ready()
     }
 
     /// The delay until the timer has to fire, in milliseconds. `lock_work` is the delay until the next work of the
@@ -278,7 +290,13 @@ impl Driver {
         let ms_until = |at: MonoUs| at.saturating_sub(now.mono).div_ceil(1000);
         let next_recheck = self.rechecks.first_due().map(ms_until);
         let overdue = self.replica_waits.first_deadline().map(ms_until);
-        [lock_work, linger, flush_unannounced, next_recheck, overdue].into_iter().flatten().min()
+        let poll = self.polls.first_deadline().map(ms_until);
+        let ready = match obstacle {
+            None => 0,
+            Some(_) => REFUSED_RETRY_MS,
+        };
+        let ready = self.polls.any_ready().then_some(ready);
+        [lock_work, linger, flush_unannounced, next_recheck, overdue, poll, ready].into_iter().flatten().min()
     }
 
     /// Sets the timer for a lock that may have changed, and wakes up the event loop.
@@ -338,6 +356,7 @@ fn on_disconnect(ctx: Ctx<'_>, client: u64) {
             driver.known_clients.forget(client);
         }
         driver.inboxes.forget(client);
+        driver.polls.forget(client);
         let now = ctx.now();
         let mut follows = !freed.is_empty();
         for FreedGrant { id, has_reached } in freed {

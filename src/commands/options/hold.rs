@@ -183,6 +183,16 @@ pub(in crate::commands) struct Binding {
 }
 
 impl Watchdog {
+    #[inline]
+    pub(in crate::commands) fn is_given(&self) -> bool {
+        self.given.is_some()
+    }
+
+    /// Whether `MAX` is given.
+    pub(in crate::commands) fn is_limited(&self) -> bool {
+        self.max_ms.is_some()
+    }
+
     /// The binding that `WATCHDOG` and `EPHEMERAL` request, if any.
     pub(in crate::commands) fn binding(
         &self,

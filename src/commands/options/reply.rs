@@ -62,10 +62,11 @@ impl<'a> CommandOption<'a> for Block {
     }
 }
 
-/// `BLOCK milliseconds | NOTIFY inbox [GRACE milliseconds]`
+/// `BLOCK milliseconds | QUEUE milliseconds | NOTIFY inbox [GRACE milliseconds]`
 #[derive(Default)]
 pub(in crate::commands) struct Wait<'a> {
     block: Block,
+    queue: Option<BlockTimeout>,
     inbox: Option<&'a [u8]>,
     grace_ms: Option<i64>,
 }
@@ -77,6 +78,8 @@ pub(in crate::commands) enum WaitMode<'a> {
     NoWait,
     /// The server blocks the client.
     Block(BlockTimeout),
+    /// The call replies 0 at once, and the session gets an event.
+    Queue(BlockTimeout),
     /// A message announces the grant.
     Notify(NotifyOptions<'a>),
 }
@@ -93,9 +96,12 @@ impl<'a> Wait<'a> {
     #[inline]
     pub(in crate::commands) fn mode(&self, command: CommandName) -> Result<WaitMode<'a>, Error> {
         match self {
-            Wait { block, inbox: None, grace_ms: None } => {
+            Wait { block, queue: None, inbox: None, grace_ms: None } => {
                 Ok(block.timeout().map_or(WaitMode::NoWait, WaitMode::Block))
             }
+            Wait { block: Block(Some(_)), queue: Some(_), .. } => Err(command.exclusive("BLOCK", "QUEUE")),
+            Wait { queue: Some(_), inbox: Some(_), .. } => Err(command.exclusive("QUEUE", "NOTIFY")),
+            Wait { queue: Some(timeout), grace_ms: None, .. } => Ok(WaitMode::Queue(*timeout)),
             Wait { inbox: None, .. } => Err(command.problem("GRACE needs NOTIFY")),
             Wait { block: Block(Some(_)), .. } => Err(command.exclusive("BLOCK", "NOTIFY")),
             Wait { inbox: Some(inbox), grace_ms, .. } => {
@@ -126,12 +132,19 @@ impl<'a> CommandOption<'a> for Wait<'a> {
             ArgumentKind::Block(&[INBOX, GRACE]),
             c"waits without blocking this connection",
         );
+        const QUEUE: Argument = Argument::new(
+            c"milliseconds",
+            ArgumentKind::Integer,
+            c"replies 0, and the session gets an event with the grant, or after this time; 0 means no limit",
+        )
+        .after(c"QUEUE");
         let summary = c_str(concat!(
             "waits if another owner holds the lock. BLOCK waits in the server for at most this time; 0 means no limit. ",
+            "QUEUE replies 0, and the session gets an event. ",
             "NOTIFY publishes the grant on lock:inbox:<inbox>; repeating the call within GRACE, 5000 ms by default, confirms it",
             "\0"
         ));
-        Argument::new(c"wait", ArgumentKind::OneOf(&[Block::MILLISECONDS, NOTIFY]), summary).optional()
+        Argument::new(c"wait", ArgumentKind::OneOf(&[Block::MILLISECONDS, QUEUE, NOTIFY]), summary).optional()
     };
 
     #[inline]
@@ -139,7 +152,10 @@ impl<'a> CommandOption<'a> for Wait<'a> {
         if self.block.read(word, args)? {
             return Ok(true);
         }
-        if word.eq_ignore_ascii_case(b"NOTIFY") {
+        if word.eq_ignore_ascii_case(b"QUEUE") {
+            let ms = args.integer("QUEUE", 0, MAX_MS)?.unsigned_abs();
+            args.once("QUEUE", &mut self.queue, BlockTimeout(Some(ms).filter(|ms| *ms > 0)))?;
+        } else if word.eq_ignore_ascii_case(b"NOTIFY") {
             let inbox = args.name("NOTIFY")?;
             args.once("NOTIFY", &mut self.inbox, inbox)?;
         } else if word.eq_ignore_ascii_case(b"GRACE") {
@@ -243,6 +259,46 @@ impl<'a> CommandOption<'a> for Id<'a> {
         }
         let id = args.request_id()?;
         args.once("ID", &mut self.0, id)?;
+        Ok(true)
+    }
+}
+
+/// `SESSION id n`
+#[derive(Default)]
+pub(in crate::commands) struct SessionNumber<'a>(Option<(&'a [u8], u64)>);
+
+impl<'a> SessionNumber<'a> {
+    /// The id of the session, and the number of the acquire.
+    #[inline]
+    pub(in crate::commands) fn get(&self) -> Option<(&'a [u8], u64)> {
+        self.0
+    }
+
+    /// Reads the values after the word `SESSION`.
+    pub(in crate::commands) fn values(args: &mut Cursor<'a>) -> Result<(&'a [u8], u64), Error> {
+        let id = args.value("SESSION")?;
+        let n = args.integer("SESSION", 1, MAX_MS)?.unsigned_abs();
+        Ok((id, n))
+    }
+}
+
+impl<'a> CommandOption<'a> for SessionNumber<'a> {
+    const ARGUMENT: Argument = {
+        const SESSION: Argument =
+            Argument::new(c"session", ArgumentKind::Text, c"the id of the session").after(c"SESSION");
+        const NUMBER: Argument =
+            Argument::new(c"n", ArgumentKind::Integer, c"the number of the acquire in its session");
+        let summary = c"makes the call one of a session, about the acquire with this number";
+        Argument::new(c"numbered", ArgumentKind::Block(&[SESSION, NUMBER]), summary).optional()
+    };
+
+    #[inline]
+    fn read(&mut self, word: &'a [u8], args: &mut Cursor<'a>) -> Result<bool, Error> {
+        if !word.eq_ignore_ascii_case(b"SESSION") {
+            return Ok(false);
+        }
+        let values = SessionNumber::values(args)?;
+        args.once("SESSION", &mut self.0, values)?;
         Ok(true)
     }
 }

@@ -453,8 +453,17 @@ impl Binding {
     /// repetition finds its hold.
     pub(in crate::core) fn is_idle(&self, now: MonoUs) -> bool {
         let over = self.requests.iter().all(|request| request.until < now);
-        let is_bound = !self.watchdogs.is_empty() || !self.ephemeral.is_empty() || !self.numbers.is_empty();
-        !is_bound && !self.closed && over
+        !self.is_bound() && !self.closed && over
+    }
+
+    /// Whether the hold depends on any connection, or belongs to a session.
+    pub(in crate::core) fn is_bound(&self) -> bool {
+        !self.watchdogs.is_empty() || !self.ephemeral.is_empty() || !self.numbers.is_empty()
+    }
+
+    /// The session that was bound most recently.
+    pub(in crate::core) fn session(&self) -> Option<SessionKey> {
+        self.numbers.last().map(|number| number.session)
     }
 }
 

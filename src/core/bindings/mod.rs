@@ -150,10 +150,10 @@ impl Bindings {
         }
     }
 
-    /// The binding of the owner's hold, if it is verified and has a connection.
+    /// The binding of the owner's hold, if it is verified and has a connection or a session.
     pub(super) fn binding_of(&self, lock: LockIdx, owner: &Owner) -> Option<&Binding> {
         let bound = self.by_lock.get(&lock).filter(|bound| !bound.unverified && !self.suspended)?;
-        bound.bindings.get(owner).filter(|binding| !binding.is_unverified() && binding.client().is_some())
+        bound.bindings.get(owner).filter(|binding| !binding.is_unverified() && binding.is_bound())
     }
 
     /// Whether this request bound the owner's hold to a connection.

@@ -52,7 +52,13 @@ impl Bindings {
     }
 
     /// Renews the lease of a hold with a number from now on.
-    pub(in crate::core) fn watch_number(&mut self, lock: LockIdx, owner: &Owner, session: SessionKey, n: u64) {
+    pub(in crate::core) fn watch_number(
+        &mut self,
+        lock: LockIdx,
+        owner: &Owner,
+        session: SessionKey,
+        n: u64,
+    ) {
         self.reschedule(lock, owner, |binding| binding.watch_number(session, n));
     }
 
@@ -102,7 +108,11 @@ impl Bindings {
     }
 
     /// The owner's holds with numbers.
-    pub(in crate::core) fn numbers(&self, lock: LockIdx, owner: &Owner) -> impl Iterator<Item = &BoundNumber> {
+    pub(in crate::core) fn numbers(
+        &self,
+        lock: LockIdx,
+        owner: &Owner,
+    ) -> impl Iterator<Item = &BoundNumber> {
         let binding = self.by_lock.get(&lock).and_then(|bound| bound.bindings.get(owner));
         binding.into_iter().flat_map(Binding::numbers)
     }

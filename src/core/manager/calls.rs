@@ -7,8 +7,8 @@ use crate::core::lease::Lease;
 use crate::core::manager::step::NumberIs;
 use crate::core::sessions::Answer;
 use crate::core::{
-    CallNumber, Counted, HoldEvent, Known, NotOwner, NotReleased, NotRenewed, NumberedCall, OtherTarget, Outcome,
-    Owner, Refusal, Release, ReleaseScope, Renewal, Reply, Request, RequestId, WaitPolicy,
+    CallNumber, Counted, HoldEvent, Known, NotOwner, NotReleased, NotRenewed, NumberedCall, OtherTarget,
+    Outcome, Owner, Refusal, Release, ReleaseScope, Renewal, Reply, Request, RequestId, WaitPolicy,
 };
 
 /// Implements [`LockManager::acquire`](super::LockManager::acquire).
@@ -170,7 +170,8 @@ fn release_numbered(
         }
     }
     // A confirmation may find that the hold has ended.
-    let NumberIs::Held(mode) = step.number_state(number).map_err(|OtherTarget| NotReleased::OtherTarget)? else {
+    let NumberIs::Held(mode) = step.number_state(number).map_err(|OtherTarget| NotReleased::OtherTarget)?
+    else {
         return Err(NotReleased::NotOwner);
     };
     let left = release_hold(step, owner, ReleaseScope::OneOf(mode), None, lease_ms)?;
@@ -210,8 +211,7 @@ pub(super) fn renew(step: &mut Step<'_>, renewal: &Renewal) -> Result<i64, NotRe
     if step.any_notified() {
         step.confirm_all_of(owner, *lease_ms);
     }
-    let holds =
-        step.holders.renew(owner.as_bytes(), lease.end).map_err(|NotOwner| NotRenewed::NotOwner)?;
+    let holds = step.holders.renew(owner.as_bytes(), lease.end).map_err(|NotOwner| NotRenewed::NotOwner)?;
     step.renewed(owner, lease, *bind, *client);
     step.count(Counted::Renewed);
     Ok(holds)

@@ -17,8 +17,9 @@ impl LockManager {
     pub(crate) fn connection_closed(&mut self, connection: ConnectionId, now: Now) -> bool {
         let parts = &mut self.parts;
         parts.input_at = now;
+        let read = parts.sessions.reads(connection);
         for session in parts.sessions.connection_closed(connection, now.mono) {
-            parts.sessions.end(session);
+            parts.expire_session(session);
         }
         parts.end_sessions(now);
         if parts.end_portion_of(connection, now) {
@@ -26,7 +27,8 @@ impl LockManager {
         } else {
             parts.ending_connections.remove(&connection);
         }
-        parts.table.any_ready()
+        // The deadline of a session whose reader has closed is earlier now.
+        read || parts.table.any_ready()
             || !parts.ending_connections.is_empty()
             || parts.sessions.any_ending()
             || !parts.searches.is_empty()

@@ -24,16 +24,16 @@ mod wait_view;
 
 pub(crate) use fast_queue::FastQueued;
 pub(crate) use open_lock::OpenLock;
-pub(crate) use sessions::Poll;
 pub(crate) use overview::{Contended, HoldInfo};
+pub(crate) use sessions::Poll;
 pub(crate) use several::{BundleTry, CheckedLock};
 pub(crate) use step::{ExpectedEnd, GrantTime, StepOutput};
 
 use crate::core::owner::AffectedOwners;
 use crate::core::table::LockLookup;
 use crate::core::{
-    CallNumber, Counted, Decision, HoldEvent, LockRef, LossReason, NotReleased, NotRenewed, OtherTarget, Outcome,
-    Owner, Refusal, Release, Renewal, Request, RequestId, WaitPolicy, WaiterId,
+    CallNumber, Counted, Decision, HoldEvent, LockRef, LossReason, NotReleased, NotRenewed, OtherTarget,
+    Outcome, Owner, Refusal, Release, Renewal, Request, RequestId, WaitPolicy, WaiterId,
 };
 use parts::{Parts, RecordsOfVoided};
 use step::Step;

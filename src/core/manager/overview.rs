@@ -12,6 +12,7 @@ use crate::core::{
 };
 use std::cmp::Ordering;
 use std::ffi::CStr;
+use std::rc::Rc;
 
 /// A waiter of a lock.
 #[derive(Debug, PartialEq, Eq)]
@@ -24,15 +25,17 @@ pub(crate) struct WaiterInfo<'a> {
 }
 
 /// Facts about a hold that its key does not store.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HoldInfo {
     /// Time since the grant; `None` if the grant happened elsewhere or before it was recorded.
     pub(crate) held_us: Option<MonoUs>,
     pub(crate) client: Option<ConnectionId>,
     /// Whether the server renews the lease.
     pub(crate) watchdog: bool,
-    /// Whether the hold ends with its connection.
+    /// Whether the hold ends with its connection or its session.
     pub(crate) ephemeral: bool,
+    /// The name of the session to which the hold belongs.
+    pub(crate) session: Option<Rc<[u8]>>,
 }
 
 /// A lock with waiters. Ordered by the length of the queue, the longest first.
@@ -207,6 +210,7 @@ impl LockManager {
             (c"table_decisions", parts.decisions.len()),
             (c"table_notices", parts.notices.len()),
             (c"table_searches", parts.searches.len()),
+            (c"table_sessions", parts.sessions.table_len()),
             (c"table_closing_connections", parts.ending_connections.len()),
             (c"table_granted_key_hints", parts.granted_keys.len()),
         ]
@@ -267,12 +271,14 @@ impl LockManager {
         if binding.is_none() && noted.is_none() {
             return None;
         }
+        let session = binding.and_then(Binding::session).and_then(|session| parts.sessions.get(session));
         let since = noted.and_then(|hold| hold.since).or_else(|| binding?.held_since());
         Some(HoldInfo {
             held_us: since.map(|since| now.mono.saturating_sub(since)),
             client: binding.and_then(Binding::client).or_else(|| noted?.client),
             watchdog: binding.is_some_and(Binding::is_renewed),
-            ephemeral: binding.is_some_and(Binding::is_ephemeral),
+            ephemeral: binding.is_some_and(Binding::is_ephemeral) || parts.ends_with_session(idx, owner),
+            session: session.map(|session| session.name().clone()),
         })
     }
 

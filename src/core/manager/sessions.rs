@@ -3,8 +3,8 @@
 //! Inputs from sessions.
 
 use super::LockManager;
-use crate::core::sessions::{Acknowledged, Sessions};
-use crate::core::{ConnectionId, Late, LossReason, MonoUs, NewSession, Now, Session, SessionId, SessionKey};
+use crate::core::sessions::Acknowledged;
+use crate::core::{ConnectionId, Counted, Late, NewSession, Now, Session, SessionId, SessionKey};
 
 /// A call of a session for its events.
 #[derive(Clone, Copy, Debug)]
@@ -27,6 +27,7 @@ impl LockManager {
         reader: Option<ConnectionId>,
         now: Now,
     ) -> SessionKey {
+        self.parts.statistics.count(Counted::SessionOpened);
         self.parts.sessions.open(new, beat, reader, now.mono)
     }
 
@@ -113,6 +114,11 @@ impl LockManager {
     /// Number of sessions.
     pub(crate) fn session_count(&self) -> usize {
         self.parts.sessions.len()
+    }
+
+    /// Number of suspect sessions, whose waits are passed over.
+    pub(crate) fn suspect_sessions(&self) -> usize {
+        self.parts.sessions.suspects()
     }
 
     /// Records that a call of the session is blocked until an event, or no longer.

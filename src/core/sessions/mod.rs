@@ -144,6 +144,17 @@ impl Sessions {
         self.sessions.len()
     }
 
+    /// Number of suspect sessions.
+    pub(in crate::core) fn suspects(&self) -> usize {
+        self.suspects
+    }
+
+    /// Number of entries in all tables.
+    pub(in crate::core) fn table_len(&self) -> usize {
+        let sessions = self.sessions.len() + self.by_id.len() + self.readers.len() + self.checks.len();
+        sessions + self.ending.len() + self.woken.len() + self.unparked.len()
+    }
+
     pub(in crate::core) fn iter(&self) -> impl Iterator<Item = (SessionKey, &Session)> {
         self.sessions.iter().map(|(key, session)| (*key, session))
     }
@@ -179,9 +190,19 @@ impl Sessions {
         }
     }
 
+    /// Whether this connection is the reader of any session.
+    pub(in crate::core) fn reads(&self, connection: ConnectionId) -> bool {
+        let from = (connection, SessionKey(0));
+        self.readers.range(from..).next().is_some_and(|(of, _)| *of == connection)
+    }
+
     /// Handles a closed connection: the sessions whose reader it was end after their grace. Returns the
     /// sessions without one.
-    pub(in crate::core) fn connection_closed(&mut self, connection: ConnectionId, now: MonoUs) -> Vec<SessionKey> {
+    pub(in crate::core) fn connection_closed(
+        &mut self,
+        connection: ConnectionId,
+        now: MonoUs,
+    ) -> Vec<SessionKey> {
         let mut over = Vec::new();
         let of = self.readers.range((connection, SessionKey(0))..=(connection, SessionKey(u64::MAX)));
         for key in of.map(|(_, key)| *key).collect::<Vec<_>>() {
@@ -347,10 +368,6 @@ impl Sessions {
     /// Takes the next session whose blocked call must be answered.
     pub(in crate::core) fn next_woken(&mut self) -> Option<SessionKey> {
         self.woken.pop()
-    }
-
-    pub(in crate::core) fn any_woken(&self) -> bool {
-        !self.woken.is_empty()
     }
 
     /// Removes the next event that the client has acknowledged by `seq`.

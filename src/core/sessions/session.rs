@@ -26,7 +26,7 @@ pub(in crate::core) enum Acknowledged {
 }
 
 /// The properties of a new session. They never change.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct NewSession {
     pub(crate) id: SessionId,
     /// The user to whom the session belongs.
@@ -144,7 +144,10 @@ impl Session {
     }
 
     /// The state of a number, unless it was used with another target.
-    pub(in crate::core) fn state(&self, number: CallNumber) -> Result<Option<&NumberState>, super::OtherTarget> {
+    pub(in crate::core) fn state(
+        &self,
+        number: CallNumber,
+    ) -> Result<Option<&NumberState>, super::OtherTarget> {
         match self.numbers.get(&number.n) {
             Some(entry) if entry.target != number.target => Err(super::OtherTarget),
             entry => Ok(entry.map(|entry| &entry.state)),
@@ -184,6 +187,16 @@ impl Session {
         }
     }
 
+    /// Whether the hold of a number on this lock is released when the session is over.
+    pub(in crate::core) fn is_ephemeral(&self, n: u64, lock: LockIdx) -> bool {
+        match self.numbers.get(&n).map(|entry| &entry.state) {
+            Some(NumberState::Held(held)) => {
+                held.holds.iter().any(|hold| hold.lock == lock && hold.ephemeral)
+            }
+            _ => false,
+        }
+    }
+
     /// Records the last word about a number, and drops the event about it.
     pub(in crate::core) fn answer(&mut self, number: CallNumber, answer: Answer) {
         if let Some(seq) = self.numbers.get_mut(&number.n).and_then(|entry| entry.event.take()) {
@@ -207,7 +220,13 @@ impl Session {
 
     /// Records that a number has lost its hold on one lock, or its wait. `lock` is `None` if nothing is left.
     /// Returns whether the client gets an event.
-    pub(super) fn lose(&mut self, n: u64, at: Option<(LockIdx, &Owner)>, why: LossReason, now: MonoUs) -> bool {
+    pub(super) fn lose(
+        &mut self,
+        n: u64,
+        at: Option<(LockIdx, &Owner)>,
+        why: LossReason,
+        now: MonoUs,
+    ) -> bool {
         let is_last = at.is_none_or(|(lock, owner)| self.remove_hold(n, lock, owner));
         let is_done = self.is_done(n);
         let Some(entry) = self.numbers.get_mut(&n) else { return false };
@@ -292,6 +311,11 @@ impl Session {
     /// Iterates over the numbers and their states.
     pub(super) fn states(&self) -> impl Iterator<Item = (u64, &NumberState)> {
         self.numbers.iter().map(|(n, entry)| (*n, &entry.state))
+    }
+
+    /// The secret id. Only its client may see it.
+    pub(crate) fn id(&self) -> SessionId {
+        self.new.id
     }
 
     /// The user to whom the session belongs.

@@ -6,3 +6,4 @@ pub(super) mod blocked_clients;
 pub(super) mod blocking;
 pub(super) mod deliveries;
 pub(super) mod known_clients;
+pub(super) mod polls;

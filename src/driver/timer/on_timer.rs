@@ -47,6 +47,7 @@ pub(crate) fn on_timer(ctx: Ctx<'_>) {
         if may_write {
             driver.recheck_fragile(started);
         }
+        driver.locks.check_sessions(may_write, ctx.now());
     });
     completion::end_overdue(ctx);
     let has_time = || ctx.now().mono.saturating_sub(started) < BUDGET_US;
@@ -79,6 +80,8 @@ pub(crate) fn on_timer(ctx: Ctx<'_>) {
     }
     with(ctx, |driver| {
         driver.deliver_decisions(ctx);
+        driver.answer_woken_polls(ctx.now());
+        driver.answer_due_polls(ctx, obstacle);
         driver.schedule_at(ctx, ctx.now(), obstacle);
         driver.alarm.unwatch_if_unset(ctx);
     });

@@ -125,11 +125,36 @@ impl Argument {
     const fn min_words(&self) -> c_int {
         let value = match self.kind {
             ArgumentKind::Token => 0,
-            ArgumentKind::OneOf([first, ..]) => first.min_words(),
+            ArgumentKind::OneOf(parts) => {
+                let (mut least, mut at) = (c_int::MAX, 0);
+                while at < parts.len() {
+                    let words = parts[at].min_words();
+                    least = if words < least { words } else { least };
+                    at += 1;
+                }
+                least
+            }
             ArgumentKind::Block(parts) => min_words(parts),
             _ => 1,
         };
         value + self.token.is_some() as c_int
+    }
+
+    /// Whether the number of words varies.
+    const fn has_variable_length(&self) -> bool {
+        let varies_inside = match self.kind {
+            ArgumentKind::Block(parts) => has_variable_length(parts),
+            ArgumentKind::OneOf(parts) => {
+                let (mut varies, mut at) = (has_variable_length(parts), 0);
+                while at < parts.len() {
+                    varies |= parts[at].min_words() != parts[0].min_words();
+                    at += 1;
+                }
+                varies
+            }
+            _ => false,
+        };
+        self.is_optional || self.is_multiple || varies_inside
     }
 
     /// Converts the argument for the module API. The members of a group are stored in `parts`, which must
@@ -181,7 +206,7 @@ const fn min_words(arguments: &[Argument]) -> c_int {
 const fn has_variable_length(arguments: &[Argument]) -> bool {
     let (mut more, mut at) = (false, 0);
     while at < arguments.len() {
-        more |= arguments[at].is_optional || arguments[at].is_multiple;
+        more |= arguments[at].has_variable_length();
         at += 1;
     }
     more

@@ -22,7 +22,9 @@ use crate::core::schedule::{Calendar, Schedule};
 use crate::core::sessions::{Loss, Sessions};
 use crate::core::table::{LockIdx, LockTable};
 use crate::core::waits_for::searches::Searches;
-use crate::core::{ConnectionId, Decision, LockId, Message, MonoUs, Notice, Now, Statistics, WaiterId, WallMs};
+use crate::core::{
+    ConnectionId, Decision, LockId, Message, MonoUs, Notice, Now, Statistics, WaiterId, WallMs,
+};
 use std::collections::{BTreeMap, VecDeque};
 
 /// Maximum amount of due work that a step does at one lock: grants made, revoked or voided, and holds ended

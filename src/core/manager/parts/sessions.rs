@@ -9,8 +9,8 @@ use crate::core::queue::wait::{NewWait, Wait};
 use crate::core::sessions::{Answer, Checked, Loss, NumberState, NumberedHold, SessionKey};
 use crate::core::table::LockIdx;
 use crate::core::{
-    CallNumber, Counted, Decision, EventContent, LossReason, MonoUs, Now, NumberedCall, Owner, Reply, WaiterId,
-    WallMs,
+    CallNumber, Counted, Decision, EventContent, LossReason, MonoUs, Now, NumberedCall, Owner, Reply,
+    WaiterId, WallMs,
 };
 
 impl Parts {
@@ -72,7 +72,8 @@ impl Parts {
     /// Records that the client of a session knows a grant, so that it cannot be revoked. Returns whether it
     /// still stands.
     pub(in crate::core::manager) fn confirm_number(&mut self, number: CallNumber, now: Now) -> bool {
-        let Some((id, content)) = self.sessions.of(number).and_then(|session| session.take_grant(number.n)) else {
+        let Some((id, content)) = self.sessions.of(number).and_then(|session| session.take_grant(number.n))
+        else {
             return false;
         };
         self.confirm_grant_of_session(id, content, now)
@@ -142,17 +143,23 @@ impl Parts {
     pub(in crate::core::manager) fn check_sessions(&mut self, now: Now) {
         for _ in 0..4 * self.portion.0 {
             match self.sessions.check(now.mono) {
-                Some(Checked::Over(key)) => self.sessions.end(key),
+                Some(Checked::Over(key)) => self.expire_session(key),
                 Some(Checked::Overdue(key, n)) => self.revoke_overdue(key, n, now),
                 None => break,
             }
         }
     }
 
+    /// Ends a session whose client was silent, or whose connection has closed.
+    pub(in crate::core::manager) fn expire_session(&mut self, key: SessionKey) {
+        self.statistics.count(Counted::SessionExpired);
+        self.sessions.end(key);
+    }
+
     /// Revokes a grant that a client does not acknowledge, and passes over its other waits.
     fn revoke_overdue(&mut self, key: SessionKey, n: u64, now: Now) {
         let Some(id) = self.sessions.get(key).and_then(|session| session.in_flight(n)) else { return };
-        self.statistics.count(Counted::NotConfirmed);
+        self.statistics.count(Counted::Overdue);
         let why = LossReason::Overdue;
         let loss = Loss { session: key, n, hold: None, lease_end: 0, why: Some(why) };
         self.sessions.lose(&loss, why, now.mono);
@@ -222,5 +229,14 @@ impl Parts {
         if let Some(session) = self.sessions.of(number) {
             session.answer(number, answer);
         }
+    }
+
+    /// Whether any hold of this owner is released when its session is over.
+    pub(in crate::core::manager) fn ends_with_session(&self, lock: LockIdx, owner: &Owner) -> bool {
+        let is_ephemeral = |number: &BoundNumber| {
+            let session = self.sessions.get(number.session);
+            session.is_some_and(|session| session.is_ephemeral(number.n, lock))
+        };
+        self.bindings.numbers(lock, owner).any(is_ephemeral)
     }
 }

@@ -140,7 +140,9 @@ impl Parts {
     #[inline(always)]
     pub(in crate::core::manager) fn insert_wait(&mut self, id: WaiterId, new: NewWait) {
         let NewWait { deadline, first_wait, .. } = new;
-        if let Some(call) = new.request.number.filter(|_| first_wait.is_none_or(|first_wait| first_wait == id)) {
+        if let Some(call) =
+            new.request.number.filter(|_| first_wait.is_none_or(|first_wait| first_wait == id))
+        {
             if let Some(session) = self.sessions.of(call.number) {
                 session.waits(call.number, id);
             }

@@ -9,9 +9,7 @@ use crate::core::owner::AffectedOwners;
 use crate::core::queue::position::Standing;
 use crate::core::sessions::{Answer, NumberState};
 use crate::core::table::LockIdx;
-use crate::core::{
-    CallNumber, Counted, Known, Mode, NumberedCall, OtherTarget, Owner, ReleaseScope, Reply,
-};
+use crate::core::{CallNumber, Counted, Known, Mode, NumberedCall, OtherTarget, Owner, ReleaseScope, Reply};
 
 /// The state of a number, for a call about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -151,7 +149,8 @@ impl Step<'_> {
 
     /// Revokes the grant in flight of a number. Returns whether it still stood.
     pub(in crate::core::manager) fn revoke_number(&mut self, owner: &Owner, number: CallNumber) -> bool {
-        let in_flight = self.parts.sessions.get(number.session).and_then(|session| session.in_flight(number.n));
+        let in_flight =
+            self.parts.sessions.get(number.session).and_then(|session| session.in_flight(number.n));
         let (Some(id), Some(lock)) = (in_flight, self.lock) else { return false };
         if self.holders.get(owner.as_bytes()).is_none() {
             return false;
