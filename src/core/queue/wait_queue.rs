@@ -237,7 +237,7 @@ impl WaitQueue {
         self.remove(position)
     }
 
-    /// Removes the place at a position. Returns whether it was in the queue.
+    /// Removes the place at a position. Returns false if the queue has no place there.
     #[inline(always)]
     pub(in crate::core) fn remove(&mut self, position: Position) -> bool {
         let at = self.place_of(position);
