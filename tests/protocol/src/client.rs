@@ -76,7 +76,7 @@ impl Acquire {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Client {
-    /// The client that the server's ids name. A forked child has its parent's.
+    /// The client named in its session ids. A forked child keeps its parent's identity.
     pub identity: u8,
     pub id: Option<SessionId>,
     pub phase: Phase,

@@ -14,7 +14,7 @@ pub enum Owner {
     Named(u8),
 }
 
-/// Tells holds of one owner apart. A server cannot: it stores their number only.
+/// Distinguishes the holds of one owner. A real server cannot: it stores only how many there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct HoldTag {
     pub client: u8,

@@ -110,7 +110,7 @@ pub struct Server {
     pub writable: bool,
     /// Time without grants after a restart that may have lost locks.
     pub quarantine_left: Ticks,
-    /// Sessions that are over. The server does not know them; the properties do.
+    /// Sessions that are over. Only the properties use this list; a real server does not keep it.
     pub over: Vec<SessionId>,
     /// How many sessions each client has opened. A real server draws ids at random.
     pub lives: Vec<u8>,
