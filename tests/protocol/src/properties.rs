@@ -27,9 +27,9 @@ pub enum Breach {
     WaitLost,
     /// A wait stays in the queue although the lock is free.
     WaitNotServed,
-    /// The client's newest OPEN or EVENTS was late.
+    /// The client's newest OPEN or EVENTS got the reply `LATE`.
     NewestCallLate,
-    /// An acquire was late although its client awaits the reply.
+    /// An acquire got the reply `LATE` although its client awaits the reply.
     AwaitedAcquireLate,
     /// A call of a session that is over had an effect.
     EndedSessionHadEffect,
