@@ -210,12 +210,12 @@ fn judge_few_waits(every: usize) {
 }
 
 #[test]
-fn no_few_waits_last_forever() {
+fn three_waits_never_last_forever() {
     judge_few_waits(7);
 }
 
 #[test]
-fn long_no_few_waits_last_forever() {
+fn long_three_waits_never_last_forever() {
     judge_few_waits(1);
 }
 

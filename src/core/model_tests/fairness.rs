@@ -155,7 +155,7 @@ fn an_idle_subscriber_costs_little() {
 }
 
 #[test]
-fn no_subscribers_no_window() {
+fn without_subscribers_no_window_opens() {
     let mut contention = Contention::new(4, 1, None);
     contention.real.listeners = false;
     let seen = contention.run(500);

@@ -78,7 +78,7 @@ impl WaitQueue {
         self.places.back().map(|place| place.id)
     }
 
-    /// Whether a wait at this position is first, or was.
+    /// Whether a wait at this position is first, or was first before it left the queue.
     fn is_first(&self, position: Position) -> bool {
         self.places.front().is_none_or(|first| position < first.position)
     }
