@@ -61,7 +61,7 @@ fn locks(results: &mut Results) -> Outcome<()> {
     let fenced = grown(&mut server, &format!("LOCK.ACQUIRE lock:# {OWNER} PX 600000 FENCE"))?;
     let shared = grown(&mut server, &format!("LOCK.ACQUIRE lock:# {OWNER} PX 600000 SHARED"))?;
     let name = "HSET + PEXPIRE";
-    // The server's own memory varies by some KB.
+    // The server's own memory varies by a few KB.
     results.ratio("memory: a lock", Unit::Bytes, lock, (name, hash), Target::AtMost(1.01));
     results.ratio("memory: a shared lock", Unit::Bytes, shared, (name, hash), Target::None);
     results.ratio("memory: a fenced lock, with its counter", Unit::Bytes, fenced, (name, hash), Target::None);

@@ -2,7 +2,7 @@
 
 //! The longest time for which a busy server does not reply to other clients.
 //!
-//! First 100,000 locks are held, 10,000 of them with a waiter. They are listed, released, and expire in the same millisecond.
+//! First, 100,000 locks are held, 10,000 of them with a waiter. They are listed, released, and expire in the same millisecond.
 //! Then one lock has 10,000 readers: it is inspected, writers wait for it, and the readers' leases end. Finally one
 //! lock has 40,000 readers, which are granted the lock, lose their connections, or are renewed at once.
 //!
@@ -10,8 +10,8 @@
 //! worst of all rounds. The baseline is a server without the module, with 100,000 hashes that are deleted or expire. The stall of
 //! an idle server shows how long the machine itself delays a reply.
 //!
-//! `cargo bench --bench stalls -- crowds` measures one part, and prints it without a record. The parts are `locks`, `readers`,
-//! `crowds` and `waits`.
+//! `cargo bench --bench stalls -- crowds` measures one part, and prints the results without saving them for the report. The parts
+//! are `locks`, `readers`, `crowds` and `waits`.
 
 mod support;
 

@@ -3,7 +3,7 @@
 //! Throughput of uncontended locks: pairs of acquire and release per second, over 50 connections, each with its own key. The
 //! baseline is `SET NX PX` + `DEL`, measured in alternating rounds.
 //!
-//! Two threads, each with an event loop, generate the load, on cores apart from the server's if the machine has enough. The
+//! Two threads, each with an event loop, generate the load, on other cores than the server's if the machine has enough. The
 //! output shows whether the server is the bottleneck. If it is, its main thread is busy all the time, and the load threads are
 //! not. The server's processor time for a pair does not depend on the bottleneck.
 

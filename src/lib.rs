@@ -75,7 +75,7 @@ const REPLICATED_COMMANDS: [&CStr; 5] = [c"hset", c"hdel", c"pexpireat", c"del",
 
 /// Commands that the module calls, each with the effect of its absence.
 const CALLED_COMMANDS: [(&CStr, &str); 2] = [
-    (c"client", "a closed client may be granted a lock before the server notices"),
+    (c"client", "a disconnected client may still be granted a lock"),
     (c"exists", "in a cluster, waiters get no grant when a lease ends, and FENCE and ID fail with TRYAGAIN"),
 ];
 
@@ -122,7 +122,7 @@ fn load(ctx: Ctx<'_>, args: command::Args<'_>) -> Result<(), String> {
     register(ctx, args)?;
     for (name, without) in CALLED_COMMANDS.iter().filter(|(name, _)| !calls::knows_command(ctx, name)) {
         let name = name.to_string_lossy().to_ascii_uppercase();
-        ctx.warn(&format!("redis-lock: the server has no command {name}: {without}; do not rename it"));
+        ctx.warn(&format!("redis-lock: the server has no command {name} (do not rename it); {without}"));
     }
     driver::info::warn_about_eviction(ctx);
     Ok(())

@@ -99,7 +99,7 @@ impl Postgres {
     }
 }
 
-/// Returns a client that waits in the server for its lock.
+/// Returns a client that blocks in the server until it gets the lock.
 pub fn client() -> Queued {
     let Calls { acquire, release } = calls();
     Queued::new(acquire, release)

@@ -96,7 +96,7 @@ pub fn with_redisson(
     })
 }
 
-/// Races the clients on the cores of the load.
+/// Lets the clients race, on the cores reserved for the load.
 fn run<C: Client + Send>(
     cores: &Cores,
     endpoint: &Endpoint<'_>,

@@ -225,13 +225,13 @@ impl Server {
     }
 }
 
-/// Returns a module that does nothing.
+/// Returns the path of a module that does nothing.
 pub fn empty_module() -> String {
     static MODULE: OnceLock<PathBuf> = OnceLock::new();
     MODULE.get_or_init(|| test_module("empty")).display().to_string()
 }
 
-/// Returns a module that queues clients and unblocks them, and does nothing else.
+/// Returns the path of a module that queues clients and unblocks them, and does nothing else.
 pub fn floor_module() -> String {
     static MODULE: OnceLock<PathBuf> = OnceLock::new();
     MODULE.get_or_init(|| test_module("floor")).display().to_string()

@@ -11,8 +11,8 @@ pub enum Wire {
 }
 
 impl Wire {
-    /// Returns the length of the first reply in these bytes, or `None` if the reply is incomplete. An error reply is an error, as
-    /// no measurement expects one.
+    /// Returns the length of the first reply in these bytes, or `None` if the reply is incomplete. An error reply is returned
+    /// as an error, as no measurement expects one.
     pub fn first_reply(self, bytes: &[u8]) -> Outcome<Option<usize>> {
         match self {
             Wire::Redis => redis_reply(bytes, 0),
@@ -47,7 +47,7 @@ fn redis_reply(bytes: &[u8], begin: usize) -> Outcome<Option<usize>> {
     Ok((end <= bytes.len()).then_some(end))
 }
 
-/// Returns the end of a reply, which is the message that the server is ready for the next query.
+/// Returns the end of a reply. A reply ends with the message `ReadyForQuery`.
 fn postgres_reply(bytes: &[u8]) -> Outcome<Option<usize>> {
     let mut end = 0;
     // A message has one byte for its kind, then four bytes for its length. The length includes these four bytes and the body.

@@ -59,8 +59,8 @@ fn shares_slot(
     let derived = derived();
     if !names::share_slot(key.as_bytes(), &derived) {
         return Err(command.problem_with_advice(
-            format_args!("{option} is not possible for key '{}' of a cluster", printable(key.as_bytes())),
-            format_args!("its braces put '{}' into another slot, use another key", printable(&derived)),
+            format_args!("{option} cannot be used with key '{}'", printable(key.as_bytes())),
+            format_args!("its braces put '{}' in another slot; use another key", printable(&derived)),
         ));
     }
     // While the slot migrates, the derived key may be on either node. A repeated call must find it.
@@ -132,8 +132,8 @@ fn enough_replicas(ctx: Ctx<'_>, command: CommandName, requested: &ReplicaRequir
     }
     if !replicas::can_ask(ctx) {
         return Err(command.problem_with_advice(
-            "REPLICAS needs the commands ROLE and REPLCONF",
-            "do not rename them on the server",
+            "REPLICAS is not available",
+            "restore the renamed server commands ROLE and REPLCONF",
         ));
     }
     if !flags.is_primary() {

@@ -46,7 +46,7 @@ impl Command for Guard {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Attempt {
     First,
-    /// The server has blocked the client until now, because the command could not run at the first attempt.
+    /// The client has been blocked so far, because the command could not run at the first attempt.
     Deferred,
 }
 

@@ -60,7 +60,7 @@ impl Command for List {
     }
 }
 
-/// Moves the first `most` locks of the order to the front.
+/// Moves the first `most` locks in sort order to the front.
 fn select_first(locks: &mut [Contended], most: usize) {
     if most < locks.len() {
         locks.select_nth_unstable(most);

@@ -31,7 +31,7 @@ impl Command for Mrelease {
         arguments: Arguments { positional: &[NUMKEYS, KEYS, OWNER], options: Options::ARGUMENTS },
         summary:
             c"Releases one hold or all holds of each of several locks, if the owner holds all of these locks.",
-        reply: "An array of the numbers of remaining holds, in the order of the keys.",
+        reply: "An array with the number of remaining holds of each lock, in the order of the keys.",
         complexity: c"O(K) for K locks, or O(K*log(N)) where N waiters are queued for locks",
     };
 

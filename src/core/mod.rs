@@ -121,7 +121,7 @@ impl Mode {
 pub(crate) struct Now {
     /// For leases.
     pub(crate) wall: WallMs,
-    /// For times to wait.
+    /// For wait timeouts.
     pub(crate) mono: MonoUs,
 }
 

@@ -73,7 +73,7 @@ impl Readers {
         }
     }
 
-    /// Iterates over the holds. A few come in the order of their owners.
+    /// Iterates over the holds. A short list is in the order of the owners.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Hold> {
         let (few, many) = match self {
             Readers::Few(holds) => (Some(holds.iter()), None),

@@ -95,8 +95,8 @@ impl Request {
         }
     }
 
-    /// Returns the lease that ends at `end`. A later renewal of a call without a lease uses the remaining
-    /// length, but at least the default.
+    /// Returns the lease that ends at `end`. If the call gave no lease, later renewals use the remaining length,
+    /// but at least the default.
     pub(super) fn lease(&self, end: WallMs, now: Now) -> Lease {
         let left = end.saturating_sub(now.wall);
         let ms = if self.keeps_longer { self.lease_ms.max(left) } else { self.lease_ms };

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-//! Publishing: the message for waiting Redisson clients when a lock is free, and events of holds for their owners.
+//! Publishing: the message for waiting Redisson clients when a lock is free, and events that tell owners about
+//! their holds.
 
 use std::collections::HashSet;
 use std::ffi::CStr;

@@ -238,7 +238,7 @@ fn cancel_in_rounds(port: u16, task: usize, rounds: usize) {
                 outcomes.insert(reply == CANCELLED);
             }
             _ => {
-                // Sends both at once, so the server may process either of them first.
+                // Cancels the call and closes its connection at once. The server may process either first.
                 canceller.send(&cancel);
                 waiting.close();
                 canceller.recv();

@@ -98,7 +98,7 @@ fn derived_keys_share_the_slot(flavor: Flavor) {
         assert_eq!(first.call(&format!("CLUSTER KEYSLOT {key}")), slot);
         assert_eq!(first.call(&format!("EXISTS {key}")), "1");
     }
-    // The braces in these keys would put derived keys into another slot. Calls that need no second key still work.
+    // The braces in these keys would put derived keys in another slot. Calls that need no second key still work.
     let nodes = [&cluster.nodes[0], &cluster.nodes[1]];
     for (key, counter) in [
         ("a}b", "redisson_lock_token:{a}b}"),
@@ -116,8 +116,8 @@ fn derived_keys_share_the_slot(flavor: Flavor) {
         ] {
             let value = if option == "ID" { "r" } else { "" };
             let error = format!(
-                "ERR {option} is not possible for key '{key}' of a cluster in 'lock.{}' command; its braces put '{derived}' \
-                 into another slot, use another key",
+                "ERR {option} cannot be used with key '{key}' in 'lock.{}' command; its braces put '{derived}' \
+                 in another slot; use another key",
                 command.to_lowercase()
             );
             assert_eq!(client.call(&format!("LOCK.{command} {key} o {option} {value}")), error);

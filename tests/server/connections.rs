@@ -566,7 +566,7 @@ fn another_primarys_grant_is_untouched(flavor: Flavor) {
     until("the replica has both", || r.call("DBSIZE") == "2");
     r.call("REPLICAOF NO ONE");
     watcher.call(&format!("REPLICAOF 127.0.0.1 {}", replica.port));
-    // On the new primary and another connection, the owner lost `k` and acquired it again, and renewed `l`.
+    // On the new primary, over another connection, the owner releases and reacquires `k`, and renews `l`.
     assert_eq!(r.call("LOCK.RELEASE k a"), "0");
     assert_eq!(r.call("LOCK.ACQUIRE k a PX 200000"), "1");
     assert_eq!(r.call("LOCK.RENEW l a PX 200000"), "1");

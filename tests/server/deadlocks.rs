@@ -17,7 +17,7 @@ crate::on_every_server!(
     cycles_across_databases_are_found,
     ended_waits_and_holds_are_ignored,
     a_disconnected_waiter_is_ignored,
-    a_call_without_block_gets_no_deadlock,
+    a_nonblocking_call_never_deadlocks,
     unreadable_keys_are_masked,
     detection_can_be_turned_off,
     odd_names_are_escaped_and_shortened,
@@ -270,7 +270,7 @@ fn a_disconnected_waiter_is_ignored(flavor: Flavor) {
     });
 }
 
-fn a_call_without_block_gets_no_deadlock(flavor: Flavor) {
+fn a_nonblocking_call_never_deadlocks(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = holds(world, &[("a", "k1"), ("b", "k2")]);
         let _b = world.waiting("LOCK.ACQUIRE k1 b BLOCK 0");

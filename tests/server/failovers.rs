@@ -93,7 +93,8 @@ impl Fleet {
         });
     }
 
-    /// Replaces the primary by the first replica. For the time `lasts` before, the first `lagging` replicas receive nothing.
+    /// Replaces the primary by the first replica. Unless it is planned, the first `lagging` replicas receive nothing for `lasts`
+    /// beforehand.
     fn fail_over(&mut self, kind: FailoverKind, lagging: usize, lasts: Duration, shared: &Shared) {
         if kind == FailoverKind::Planned {
             self.hand_over();

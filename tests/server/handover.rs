@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! However the lock is freed, and by whichever client, the first waiter gets it in the same step (invariants 2, 3).
+//! When the lock is freed, by any client or by its lease, the first waiter gets it in the same step (invariants 2, 3).
 
 use redis::Value;
 

@@ -522,7 +522,7 @@ fn servers_with_different_clocks_admit_one_owner(flavor: Flavor) {
     load.assert_right(flavor, &records, &report);
 }
 
-/// Each half of these clients takes two of three servers for a majority, and names other servers. The checker must report it.
+/// Half of the clients use servers 0 to 2, the others 2 to 4, and each regards two as a majority. The checker reports it.
 fn clients_with_different_servers_are_detected(flavor: Flavor) {
     let load =
         Load::new(start_five(flavor, &[]), |client| if client % 2 == 0 { &[0, 1, 2] } else { &[2, 3, 4] });

@@ -25,7 +25,7 @@ crate::on_every_server!(
     leases_shrink_only_after_acknowledgment,
     a_pause_delays_the_undo,
     a_demotion_ends_waits_for_replicas,
-    replicas_are_asked_once_per_cycle,
+    replicas_are_asked_once_per_iteration,
     a_retry_takes_over_the_wait,
     a_writable_replica_refuses_replicas,
     a_cancelled_request_is_not_granted,
@@ -431,7 +431,7 @@ fn a_demotion_ends_waits_for_replicas(flavor: Flavor) {
     });
 }
 
-fn replicas_are_asked_once_per_cycle(flavor: Flavor) {
+fn replicas_are_asked_once_per_iteration(flavor: Flavor) {
     with_replica(flavor, |world| {
         let mut a = world.client();
         let mut there = world.replica.client();

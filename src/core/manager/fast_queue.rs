@@ -5,8 +5,8 @@
 //! Opening and reading the key is the slowest part of an acquire that only joins the queue. It is unnecessary
 //! while the lock's hold is remembered. Events make the lock ready when the hold ends, its lease moves, or a
 //! command replaces the key ([`key_changed`](super::LockManager::key_changed)). Some writes (`SET`, `HSET`)
-//! raise no such event. Redisson's clients follow theirs with an `EXPIRE`, which does. So a newcomer opens
-//! the key if the last newcomer did so more than [`LOOK_VALID_US`] ago.
+//! raise no such event. Redisson's clients send an `EXPIRE` after such a write, and that raises one. So a
+//! newcomer opens the key if the last newcomer did so more than [`LOOK_VALID_US`] ago.
 
 use super::LockManager;
 use crate::core::manager::parts::{LockState, Parts};

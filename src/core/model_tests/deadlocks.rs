@@ -3,9 +3,9 @@
 //! Owners that wait on several connections, for one lock or for several at once, in every order. No state may
 //! last forever.
 //!
-//! The check uses no graph. Every owner that waits for nothing releases all its holds, repeatedly, until no
-//! such owner is left. Then no wait may be left either, because a member of each cycle must have been
-//! refused. And if a refused call waits instead, some wait must be left.
+//! The check uses no graph. Every owner that waits for nothing releases its holds, until no such owner holds a
+//! lock. Then no wait may be left, because a member of each cycle must have been refused. If a refused call
+//! waits instead, some wait must be left.
 
 use super::real::Late;
 use super::*;
@@ -210,12 +210,12 @@ fn judge_few_waits(every: usize) {
 }
 
 #[test]
-fn no_few_waits_last_forever() {
+fn three_waits_never_last_forever() {
     judge_few_waits(7);
 }
 
 #[test]
-fn long_no_few_waits_last_forever() {
+fn long_three_waits_never_last_forever() {
     judge_few_waits(1);
 }
 

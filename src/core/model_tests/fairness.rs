@@ -155,7 +155,7 @@ fn an_idle_subscriber_costs_little() {
 }
 
 #[test]
-fn no_subscribers_no_window() {
+fn without_subscribers_no_window_opens() {
     let mut contention = Contention::new(4, 1, None);
     contention.real.listeners = false;
     let seen = contention.run(500);
@@ -163,9 +163,9 @@ fn no_subscribers_no_window() {
     assert!(seen.real.messages.is_empty());
 }
 
-/// A window is announced, however the lock was freed.
+/// A window is announced, whether a lease has ended or the key was deleted.
 #[test]
-fn every_way_to_become_free_announces_a_window() {
+fn expiry_and_deletion_announce_a_window() {
     for deleted in [false, true] {
         let mut real = Real::with_subscribers(true);
         for _ in 0..40 {

@@ -635,7 +635,7 @@ fn a_handed_over_hold_is_remembered() {
 }
 
 #[test]
-fn newcomers_rely_on_a_recent_look() {
+fn newcomers_rely_on_a_recent_read() {
     let at_ms = |ms: i64| Now { wall: ms, mono: ms.unsigned_abs() * 1000 };
     let waits = WaitPolicy::Wait { deadline: None, at_most: Some(5), on_primary: true };
     let call = |owner| Call { owner, lease: 10_000, ..Call::default() }.request();

@@ -44,11 +44,10 @@ pub(super) struct ModelHold {
     pub(super) token: Option<i64>,
     /// Number of the hold in the lock's history. A revocation applies to this hold only.
     pub(super) number: u64,
-    /// Every setting of the lease, in order. Contains the grant that made it, as long as that grant may be
-    /// revoked.
+    /// All changes of the lease, in order, each with its grant while that grant may still be revoked.
     leases: Vec<(Option<WaiterId>, Lease)>,
-    /// Every setting of the token, in order. Contains the grant that made it, as long as that grant may be
-    /// revoked, and whether the hold was shared before.
+    /// All changes of the token, in order, each with its grant while that grant may still be revoked. The flag
+    /// is true if the hold was shared before.
     tokens: Vec<(Option<WaiterId>, Option<i64>, bool)>,
 }
 
@@ -781,7 +780,7 @@ impl Model {
         }
         let first = call.id.and_then(|id| binding.requests.remove(&id));
         let again = first.filter(|_| mode == BindMode::ReplaceOwn);
-        // A repeated call does not take back what a renewal has taken over.
+        // If a renewal has taken over the binding, a repeated call does not reclaim it.
         let (since, taken_over) =
             again.map_or((since, call.taken_over), |(.., since, taken_over, _)| (since, taken_over));
         if mode == BindMode::ReplaceAll {

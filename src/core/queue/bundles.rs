@@ -55,8 +55,7 @@ struct Bundle {
     is_answered: bool,
 }
 
-/// All bundles, each identified by its first member. The number of that wait identifies the call to its
-/// client.
+/// All bundles, keyed by the id of their first member. The driver finds the waiting client by this id.
 #[derive(Default)]
 pub(in crate::core) struct Bundles {
     by_first_wait: HashMap<WaiterId, Bundle>,

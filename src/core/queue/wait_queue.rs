@@ -78,7 +78,7 @@ impl WaitQueue {
         self.places.back().map(|place| place.id)
     }
 
-    /// Whether a wait at this position is first, or was.
+    /// Whether a wait at this position is first, or was first before it left the queue.
     fn is_first(&self, position: Position) -> bool {
         self.places.front().is_none_or(|first| position < first.position)
     }
@@ -237,7 +237,7 @@ impl WaitQueue {
         self.remove(position)
     }
 
-    /// Removes the place at a position. Returns whether it was in the queue.
+    /// Removes the place at a position. Returns false if the queue has no place there.
     #[inline(always)]
     pub(in crate::core) fn remove(&mut self, position: Position) -> bool {
         let at = self.place_of(position);

@@ -51,7 +51,7 @@ pub(super) struct EarlierHold {
 pub(super) struct Confirmed {
     /// End of the lease as last written.
     pub(super) written: WallMs,
-    /// End of the lease as far as it is known.
+    /// End of the lease as far as it is certain.
     pub(super) end: WallMs,
     /// Whether a different lease may have to be written.
     pub(super) changes_lease: bool,

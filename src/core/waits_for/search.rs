@@ -75,7 +75,7 @@ pub(crate) struct Search {
     seen: HashMap<Owner, Followed>,
     edges: Vec<Edge>,
     /// Waits that are blocked by a member's place in the queue, each with that member. One entry for each
-    /// path back that has any.
+    /// path back that leads through such a wait.
     soft: Vec<(WaiterId, WaiterId)>,
     /// Whether only paths that overtaking can resolve are sought.
     only_soft: bool,

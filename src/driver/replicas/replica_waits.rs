@@ -47,7 +47,7 @@ pub(crate) struct AwaitedHold {
 /// Identifies a hold and determines the reply.
 #[derive(Clone)]
 pub(crate) enum HoldRef {
-    /// The hold of an owner that has renewed it, and its number of holds.
+    /// A renewed hold: its owner, and the hold count to reply.
     Owner(Owner, i64),
     /// The grant of a repeated request.
     Request(RequestId),

@@ -17,7 +17,7 @@ use crate::server::replication::propagation::Propagation;
 use crate::server::{Ctx, Str};
 
 impl<'a> Lock<'a> {
-    /// Whether an owner's lease is set while its field has its own TTL. Writing the field removes that TTL.
+    /// Whether this step sets a lease while a field has its own TTL. Writing the field removes that TTL.
     fn renews_fields(&self) -> bool {
         self.holders.iter().any(|hold| hold.renewed) && self.first_field_expiry().is_some()
     }

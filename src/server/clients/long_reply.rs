@@ -3,8 +3,8 @@
 //! Replies with so many entries that building them at once would delay other clients.
 //!
 //! Such a reply is built in portions, one per millisecond, while its client is blocked. All long replies take
-//! turns, and only one portion is built at a time. The call determines the subjects of the entries. Each
-//! entry shows the state at the time when it is built, and is omitted if its subject no longer exists.
+//! turns, and only one portion is built at a time. The locks or waiters to list are fixed by the call. Each
+//! entry shows the state when it is built, and is omitted if its lock or waiter no longer exists.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -102,8 +102,8 @@ pub(crate) fn pending(proof: InCallback) -> usize {
 
 /// Blocks the caller. `None` if the server refuses.
 fn block(ctx: Ctx<'_>) -> Option<(*mut raw::RedisModuleCtx, *mut raw::RedisModuleBlockedClient)> {
-    // SAFETY: the context belongs to the running command. Without callbacks, the client gets the reply as it
-    // was built before the client is unblocked. The module is not unloaded before that.
+    // SAFETY: the context belongs to the running command. There are no callbacks: unblocking the client sends
+    // the reply that was built until then. The module is not unloaded before the client is unblocked.
     unsafe {
         let client = call!(RedisModule_BlockClient(ctx.as_ptr(), None, None, None, 0));
         if client.is_null() {

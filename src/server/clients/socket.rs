@@ -23,7 +23,8 @@ impl Socket {
         self.poll_hangup() != 0
     }
 
-    /// True if the peer has closed the connection or its sending half, and has read everything that was sent before.
+    /// True if the peer has closed the connection or its sending half, and has not reset the connection. Closing
+    /// it with unread data would reset it.
     pub(crate) fn is_closed_cleanly(self) -> bool {
         self.poll_hangup() == libc::POLLRDHUP
     }

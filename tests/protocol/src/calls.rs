@@ -6,7 +6,7 @@ pub type Number = u8;
 /// A duration in ticks.
 pub type Ticks = u8;
 
-/// The id of a session. A real id is random; this one tells its creator, so that the model can judge.
+/// The id of a session. A real id is random; this one names its creator, so that the model can check properties.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SessionId {
     /// The client that opened the session.
@@ -110,8 +110,8 @@ pub enum Reply {
     Cancelled,
     NoSession,
     Late,
-    /// `LIMIT`: the model has no further id for this client.
+    /// `LIMIT`: the client has opened as many sessions as the scenario allows.
     Limit,
-    /// The server cannot write, such as `MISCONF`.
+    /// `MISCONF` or a similar error: the server cannot write.
     Error,
 }

@@ -23,7 +23,7 @@ pub enum Phase {
 pub enum Progress {
     Todo,
     Asking,
-    /// The reply was 0: the grant comes as an event.
+    /// The reply was 0: the grant will come as an event.
     Queued,
     Held,
     Releasing,
@@ -44,7 +44,7 @@ pub struct Acquire {
     pub declares: bool,
     /// The acquire has no answer and was sent in a former session: a declaration tells whether it was granted.
     pub in_doubt: bool,
-    /// The rest of a plain hold's lease, which counts from the sending of the acquire.
+    /// The remaining lease of a plain hold, counted from the send time of the acquire.
     pub lease_left: Ticks,
     /// The acquire is a hand-over.
     pub from: Option<HandOver>,
@@ -76,18 +76,18 @@ impl Acquire {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Client {
-    /// The client that the server's ids name. A forked child has its parent's.
+    /// The client named in its session ids. A forked child keeps its parent's identity.
     pub identity: u8,
     pub id: Option<SessionId>,
     pub phase: Phase,
     pub beat: u8,
     /// The last event that was handled.
     pub seen: u8,
-    /// The rest of the time that the last confirming EVENTS proves.
+    /// The remaining time for which the last confirming EVENTS proves the holds.
     pub safe_left: Ticks,
-    /// Whether an EVENTS has confirmed in this session; recorded in prompt scenarios only.
+    /// Whether an EVENTS has confirmed holds in this session; recorded in prompt scenarios only.
     pub has_confirmed: bool,
-    /// The time until holds are lost for good.
+    /// The remaining time, by the client's clock, until its holds are lost for good.
     pub ttl_left: Ticks,
     pub next_number: Number,
     pub acquires: Vec<Acquire>,
@@ -113,7 +113,7 @@ impl Client {
         }
     }
 
-    /// The number below which every acquire has its answer.
+    /// Returns the first number whose acquire has no answer yet. All smaller numbers have theirs.
     pub fn done(&self) -> Number {
         let open = self.acquires.iter().filter(|acquire| acquire.has_no_answer());
         open.map(|acquire| acquire.n).min().unwrap_or(self.next_number)
@@ -162,7 +162,7 @@ impl Client {
         }
     }
 
-    /// Asks again after a lost wait, with a new number.
+    /// Repeats an acquire with a new number, because its wait was lost.
     fn ask_again(&mut self, scenario: &Scenario, n: Number) {
         let number = self.next_number;
         let Some(acquire) = self.find(n) else { return };

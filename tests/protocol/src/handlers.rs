@@ -9,7 +9,7 @@ use crate::rules::Rule;
 use crate::scenario::Scenario;
 use crate::server::{Server, Session, Status, Wait};
 
-/// The call that the server has read, and its connection.
+/// The connection of the call that the server has read.
 #[derive(Clone, Copy)]
 struct Sender {
     key: u8,

@@ -14,7 +14,7 @@ pub enum Owner {
     Named(u8),
 }
 
-/// Tells holds of one owner apart. A server cannot: it stores their number only.
+/// Distinguishes the holds of one owner. A real server cannot: it stores only how many there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct HoldTag {
     pub client: u8,
@@ -71,7 +71,7 @@ impl Lock {
         self.holders.iter().any(|holder| holder.owner != owner && !(holder.shared && shared))
     }
 
-    /// Adds a hold. The lease of other holds of the owner becomes `lease`, or never shorter if `keep_longer`.
+    /// Adds a hold. All holds of the owner then have this lease, or their earlier one if it is longer and `keep_longer` is set.
     pub fn add(&mut self, owner: Owner, tag: HoldTag, shared: bool, lease: Ticks, keep_longer: bool) {
         match self.holder_mut(owner) {
             Some(holder) => {

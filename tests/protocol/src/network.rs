@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-//! Connections. A call or reply takes any time, and is lost with its connection. Each side learns of a break by itself.
+//! Connections. A call or reply takes any time, and is lost with its connection. Each side notices a break independently.
 
 use crate::calls::{Call, Number, Reply, Ticks};
 
@@ -25,7 +25,7 @@ pub struct Connection {
     pub call: Option<Call>,
     /// The reply under way to the client.
     pub reply: Option<Reply>,
-    /// For how long EVENTS has blocked at the server.
+    /// The time for which EVENTS has blocked at the server.
     pub blocked: Option<Ticks>,
     /// The call whose reply the client awaits, and the time since it was sent.
     pub awaited: Option<Call>,

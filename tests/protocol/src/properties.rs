@@ -25,11 +25,11 @@ pub enum Breach {
     GrantedTwice,
     /// A wait of a live session has no place in the queue and no event.
     WaitLost,
-    /// A wait stands before a free lock.
+    /// A wait stays in the queue although the lock is free.
     WaitNotServed,
-    /// The client's newest OPEN or EVENTS was late.
+    /// The client's newest OPEN or EVENTS got the reply `LATE`.
     NewestCallLate,
-    /// An acquire was late although its client awaits the reply.
+    /// An acquire got the reply `LATE` although its client awaits the reply.
     AwaitedAcquireLate,
     /// A call of a session that is over had an effect.
     EndedSessionHadEffect,
@@ -142,7 +142,7 @@ fn double_grants(world: &World) -> Option<Breach> {
 fn is_quiet(world: &World) -> bool {
     let connections = &world.network.connections;
     let is_settled = |acquire: &Acquire| match acquire.progress {
-        // A hold that was handed over must be taken; other acquires need not begin.
+        // The acquire of a handed-over hold must have begun. Other acquires may still be to do.
         Progress::Todo => acquire.from.is_none(),
         Progress::Queued | Progress::Held | Progress::Done | Progress::Lost => true,
         Progress::Asking | Progress::Releasing | Progress::Cancelling => false,

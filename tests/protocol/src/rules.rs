@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //! The rules of the contract that the model can switch off. README.md states each rule.
 
-/// One rule, or one part of a rule that does a job of its own.
+/// One rule, or a part of a rule that is needed by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
     /// R1: a grant is revoked only after a silence of min(TTL, GRACE), not at its age alone.

@@ -13,9 +13,9 @@ pub struct Budgets {
     /// Breaks of connections that one side sees first.
     pub breaks: u8,
     pub restarts: u8,
-    /// Times without any work of the server. Connections go on.
+    /// Stalls of the server. Calls and replies still travel.
     pub stalls: u8,
-    /// Waits that their client gives up.
+    /// Waits that their client cancels.
     pub cancels: u8,
     pub closes: u8,
     /// Acquires of the rival.
@@ -144,7 +144,7 @@ impl Scenario {
         }
     }
 
-    /// The lease by which a client judges a hold itself, if it does.
+    /// The lease after which a client stops relying on a plain hold; 0 for a session-bound hold.
     pub fn plain_lease(&self, kind: HoldKind) -> Ticks {
         match kind {
             HoldKind::SessionBound => 0,
@@ -152,12 +152,12 @@ impl Scenario {
         }
     }
 
-    /// For how long a confirming EVENTS proves holds, from its sending.
+    /// The time for which a confirming EVENTS proves holds, counted from its send time.
     pub fn proven_for(&self) -> Ticks {
         self.grace.min(self.ttl)
     }
 
-    /// For how long EVENTS blocks. The prompt scenarios alone use it: elsewhere, EVENTS blocks for any time.
+    /// The time for which EVENTS blocks in prompt scenarios. In the others, it may block for any time.
     pub fn blocking_time(&self) -> Ticks {
         let capped = self.rules.has(Rule::CapBlockingTime) && self.grace > 0;
         (if capped { self.proven_for() } else { self.ttl }) / 3

@@ -76,7 +76,7 @@ pub fn restart() -> Scenario {
     Scenario { name: "restart", lives: 3, ..scenario }
 }
 
-/// A restart with a lease above TTL: holds outlive the client's belief in them.
+/// A restart with a lease above TTL: holds outlive the time for which the client relies on them.
 pub fn restart_with_long_lease() -> Scenario {
     let scenario = restart().with(|budgets| budgets.rivals = 0);
     Scenario { name: "restart-long-lease", obeys_long_lease: true, ..scenario }
@@ -116,7 +116,7 @@ pub fn data_loss() -> Scenario {
     }
 }
 
-/// CLOSE against late calls.
+/// CLOSE, and calls that arrive after it.
 pub fn close() -> Scenario {
     let scenario = one().with(|budgets| (budgets.closes, budgets.breaks, budgets.rivals) = (1, 1, 0));
     Scenario { name: "close", lives: 1, ..scenario }
@@ -164,7 +164,7 @@ pub fn prompt() -> Scenario {
     Scenario { name: "prompt", ttl: 9, grace: 3, prompt: true, ..scenario }
 }
 
-/// `GRACE 0`: the server ends a session with its connection. Nothing is ever proven.
+/// `GRACE 0`: the server ends a session with its connection. EVENTS never proves a hold.
 pub fn grace_zero() -> Scenario {
     Scenario { name: "grace-zero", grace: 0, lives: 3, ..one() }
 }

@@ -23,7 +23,7 @@ pub enum Status {
 pub struct AcquireRecord {
     pub n: Number,
     pub status: Status,
-    /// The count of the first reply, for a server that repeats it.
+    /// The count in the first reply, which a server without R12 repeats.
     pub first_count: u8,
 }
 
@@ -38,7 +38,7 @@ pub struct Session {
     pub done: Number,
     /// The key of the connection of the last OPEN or EVENTS.
     pub reader: Option<u8>,
-    /// A grant was revoked: waits are passed over until the next EVENTS.
+    /// A grant of the session was revoked: its waits are skipped until its next EVENTS.
     pub suspect: bool,
     pub events: Vec<Event>,
     pub acquires: Vec<AcquireRecord>,
@@ -71,7 +71,7 @@ impl Session {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Renewal {
     DueIn(Ticks),
-    /// `MAX` is over, and the session knows.
+    /// `MAX` is over, and the session was notified.
     Announced,
 }
 
@@ -85,7 +85,7 @@ pub struct Binding {
     pub renewal: Renewal,
     /// The age of a grant that the client has not acknowledged.
     pub in_flight: Option<Ticks>,
-    /// The rest of `WATCHDOG MAX`.
+    /// The remaining time of `WATCHDOG MAX`.
     pub max_left: Option<Ticks>,
 }
 
@@ -110,7 +110,7 @@ pub struct Server {
     pub writable: bool,
     /// Time without grants after a restart that may have lost locks.
     pub quarantine_left: Ticks,
-    /// Sessions that are over. The server does not know them; the properties do.
+    /// Sessions that are over. Only the properties use this list; a real server does not keep it.
     pub over: Vec<SessionId>,
     /// How many sessions each client has opened. A real server draws ids at random.
     pub lives: Vec<u8>,
@@ -205,7 +205,7 @@ impl Server {
         self.lock.count(owner)
     }
 
-    /// Grants the lock to waits, in order. Waits of suspect sessions are passed over.
+    /// Grants the lock to waits, in order. Waits of suspect sessions are skipped.
     pub fn serve_queue(&mut self, scenario: &Scenario) {
         while self.grants_now() {
             let is_served = |wait: &Wait| self.session(wait.id).is_some_and(|session| !session.suspect);

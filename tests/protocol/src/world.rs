@@ -33,7 +33,7 @@ pub enum Step {
     ClientLosesHolds(u8),
     ClientCloses(u8),
     ClientForks(u8),
-    /// The client ends its belief in a hold, and tells the other client to take it.
+    /// The client stops relying on a hold, and asks the other client to take it.
     ClientHandsOver(u8, Number),
     ClientReceives(usize),
     ClientSeesBreak(usize),

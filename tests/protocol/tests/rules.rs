@@ -49,7 +49,7 @@ fn without_r2_a_full_answer_hides_a_loss() {
 }
 
 #[test]
-fn without_r3_undeclared_holds_are_safe() {
+fn without_r3_undeclared_holds_count_as_safe() {
     let scenario = scenarios::restart().from(Start::Held(1));
     assert_needed(Rule::DeclareBeforeEvents, scenario, Breach::TwoOwners);
 }
@@ -157,7 +157,7 @@ fn without_r19_a_blocked_reader_risks_its_holds() {
 }
 
 #[test]
-fn without_r20_a_full_disk_is_confirmed() {
+fn without_r20_an_unrenewed_hold_is_confirmed() {
     let scenario = scenarios::refused_writes().from(Start::Held(1));
     assert_needed(Rule::ErrorInsteadOfConfirmation, scenario, Breach::TwoOwners);
 }

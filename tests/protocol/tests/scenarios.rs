@@ -20,6 +20,6 @@ fn scenarios_hold_from_their_beginnings() {
 }
 
 #[test]
-fn scenarios_hold_from_holds_and_waits() {
+fn scenarios_pass_from_later_starts() {
     scenarios::from_later_starts().iter().for_each(assert_holds);
 }

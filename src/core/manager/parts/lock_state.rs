@@ -27,8 +27,9 @@ pub(in crate::core::manager) struct LockState {
     plain_hold: Option<Hold>,
     /// Time of the grant of the exclusive hold, if known.
     held_since: Option<MonoUs>,
-    /// Whether a grant with `NOTIFY` is unconfirmed while external clients may have seen a lease that ends
-    /// after its grace period. See [`ExpectedEnd`](crate::core::ExpectedEnd).
+    /// Whether a grant with `NOTIFY` has its short lease for now, and external clients may have seen a longer
+    /// one. If the grant is never confirmed, the lock may be free sooner than they expect. See
+    /// [`ExpectedEnd`](crate::core::ExpectedEnd).
     whole_lease_is_unconfirmed: bool,
     /// Number of holders at the end of the last step, if the lock has more grants and bindings than one step
     /// examines.
@@ -112,14 +113,15 @@ impl LockState {
         &mut self.held
     }
 
-    /// Records whether the latest grant with `NOTIFY` is unconfirmed while external clients may have seen a
-    /// lease that ends after its grace period. Returns the previous value.
+    /// Records whether the latest grant with `NOTIFY` has its short lease for now, and external clients may
+    /// have seen a longer one. Returns the previous value.
     pub(in crate::core::manager) fn note_whole_lease(&mut self, is_unconfirmed: bool) -> bool {
         std::mem::replace(&mut self.whole_lease_is_unconfirmed, is_unconfirmed)
     }
 
-    /// Whether a grant with `NOTIFY` is unconfirmed while external clients may have seen a lease that ends
-    /// after its grace period. See [`ExpectedEnd`](crate::core::ExpectedEnd).
+    /// Whether a grant with `NOTIFY` has its short lease for now, and external clients may have seen a longer
+    /// one. If the grant is never confirmed, the lock may be free sooner than they expect. See
+    /// [`ExpectedEnd`](crate::core::ExpectedEnd).
     pub(in crate::core::manager) fn whole_lease_is_unconfirmed(&self) -> bool {
         self.whole_lease_is_unconfirmed
     }

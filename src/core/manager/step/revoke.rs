@@ -26,8 +26,8 @@ impl Step<'_> {
         self.is_unfinished |= self.parts.state(lock).is_some_and(|state| state.unconfirmed().may_end() > 0);
     }
 
-    /// Revokes up to `at_most` marked grants, of one owner or of all. Then sets up to as many leases whose
-    /// outcome is known.
+    /// Revokes up to `at_most` marked grants, of one owner or of all. Then sets the leases of owners whose
+    /// grants all have an outcome, also up to `at_most`.
     pub(super) fn revoke_marked(&mut self, lock: LockIdx, of: Option<&Owner>, at_most: usize) {
         for _ in 0..at_most {
             let next = self.parts.state_mut(lock).and_then(|state| state.unconfirmed_mut().take_marked(of));
@@ -144,8 +144,8 @@ impl Step<'_> {
         unconfirmed.grant_to_release(owner, mode, holds, named)
     }
 
-    /// Releases the hold of a grant that its client may know of. If the client does not know of it, the grant
-    /// is revoked later. Then a release without a mode was meant for a certain shared hold.
+    /// Releases the hold of a grant that its client may know of. The grant stays in flight. If its revocation
+    /// shows that the client did not know of it, a release without a mode was meant for a certain shared hold.
     pub(super) fn keep_after_release(&mut self, owner: &Owner, scope: ReleaseScope, grant: ReleasedGrant) {
         let Some(hold) = self.holders.get(owner.as_bytes()) else { return };
         let may_be_another = scope == ReleaseScope::One && hold.exclusive > 0 && !grant.is_named;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 
-//! Decides whether a correct server can have replied as a history says. The checker implements the commands' documentation
+//! Decides whether a correct server could have given the replies in a history. The checker implements the commands' documentation
 //! and shares no code with the module.
 //!
-//! The checker reports only replies that no correct server can have given. It reasons by intervals: a call takes effect at some
+//! The checker reports only replies that no correct server could have given. It reasons by intervals: a call takes effect at some
 //! time between its sending and its reply. A call without a reply takes effect at any later time, or never. Only conclusions that
 //! hold for every choice of those times are reported as violations.
 

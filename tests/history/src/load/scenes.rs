@@ -482,7 +482,7 @@ fn a_grant_that_is_not_confirmed(stage: &mut Stage<'_>) {
         let inbox = format!("scene{}-{}-{name}", stage.client, stage.number);
         let _inbox = (name != "y").then(|| Inbox::listen(stage.shared, inbox.clone()));
         stage.take(0, stage.acquire("a", &[name]));
-        // A grace has an effect only if the inbox has a subscriber, so it is short in that case.
+        // The grant ends by its short grace (x), without a subscriber (y), or with the caller's connection (z).
         let grace = Some(if name == "x" { 4 * SHORT } else { LONG });
         let acquire = Acquire { notify: Some(inbox), grace, ..stage.acquire("b", &[name]) };
         stage.take(1, Acquire { id: Some("1".to_owned()), ..acquire });

@@ -12,7 +12,7 @@ pub const RELEASE: &str = include_str!("release.lua");
 pub const RELEASE_LATCHED: &str = include_str!("release_latched.lua");
 /// Releases one hold, or publishes again that the lock is free, as the oldest clients of Redisson do.
 pub const RELEASE_OLDEST: &str = include_str!("release_oldest.lua");
-/// Sets the lease of a held lock again, as Redisson's watchdog does.
+/// Resets the lease of a held lock, as Redisson's watchdog does.
 pub const RENEW: &str = include_str!("renew.lua");
 /// Ends every hold, as Redisson's `forceUnlock` does.
 pub const BREAK: &str = include_str!("break.lua");

@@ -140,7 +140,7 @@ impl Cluster {
         state.unwrap_or_default().to_owned()
     }
 
-    /// Waits until a slot that moves as a whole is served by its new node, and both nodes know it.
+    /// Waits until the new node serves an atomically migrating slot, and both nodes know it.
     pub fn until_moved(&self, key: &str, from: usize, to: usize) {
         let [mut source, mut target] = [self.nodes[from].client(), self.nodes[to].client()];
         let question = format!("LOCK.INFO {key}");

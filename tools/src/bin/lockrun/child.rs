@@ -50,7 +50,7 @@ pub(crate) fn start(mut command: Command, blocked: SigSet) -> io::Result<Pid> {
         command.pre_exec(move || {
             nix::sys::prctl::set_pdeathsig(Signal::SIGTERM)?;
             if nix::unistd::getppid() != parent {
-                // This program was killed after the fork.
+                // `lockrun` was killed after the fork.
                 return Err(io::ErrorKind::Interrupted.into());
             }
             Ok(pthread_sigmask(SigmaskHow::SIG_SETMASK, Some(&blocked), None)?)

@@ -12,6 +12,7 @@ mod renewer;
 mod signals;
 mod wait;
 
+use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::process::{Command, ExitCode};
@@ -239,8 +240,9 @@ impl Run {
                 renewer.release();
                 match self.wait_until_released() {
                     Some(Err(error)) if renewer::is_loss(&error) || !in_time => {
-                        self.report_loss(&format!(
-                            "{} (before the command ended)",
+                        messages::print(&format!(
+                            "lost the lock {} before the command ended: {}",
+                            self.key(),
                             renewer::loss_reason(&error)
                         ));
                         return End::Status(options::LOST);
@@ -418,11 +420,16 @@ impl Run {
 
     fn log(&self, what: &str) {
         if self.options.verbose {
-            messages::print(&format!("{}: {what}", String::from_utf8_lossy(&self.request.key)));
+            messages::print(&format!("{}: {what}", self.key()));
         }
     }
 
     fn report_loss(&self, why: &str) {
-        messages::print(&format!("lost the lock {}: {why}", String::from_utf8_lossy(&self.request.key)));
+        messages::print(&format!("lost the lock {}: {why}", self.key()));
+    }
+
+    /// The lock's key for a message.
+    fn key(&self) -> Cow<'_, str> {
+        String::from_utf8_lossy(&self.request.key)
     }
 }

@@ -20,7 +20,7 @@ pub(crate) const LOST: u8 = 75;
 pub(crate) const NOT_RUN: u8 = 126;
 /// The exit status for a command that does not exist.
 pub(crate) const NOT_FOUND: u8 = 127;
-/// The base of the exit status for a command that a signal ended: the number of the signal is added.
+/// The base of the exit status for a command killed by a signal: the number of the signal is added.
 pub(crate) const BY_SIGNAL: u8 = 128;
 
 /// Runs a command while it holds a lock in Redis or Valkey

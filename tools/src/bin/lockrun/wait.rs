@@ -88,7 +88,7 @@ pub(crate) fn acquire(
     if let Some(limit) = request.limit {
         lock = lock.limit(limit);
     }
-    // A blocking wait needs one connection, a second one for probes, and no permission for messages.
+    // A blocking wait needs two connections, one of them for probes, and no permission to use pub/sub.
     let lock = lock.blocking().canceller(canceller);
     let left = || request.wait.map_or(Duration::MAX, |wait| wait.saturating_sub(errors.begun.elapsed()));
     loop {
@@ -97,7 +97,7 @@ pub(crate) fn acquire(
             Err(Error::Busy(_) | Error::TimedOut(_)) => return Outcome::NotGranted,
             Err(error) => error,
         };
-        // Without a connection, the client has retried until the deadline.
+        // If no connection could be made, the client has already retried until the deadline.
         if !is_temporary(&error) || left().is_zero() {
             return Outcome::Failed(errors.fatal().unwrap_or(error));
         }

@@ -271,7 +271,7 @@ impl Top {
         answer
     }
 
-    /// Handles a key. Returns true if the program ends.
+    /// Handles a key. Returns true if the program should exit.
     fn handle_key(&mut self, key: KeyEvent, large_enough: bool) -> bool {
         if key.modifiers.contains(KeyModifiers::CONTROL) {
             return is_quit_key(&key);

@@ -24,7 +24,7 @@ pub(crate) struct State {
 /// A lock with waiters.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Lock {
-    /// The key for the screen.
+    /// The key as displayed.
     pub key: String,
     /// The key in the server, which may have any bytes.
     pub raw: Vec<u8>,
