@@ -13,9 +13,24 @@ use crate::core::{Mode, Owner, Reply, WaiterId};
 pub(crate) struct CallNumber {
     pub(crate) session: SessionKey,
     pub(crate) n: u64,
-    /// A hash of the keys and the owner. A number stands for one acquire, so a call with another target is a
-    /// mistake of the client.
-    pub(crate) target: u64,
+    /// A number stands for one acquire, so a call with another target is a mistake of the client.
+    pub(crate) target: Target,
+}
+
+/// The keys and the owner of a call, as a hash.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Target(u64);
+
+impl Target {
+    /// The target with this hash, of a call for one key or for several.
+    pub(crate) fn new(hash: u64, is_several: bool) -> Target {
+        Target(hash & !1 | u64::from(is_several))
+    }
+
+    /// Whether the call is for several keys.
+    pub(super) fn is_several(self) -> bool {
+        self.0 & 1 == 1
+    }
 }
 
 /// What a session knows about a number before the call with it.
@@ -77,7 +92,7 @@ impl NumberedHold {
 }
 
 /// The last word about a number. Kept until the client declares that it has it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::core) enum Answer {
     /// The lock was busy, or the wait timed out.
     Busy,
@@ -86,11 +101,8 @@ pub(in crate::core) enum Answer {
         /// Whether anything was undone.
         undone: bool,
     },
-    /// The hold was released.
-    Released {
-        /// The number of holds that were left.
-        left: i64,
-    },
+    /// The hold was released. The number of holds that were left, for each lock.
+    Released(SmallVec<[i64; 1]>),
     /// A release came before the acquire, or the hold was lost.
     Ended,
 }
@@ -98,7 +110,7 @@ pub(in crate::core) enum Answer {
 /// The entry of one number.
 #[derive(Debug)]
 pub(super) struct Entry {
-    pub(super) target: u64,
+    pub(super) target: Target,
     pub(super) state: NumberState,
     /// The event about this number that the client has not acknowledged.
     pub(super) event: Option<u64>,
