@@ -92,6 +92,7 @@ impl Call {
                 let (inbox, connection) = (Rc::from(&b"inbox"[..]), ConnectionId(connection));
                 Rc::new(Notify { inbox, connection, grace_ms: self.grace(), at_most: None })
             }),
+            number: None,
         }
     }
 }
@@ -625,7 +626,7 @@ fn a_handed_over_hold_is_remembered() {
         for (giver, remembers) in [(&b"a"[..], true), (OWNERS[1], !forgets)] {
             let known = locks.look_up(at(b"k"));
             let scope = ReleaseScope::One;
-            let release = Release { owner: Owner::new(giver), scope, lease_ms: None, id: None };
+            let release = Release { owner: Owner::new(giver), scope, lease_ms: None, id: None, number: None };
             assert_eq!(locks.release(open_lock(known, &mut holders, &mut records, now), &release).0, Ok(0));
             let remembered = locks.plain_hold(locks.look_up(at(b"k")));
             assert_eq!(remembered.is_some(), remembers, "after {}", giver.escape_ascii());
@@ -711,7 +712,7 @@ fn holds_after_unheard_grants_may_end_sooner() {
     let (outcome, _) = acquire(&mut locks, &mut holders, told, waits);
     let Outcome::Queued(id) = outcome else { panic!("{outcome:?}") };
     let release =
-        Release { owner: Owner::new(OWNERS[0]), scope: ReleaseScope::One, lease_ms: None, id: None };
+        Release { owner: Owner::new(OWNERS[0]), scope: ReleaseScope::One, lease_ms: None, id: None, number: None };
     let known = locks.look_up(at(b"k"));
     let (_, output) =
         locks.release(open_lock(known, &mut holders, &mut StoredRecords::default(), now), &release);
@@ -737,7 +738,8 @@ fn leases_are_watched_until_the_server_ends_them() {
     // The first pass finds the subscribers. The second pass schedules them to be forgotten at the end of the
     // lease.
     for _ in 0..2 {
-        let renewal = Renewal { owner: Owner::new(OWNERS[0]), lease_ms: 1000, bind: None, client: None };
+        let renewal =
+            Renewal { owner: Owner::new(OWNERS[0]), lease_ms: 1000, bind: None, client: None, number: None };
         let (held, output) =
             locks.renew(open_lock(locks.look_up(at(b"k")), &mut holders, &mut records, at_ms(0)), &renewal);
         assert_eq!(held, Ok(1));
