@@ -20,6 +20,7 @@ pub(in crate::core) use number::{Answer, NumberState, NumberedHold};
 pub(crate) use number::{CallNumber, Known, Target};
 pub(in crate::core) use session::Acknowledged;
 pub(crate) use session::{NewSession, Session};
+use session::Round;
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -174,7 +175,7 @@ impl Sessions {
         session.beat = beat;
         session.heard_at = now;
         session.deadline = now.saturating_add(session.new.ttl_us);
-        session.passed_in_round = None;
+        session.passed = None;
         if session.reader != reader {
             self.set_reader(key, reader);
         }
@@ -249,25 +250,21 @@ impl Sessions {
         loop {
             let key = self.checks.pop_due(now)?;
             let Some(session) = self.sessions.get_mut(&key) else { continue };
+            let counts = |round: &Round| round.number > self.paused_in_round && round.number < self.round;
+            if let Some(Round { at: found_at, .. }) = session.passed.filter(counts) {
+                if session.deadline <= found_at {
+                    return Some(Checked::Over(key));
+                }
+                if let Some(n) = session.overdue_by(found_at) {
+                    // Further grants may be overdue.
+                    self.checks.set(&key, Some(now));
+                    return Some(Checked::Overdue(key, n));
+                }
+            }
             let at = session.next_check();
-            if at > now {
-                session.passed_in_round = None;
-                self.checks.set(&key, Some(at));
-                continue;
-            }
-            let was_passed = |round| round > self.paused_in_round && round < self.round;
-            if !session.passed_in_round.is_some_and(was_passed) {
-                session.passed_in_round = Some(self.round);
-                self.checks.set(&key, Some(now.saturating_add(RECHECK_US)));
-                continue;
-            }
-            if session.deadline <= now {
-                return Some(Checked::Over(key));
-            }
-            let Some(n) = session.first_grant() else { continue };
-            // Other grants of the session may be overdue, too.
-            self.checks.set(&key, Some(now));
-            return Some(Checked::Overdue(key, n));
+            let is_passed = at <= now;
+            session.passed = is_passed.then_some(Round { number: self.round, at: now });
+            self.checks.set(&key, Some(if is_passed { now.saturating_add(RECHECK_US) } else { at }));
         }
     }
 

@@ -39,7 +39,14 @@ pub(crate) struct NewSession {
     pub(crate) grace_us: MonoUs,
 }
 
-/// A session: a client's presence on this server.
+/// A round of the timer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Round {
+    pub(super) number: u64,
+    pub(super) at: MonoUs,
+}
+
+/// One session.
 pub(crate) struct Session {
     pub(super) new: NewSession,
     pub(super) opened_at: MonoUs,
@@ -51,9 +58,9 @@ pub(crate) struct Session {
     pub(super) deadline: MonoUs,
     /// The connection of the last OPEN or EVENTS, while it is open.
     pub(super) reader: Option<ConnectionId>,
-    /// The round of the timer that first found the deadline passed. See `Sessions::check`.
-    pub(super) passed_in_round: Option<u64>,
-    /// The client knows the answers of all acquires with smaller numbers (R11).
+    /// The round of the timer that last found a time passed. See `Sessions::check`.
+    pub(super) passed: Option<Round>,
+    /// The client has the answers of all acquires with smaller numbers (R11).
     done: u64,
     numbers: BTreeMap<u64, Entry>,
     events: EventLog,
@@ -75,7 +82,7 @@ impl Session {
             deadline: now.saturating_add(new.ttl_us),
             new,
             reader: None,
-            passed_in_round: None,
+            passed: None,
             done: 0,
             numbers: BTreeMap::new(),
             events: EventLog::default(),
@@ -104,8 +111,9 @@ impl Session {
         }
     }
 
-    /// Returns the number of the oldest grant in flight.
-    pub(super) fn first_grant(&self) -> Option<u64> {
+    /// The number of the oldest grant in flight, if it is overdue at this time.
+    pub(super) fn overdue_by(&self, time: MonoUs) -> Option<u64> {
+        self.overdue_at().filter(|at| *at <= time)?;
         self.events.first_grant().map(|(n, _)| n)
     }
 
