@@ -5,7 +5,9 @@
 use std::collections::BTreeSet;
 
 use super::Bindings;
+use crate::core::sessions::SessionKey;
 use crate::core::table::LockIdx;
+use crate::core::{Mode, Owner};
 
 impl Bindings {
     /// Fails if an index disagrees with the bindings. `knows` returns whether a lock is in the table.
@@ -28,6 +30,8 @@ impl Bindings {
                 renewals.extend(binding.due().map(|at| (at, hold.clone())));
                 sweeps.extend(binding.sweep_at().map(|at| (at, hold.clone())));
                 ephemeral += usize::from(binding.is_ephemeral());
+                let has_ended = binding.numbers().iter().any(|number| number.ended);
+                assert!(!has_ended || bound.ended.get(owner).is_some(), "{hold:?} is never released");
                 assert!(!binding.is_unverified() || bound.unverified, "{hold:?} is never verified again");
             }
         }
@@ -37,5 +41,18 @@ impl Bindings {
         assert!(self.renewals.iter().eq(&renewals), "the schedule of renewals is wrong");
         assert!(self.sweeps.iter().eq(&sweeps), "the schedule of sweeps is wrong");
         assert_eq!(self.ephemeral, ephemeral, "the holds that end with a connection are miscounted");
+    }
+
+    /// The holds with numbers of sessions, except those of sessions that are over.
+    pub(in crate::core) fn all_numbers(
+        &self,
+    ) -> impl Iterator<Item = (LockIdx, Owner, SessionKey, u64, Mode)> + '_ {
+        let bindings = self.by_lock.iter().flat_map(|(lock, bound)| {
+            bound.bindings.iter().map(|(owner, binding)| (*lock, owner, binding))
+        });
+        bindings.flat_map(|(lock, owner, binding)| {
+            let numbers = binding.numbers().iter().filter(|number| !number.ended);
+            numbers.map(move |number| (lock, owner.clone(), number.session, number.n, number.mode))
+        })
     }
 }

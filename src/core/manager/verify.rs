@@ -2,14 +2,15 @@
 
 //! Consistency checks between the manager's parts, run after every step of the property tests.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::clock;
 use super::parts::{LockState, Parts, Portion};
 use super::LockManager;
 use crate::core::queue::wait::{Wait, WaitState};
 use crate::core::table::LockIdx;
-use crate::core::{Decision, Now, WaiterId};
+use crate::core::sessions::NumberedHold;
+use crate::core::{Decision, Now, SessionKey, WaiterId};
 
 impl LockManager {
     /// Fails if an index is wrong, a wait is in the wrong place, or an idle lock is still remembered.
@@ -18,6 +19,7 @@ impl LockManager {
         parts.waiters.verify();
         parts.bindings.verify(|lock| parts.state(lock).is_some());
         verify_waits(parts);
+        verify_sessions(parts);
         for (lock, id, state) in parts.table.iter() {
             assert_eq!(parts.table.find(id.as_ref()), Some(lock), "{id:?} is not found by its name");
             let is_member = |id| parts.waiters.get(id).is_some_and(Wait::is_member);
@@ -159,6 +161,40 @@ impl LockManager {
             assert!(size == 0 || table == c"table_granted_key_hints", "{size} entries are left in {table:?}");
         }
         assert!(self.parts.decisions.is_empty());
+        assert!(self.parts.losses.is_empty() && !self.parts.bindings.any_losses());
+        self.parts.sessions.assert_empty();
+    }
+
+    /// The session of a queued wait, and its number.
+    pub(crate) fn number_of(&self, id: WaiterId) -> Option<(SessionKey, u64)> {
+        let number = self.parts.waiters.queued(id)?.request().number?.number;
+        Some((number.session, number.n))
+    }
+}
+
+/// Checks that sessions agree with the waits and the bindings.
+fn verify_sessions(parts: &Parts) {
+    let of_sessions = parts.sessions.verify();
+    let waits = parts.waiters.iter().filter_map(|(id, wait)| Some((id, wait, wait.request().number?.number)));
+    let waits: Vec<_> =
+        waits.filter(|(.., number)| parts.sessions.get(number.session).is_some()).collect();
+    let in_state = |state| {
+        let of_state = waits.iter().filter(move |(_, wait, _)| wait.state() == state);
+        of_state.map(|(id, _, number)| (*id, (number.session, number.n))).collect::<BTreeMap<_, _>>()
+    };
+    assert_eq!(of_sessions.queued, in_state(WaitState::Queued), "sessions and queues disagree");
+    assert_eq!(of_sessions.in_flight, in_state(WaitState::Granted), "sessions and grants disagree");
+    let bound: BTreeSet<_> = parts.bindings.all_numbers().collect();
+    for (session, n, hold) in &of_sessions.holds {
+        let number = (hold.lock, hold.owner.clone(), *session, *n, hold.mode());
+        assert!(bound.contains(&number), "{number:?} is not bound");
+    }
+    for number in &bound {
+        let (lock, owner, session, n, mode) = number;
+        let is_of = |hold: &NumberedHold| (hold.lock, &hold.owner, hold.mode()) == (*lock, owner, *mode);
+        let is_held =
+            of_sessions.holds.iter().any(|(of, at, hold)| (of, at) == (session, n) && is_of(hold));
+        assert!(is_held || parts.sessions.is_ending(*session), "{number:?} is bound and not held");
     }
 }
 

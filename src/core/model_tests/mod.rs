@@ -12,6 +12,7 @@ mod fairness;
 mod model;
 mod portions;
 pub(in crate::core) mod real;
+mod sessions;
 mod side_by_side;
 
 use std::collections::{BTreeMap, BTreeSet};

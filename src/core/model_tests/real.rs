@@ -197,7 +197,7 @@ impl Real {
     }
 
     /// Opens a key, and ends an expired lease.
-    fn open(&mut self, key: &'static [u8]) -> Result<Holders, ()> {
+    pub(super) fn open(&mut self, key: &'static [u8]) -> Result<Holders, ()> {
         let time = self.time();
         match self.keys.get_mut(key).unwrap() {
             Stored::Lock(holders) => {
@@ -218,7 +218,7 @@ impl Real {
         }
     }
 
-    fn store(&mut self, key: &'static [u8], mut holders: Holders) {
+    pub(super) fn store(&mut self, key: &'static [u8], mut holders: Holders) {
         match &mut holders {
             Holders::Free => {}
             Holders::Exclusive(hold) => hold.renewed = false,
@@ -228,7 +228,7 @@ impl Real {
     }
 
     /// Opens a lock, runs `what` on it, and stores it.
-    fn on<T>(
+    pub(super) fn on<T>(
         &mut self,
         key: &'static [u8],
         body: impl FnOnce(&mut LockManager, OpenLock<'_>) -> (T, StepOutput),
@@ -324,6 +324,7 @@ impl Real {
 
     pub(in crate::core) fn tick(&mut self) {
         self.keep_quarantine();
+        self.locks.check_sessions(!self.paused, self.time());
         if let Some(lock) = self.locks.tick(self.time(), !self.paused) {
             let key = KEYS.into_iter().find(|key| **key == *lock.key).unwrap();
             let served = self.on(key, |locks, open| ((), locks.reconcile(open)));

@@ -14,8 +14,10 @@
 mod events;
 mod number;
 mod session;
+#[cfg(test)]
+mod verify;
 
-pub(crate) use events::{EventContent, LossReason};
+pub(crate) use events::{Event, EventContent, LossReason};
 pub(in crate::core) use number::{Answer, NumberState, NumberedHold};
 pub(crate) use number::{CallNumber, Known, Target};
 pub(in crate::core) use session::Acknowledged;

@@ -348,6 +348,19 @@ impl Session {
         self.new.id
     }
 
+
+    /// The event about a number that the client has not acknowledged.
+    #[cfg(test)]
+    pub(super) fn event_of(&self, n: u64) -> Option<u64> {
+        self.numbers.get(&n)?.event
+    }
+
+    /// Whether waits of the session are passed over.
+    #[cfg(test)]
+    pub(crate) fn is_suspect(&self) -> bool {
+        self.is_suspect
+    }
+
     /// Returns the user to whom the session belongs.
     pub(crate) fn user(&self) -> &[u8] {
         &self.new.user
