@@ -83,13 +83,13 @@ impl LockManager {
         Ok(self.parts.table.any_ready())
     }
 
-    /// Closes a session at its client's request. Returns the number of its holds.
+    /// Ends a session. Returns the number of holds that this releases.
     pub(crate) fn close_session(&mut self, key: SessionKey, now: Now) -> usize {
         self.parts.input_at = now;
-        let holds = self.parts.sessions.get(key).map_or(0, |session| session.counts().0);
+        let released = self.parts.sessions.get(key).map_or(0, Session::released_by_end);
         self.parts.sessions.end(key);
         self.parts.end_sessions(now);
-        holds
+        released
     }
 
     /// Checks the deadlines of sessions, once per round of the timer. `runs` is false if the server is paused

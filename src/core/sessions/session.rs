@@ -396,7 +396,17 @@ impl Session {
         })
     }
 
-    /// Returns the maximum time for which EVENTS blocks, in microseconds (R19).
+    /// Number of holds that are released if the session ends now (R8).
+    pub(in crate::core) fn released_by_end(&self) -> usize {
+        let of = |state: &NumberState| match state {
+            NumberState::InFlight(_) => 1,
+            NumberState::Held(held) => held.holds.iter().filter(|hold| hold.ephemeral).count(),
+            NumberState::Waiting(_) | NumberState::Answered(_) => 0,
+        };
+        self.states().map(|(_, state)| of(state)).sum()
+    }
+
+    /// The longest time for which EVENTS may block, in microseconds (R19).
     pub(crate) fn max_poll_us(&self) -> MonoUs {
         let shortest = if self.new.grace_us == 0 { self.new.ttl_us } else { self.new.grace_us };
         shortest / 3
