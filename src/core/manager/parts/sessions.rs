@@ -43,7 +43,18 @@ impl Parts {
         self.statistics.has_bound(self.bindings.count());
     }
 
-    /// Records the decision about a wait in its session, as an event for the client.
+    /// The owner's grants in flight that have a number, in order.
+    pub(in crate::core::manager) fn numbered_grants<'a>(
+        &'a self,
+        lock: LockIdx,
+        owner: &'a Owner,
+    ) -> impl Iterator<Item = (WaiterId, &'a Wait)> {
+        let in_flight = self.state(lock).into_iter().flat_map(move |state| state.unconfirmed().in_flight_to(owner));
+        let waits = in_flight.filter_map(|id| Some((id, self.waiters.get(id)?)));
+        waits.filter(|(_, wait)| wait.request().number.is_some())
+    }
+
+    /// Passes the decision about a wait to its session.
     pub(in crate::core::manager) fn decide_number(
         &mut self,
         number: CallNumber,
