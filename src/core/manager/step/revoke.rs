@@ -61,9 +61,9 @@ impl Step<'_> {
                 return;
             };
             let Some(end) = end else { continue };
-            if end >= self.now.wall {
-                self.parts.bindings.note_lease_end(lock, &owner, end, self.now);
-            } else if self.parts.take_held(lock, &owner) {
+            // If the lease is over, this is the reason for the end of numbers.
+            self.parts.bindings.note_lease_end(lock, &owner, end, self.now);
+            if end < self.now.wall && self.parts.take_held(lock, &owner) {
                 self.parts.push_notices(lock, [(owner.clone(), HoldEvent::Expired)]);
             }
             self.hold_changed(lock, &owner);
