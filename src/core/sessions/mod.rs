@@ -222,9 +222,10 @@ impl Sessions {
         over
     }
 
-    /// Moves the next check of a session forward if it is due earlier.
+    /// Moves the next check of a session to an earlier time, if necessary. A session that was found to be over
+    /// is checked again soon, but no earlier.
     fn plan(&mut self, key: SessionKey) {
-        let Some(session) = self.sessions.get(&key) else { return };
+        let Some(session) = self.sessions.get(&key).filter(|session| session.passed.is_none()) else { return };
         let at = session.next_check();
         if self.checks.get(&key).is_none_or(|planned| at < planned) {
             self.checks.set(&key, Some(at));
