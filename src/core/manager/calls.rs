@@ -265,11 +265,13 @@ fn renew_numbered(step: &mut Step<'_>, renewal: &Renewal, call: NumberedCall) ->
     let (holds, token) = (hold.total(), hold.token);
     let lease = Lease { ms: *lease_ms, keeps_longer: true, end };
     let _ = step.holders.renew(owner.as_bytes(), end);
+    if call.renewed && declares.is_none() {
+        // Comes first, because the new lease schedules the next renewal.
+        step.watch_number(owner, number);
+    }
     step.renewed(owner, lease, None, *client);
-    match declares {
-        Some(mode) => step.declare(owner, call, Reply { mode, holds, token, owner: None }, lease),
-        None if call.renewed => step.watch_number(owner, call),
-        None => {}
+    if let Some(mode) = declares {
+        step.declare(owner, call, Reply { mode, holds, token, owner: None }, lease);
     }
     step.count(Counted::Renewed);
     Ok(holds)
