@@ -219,8 +219,12 @@ impl Binding {
     }
 
     /// Whether any connection or session renews the lease.
-    pub(in crate::core) fn is_watched(&self) -> bool {
-        !self.watchdogs.is_empty() || self.numbers.iter().any(|number| number.renewed)
+    fn is_watched(&self) -> bool {
+        !self.watchdogs.is_empty() || self.is_renewed_for_session()
+    }
+
+    fn is_renewed_for_session(&self) -> bool {
+        self.numbers.iter().any(|number| number.renewed)
     }
 
     fn forget_renewal_if_unwatched(&mut self) {
@@ -288,8 +292,9 @@ impl Binding {
     /// Records that the owner has set its lease. If the lease is renewed, the next renewal is due after a
     /// third of it.
     pub(in crate::core) fn note_lease(&mut self, lease: Lease, now: Now) {
-        // A lease that is not renewed has no length to keep.
-        let renewed = Some(self.lease_ms).filter(|_| lease.keeps_longer && self.is_watched());
+        // A lease that is not renewed has no length to keep. For a session, no call shortens it (R7).
+        let keeps_longer = lease.keeps_longer || self.is_renewed_for_session();
+        let renewed = Some(self.lease_ms).filter(|_| keeps_longer && self.is_watched());
         self.lease_ms = renewed.map_or(lease.ms, |renewed| renewed.max(lease.ms));
         self.lease_end = lease.end;
         self.plan_renewal(self.due_by_end(now));
@@ -335,11 +340,8 @@ impl Binding {
 
     /// Time of the next renewal. The schedule of renewals stores the same time.
     pub(in crate::core) fn due(&self) -> Option<MonoUs> {
-        let is_limited = || !self.numbers.iter().any(|number| number.renewed);
-        let next = self.next.filter(|at| self.renewed_until.is_none_or(|until| *at < until || !is_limited()));
-        // A session is told at once when a hold of it is no longer renewed.
-        let limits = self.numbers.iter().filter(|number| number.renewed).filter_map(|number| number.until);
-        next.into_iter().chain(limits.filter(|_| self.next.is_some())).min()
+        let is_limited = || !self.is_renewed_for_session();
+        self.next.filter(|at| self.renewed_until.is_none_or(|until| *at < until || !is_limited()))
     }
 
     pub(in crate::core) fn sweep_at(&self) -> Option<MonoUs> {

@@ -895,7 +895,7 @@ impl Model {
             self.of(serial).set(n, target, State::Held { holds });
         } else {
             let of = hold.numbers.iter_mut().find(|of| of.number == at).unwrap();
-            of.lease = of.lease.max(lease);
+            of.lease = if of.renewed { of.lease.max(lease) } else { lease };
             of.renewed |= call.renewed;
         }
         Seen::Renewed(holds)
