@@ -69,7 +69,7 @@ pub(crate) use request::{
 };
 pub(crate) use schedule::Schedule;
 pub(crate) use sessions::{
-    CallNumber, Event, EventContent, Known, Late, LossReason, NewSession, OtherTarget, Session, SessionId,
+    CallNumber, EventContent, Known, Late, LossReason, NewSession, OtherTarget, Session, SessionId,
     SessionKey, Target,
 };
 pub(crate) use statistics::{Counted, Statistics, Times};

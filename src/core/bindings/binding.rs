@@ -219,7 +219,7 @@ impl Binding {
     }
 
     /// Whether any connection or session renews the lease.
-    fn is_watched(&self) -> bool {
+    pub(in crate::core) fn is_watched(&self) -> bool {
         !self.watchdogs.is_empty() || self.is_renewed_for_session()
     }
 
@@ -341,7 +341,10 @@ impl Binding {
     /// Time of the next renewal. The schedule of renewals stores the same time.
     pub(in crate::core) fn due(&self) -> Option<MonoUs> {
         let is_limited = || !self.is_renewed_for_session();
-        self.next.filter(|at| self.renewed_until.is_none_or(|until| *at < until || !is_limited()))
+        let next = self.next.filter(|at| self.renewed_until.is_none_or(|until| *at < until || !is_limited()));
+        // A session is told at once when a hold of it is no longer renewed (R9).
+        let limits = self.numbers.iter().filter(|number| number.renewed).filter_map(|number| number.until);
+        next.into_iter().chain(limits.filter(|_| self.next.is_some())).min()
     }
 
     pub(in crate::core) fn sweep_at(&self) -> Option<MonoUs> {

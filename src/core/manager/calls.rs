@@ -267,7 +267,7 @@ fn renew_numbered(step: &mut Step<'_>, renewal: &Renewal, call: NumberedCall) ->
     let _ = step.holders.renew(owner.as_bytes(), end);
     if call.renewed && declares.is_none() {
         // Comes first, because the new lease schedules the next renewal.
-        step.watch_number(owner, number);
+        step.watch_number(owner, call);
     }
     step.renewed(owner, lease, None, *client);
     if let Some(mode) = declares {

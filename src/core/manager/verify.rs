@@ -8,9 +8,9 @@ use super::clock;
 use super::parts::{LockState, Parts, Portion};
 use super::LockManager;
 use crate::core::queue::wait::{Wait, WaitState};
-use crate::core::table::LockIdx;
 use crate::core::sessions::NumberedHold;
-use crate::core::{Decision, Now, SessionKey, WaiterId};
+use crate::core::table::LockIdx;
+use crate::core::{Decision, Now, WaiterId};
 
 impl LockManager {
     /// Fails if an index is wrong, a wait is in the wrong place, or an idle lock is still remembered.
@@ -164,20 +164,13 @@ impl LockManager {
         assert!(self.parts.losses.is_empty() && !self.parts.bindings.any_losses());
         self.parts.sessions.assert_empty();
     }
-
-    /// The session of a queued wait, and its number.
-    pub(crate) fn number_of(&self, id: WaiterId) -> Option<(SessionKey, u64)> {
-        let number = self.parts.waiters.queued(id)?.request().number?.number;
-        Some((number.session, number.n))
-    }
 }
 
 /// Checks that sessions agree with the waits and the bindings.
 fn verify_sessions(parts: &Parts) {
     let of_sessions = parts.sessions.verify();
     let waits = parts.waiters.iter().filter_map(|(id, wait)| Some((id, wait, wait.request().number?.number)));
-    let waits: Vec<_> =
-        waits.filter(|(.., number)| parts.sessions.get(number.session).is_some()).collect();
+    let waits: Vec<_> = waits.filter(|(.., number)| parts.sessions.get(number.session).is_some()).collect();
     let in_state = |state| {
         let of_state = waits.iter().filter(move |(_, wait, _)| wait.state() == state);
         of_state.map(|(id, _, number)| (*id, (number.session, number.n))).collect::<BTreeMap<_, _>>()
@@ -192,8 +185,7 @@ fn verify_sessions(parts: &Parts) {
     for number in &bound {
         let (lock, owner, session, n, mode) = number;
         let is_of = |hold: &NumberedHold| (hold.lock, &hold.owner, hold.mode()) == (*lock, owner, *mode);
-        let is_held =
-            of_sessions.holds.iter().any(|(of, at, hold)| (of, at) == (session, n) && is_of(hold));
+        let is_held = of_sessions.holds.iter().any(|(of, at, hold)| (of, at) == (session, n) && is_of(hold));
         assert!(is_held || parts.sessions.is_ending(*session), "{number:?} is bound and not held");
     }
 }

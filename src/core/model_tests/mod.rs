@@ -712,8 +712,13 @@ fn holds_after_unheard_grants_may_end_sooner() {
     let told = Call { owner: 1, lease: 200_000, id: Some(0), notify: Some((0, 1000)), ..Call::default() };
     let (outcome, _) = acquire(&mut locks, &mut holders, told, waits);
     let Outcome::Queued(id) = outcome else { panic!("{outcome:?}") };
-    let release =
-        Release { owner: Owner::new(OWNERS[0]), scope: ReleaseScope::One, lease_ms: None, id: None, number: None };
+    let release = Release {
+        owner: Owner::new(OWNERS[0]),
+        scope: ReleaseScope::One,
+        lease_ms: None,
+        id: None,
+        number: None,
+    };
     let known = locks.look_up(at(b"k"));
     let (_, output) =
         locks.release(open_lock(known, &mut holders, &mut StoredRecords::default(), now), &release);
@@ -739,8 +744,14 @@ fn leases_are_watched_until_the_server_ends_them() {
     // The first pass finds the subscribers. The second pass schedules them to be forgotten at the end of the
     // lease.
     for _ in 0..2 {
-        let renewal =
-            Renewal { owner: Owner::new(OWNERS[0]), lease_ms: 1000, bind: None, client: None, number: None };
+        let renewal = Renewal {
+            owner: Owner::new(OWNERS[0]),
+            lease_ms: 1000,
+            bind: None,
+            client: None,
+            number: None,
+            from: None,
+        };
         let (held, output) =
             locks.renew(open_lock(locks.look_up(at(b"k")), &mut holders, &mut records, at_ms(0)), &renewal);
         assert_eq!(held, Ok(1));

@@ -371,7 +371,8 @@ impl Real {
             Op::Acquire { lock, ref call, block } => self.acquire(KEYS[lock], call, block).map(Some),
             Op::Release { lock, owner, scope, lease, id } => {
                 let id = id.map(|id| request_id(owner, id));
-                let release = Release { owner: Owner::new(OWNERS[owner]), scope, lease_ms: lease, id, number: None };
+                let release =
+                    Release { owner: Owner::new(OWNERS[owner]), scope, lease_ms: lease, id, number: None };
                 let left = self.on(KEYS[lock], |locks, open| locks.release(open, &release))?;
                 Ok(Some(left.map_or(Seen::NotOwner, Seen::Left)))
             }
@@ -382,7 +383,8 @@ impl Real {
             }
             Op::Renew { lock, owner, lease, bind, max } => {
                 let (owner, bind) = (Owner::new(OWNERS[owner]), bind_of(bind, max));
-                let renewal = Renewal { owner, lease_ms: lease, bind, client: None, number: None };
+                let renewal =
+                    Renewal { owner, lease_ms: lease, bind, client: None, number: None, from: None };
                 let held = self.on(KEYS[lock], |locks, open| locks.renew(open, &renewal))?;
                 Ok(Some(held.map_or(Seen::NotOwner, Seen::Renewed)))
             }

@@ -17,12 +17,12 @@ mod session;
 #[cfg(test)]
 mod verify;
 
-pub(crate) use events::{Event, EventContent, LossReason};
+pub(crate) use events::{EventContent, LossReason};
 pub(in crate::core) use number::{Answer, NumberState, NumberedHold};
 pub(crate) use number::{CallNumber, Known, Target};
 pub(in crate::core) use session::Acknowledged;
-pub(crate) use session::{NewSession, Session};
 use session::Round;
+pub(crate) use session::{NewSession, Session};
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -225,7 +225,9 @@ impl Sessions {
     /// Moves the next check of a session to an earlier time, if necessary. A session that was found to be over
     /// is checked again soon, but no earlier.
     fn plan(&mut self, key: SessionKey) {
-        let Some(session) = self.sessions.get(&key).filter(|session| session.passed.is_none()) else { return };
+        let Some(session) = self.sessions.get(&key).filter(|session| session.passed.is_none()) else {
+            return;
+        };
         let at = session.next_check();
         if self.checks.get(&key).is_none_or(|planned| at < planned) {
             self.checks.set(&key, Some(at));

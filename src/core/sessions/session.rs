@@ -348,7 +348,6 @@ impl Session {
         self.new.id
     }
 
-
     /// The event about a number that the client has not acknowledged.
     #[cfg(test)]
     pub(super) fn event_of(&self, n: u64) -> Option<u64> {

@@ -49,7 +49,8 @@ impl Parts {
         lock: LockIdx,
         owner: &'a Owner,
     ) -> impl Iterator<Item = (WaiterId, &'a Wait)> {
-        let in_flight = self.state(lock).into_iter().flat_map(move |state| state.unconfirmed().in_flight_to(owner));
+        let in_flight =
+            self.state(lock).into_iter().flat_map(move |state| state.unconfirmed().in_flight_to(owner));
         let waits = in_flight.filter_map(|id| Some((id, self.waiters.get(id)?)));
         waits.filter(|(_, wait)| wait.request().number.is_some())
     }

@@ -109,8 +109,10 @@ impl Step<'_> {
     /// Whether this owner has a session-bound hold, so that its lease is never shortened (R7).
     #[inline]
     pub(in crate::core::manager) fn keeps_lease(&self, owner: &Owner) -> bool {
-        let has_number =
-            |lock| self.parts.bindings.has_numbers(lock, owner) || self.parts.numbered_grants(lock, owner).next().is_some();
+        let has_number = |lock| {
+            self.parts.bindings.has_numbers(lock, owner)
+                || self.parts.numbered_grants(lock, owner).next().is_some()
+        };
         !self.parts.sessions.is_empty() && self.lock.is_some_and(has_number)
     }
 

@@ -10,7 +10,9 @@ use proptest::prelude::*;
 use super::super::real::Real;
 use super::super::{at, visible, LOCKS, OWNERS};
 use super::model::{BlockedEnd, Caller, Content, Model, Numbered, Serial};
-use super::{Acknowledge, Number, Op, Scope, Seen, Want, CONNECTION_COUNT, LOCK_COUNT, OWNER_COUNT, SETTINGS};
+use super::{
+    Acknowledge, Number, Op, Scope, Seen, Want, CONNECTION_COUNT, LOCK_COUNT, OWNER_COUNT, SETTINGS,
+};
 use crate::core::model_tests::real::Stored;
 use crate::core::*;
 
@@ -37,7 +39,11 @@ fn owner_of(owner: usize) -> Owner {
 }
 
 fn mode_of(shared: bool) -> Mode {
-    if shared { Mode::Shared } else { Mode::Exclusive }
+    if shared {
+        Mode::Shared
+    } else {
+        Mode::Exclusive
+    }
 }
 
 fn id_of(serial: Serial) -> SessionId {
@@ -55,7 +61,14 @@ impl Both {
         let mut real = Real::new(true);
         real.locks.notify_owners(notifies_owners);
         let model = Model::new(real.now, notifies_owners);
-        Both { real, model, clients: BTreeMap::new(), blocked: BTreeMap::new(), ends: Vec::new(), woken: BTreeSet::new() }
+        Both {
+            real,
+            model,
+            clients: BTreeMap::new(),
+            blocked: BTreeMap::new(),
+            ends: Vec::new(),
+            woken: BTreeSet::new(),
+        }
     }
 
     /// Applies an operation to both. Fails if they differ. Returns false if the operation is impossible now.
@@ -133,8 +146,7 @@ impl Both {
             return Ok(true);
         }
         client.acknowledged = client.acknowledged.max(seq.min(last));
-        let acknowledged: Vec<u64> =
-            pending.iter().filter(|(of, _)| *of <= seq).map(|(_, n)| *n).collect();
+        let acknowledged: Vec<u64> = pending.iter().filter(|(of, _)| *of <= seq).map(|(_, n)| *n).collect();
         let is_empty = self.real.locks.session(key).unwrap().pending() == 0;
         self.real.locks.set_polled(key, is_empty);
         self.settle();
@@ -151,9 +163,14 @@ impl Both {
         let (_, n) = self.model.resolve(number).unwrap();
         let (lock, owner) = self.model.target(number, lock, owner);
         let number = NumberedCall {
-            number: CallNumber { session: key, n, target: (lock * OWNER_COUNT + owner) as u64 },
+            number: CallNumber {
+                session: key,
+                n,
+                target: Target::new((2 * (lock * OWNER_COUNT + owner)) as u64, false),
+            },
             renewed: number.renewed,
             ephemeral: number.ephemeral,
+            max_ms: None,
         };
         Ok(Some((number, lock, owner)))
     }
@@ -166,7 +183,13 @@ impl Both {
                 self.clients.insert(serial, Client { beat: 1, acknowledged: 0 });
                 let (ttl, grace) = SETTINGS[settings];
                 let (id, text) = (id_of(serial), Rc::from(&b"text"[..]));
-                let new = NewSession { id, user: Rc::clone(&text), name: text, ttl_us: us(ttl), grace_us: us(grace) };
+                let new = NewSession {
+                    id,
+                    user: Rc::clone(&text),
+                    name: text,
+                    ttl_us: us(ttl),
+                    grace_us: us(grace),
+                };
                 self.real.locks.open_session(new, 1, reader(connection), now);
                 Seen::Done
             }
@@ -178,7 +201,9 @@ impl Both {
                 let mut target = (want.lock, want.owner);
                 let mut call = None;
                 if let Some(number) = number {
-                    let Some((of, lock, owner)) = self.number(number, target)? else { return Ok(Seen::NoSession) };
+                    let Some((of, lock, owner)) = self.number(number, target)? else {
+                        return Ok(Seen::NoSession);
+                    };
                     (call, target) = (Some(of), (lock, owner));
                 }
                 self.acquire(want, target, call, queue)
@@ -189,7 +214,10 @@ impl Both {
                     Scope::Shared => ReleaseScope::OneOf(Mode::Shared),
                     Scope::All => ReleaseScope::All,
                 };
-                self.release(lock, Release { owner: owner_of(owner), scope, lease_ms: lease, id: None, number: None })
+                self.release(
+                    lock,
+                    Release { owner: owner_of(owner), scope, lease_ms: lease, id: None, number: None },
+                )
             }
             Op::ReleaseNumber { lock, owner, number, lease } => {
                 let Some((call, lock, owner)) = self.number(number, (lock, owner))? else {
@@ -203,8 +231,10 @@ impl Both {
                     return Ok(Seen::NoSession);
                 };
                 let owner = owner_of(owner);
-                let undone =
-                    self.real.on(LOCKS[lock], |locks, open| locks.cancel_number(open, &owner, call.number)).unwrap();
+                let undone = self
+                    .real
+                    .on(LOCKS[lock], |locks, open| locks.cancel_number(open, &owner, call.number))
+                    .unwrap();
                 undone.map_or(Seen::OtherTarget, Seen::Undone)
             }
             Op::Renew { mut lock, mut owner, number, lease } => {
@@ -213,8 +243,14 @@ impl Both {
                     let Some(of) = self.number(number, (lock, owner))? else { return Ok(Seen::NoSession) };
                     (call, lock, owner) = (Some(of.0), of.1, of.2);
                 }
-                let renewal =
-                    Renewal { owner: owner_of(owner), lease_ms: lease, bind: None, client: None, number: call };
+                let renewal = Renewal {
+                    owner: owner_of(owner),
+                    lease_ms: lease,
+                    bind: None,
+                    client: None,
+                    number: call,
+                    from: None,
+                };
                 match self.real.on(LOCKS[lock], |locks, open| locks.renew(open, &renewal)).unwrap() {
                     Ok(holds) => Seen::Renewed(holds),
                     Err(NotRenewed::NotOwner) => Seen::NotOwner,
@@ -295,9 +331,7 @@ impl Both {
         let queued = self.real.locks.queue_fast(known, &request, policy, (false, |_| true), now);
         let outcome = match queued {
             Some(FastQueued { id, .. }) => Outcome::Queued(id),
-            None => {
-                self.real.on(LOCKS[lock], |locks, open| locks.acquire(open, &request, policy)).unwrap()
-            }
+            None => self.real.on(LOCKS[lock], |locks, open| locks.acquire(open, &request, policy)).unwrap(),
         };
         match outcome {
             Outcome::Granted(reply) => Seen::Granted(reply.holds),
@@ -432,8 +466,14 @@ impl Both {
             prop_assert_eq!(key, Some(SessionKey(*serial)));
             prop_assert_eq!(found.is_suspect(), session.is_suspect, "session {} after {:?}", serial, op);
             prop_assert_eq!(found.reader().map(|reader| reader.0), session.reader, "reader after {:?}", op);
-            prop_assert_eq!(found.left(now.mono), us((session.deadline - model.now).max(0)), "left after {:?}", op);
-            let mut events: Vec<_> = found.events().map(|event| (event.n, content_of(&event.content))).collect();
+            prop_assert_eq!(
+                found.left(now.mono),
+                us((session.deadline - model.now).max(0)),
+                "left after {:?}",
+                op
+            );
+            let mut events: Vec<_> =
+                found.events().map(|event| (event.n, content_of(&event.content))).collect();
             let step_of = |n: u64| session.events.iter().find(|event| event.n == n).map(|event| event.step);
             let steps: Vec<_> = events.iter().map(|(n, _)| step_of(*n)).collect();
             let mut expected: Vec<_> = session.events.iter().map(|event| (event.n, event.content)).collect();
@@ -446,23 +486,39 @@ impl Both {
             return Ok(());
         }
         for (lock, key) in LOCKS.into_iter().enumerate().take(LOCK_COUNT) {
-            let waiting: Vec<Option<Numbered>> =
-                real.locks.waiters_of(at(key)).into_iter().map(|id| real.locks.number_of(id)).map(|number| number.map(|(key, n)| (key.0, n))).collect();
+            let waiting: Vec<Option<Numbered>> = real
+                .locks
+                .waiters_of(at(key))
+                .into_iter()
+                .map(|id| real.locks.number_of(id).map(|number| (number.session, number.n)))
+                .map(|number| number.map(|(key, n)| (key.0, n)))
+                .collect();
             let is_trusted = |number: &Option<Numbered>| {
-                number.is_none_or(|(serial, _)| model.sessions.get(&serial).is_some_and(|session| !session.is_suspect))
+                number.is_none_or(|(serial, _)| {
+                    model.sessions.get(&serial).is_some_and(|session| !session.is_suspect)
+                })
             };
             let waiting: Vec<_> = waiting.into_iter().filter(is_trusted).collect();
-            let expected: Vec<_> = model.line(lock).iter().map(|wait| match wait.caller {
-                Caller::Number(serial, n) => Some((serial, n)),
-                Caller::Plain(_) => None,
-            }).collect();
+            let expected: Vec<_> = model
+                .line(lock)
+                .iter()
+                .map(|wait| match wait.caller {
+                    Caller::Number(serial, n) => Some((serial, n)),
+                    Caller::Plain(_) => None,
+                })
+                .collect();
             prop_assert_eq!(&waiting, &expected, "queue of {} after {:?}", lock, op);
             let holders = visible(real, key).unwrap();
             prop_assert!(!holders.is_free() || waiting.is_empty(), "a free lock has waits after {:?}", op);
-            let counts: Vec<_> =
-                holders.iter().map(|hold| (hold.owner.as_bytes().to_vec(), hold.exclusive, hold.shared)).collect();
-            let expected: Vec<_> =
-                model.locks[lock].holds.iter().map(|(owner, hold)| (OWNERS[*owner].to_vec(), hold.exclusive, hold.shared)).collect();
+            let counts: Vec<_> = holders
+                .iter()
+                .map(|hold| (hold.owner.as_bytes().to_vec(), hold.exclusive, hold.shared))
+                .collect();
+            let expected: Vec<_> = model.locks[lock]
+                .holds
+                .iter()
+                .map(|(owner, hold)| (OWNERS[*owner].to_vec(), hold.exclusive, hold.shared))
+                .collect();
             prop_assert_eq!(counts, expected, "holds of {} after {:?}", lock, op);
             for owner in model.locks[lock].holds.keys().copied().collect::<Vec<_>>() {
                 let end = holders.get(OWNERS[owner]).unwrap().expires_at;

@@ -76,32 +76,83 @@ struct Want {
 #[derive(Clone, Copy, Debug)]
 enum Op {
     /// `LOCK.SESSION OPEN NEW`. An earlier session in this slot goes on without its client.
-    Open { slot: usize, connection: u64, settings: usize },
+    Open {
+        slot: usize,
+        connection: u64,
+        settings: usize,
+    },
     /// `LOCK.SESSION OPEN id`.
-    Resume { slot: usize, connection: u64, is_late: bool },
+    Resume {
+        slot: usize,
+        connection: u64,
+        is_late: bool,
+    },
     /// `LOCK.SESSION CLOSE`.
-    Close { slot: usize },
+    Close {
+        slot: usize,
+    },
     /// `LOCK.EVENTS`. `done` is the distance by which it moves.
-    Poll { slot: usize, connection: u64, is_late: bool, acknowledge: Acknowledge, done: u64 },
+    Poll {
+        slot: usize,
+        connection: u64,
+        is_late: bool,
+        acknowledge: Acknowledge,
+        done: u64,
+    },
     /// `queue` is the time to wait; 0 is without limit. A call without a number blocks, and gets its grant at once.
-    Acquire { want: Want, number: Option<Number>, queue: Option<i64> },
-    Release { lock: usize, owner: usize, scope: Scope, lease: Option<i64> },
-    ReleaseNumber { lock: usize, owner: usize, number: Number, lease: Option<i64> },
-    Cancel { lock: usize, owner: usize, number: Number },
-    Renew { lock: usize, owner: usize, number: Option<Number>, lease: i64 },
-    Break { lock: usize },
+    Acquire {
+        want: Want,
+        number: Option<Number>,
+        queue: Option<i64>,
+    },
+    Release {
+        lock: usize,
+        owner: usize,
+        scope: Scope,
+        lease: Option<i64>,
+    },
+    ReleaseNumber {
+        lock: usize,
+        owner: usize,
+        number: Number,
+        lease: Option<i64>,
+    },
+    Cancel {
+        lock: usize,
+        owner: usize,
+        number: Number,
+    },
+    Renew {
+        lock: usize,
+        owner: usize,
+        number: Option<Number>,
+        lease: i64,
+    },
+    Break {
+        lock: usize,
+    },
     /// A foreign client deletes the key.
-    Delete { lock: usize },
+    Delete {
+        lock: usize,
+    },
     /// A foreign client reduces a count.
-    Reduce { lock: usize, owner: usize, shared: bool },
+    Reduce {
+        lock: usize,
+        owner: usize,
+        shared: bool,
+    },
     /// A foreign client deletes all keys.
     Flush,
     /// A connection closes.
-    Disconnect { connection: u64 },
+    Disconnect {
+        connection: u64,
+    },
     Pause(bool),
     /// The server is a replica for a moment.
     Demote,
-    Advance { ms: i64 },
+    Advance {
+        ms: i64,
+    },
 }
 
 /// A reply.
@@ -143,7 +194,8 @@ fn op() -> impl Strategy<Value = Op> {
     let (lock, owner, slot) = (0..LOCK_COUNT, 0..OWNER_COUNT, 0..SLOT_COUNT);
     let connection = 0..CONNECTION_COUNT;
     let lease = || prop_oneof![Just(400), Just(4_000), Just(9_000), Just(20_000)];
-    let queue = prop_oneof![2 => Just(None), 5 => Just(Some(0)), 1 => Just(Some(700)), 1 => Just(Some(5_500))];
+    let queue =
+        prop_oneof![2 => Just(None), 5 => Just(Some(0)), 1 => Just(Some(700)), 1 => Just(Some(5_500))];
     let want = (lock.clone(), owner.clone(), prop::bool::weighted(0.35), lease(), prop::bool::weighted(0.3))
         .prop_map(|(lock, owner, shared, lease, keeps)| Want { lock, owner, shared, lease, keeps });
     let acknowledge = prop_oneof![

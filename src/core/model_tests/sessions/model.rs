@@ -81,11 +81,19 @@ pub(super) struct Hold {
 
 impl Hold {
     fn count(&self, shared: bool) -> i64 {
-        if shared { self.shared } else { self.exclusive }
+        if shared {
+            self.shared
+        } else {
+            self.exclusive
+        }
     }
 
     fn count_mut(&mut self, shared: bool) -> &mut i64 {
-        if shared { &mut self.shared } else { &mut self.exclusive }
+        if shared {
+            &mut self.shared
+        } else {
+            &mut self.exclusive
+        }
     }
 
     fn total(&self) -> i64 {
@@ -118,7 +126,8 @@ impl Hold {
 
     /// Sets the lease as if no revoked grant had ever been made, once no grant in flight matters.
     fn settle_lease(&mut self) {
-        let is_certain = |(by, lease): &(Option<Numbered>, Lease)| by.is_none() && matches!(lease, Lease::To(_));
+        let is_certain =
+            |(by, lease): &(Option<Numbered>, Lease)| by.is_none() && matches!(lease, Lease::To(_));
         if let Some(last) = self.leases.iter().rposition(is_certain) {
             self.leases.drain(..last);
         }
@@ -163,9 +172,8 @@ pub(super) struct Lock {
 
 impl Lock {
     fn admits(&self, want: WantedHold) -> bool {
-        let excludes = |(owner, hold): (&usize, &Hold)| {
-            *owner != want.owner && (!want.shared || hold.exclusive > 0)
-        };
+        let excludes =
+            |(owner, hold): (&usize, &Hold)| *owner != want.owner && (!want.shared || hold.exclusive > 0);
         !self.holds.iter().any(excludes)
     }
 }
@@ -321,7 +329,8 @@ impl Model {
         let leases = self.locks.iter().flat_map(|lock| lock.holds.values());
         let leases = leases.filter(|hold| !self.paused && !hold.is_renewed()).map(|hold| hold.expires_at + 1);
         let deadlines = self.locks.iter().flat_map(|lock| &lock.queue).filter_map(|wait| wait.deadline);
-        let checks = self.sessions.values().map(|session| session.passed_at.map_or(session.next_check(), |at| at + 1));
+        let checks =
+            self.sessions.values().map(|session| session.passed_at.map_or(session.next_check(), |at| at + 1));
         leases.chain(deadlines).chain(checks).filter(|at| *at > self.now).min()
     }
 
@@ -356,8 +365,10 @@ impl Model {
         for lock in 0..LOCK_COUNT {
             let now = self.now;
             let resumes = self.resumes;
-            let is_over = |(_, hold): &(&usize, &Hold)| hold.expires_at < now && (resumes || !hold.is_renewed());
-            let over: Vec<usize> = self.locks[lock].holds.iter().filter(is_over).map(|(owner, _)| *owner).collect();
+            let is_over =
+                |(_, hold): &(&usize, &Hold)| hold.expires_at < now && (resumes || !hold.is_renewed());
+            let over: Vec<usize> =
+                self.locks[lock].holds.iter().filter(is_over).map(|(owner, _)| *owner).collect();
             for owner in over {
                 self.lose_hold(lock, owner, LossReason::Expired);
             }
@@ -459,7 +470,11 @@ impl Model {
         hold.set_lease(number.filter(|_| waited), set);
         if let Some(number) = number {
             let of = NumberOfHold { number, shared, renewed, ephemeral, lease };
-            if waited { hold.in_flight.push(of) } else { hold.numbers.push(of) }
+            if waited {
+                hold.in_flight.push(of)
+            } else {
+                hold.numbers.push(of)
+            }
         }
         hold.total()
     }
@@ -542,7 +557,9 @@ impl Model {
     fn end_session(&mut self, serial: Serial) {
         for (n, (lock, owner, state)) in self.sessions[&serial].numbers.clone() {
             match state {
-                State::Waiting => self.locks[lock].queue.retain(|wait| wait.caller != Caller::Number(serial, n)),
+                State::Waiting => {
+                    self.locks[lock].queue.retain(|wait| wait.caller != Caller::Number(serial, n))
+                }
                 State::InFlight { .. } => self.revoke((serial, n)),
                 State::Held { .. } => {
                     let hold = self.hold(lock, owner).expect("the hold of a number");
@@ -562,7 +579,8 @@ impl Model {
     }
 
     fn confirm(&mut self, (serial, n): Numbered) {
-        let Some((lock, owner, State::InFlight { holds })) = self.sessions[&serial].numbers.get(&n).copied() else {
+        let Some((lock, owner, State::InFlight { holds })) = self.sessions[&serial].numbers.get(&n).copied()
+        else {
             return;
         };
         self.hold(lock, owner).expect("the hold of a grant").confirm((serial, n));
@@ -737,9 +755,13 @@ impl Model {
             let Some((serial, n)) = self.resolve(number) else { return Seen::NoSession };
             let session = &self.sessions[&serial];
             match session.numbers.get(&n) {
-                Some((of_lock, of_owner, _)) if (*of_lock, *of_owner) != (lock, owner) => return Seen::OtherTarget,
+                Some((of_lock, of_owner, _)) if (*of_lock, *of_owner) != (lock, owner) => {
+                    return Seen::OtherTarget
+                }
                 Some((.., State::Waiting)) => return Seen::Waits,
-                Some((.., State::InFlight { holds } | State::Held { holds })) => return Seen::Granted(*holds),
+                Some((.., State::InFlight { holds } | State::Held { holds })) => {
+                    return Seen::Granted(*holds)
+                }
                 Some((.., State::Busy)) => return Seen::Busy,
                 Some((.., State::Cancelled { .. })) => return Seen::Cancelled,
                 Some((.., State::Released { .. } | State::Ended)) => return Seen::Ended,
@@ -953,17 +975,23 @@ impl Model {
             names.entry(*serial).or_insert(next);
         }
         let number = |(serial, n): &Numbered| (names[serial], *n);
-        let mut look = format!("{} {:?}", self.paused, self.slots.map(|serial| serial.map(|serial| names[&serial])));
+        let mut look =
+            format!("{} {:?}", self.paused, self.slots.map(|serial| serial.map(|serial| names[&serial])));
         for lock in &self.locks {
             for (owner, hold) in &lock.holds {
-                let leases: Vec<_> = hold.leases.iter().map(|(by, lease)| {
-                    let lease = match lease {
-                        Lease::To(end) => (true, end - now),
-                        Lease::AtLeast(end) => (false, end - now),
-                    };
-                    (by.as_ref().map(number), lease)
-                }).collect();
-                let of = |of: &NumberOfHold| (number(&of.number), of.shared, of.renewed, of.ephemeral, of.lease);
+                let leases: Vec<_> = hold
+                    .leases
+                    .iter()
+                    .map(|(by, lease)| {
+                        let lease = match lease {
+                            Lease::To(end) => (true, end - now),
+                            Lease::AtLeast(end) => (false, end - now),
+                        };
+                        (by.as_ref().map(number), lease)
+                    })
+                    .collect();
+                let of =
+                    |of: &NumberOfHold| (number(&of.number), of.shared, of.renewed, of.ephemeral, of.lease);
                 look += &format!(
                     "\nhold {owner} {} {} {} {leases:?} {:?} {:?} {} {}",
                     hold.exclusive,
