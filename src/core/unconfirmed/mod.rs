@@ -123,6 +123,11 @@ impl Unconfirmed {
         self.in_flight.of_owner(owner).map(|(_, grant)| grant.id)
     }
 
+    /// The grants in flight, by owner.
+    pub(super) fn in_flight(&self) -> impl Iterator<Item = WaiterId> + '_ {
+        self.in_flight.iter().map(|(_, grant)| grant.id)
+    }
+
     /// Number of holds of this mode that belong to grants in flight to this owner.
     pub(super) fn count_in_flight(&self, owner: &Owner, mode: Mode) -> usize {
         self.in_flight.of_owner(owner).filter(|(_, grant)| grant.hold_mode == Some(mode)).count()

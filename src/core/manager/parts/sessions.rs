@@ -55,6 +55,26 @@ impl Parts {
         waits.filter(|(_, wait)| wait.request().number.is_some())
     }
 
+    /// The owners of this lock that have numbers.
+    pub(in crate::core::manager) fn owners_with_numbers(&self, lock: LockIdx) -> Vec<Owner> {
+        let in_flight = self.state(lock).into_iter().flat_map(|state| state.unconfirmed().in_flight());
+        let grants = in_flight.filter_map(|id| self.waiters.get(id)).map(Wait::request);
+        let of_grants = grants.filter(|request| request.number.is_some()).map(|request| request.owner.clone());
+        let mut owners = self.bindings.owners_with_numbers(lock);
+        owners.extend(of_grants);
+        owners.sort_unstable();
+        owners.dedup();
+        owners
+    }
+
+    /// Records that a grant in flight of a session has lost its hold.
+    pub(in crate::core::manager) fn note_lost_grant(&mut self, id: WaiterId) {
+        if let Some(call) = self.waiters.get(id).and_then(|wait| wait.request().number) {
+            let CallNumber { session, n, .. } = call.number;
+            self.losses.push(Loss { session, n, hold: None, lease_end: WallMs::MAX, why: None });
+        }
+    }
+
     /// Passes the decision about a wait to its session.
     pub(in crate::core::manager) fn decide_number(
         &mut self,

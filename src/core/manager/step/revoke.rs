@@ -141,7 +141,10 @@ impl Step<'_> {
         let mode = scope.mode_of(hold);
         let holds = Some(hold.count(mode)).filter(|holds| *holds > 0)?;
         let named = id.and_then(|id| self.parts.waiters.of_request(lock, id)).map(|(id, _)| id);
-        unconfirmed.grant_to_release(owner, mode, holds, named)
+        let grant = unconfirmed.grant_to_release(owner, mode, holds, named)?;
+        // The grants of a session are lost in another order: see `lose_excess`.
+        let is_numbered = self.parts.waiters.get(grant.id).is_some_and(|wait| wait.request().number.is_some());
+        Some(grant).filter(|grant| grant.is_withheld || !is_numbered)
     }
 
     /// Releases the hold of a grant that its client may know of. The grant stays in flight. If its revocation

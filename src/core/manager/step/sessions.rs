@@ -11,8 +11,7 @@ use crate::core::queue::position::Standing;
 use crate::core::sessions::{Answer, Loss, NumberState};
 use crate::core::table::LockIdx;
 use crate::core::{
-    CallNumber, Counted, HandOver, Known, LossReason, Mode, NumberedCall, OtherTarget, Owner, ReleaseScope,
-    Reply, Session,
+    CallNumber, Counted, Known, Mode, NumberedCall, OtherTarget, Owner, ReleaseScope, Reply, WaiterId,
 };
 
 /// The state of a number, as a RENEW, RELEASE or CANCEL of it sees it.
@@ -35,9 +34,9 @@ impl Step<'_> {
     pub(super) fn follow_sessions(&mut self, lock: LockIdx) {
         if self.parts.bindings.knows(lock) {
             self.release_ended_numbers(lock);
-            self.lose_excess(lock);
         }
         if !self.parts.sessions.is_empty() {
+            self.lose_excess(lock);
             self.move_unparked(lock);
         }
     }
@@ -69,18 +68,43 @@ impl Step<'_> {
     pub(in crate::core::manager) fn lose_excess(&mut self, lock: LockIdx) {
         let owners: Vec<Owner> = match self.affected {
             AffectedOwners::Only(owner) => vec![owner.clone()],
-            AffectedOwners::Any if self.examines_all => self.parts.bindings.owners_with_numbers(lock),
+            AffectedOwners::Any if self.examines_all => self.parts.owners_with_numbers(lock),
             AffectedOwners::Any => return,
         };
         for owner in owners {
-            // The numbers of an owner without a hold are lost already.
+            while let Some(id) = self.excess_grant(lock, &owner) {
+                self.lose_grant_without_hold(lock, &owner, id);
+            }
+            // An owner without any hold has lost all its numbers already.
             if let Some(hold) = self.holders.get(owner.as_bytes()) {
                 self.parts.bindings.lose_excess(lock, &owner, hold, self.now.mono);
             }
         }
     }
 
-    /// Moves waits ahead whose owner became a holder while they were parked.
+    /// The owner's newest grant in flight of a session, if the owner has fewer holds than numbers.
+    fn excess_grant(&self, lock: LockIdx, owner: &Owner) -> Option<WaiterId> {
+        let hold = self.holders.get(owner.as_bytes())?;
+        [Mode::Exclusive, Mode::Shared].into_iter().find_map(|mode| {
+            let grants = self.parts.numbered_grants(lock, owner);
+            let grants = grants.filter(|(_, wait)| wait.request().wants.mode == mode);
+            let (len, last) = grants.fold((0, None), |(len, _), (id, _)| (len + 1, Some(id)));
+            let numbers = len + self.parts.bindings.count_numbers(lock, owner, mode);
+            last.filter(|_| i64::try_from(numbers).is_ok_and(|numbers| numbers > hold.count(mode)))
+        })
+    }
+
+    /// Loses a grant in flight of a session whose hold was released by another call.
+    fn lose_grant_without_hold(&mut self, lock: LockIdx, owner: &Owner, id: WaiterId) {
+        if let Some(state) = self.parts.state_mut(lock) {
+            state.unconfirmed_mut().hold_released(id, owner, None);
+        }
+        self.parts.note_lost_grant(id);
+        self.parts.mark_for_revocation(id);
+        self.revoke_marked(lock, Some(owner), usize::MAX);
+    }
+
+    /// Moves waits ahead that were passed over while their owner got a hold.
     fn move_unparked(&mut self, lock: LockIdx) {
         for id in self.parts.sessions.take_unparked(lock) {
             let holds = |owner: &Owner| self.holders.get(owner.as_bytes()).is_some();
