@@ -269,7 +269,10 @@ impl Parts {
         let is_over = self.input_at.mono.saturating_sub(wait.since()) >= lease_us;
         let lease_end = if is_over { 0 } else { WallMs::MAX };
         let CallNumber { session, n, .. } = call.number;
-        self.losses.push(Loss { session, n, hold: None, lease_end, why: None });
+        // The grants of a session end with it, and nobody is told.
+        if self.sessions.get(session).is_some() {
+            self.losses.push(Loss { session, n, hold: None, lease_end, why: None });
+        }
     }
 
     /// Records the final answer about a number.
