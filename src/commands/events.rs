@@ -36,7 +36,7 @@ const MILLISECONDS: Argument = Argument::new(
 const COUNT: Argument =
     Argument::new(c"count", ArgumentKind::Integer, c"maximum number of events, 1000 by default").optional();
 
-/// The default of `count`.
+/// Default of the argument `count`.
 const DEFAULT_COUNT: i64 = 1_000;
 
 impl Command for Events {

@@ -19,7 +19,7 @@ use crate::server::Ctx;
 
 pub(crate) struct Session;
 
-/// The maximum length of the name of a session, in bytes.
+/// Maximum length of a session's name, in bytes.
 const MAX_NAME_LEN: usize = 256;
 
 const TTL: Argument = Argument::new(
@@ -137,7 +137,7 @@ fn open(ctx: Ctx<'_>, command: CommandName, client: u64, mut args: Cursor<'_>) -
     Ok(())
 }
 
-/// Reads the options of a new session.
+/// Parses and checks the options of `OPEN NEW`.
 fn new_session(ctx: Ctx<'_>, command: CommandName, mut args: Cursor<'_>) -> Result<NewSession, Error> {
     let (mut ttl, mut grace, mut name) = (None, None, None);
     while let Some(word) = args.next() {
@@ -198,7 +198,7 @@ fn close(ctx: Ctx<'_>, client: u64, mut args: Cursor<'_>) -> Result<(), Error> {
     let now = ctx.now();
     let holds = match driver::session(ctx, client, id) {
         Ok(session) => driver::with(ctx, |driver| driver.locks.close_session(session, now)),
-        // Closing is the end in any case.
+        // The session has ended, as the caller wants.
         Err(Error::NoSession) => 0,
         Err(error) => return Err(error),
     };
@@ -215,7 +215,7 @@ fn list(ctx: Ctx<'_>, mut args: Cursor<'_>) -> Result<(), Error> {
         let all = driver.locks.sessions().filter(|(_, session)| passes(session.name()));
         all.map(|(key, _)| key).collect()
     });
-    // The oldest first.
+    // Oldest first: keys grow with each session.
     keys.sort_unstable();
     keys.truncate(options.count.get());
     let len = keys.len();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Holds with numbers in sessions.
+//! Bindings of session-bound holds, by number.
 
 use super::binding::{Binding, BoundNumber};
 use super::indexes::BoundHold;
@@ -11,7 +11,7 @@ use crate::core::table::LockIdx;
 use crate::core::{Hold, Mode, MonoUs, Now, Owner, WallMs};
 
 impl Bindings {
-    /// Records a hold with a number. `held_since` is the time of the grant if the hold is the owner's first.
+    /// Binds a hold to a number. `held_since` is the time of the grant if the hold is the owner's first.
     pub(in crate::core) fn bind_number(
         &mut self,
         lock: LockIdx,
@@ -34,7 +34,7 @@ impl Bindings {
         }
     }
 
-    /// Removes a hold with a number. Returns whether it was recorded.
+    /// Unbinds the hold of a number. Returns whether it was bound.
     pub(in crate::core) fn unbind_number(
         &mut self,
         lock: LockIdx,
@@ -51,7 +51,7 @@ impl Bindings {
         removed
     }
 
-    /// Renews the lease of a hold with a number from now on.
+    /// Starts the renewal of a number's lease.
     pub(in crate::core) fn watch_number(
         &mut self,
         lock: LockIdx,
@@ -62,7 +62,7 @@ impl Bindings {
         self.reschedule(lock, owner, |binding| binding.watch_number(session, n));
     }
 
-    /// Records that the session of a number is over. The next step of the lock releases the hold.
+    /// Records that the session of a number has ended. The next step of the lock releases the hold.
     pub(in crate::core) fn end_number(&mut self, lock: LockIdx, owner: &Owner, session: SessionKey, n: u64) {
         self.reschedule(lock, owner, |binding| binding.end_number(session, n));
         if let Some(bound) = self.by_lock.get_mut(&lock).filter(|bound| bound.bindings.get(owner).is_some()) {
@@ -70,7 +70,7 @@ impl Bindings {
         }
     }
 
-    /// Removes the next number whose session is over, of this owner or of any.
+    /// Removes and returns the next number whose session has ended, of the owner `of` or of any owner.
     pub(in crate::core) fn take_ended_number(
         &mut self,
         lock: LockIdx,
@@ -96,7 +96,7 @@ impl Bindings {
         }
     }
 
-    /// Number of owners with holds that must be released because a session is over.
+    /// Returns the number of owners with holds to release because their sessions have ended.
     pub(in crate::core) fn ended_len(&self, lock: LockIdx) -> usize {
         let bound = self.by_lock.get(&lock).filter(|_| !self.suspended);
         bound.map_or(0, |bound| bound.ended.len())
@@ -107,7 +107,7 @@ impl Bindings {
         self.numbers(lock, owner).next().is_some()
     }
 
-    /// The owner's holds with numbers.
+    /// Iterates over the numbers of an owner's holds.
     pub(in crate::core) fn numbers(
         &self,
         lock: LockIdx,
@@ -117,12 +117,12 @@ impl Bindings {
         binding.into_iter().flat_map(Binding::numbers)
     }
 
-    /// Number of the owner's holds of this mode that have a number.
+    /// Returns how many of the owner's holds of this mode have a number.
     pub(in crate::core) fn count_numbers(&self, lock: LockIdx, owner: &Owner, mode: Mode) -> usize {
         self.numbers(lock, owner).filter(|number| number.mode == mode).count()
     }
 
-    /// Loses the numbers for which the owner has no hold left. `hold` is what it holds now.
+    /// Marks the numbers in excess of the owner's present holds, `hold`, as lost.
     pub(in crate::core) fn lose_excess(&mut self, lock: LockIdx, owner: &Owner, hold: &Hold, now: MonoUs) {
         let Some(binding) = self.binding(lock, owner) else { return };
         let (before, lease_end) = (binding.due(), binding.lease_end());
@@ -139,14 +139,14 @@ impl Bindings {
         self.drop_if_idle(&hold, now);
     }
 
-    /// The owners of this lock that have holds with numbers.
+    /// Returns the owners with numbered holds on this lock.
     pub(in crate::core) fn owners_with_numbers(&self, lock: LockIdx) -> Vec<Owner> {
         let bindings = self.by_lock.get(&lock).into_iter().flat_map(|bound| bound.bindings.iter());
         let with_numbers = bindings.filter(|(_, binding)| !binding.numbers().is_empty());
         with_numbers.map(|(owner, _)| owner.clone()).collect()
     }
 
-    /// Loses all numbers of a hold that has ended.
+    /// Marks all numbers of an owner as lost, because its hold has ended.
     pub(super) fn lose_numbers(&mut self, hold: &BoundHold) {
         let Some(binding) = self.by_lock.get(&hold.0).and_then(|bound| bound.bindings.get(&hold.1)) else {
             return;
@@ -155,12 +155,12 @@ impl Bindings {
         self.losses.extend(binding.numbers().iter().map(|number| loss(*number, hold, lease_end)));
     }
 
-    /// Takes the numbers whose holds have ended without a call of their session.
+    /// Takes the numbers whose holds ended without a call of their session.
     pub(in crate::core) fn take_losses(&mut self) -> Vec<Loss> {
         std::mem::take(&mut self.losses)
     }
 
-    /// Whether the hold of any number has ended without a call of its session.
+    /// Whether the hold of any number ended without a call of its session.
     pub(in crate::core) fn any_losses(&self) -> bool {
         !self.losses.is_empty()
     }

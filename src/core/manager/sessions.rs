@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: MIT
 
-//! Inputs from sessions.
+//! Calls of sessions: open, resume, poll and close.
 
 use super::LockManager;
 use crate::core::sessions::Acknowledged;
 use crate::core::{ConnectionId, Counted, Late, NewSession, Now, Session, SessionId, SessionKey};
 
-/// A call of a session for its events.
+/// The arguments of `LOCK.EVENTS`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Poll {
-    /// The number of this OPEN or EVENTS among those of the session.
+    /// The number of this call among the session's OPEN and EVENTS calls (R16).
     pub(crate) beat: u64,
-    /// The last event that the client has handled.
+    /// Sequence number of the last event that the client has handled.
     pub(crate) seq: u64,
-    /// The client has the answers of all acquires with smaller numbers.
+    /// The client knows the answers of all acquires with smaller numbers (R11).
     pub(crate) done: u64,
+    /// The calling connection.
     pub(crate) reader: Option<ConnectionId>,
 }
 
@@ -31,7 +32,7 @@ impl LockManager {
         self.parts.sessions.open(new, beat, reader, now.mono)
     }
 
-    /// Continues a session after its connection has broken. Returns the last acknowledged event.
+    /// Resumes a session over another connection. Returns the sequence number of the last acknowledged event.
     pub(crate) fn resume_session(
         &mut self,
         key: SessionKey,
@@ -43,6 +44,7 @@ impl LockManager {
         Ok(self.parts.sessions.get(key).map_or(0, |session| session.event_range().0))
     }
 
+    /// Records that the client is alive. Its waits are no longer passed over (R15).
     fn hear(
         &mut self,
         key: SessionKey,
@@ -58,8 +60,8 @@ impl LockManager {
         Ok(())
     }
 
-    /// Handles a call for events: the client is alive, and knows the events up to `seq`. Returns whether work
-    /// is due soon.
+    /// Handles an EVENTS: extends the deadline, acknowledges the events up to `seq` and confirms their grants.
+    /// Returns whether any lock needs a step.
     pub(crate) fn poll_session(&mut self, key: SessionKey, poll: Poll, now: Now) -> Result<bool, Late> {
         self.hear(key, poll.beat, poll.reader, now)?;
         while let Some(acknowledged) = self.parts.sessions.acknowledge(key, poll.seq) {
@@ -76,7 +78,7 @@ impl LockManager {
         Ok(self.parts.table.any_ready())
     }
 
-    /// Ends a session. Returns the number of its holds.
+    /// Closes a session at its client's request. Returns the number of its holds.
     pub(crate) fn close_session(&mut self, key: SessionKey, now: Now) -> usize {
         self.parts.input_at = now;
         let holds = self.parts.sessions.get(key).map_or(0, |session| session.counts().0);
@@ -85,8 +87,8 @@ impl LockManager {
         holds
     }
 
-    /// Starts a round of the timer for the deadlines of sessions. `runs` is false if the server is paused or
-    /// cannot write. Call it once per call of the timer.
+    /// Checks the deadlines of sessions, once per round of the timer. `runs` is false if the server is paused
+    /// or cannot write.
     pub(crate) fn check_sessions(&mut self, runs: bool, now: Now) {
         if self.parts.sessions.is_empty() {
             return;
@@ -98,10 +100,12 @@ impl LockManager {
         }
     }
 
+    /// Returns the session with this id.
     pub(crate) fn find_session(&self, id: &SessionId) -> Option<SessionKey> {
         self.parts.sessions.find(id)
     }
 
+    /// Returns a session that has not ended.
     pub(crate) fn session(&self, key: SessionKey) -> Option<&Session> {
         self.parts.sessions.get(key)
     }
@@ -111,32 +115,32 @@ impl LockManager {
         self.parts.sessions.iter()
     }
 
-    /// Number of sessions.
+    /// Returns the number of sessions.
     pub(crate) fn session_count(&self) -> usize {
         self.parts.sessions.len()
     }
 
-    /// Number of suspect sessions, whose waits are passed over.
+    /// Returns the number of suspect sessions, whose waits are passed over.
     pub(crate) fn suspect_sessions(&self) -> usize {
         self.parts.sessions.suspects()
     }
 
-    /// Records that a call of the session is blocked until an event, or no longer.
+    /// Records whether an EVENTS of the session is blocked until an event.
     pub(crate) fn set_polled(&mut self, key: SessionKey, is_polled: bool) {
         self.parts.sessions.set_polled(key, is_polled);
     }
 
-    /// Takes the next session whose blocked call must be answered.
+    /// Takes the next session whose blocked EVENTS must be answered.
     pub(crate) fn next_woken(&mut self) -> Option<SessionKey> {
         self.parts.sessions.next_woken()
     }
 
-    /// Whether the renewal of any lease is overdue, so that no EVENTS may be answered yet (R4).
+    /// Whether any lease is due for renewal. Until it is renewed, no EVENTS is answered (R4).
     pub(crate) fn renewals_are_due(&self, now: Now) -> bool {
         self.parts.bindings.next_renewal().is_some_and(|at| at <= now.mono)
     }
 
-    /// Records that an event was sent, so that the client may know of its grant.
+    /// Records that the event of a grant was sent, so the client may rely on it.
     pub(crate) fn sent(&mut self, key: SessionKey, n: u64) {
         if self.parts.waiters.bundles.is_empty() {
             return;

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: MIT
 
-//! The events of a session, until its client acknowledges them.
+//! Log of the events that a session's client has not acknowledged.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use crate::core::{HoldEvent, MonoUs, Reply};
 
-/// The reason why an acquire holds nothing any more, or never will.
+/// The reason of a `lost` event: why an acquire no longer holds its lock, or never gets it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum LossReason {
     /// The lease expired.
     Expired,
     /// `LOCK.BREAK` ended the hold.
     Broken,
-    /// A foreign write deleted the hold, or a call without a number released it.
+    /// A foreign write deleted the hold, or a call without a session released it.
     Deleted,
     /// The server evicted the key because its memory is full.
     Evicted,
@@ -22,15 +22,16 @@ pub(crate) enum LossReason {
     Moved,
     /// The key holds another type.
     WrongType,
-    /// Another session took the hold over.
+    /// Another session took the hold over with `FROM`.
     Taken,
     /// The client did not acknowledge the grant in time.
     Overdue,
     /// Too few replicas acknowledged the grant.
     NoReplicas,
-    /// The time to wait is over.
+    /// The wait timed out.
     TimedOut,
-    /// The request could not be granted when it was next: a counter is full, or its key holds another type.
+    /// The request was next but could not be granted. A count is at its maximum, or the counter's key holds
+    /// another type.
     Refused,
 }
 
@@ -71,7 +72,7 @@ pub(crate) enum EventContent {
     Granted(Reply),
     /// All locks are granted. The replies are in the order of the call's keys.
     GrantedAll(Rc<[Reply]>),
-    /// The acquire holds nothing any more, or its wait is over.
+    /// The hold or the wait has ended.
     Lost(LossReason),
     /// Another owner waits for the lock.
     Contended,
@@ -89,17 +90,17 @@ pub(crate) struct Event {
     pub(crate) seq: u64,
     pub(crate) n: u64,
     pub(crate) content: EventContent,
-    /// Time of the event.
+    /// Time at which the event was added.
     at: MonoUs,
 }
 
-/// The events that the client has not acknowledged, in order. A number has at most one.
+/// The events that the client has not acknowledged, by sequence number. A number has at most one.
 #[derive(Default)]
 pub(super) struct EventLog {
     events: BTreeMap<u64, Event>,
-    /// The last event that was ever added.
+    /// Sequence number of the newest event. Starts at 0 and is never reused.
     last: u64,
-    /// The last event that the client has acknowledged.
+    /// Sequence number of the last acknowledged event.
     acknowledged: u64,
 }
 
@@ -115,12 +116,12 @@ impl EventLog {
         self.events.get(&seq)
     }
 
-    /// Removes an event that no longer matters.
+    /// Removes an event without an acknowledgement: a newer one replaces it, or the client knows its content.
     pub(super) fn remove(&mut self, seq: u64) -> Option<Event> {
         self.events.remove(&seq)
     }
 
-    /// Removes and returns the next event that the client has acknowledged by `seq`.
+    /// Acknowledges the events up to `seq`. Removes and returns the first of them; call it until `None`.
     pub(super) fn acknowledge(&mut self, seq: u64) -> Option<Event> {
         self.acknowledged = self.acknowledged.max(seq.min(self.last));
         let first = self.events.first_entry().filter(|first| *first.key() <= seq)?;
@@ -139,12 +140,12 @@ impl EventLog {
         self.events.len()
     }
 
-    /// Iterates over the events in order.
+    /// Iterates over the events, oldest first.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Event> {
         self.events.values()
     }
 
-    /// The oldest grant, with its time.
+    /// Returns the number and the time of the oldest unacknowledged grant.
     pub(super) fn first_grant(&self) -> Option<(u64, MonoUs)> {
         let grant = self.events.values().find(|event| event.content.is_grant())?;
         Some((grant.n, grant.at))

@@ -2,13 +2,13 @@
 
 //! Sessions: the presence of clients on this server.
 //!
-//! A session outlives its connections. Its holds and waits are known by numbers, which grow with each acquire
-//! of the session, so a call that arrives late names something that is over, and changes nothing. Everything
-//! here is in memory only. After a restart or a failover no session is left, and holds live on by their
-//! leases. The rules (such as R5) are those of `docs/sessions.md`.
+//! A session outlives its connections. Each acquire of a session has a number, and numbers grow. A call that
+//! arrives late names a number that has already ended, so it changes nothing. Sessions are kept in memory
+//! only: a restart or a failover ends all of them, and their holds last until their leases expire. Rules such
+//! as R5 are those of `docs/sessions.md`.
 //!
 //! * [`session`]: one session, with its clock, its numbers and its events.
-//! * [`number`]: what has become of each acquire.
+//! * [`number`]: the state of each acquire.
 //! * [`events`]: the events that the client has not acknowledged.
 
 mod events;
@@ -31,68 +31,68 @@ use super::spare::free_spare;
 use super::table::LockIdx;
 use super::{ConnectionId, MonoUs, Owner, WaiterId, WallMs};
 
-/// Time until the timer checks a passed deadline again, in microseconds. The input that arrived during a stall
-/// of the server is read in between.
+/// Delay before the timer checks a passed deadline again, in microseconds. In between, the server reads the
+/// input that arrived while it stalled.
 const RECHECK_US: MonoUs = 1_000;
 
-/// The secret identity of a session, as clients write it: 32 hexadecimal digits.
+/// The secret id of a session: 128 random bits as 32 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct SessionId(pub(crate) [u8; 32]);
 
-/// The handle of a session. Never reused, so it is safe to keep.
+/// The core's handle of a session. Handles are never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct SessionKey(pub(crate) u64);
 
-/// A call was overtaken by a later one of the same client (R16).
+/// The beat of a call is not greater than the session's last one (R16).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Late;
 
-/// A number was used with other keys or another owner.
+/// The number of a call was already used with other keys or another owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct OtherTarget;
 
-/// A hold or a grant of a session that has ended without its call.
+/// A hold or a grant in flight that ended without a call of its session.
 pub(in crate::core) struct Loss {
     pub(in crate::core) session: SessionKey,
     pub(in crate::core) n: u64,
-    /// The lock and the owner of a hold; `None` for a grant in flight.
+    /// The lock and the owner of the hold. `None` for a wait or a grant in flight.
     pub(in crate::core) hold: Option<(LockIdx, Owner)>,
-    /// End of the lease, as this server last wrote it.
+    /// End of the lease that this server wrote last.
     pub(in crate::core) lease_end: WallMs,
-    /// The reason, if it is known.
+    /// The reason, if known.
     pub(in crate::core) why: Option<LossReason>,
 }
 
-/// What the timer found out about a session.
+/// The result of a session's check by the timer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::core) enum Checked {
-    /// The session is over.
+    /// The session's deadline has passed.
     Over(SessionKey),
-    /// The client does not acknowledge this grant in time.
+    /// The client has not acknowledged the grant of this number in time.
     Overdue(SessionKey, u64),
 }
 
-/// All sessions.
+/// The sessions of this server.
 #[derive(Default)]
 pub(in crate::core) struct Sessions {
     by_id: HashMap<SessionId, SessionKey>,
     sessions: HashMap<SessionKey, Session>,
     last_key: u64,
-    /// The sessions whose reader each connection is.
+    /// Sessions by reader.
     readers: BTreeSet<(ConnectionId, SessionKey)>,
-    /// Times of the next checks. The time of a session may be too early, as calls do not move it.
+    /// Times of the next checks. A time may be too early, because calls of the client do not move it.
     checks: Schedule<MonoUs, SessionKey>,
-    /// The current round of the timer.
+    /// Number of the timer's current round.
     round: u64,
-    /// The last round in which the server was paused or could not write.
+    /// Number of the last round in which the server was paused or could not write.
     paused_in_round: u64,
-    /// Sessions that are over and have numbers left.
+    /// Ended sessions that still have numbers to clean up.
     ending: VecDeque<(SessionKey, Session)>,
-    /// Sessions whose blocked calls must be answered.
+    /// Sessions whose blocked EVENTS must be answered.
     woken: Vec<SessionKey>,
     /// Number of suspect sessions.
     suspects: usize,
-    /// Waits of formerly suspect sessions that are queued again.
+    /// Waits that joined their queues again after their sessions ceased to be suspect.
     unparked: Vec<(LockIdx, WaiterId)>,
 }
 
@@ -122,7 +122,7 @@ impl Sessions {
         self.sessions.get(&key)
     }
 
-    /// The session of a number, for a change of it.
+    /// Returns the session of a number, mutably.
     pub(in crate::core) fn of(&mut self, number: CallNumber) -> Option<&mut Session> {
         self.get_mut(number.session)
     }
@@ -131,7 +131,7 @@ impl Sessions {
         self.sessions.get_mut(&key)
     }
 
-    /// Whether the session does not know this number yet.
+    /// Whether this number is new to its session.
     pub(in crate::core) fn is_new(&self, number: CallNumber) -> bool {
         self.get(number.session).is_some_and(|session| session.known(number) == Known::New)
     }
@@ -144,12 +144,12 @@ impl Sessions {
         self.sessions.len()
     }
 
-    /// Number of suspect sessions.
+    /// Returns the number of suspect sessions.
     pub(in crate::core) fn suspects(&self) -> usize {
         self.suspects
     }
 
-    /// Number of entries in all tables.
+    /// Returns the number of entries in all tables.
     pub(in crate::core) fn table_len(&self) -> usize {
         let sessions = self.sessions.len() + self.by_id.len() + self.readers.len() + self.checks.len();
         sessions + self.ending.len() + self.woken.len() + self.unparked.len()
@@ -159,7 +159,8 @@ impl Sessions {
         self.sessions.iter().map(|(key, session)| (*key, session))
     }
 
-    /// Records an OPEN or EVENTS of the client. Its connection becomes the reader.
+    /// Records an OPEN or EVENTS of the client: extends the deadline and makes `reader` the session's reader.
+    /// Fails if the call is late.
     pub(in crate::core) fn hear(
         &mut self,
         key: SessionKey,
@@ -196,8 +197,8 @@ impl Sessions {
         self.readers.range(from..).next().is_some_and(|(of, _)| *of == connection)
     }
 
-    /// Handles a closed connection: the sessions whose reader it was end after their grace. Returns the
-    /// sessions without one.
+    /// Handles a closed connection: the sessions whose reader it was end after their grace. Returns those
+    /// whose grace is 0, which end at once.
     pub(in crate::core) fn connection_closed(
         &mut self,
         connection: ConnectionId,
@@ -218,7 +219,7 @@ impl Sessions {
         over
     }
 
-    /// Moves the next check of a session to an earlier time, if necessary.
+    /// Moves the next check of a session forward if it is due earlier.
     fn plan(&mut self, key: SessionKey) {
         let Some(session) = self.sessions.get(&key) else { return };
         let at = session.next_check();
@@ -227,13 +228,13 @@ impl Sessions {
         }
     }
 
-    /// Time of the next check.
+    /// Returns the time of the next check.
     pub(in crate::core) fn next_check(&self) -> Option<MonoUs> {
         self.checks.first()
     }
 
-    /// Starts a round of the timer. `runs` is false if the server is paused or cannot write. Then no deadline
-    /// counts, because calls may be waiting.
+    /// Starts a round of the timer. `runs` is false if the server is paused or cannot write. No deadline counts
+    /// in such a round, because calls of clients may be waiting.
     pub(in crate::core) fn begin_round(&mut self, runs: bool) {
         self.round += 1;
         if !runs {
@@ -241,8 +242,9 @@ impl Sessions {
         }
     }
 
-    /// The next session whose deadline has passed, or whose grant is overdue. A deadline counts only when a
-    /// second round of the timer finds it passed, because only then all input was read that arrived before it.
+    /// Returns the next session whose deadline has passed, or whose grant is overdue. A deadline counts only in
+    /// the second round of the timer that finds it passed. By then the server has read all input that arrived
+    /// before the deadline.
     pub(in crate::core) fn check(&mut self, now: MonoUs) -> Option<Checked> {
         loop {
             let key = self.checks.pop_due(now)?;
@@ -263,57 +265,57 @@ impl Sessions {
                 return Some(Checked::Over(key));
             }
             let Some(n) = session.first_grant() else { continue };
-            // Further grants may be overdue.
+            // Other grants of the session may be overdue, too.
             self.checks.set(&key, Some(now));
             return Some(Checked::Overdue(key, n));
         }
     }
 
-    /// Marks a session as suspect: its waits are passed over until its client is heard of.
+    /// Marks a session as suspect: its waits are passed over until the client's next call.
     pub(in crate::core) fn suspect(&mut self, key: SessionKey) {
         let Some(session) = self.sessions.get_mut(&key) else { return };
         self.suspects += usize::from(!std::mem::replace(&mut session.is_suspect, true));
         self.plan(key);
     }
 
-    /// Whether any session is suspect or ending, so that waits may have to be passed over.
+    /// Whether any session is suspect or ending. Otherwise no wait is passed over.
     pub(in crate::core) fn passes_over(&self) -> bool {
         self.suspects > 0 || !self.ending.is_empty()
     }
 
-    /// Whether a queued wait of this session is passed over.
+    /// Whether the waits of this session are passed over.
     pub(in crate::core) fn is_passed_over(&self, key: SessionKey) -> bool {
         self.sessions.get(&key).is_none_or(|session| session.is_suspect)
     }
 
-    /// Keeps a wait that was passed over. Returns false if the session is over.
+    /// Parks a wait that was passed over. Returns false if the session has ended.
     pub(in crate::core) fn park(&mut self, key: SessionKey, id: WaiterId, wait: NewWait) -> bool {
         let Some(session) = self.sessions.get_mut(&key) else { return false };
         session.parked.push((id, wait));
         true
     }
 
-    /// Removes a wait that was passed over. Returns whether there was one.
+    /// Removes a parked wait. Returns whether it was parked.
     pub(in crate::core) fn unpark_one(&mut self, key: SessionKey, id: WaiterId) -> bool {
         let Some(session) = self.sessions.get_mut(&key) else { return false };
         let at = session.parked.iter().position(|(parked, _)| *parked == id);
         at.map(|at| session.parked.swap_remove(at)).is_some()
     }
 
-    /// Ends the suspicion. Returns the waits to queue again.
+    /// Clears the suspect state. Returns the parked waits, which must join their queues again.
     pub(in crate::core) fn trust(&mut self, key: SessionKey) -> Vec<(WaiterId, NewWait)> {
         let Some(session) = self.sessions.get_mut(&key) else { return Vec::new() };
         self.suspects -= usize::from(std::mem::take(&mut session.is_suspect));
         std::mem::take(&mut session.parked)
     }
 
-    /// Records that a wait is queued again. The next step of its lock moves it ahead if its owner holds the
-    /// lock by now.
+    /// Records that a parked wait is queued again. The next step of its lock moves it ahead if its owner has
+    /// become a holder in the meantime.
     pub(in crate::core) fn note_unparked(&mut self, lock: LockIdx, id: WaiterId) {
         self.unparked.push((lock, id));
     }
 
-    /// Takes the waits of this lock that are queued again.
+    /// Takes the parked waits that joined this lock's queue again.
     pub(in crate::core) fn take_unparked(&mut self, lock: LockIdx) -> Vec<WaiterId> {
         if self.unparked.is_empty() {
             return Vec::new();
@@ -321,7 +323,7 @@ impl Sessions {
         self.unparked.extract_if(.., |(of, _)| *of == lock).map(|(_, id)| id).collect()
     }
 
-    /// Records that a waiting acquire was granted.
+    /// Records the grant of a waiting acquire as an event.
     pub(in crate::core) fn granted(
         &mut self,
         number: CallNumber,
@@ -335,7 +337,7 @@ impl Sessions {
         self.wake(number.session);
     }
 
-    /// Records that an acquire holds nothing any more, or never will.
+    /// Records the end of a hold, a wait or a grant in flight.
     pub(in crate::core) fn lose(&mut self, loss: &Loss, why: LossReason, now: MonoUs) {
         let Some(session) = self.sessions.get_mut(&loss.session) else { return };
         let at = loss.hold.as_ref().map(|(lock, owner)| (*lock, owner));
@@ -344,14 +346,14 @@ impl Sessions {
         }
     }
 
-    /// Records that another owner waits for the lock of a number.
+    /// Records that another owner waits for the lock that a number holds.
     pub(in crate::core) fn contended(&mut self, key: SessionKey, n: u64, now: MonoUs) {
         if self.sessions.get_mut(&key).is_some_and(|session| session.contended(n, now)) {
             self.wake(key);
         }
     }
 
-    /// Records that the client polls: a call of it is blocked until an event.
+    /// Records whether an EVENTS of the session is blocked until an event.
     pub(in crate::core) fn set_polled(&mut self, key: SessionKey, is_polled: bool) {
         if let Some(session) = self.sessions.get_mut(&key) {
             session.is_polled = is_polled;
@@ -365,17 +367,17 @@ impl Sessions {
         }
     }
 
-    /// Takes the next session whose blocked call must be answered.
+    /// Takes the next session whose blocked EVENTS must be answered.
     pub(in crate::core) fn next_woken(&mut self) -> Option<SessionKey> {
         self.woken.pop()
     }
 
-    /// Removes the next event that the client has acknowledged by `seq`.
+    /// Acknowledges the events up to `seq`. Removes and returns the first of them; call it until `None`.
     pub(in crate::core) fn acknowledge(&mut self, key: SessionKey, seq: u64) -> Option<Acknowledged> {
         self.sessions.get_mut(&key)?.acknowledge(seq)
     }
 
-    /// Ends a session: its id is over for ever. Its holds and waits are ended in portions.
+    /// Ends a session permanently: its id is unknown from now on. Its holds and waits end in portions.
     pub(in crate::core) fn end(&mut self, key: SessionKey) {
         self.set_reader(key, None);
         self.wake(key);
@@ -395,7 +397,7 @@ impl Sessions {
         }
     }
 
-    /// Takes the next number of an ending session. A wait that was passed over is dropped with its number.
+    /// Takes the next number of an ending session. Its parked waits are dropped.
     pub(in crate::core) fn take_ended(&mut self) -> Option<(SessionKey, u64, NumberState)> {
         loop {
             let (key, session) = self.ending.front_mut()?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! What has become of each acquire of a session.
+//! The state of each acquire of a session.
 
 use smallvec::SmallVec;
 
@@ -8,28 +8,27 @@ use super::SessionKey;
 use crate::core::table::LockIdx;
 use crate::core::{Mode, Owner, Reply, WaiterId};
 
-/// The number of an acquire, in its session.
+/// The number of an acquire within its session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CallNumber {
     pub(crate) session: SessionKey,
     pub(crate) n: u64,
-    /// A hash of the keys and the owner. A number stands for one acquire, so a call with another target is a
-    /// mistake of the client.
+    /// Hash of the keys and the owner. A number stands for one acquire, so another target is a client error.
     pub(crate) target: u64,
 }
 
-/// What a session knows about a number before the call with it.
+/// The state of a number when an acquire with it arrives (R12).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Known {
-    /// Nothing: the call is new.
+    /// The session has not seen the number.
     New,
-    /// The client has declared that it has the answers of all calls below its `done`, and this is one (R11).
+    /// The number is below `done`: the client has said that it knows the answer (R11).
     Late,
     /// The number was used with other keys or another owner.
     OtherTarget,
     /// The acquire waits.
     Waiting,
-    /// The acquire was granted. One reply for each of its keys.
+    /// The acquire was granted. Holds one reply per key.
     Granted(SmallVec<[Reply; 1]>),
     /// The lock was busy, or the wait timed out.
     Busy,
@@ -42,21 +41,21 @@ pub(crate) enum Known {
 /// The state of a number.
 #[derive(Debug)]
 pub(in crate::core) enum NumberState {
-    /// The request waits in a queue. For several locks, the first wait.
+    /// The request waits in a queue. A call for several locks stores its first wait.
     Waiting(WaiterId),
-    /// The grant is an event that the client has not acknowledged. For several locks, the first wait.
+    /// The client has not acknowledged the grant. A call for several locks stores its first wait.
     InFlight(WaiterId),
     Held(Held),
-    /// The number holds nothing, and never will.
+    /// The number has ended with this answer, and never holds a lock again.
     Answered(Answer),
 }
 
 /// The holds of one number.
 #[derive(Debug, Default)]
 pub(in crate::core) struct Held {
-    /// One hold per lock. Some may be lost.
+    /// One hold per lock that is still held.
     pub(in crate::core) holds: SmallVec<[NumberedHold; 1]>,
-    /// Whether any hold was lost. The client then does not rely on the others.
+    /// Whether any hold of the number was lost. Its client then relies on none of them.
     pub(in crate::core) is_lost: bool,
 }
 
@@ -66,7 +65,7 @@ pub(in crate::core) struct NumberedHold {
     pub(in crate::core) lock: LockIdx,
     pub(in crate::core) owner: Owner,
     pub(in crate::core) ephemeral: bool,
-    /// The reply to the acquire, which a repeated call gets again.
+    /// The reply to the acquire, which a repeated acquire gets again.
     pub(in crate::core) reply: Reply,
 }
 
@@ -76,22 +75,22 @@ impl NumberedHold {
     }
 }
 
-/// The last word about a number. Kept until the client declares that it has it.
+/// The final answer about a number. Kept until `done` passes the number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::core) enum Answer {
     /// The lock was busy, or the wait timed out.
     Busy,
-    /// `LOCK.CANCEL` has undone the acquire, or came before it.
+    /// `LOCK.CANCEL` undid the acquire or arrived before it.
     Cancelled {
-        /// Whether anything was undone.
+        /// Whether the call ended a wait or released a hold.
         undone: bool,
     },
     /// The hold was released.
     Released {
-        /// The number of holds that were left.
+        /// Number of holds left to the owner, as the first reply said.
         left: i64,
     },
-    /// A release came before the acquire, or the hold was lost.
+    /// The hold was lost, or a release arrived before the acquire (R23).
     Ended,
 }
 
@@ -100,6 +99,6 @@ pub(in crate::core) enum Answer {
 pub(super) struct Entry {
     pub(super) target: u64,
     pub(super) state: NumberState,
-    /// The event about this number that the client has not acknowledged.
+    /// Sequence number of the unacknowledged event about this number.
     pub(super) event: Option<u64>,
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! One session.
+//! A session: its clock, its numbers and its events.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -14,13 +14,13 @@ use crate::core::queue::wait::NewWait;
 use crate::core::table::LockIdx;
 use crate::core::{ConnectionId, MonoUs, Owner, WaiterId};
 
-/// A grant is revoked if the client has not acknowledged it for this time, in microseconds, and was not heard
-/// of for the session's grace either (R1).
+/// Time after which an unacknowledged grant may be revoked, in microseconds. The client must have been silent
+/// for the session's grace as well (R1).
 const OVERDUE_US: MonoUs = 5_000_000;
 
 /// An event that the client has acknowledged.
 pub(in crate::core) enum Acknowledged {
-    /// The grant of this wait, which is thereby confirmed.
+    /// The grant of this wait. The acknowledgement confirms it.
     Grant(WaiterId, EventContent),
     Other,
 }
@@ -31,37 +31,38 @@ pub(crate) struct NewSession {
     pub(crate) id: SessionId,
     /// The user to whom the session belongs.
     pub(crate) user: Rc<[u8]>,
-    /// A public name, for operators.
+    /// The public name, shown to operators.
     pub(crate) name: Rc<[u8]>,
-    /// Time without a call of the client after which the session ends.
+    /// Time after the last OPEN or EVENTS at which the session ends.
     pub(crate) ttl_us: MonoUs,
-    /// Time after the end of the reader's connection after which the session ends. At most the TTL.
+    /// Time after the end of the reader's connection at which the session ends. At most the TTL.
     pub(crate) grace_us: MonoUs,
 }
 
-/// One session.
+/// A session: a client's presence on this server.
 pub(crate) struct Session {
     pub(super) new: NewSession,
     pub(super) opened_at: MonoUs,
-    /// The number of the last OPEN or EVENTS (R16).
+    /// Beat of the last OPEN or EVENTS (R16).
     pub(super) beat: u64,
-    /// Arrival of the last OPEN or EVENTS.
+    /// Arrival time of the last OPEN or EVENTS.
     pub(super) heard_at: MonoUs,
-    /// Time at which the session ends, unless its client is heard of.
+    /// Time at which the session ends unless another OPEN or EVENTS arrives.
     pub(super) deadline: MonoUs,
     /// The connection of the last OPEN or EVENTS, while it is open.
     pub(super) reader: Option<ConnectionId>,
-    /// The round of the timer that found the deadline passed. See `Sessions::check`.
+    /// The round of the timer that first found the deadline passed. See `Sessions::check`.
     pub(super) passed_in_round: Option<u64>,
-    /// The client has the answers of all acquires with smaller numbers (R11).
+    /// The client knows the answers of all acquires with smaller numbers (R11).
     done: u64,
     numbers: BTreeMap<u64, Entry>,
     events: EventLog,
-    /// Whether a grant was revoked because the client did not acknowledge it. Its waits are then passed over.
+    /// Whether the client has left a grant unacknowledged for too long. The session's waits are then passed
+    /// over.
     pub(super) is_suspect: bool,
-    /// Waits that were passed over.
+    /// Waits that were passed over while the session was suspect.
     pub(super) parked: Vec<(WaiterId, NewWait)>,
-    /// Whether a call of the client is blocked until an event.
+    /// Whether an EVENTS is blocked until an event.
     pub(super) is_polled: bool,
 }
 
@@ -84,18 +85,18 @@ impl Session {
         }
     }
 
-    /// Time of the next check by the timer: the deadline, or an earlier time at which a grant is overdue.
+    /// Returns the time of the next check by the timer: the deadline, or when a grant is overdue if earlier.
     pub(super) fn next_check(&self) -> MonoUs {
         self.overdue_at().map_or(self.deadline, |at| at.min(self.deadline))
     }
 
-    /// Time at which the oldest grant in flight is overdue.
+    /// Returns the time at which the oldest grant in flight is overdue.
     pub(super) fn overdue_at(&self) -> Option<MonoUs> {
         let (_, at) = self.events.first_grant()?;
         Some(at.saturating_add(OVERDUE_US).max(self.heard_at.saturating_add(self.new.grace_us)))
     }
 
-    /// The wait of a grant in flight.
+    /// Returns the wait of this number's grant in flight.
     pub(in crate::core) fn in_flight(&self, n: u64) -> Option<WaiterId> {
         match self.numbers.get(&n)?.state {
             NumberState::InFlight(id) => Some(id),
@@ -103,12 +104,12 @@ impl Session {
         }
     }
 
-    /// The number of the oldest grant in flight.
+    /// Returns the number of the oldest grant in flight.
     pub(super) fn first_grant(&self) -> Option<u64> {
         self.events.first_grant().map(|(n, _)| n)
     }
 
-    /// What is known about a number, for a repeated acquire (R12).
+    /// Returns the state of a number for an acquire with it (R12).
     pub(in crate::core) fn known(&self, CallNumber { n, target, .. }: CallNumber) -> Known {
         let Some(entry) = self.numbers.get(&n) else {
             return if n < self.done { Known::Late } else { Known::New };
@@ -138,12 +139,12 @@ impl Session {
         }
     }
 
-    /// Whether the client has declared that it has the answer of the acquire with this number.
+    /// Whether the number is below `done`: the client knows the acquire's answer.
     pub(in crate::core) fn is_done(&self, n: u64) -> bool {
         n < self.done
     }
 
-    /// The state of a number, unless it was used with another target.
+    /// Returns the state of a number. Fails if it was used with another target.
     pub(in crate::core) fn state(
         &self,
         number: CallNumber,
@@ -154,7 +155,7 @@ impl Session {
         }
     }
 
-    /// Records a state that is not the last one.
+    /// Records the state of a number and keeps its event.
     fn set(&mut self, n: u64, target: u64, state: NumberState) {
         match self.numbers.get_mut(&n) {
             Some(entry) => entry.state = state,
@@ -169,7 +170,7 @@ impl Session {
         self.set(number.n, number.target, NumberState::Waiting(id));
     }
 
-    /// Records that a waiting acquire was granted, and that its event is not acknowledged.
+    /// Records the grant of a waiting acquire, with an event.
     pub(super) fn granted(&mut self, n: u64, id: WaiterId, content: EventContent, now: MonoUs) {
         let Some(entry) = self.numbers.get_mut(&n) else { return };
         entry.state = NumberState::InFlight(id);
@@ -187,7 +188,7 @@ impl Session {
         }
     }
 
-    /// Whether the hold of a number on this lock is released when the session is over.
+    /// Whether the hold of a number on this lock is released when the session ends.
     pub(in crate::core) fn is_ephemeral(&self, n: u64, lock: LockIdx) -> bool {
         match self.numbers.get(&n).map(|entry| &entry.state) {
             Some(NumberState::Held(held)) => {
@@ -197,7 +198,7 @@ impl Session {
         }
     }
 
-    /// Records the last word about a number, and drops the event about it.
+    /// Records the final answer about a number and drops its event.
     pub(in crate::core) fn answer(&mut self, number: CallNumber, answer: Answer) {
         if let Some(seq) = self.numbers.get_mut(&number.n).and_then(|entry| entry.event.take()) {
             self.events.remove(seq);
@@ -218,8 +219,8 @@ impl Session {
         held.holds.is_empty()
     }
 
-    /// Records that a number has lost its hold on one lock, or its wait. `lock` is `None` if nothing is left.
-    /// Returns whether the client gets an event.
+    /// Records the loss of a number's hold on the lock `at`, or of its wait or grant in flight if `at` is
+    /// `None`. Returns whether the client gets an event.
     pub(super) fn lose(
         &mut self,
         n: u64,
@@ -242,14 +243,14 @@ impl Session {
         if !was_lost {
             self.replace_event(n, EventContent::Lost(why), now);
         }
-        // The event stays. It is about a number that the client still knows.
+        // The event stays: the client still has this number.
         if is_last && is_done {
             self.numbers.remove(&n);
         }
         !was_lost
     }
 
-    /// Records that another owner waits for the lock of a held number. Returns whether the client gets an
+    /// Records that another owner waits for the lock that a number holds. Returns whether the client gets an
     /// event.
     pub(super) fn contended(&mut self, n: u64, now: MonoUs) -> bool {
         let is_held = |entry: &Entry| {
@@ -270,7 +271,7 @@ impl Session {
         }
     }
 
-    /// Records that the client knows all answers below `done`.
+    /// Forgets the answers below `done`, because the client knows them (R11).
     pub(in crate::core) fn forget_below(&mut self, done: u64) {
         if done <= self.done {
             return;
@@ -284,7 +285,7 @@ impl Session {
         }
     }
 
-    /// Removes the next event that the client has acknowledged by `seq`.
+    /// Acknowledges the events up to `seq`. Removes and returns the first of them; call it until `None`.
     pub(super) fn acknowledge(&mut self, seq: u64) -> Option<Acknowledged> {
         let event = self.events.acknowledge(seq)?;
         let Some(entry) = self.numbers.get_mut(&event.n) else { return Some(Acknowledged::Other) };
@@ -295,7 +296,7 @@ impl Session {
         })
     }
 
-    /// Removes the event of a grant in flight, which its client has proved to know.
+    /// Removes the event of a grant in flight whose client has named the number in a call.
     pub(in crate::core) fn take_grant(&mut self, n: u64) -> Option<(WaiterId, EventContent)> {
         let entry = self.numbers.get_mut(&n)?;
         let NumberState::InFlight(id) = entry.state else { return None };
@@ -303,7 +304,7 @@ impl Session {
         Some((id, event.content))
     }
 
-    /// Removes and returns any number, at the end of the session.
+    /// Removes and returns a number, at the end of the session.
     pub(super) fn take_number(&mut self) -> Option<(u64, NumberState)> {
         self.numbers.pop_last().map(|(n, entry)| (n, entry.state))
     }
@@ -313,37 +314,37 @@ impl Session {
         self.numbers.iter().map(|(n, entry)| (*n, &entry.state))
     }
 
-    /// The secret id. Only its client may see it.
+    /// Returns the secret id. Only the session's client may see it.
     pub(crate) fn id(&self) -> SessionId {
         self.new.id
     }
 
-    /// The user to whom the session belongs.
+    /// Returns the user to whom the session belongs.
     pub(crate) fn user(&self) -> &[u8] {
         &self.new.user
     }
 
-    /// The public name.
+    /// Returns the public name.
     pub(crate) fn name(&self) -> &Rc<[u8]> {
         &self.new.name
     }
 
-    /// The connection of the last OPEN or EVENTS, while it is open.
+    /// Returns the connection of the last OPEN or EVENTS, while it is open.
     pub(crate) fn reader(&self) -> Option<ConnectionId> {
         self.reader
     }
 
-    /// Time since the session was opened.
+    /// Returns the time since the session was opened, in microseconds.
     pub(crate) fn age(&self, now: MonoUs) -> MonoUs {
         now.saturating_sub(self.opened_at)
     }
 
-    /// Time until the session ends, unless its client is heard of.
+    /// Returns the time until the deadline, in microseconds.
     pub(crate) fn left(&self, now: MonoUs) -> MonoUs {
         self.deadline.saturating_sub(now)
     }
 
-    /// Number of holds, and number of waits.
+    /// Returns the number of holds and the number of waits. A grant in flight counts as a hold.
     pub(crate) fn counts(&self) -> (usize, usize) {
         self.states().fold((0, 0), |(holds, waits), (_, state)| match state {
             NumberState::Waiting(_) => (holds, waits + 1),
@@ -353,28 +354,28 @@ impl Session {
         })
     }
 
-    /// The longest time for which EVENTS may block, in microseconds (R19).
+    /// Returns the maximum time for which EVENTS blocks, in microseconds (R19).
     pub(crate) fn max_poll_us(&self) -> MonoUs {
         let shortest = if self.new.grace_us == 0 { self.new.ttl_us } else { self.new.grace_us };
         shortest / 3
     }
 
-    /// The time for which a client may trust its holds after a confirmed EVENTS, in microseconds.
+    /// Returns the time for which a client may trust its holds after a confirming EVENTS, in microseconds.
     pub(crate) fn grace_us(&self) -> MonoUs {
         self.new.grace_us
     }
 
-    /// The last acknowledged event, and the last event.
+    /// Returns the sequence numbers of the last acknowledged event and of the newest event.
     pub(crate) fn event_range(&self) -> (u64, u64) {
         (self.events.acknowledged(), self.events.last())
     }
 
-    /// The events that are not acknowledged, in order.
+    /// Iterates over the unacknowledged events, oldest first.
     pub(crate) fn events(&self) -> impl Iterator<Item = &Event> {
         self.events.iter()
     }
 
-    /// Number of events that are not acknowledged.
+    /// Returns the number of unacknowledged events.
     pub(crate) fn pending(&self) -> usize {
         self.events.len()
     }

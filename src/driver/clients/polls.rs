@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Clients of sessions that wait for events in the server (`LOCK.EVENTS`).
+//! Blocked `LOCK.EVENTS` calls, and the sessions that connections may use.
 
 use foldhash::HashMap;
 
@@ -20,62 +20,62 @@ const PERMISSION_TTL_US: MonoUs = 1_000_000;
 /// The user of an unrestricted connection.
 const NO_USER: &[u8] = b"";
 
-/// A session that a connection may use.
+/// The session that a connection named last, after its permission check.
 struct KnownSession {
     session: SessionKey,
     checked_at: MonoUs,
 }
 
-/// How to answer a call for events.
+/// The time to wait and the maximum number of events of an EVENTS.
 #[derive(Clone, Copy)]
 pub(crate) struct PollAnswer {
-    /// Time to wait for an event.
+    /// Time to wait for an event, in microseconds.
     pub(crate) wait_us: MonoUs,
     /// Maximum number of events.
     pub(crate) count: usize,
 }
 
-/// A blocked call for events.
+/// A blocked EVENTS.
 struct Poll {
     handle: ClientHandle,
     token: u64,
-    /// Whether only the renewal of due leases delays the answer.
+    /// Whether the call waits only for due renewals (R4).
     is_ready: bool,
 }
 
-/// The answer to a call that is no longer blocked, until the server has sent it.
+/// The outcome of an EVENTS, from the end of its block until the server sends the reply.
 #[derive(Clone, Copy)]
 enum PollOutcome {
     Waiting,
     Events,
-    /// A newer call of the session has taken its place, or the client has left.
+    /// A newer EVENTS of the session has replaced it, or the client has left.
     Empty,
     NoSession,
     Demoted,
     CannotRenew,
 }
 
-/// All blocked calls for events.
+/// The blocked EVENTS calls of all sessions.
 #[derive(Default)]
 pub(crate) struct Polls {
     by_session: HashMap<SessionKey, Poll>,
     /// The session, the maximum number of events and the outcome of each call, by its token.
     calls: HashMap<u64, (SessionKey, usize, PollOutcome)>,
-    /// Ends of the times to wait.
+    /// Times at which the calls stop waiting.
     deadlines: Schedule<MonoUs, SessionKey>,
-    /// Sessions that would be answered if no renewal were due.
+    /// Sessions whose call waits only for due renewals (R4).
     ready: Vec<SessionKey>,
-    /// The session that each open connection has most recently named.
+    /// The session that each open connection named last.
     known: HashMap<u64, KnownSession>,
 }
 
 impl Polls {
-    /// Number of blocked calls, and of connections with a cached session.
+    /// Returns the number of blocked calls and the number of connections with a cached session.
     pub(crate) fn lens(&self) -> (usize, usize) {
         (self.calls.len(), self.known.len())
     }
 
-    /// The first end of a time to wait.
+    /// Returns the earliest time at which a call stops waiting.
     pub(crate) fn first_deadline(&self) -> Option<MonoUs> {
         self.deadlines.first()
     }
@@ -104,14 +104,14 @@ impl Polls {
     }
 }
 
-/// A random id for a new session.
+/// Returns a random id for a new session.
 pub(crate) fn random_session_id() -> SessionId {
     let mut id = [0; 32];
     Uuid::new_v4().simple().encode_lower(&mut id);
     SessionId(id)
 }
 
-/// The user of the calling connection.
+/// Returns the user of the calling connection.
 pub(crate) fn user_of_caller(ctx: Ctx<'_>) -> Rc<[u8]> {
     Rc::from(Caller::of(ctx).user().unwrap_or(NO_USER))
 }
@@ -127,8 +127,7 @@ pub(crate) fn open_session(ctx: Ctx<'_>, client: u64, new: NewSession, beat: u64
     })
 }
 
-/// The session with this id. Fails if it is over, or belongs to another user than that of the calling
-/// connection.
+/// Returns the session with this id. Fails if it has ended or belongs to another user than the caller's.
 pub(crate) fn session(ctx: Ctx<'_>, client: u64, id: &[u8]) -> Result<SessionKey, Error> {
     let id = SessionId(<[u8; 32]>::try_from(id).map_err(|_| Error::NoSession)?);
     let now = ctx.now().mono;
@@ -151,8 +150,8 @@ pub(crate) fn session(ctx: Ctx<'_>, client: u64, id: &[u8]) -> Result<SessionKey
     })
 }
 
-/// Answers a call for events: at once if any are pending or the call does not wait, otherwise when one comes.
-/// No call is answered while a lease is due for renewal, because the client would rely on it (R4).
+/// Answers an EVENTS: at once if an event is pending or the call does not wait, otherwise blocks it. No call
+/// is answered while a lease is due for renewal, because the client would rely on it (R4).
 pub(crate) fn answer_poll(
     ctx: Ctx<'_>,
     session: SessionKey,
@@ -198,14 +197,14 @@ pub(crate) fn answer_poll(
 }
 
 impl Driver {
-    /// Answers the blocked calls of sessions with events, and of sessions that are over.
+    /// Answers the blocked calls of sessions that have new events or have ended.
     pub(in crate::driver) fn answer_woken_polls(&mut self, now: Now) {
         while let Some(session) = self.locks.next_woken() {
             self.answer_when_renewed(session, now);
         }
     }
 
-    /// Answers a blocked call, unless a lease is due for renewal. Then the timer answers it.
+    /// Answers a blocked call. While a lease is due for renewal, the call stays blocked for the timer (R4).
     fn answer_when_renewed(&mut self, session: SessionKey, now: Now) {
         let outcome = if self.locks.session(session).is_some() {
             if self.locks.renewals_are_due(now) {
@@ -225,7 +224,7 @@ impl Driver {
         self.polls.end(session, outcome);
     }
 
-    /// Answers blocked calls whose time to wait is over, and calls that were delayed by due renewals.
+    /// Answers blocked calls whose time to wait is over, and calls that due renewals have delayed.
     pub(in crate::driver) fn answer_due_polls(&mut self, ctx: Ctx<'_>, obstacle: Option<Obstacle>) {
         let now = ctx.now();
         while self.polls.deadlines.first().is_some_and(|at| at <= now.mono) {
@@ -252,7 +251,7 @@ impl Driver {
     }
 }
 
-/// Replies with the events of a session.
+/// Replies with the unacknowledged events of a session, at most `count`.
 fn reply_events(driver: &mut Driver, ctx: Ctx<'_>, key: SessionKey, count: usize) {
     let Some(session) = driver.locks.session(key) else {
         return ctx.reply_error(&Error::NoSession.to_string());
@@ -301,7 +300,7 @@ fn begin_event(ctx: Ctx<'_>, seq: u64, kind: &[u8], n: u64) {
     ctx.reply_integer(n.cast_signed());
 }
 
-/// Callbacks of the server about blocked calls for events.
+/// The server's callbacks for blocked EVENTS calls.
 struct Callbacks;
 
 impl BlockedClient for Callbacks {

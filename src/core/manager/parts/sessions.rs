@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Holds, waits and grants that belong to sessions.
+//! Holds, waits and grants of sessions.
 
 use super::Parts;
 use crate::core::bindings::binding::BoundNumber;
@@ -14,7 +14,7 @@ use crate::core::{
 };
 
 impl Parts {
-    /// Records a hold that belongs to a session. `held_since` is the time of the grant if the hold is the
+    /// Binds a hold to its session and number. `held_since` is the time of the grant if the hold is the
     /// owner's first.
     pub(in crate::core::manager) fn bind_number(
         &mut self,
@@ -35,7 +35,7 @@ impl Parts {
         self.statistics.has_bound(self.bindings.count());
     }
 
-    /// Passes the decision about a wait to its session.
+    /// Records the decision about a wait in its session, as an event for the client.
     pub(in crate::core::manager) fn decide_number(
         &mut self,
         number: CallNumber,
@@ -57,20 +57,20 @@ impl Parts {
             Decision::Moved => LossReason::Moved,
             Decision::Lost => LossReason::Deleted,
             Decision::Refused(_) => LossReason::Refused,
-            // The session learns of these in another way.
+            // The session's own calls or its end cause these, so they need no event.
             Decision::Superseded | Decision::Cancelled | Decision::Demoted => return,
         };
         self.lose_wait(number, why);
     }
 
-    /// Records that a wait or a grant in flight of a session is over.
+    /// Records the end of a session's wait or grant in flight.
     pub(in crate::core::manager) fn lose_wait(&mut self, number: CallNumber, why: LossReason) {
         let loss = Loss { session: number.session, n: number.n, hold: None, lease_end: 0, why: Some(why) };
         self.sessions.lose(&loss, why, self.input_at.mono);
     }
 
-    /// Records that the client of a session knows a grant, so that it cannot be revoked. Returns whether it
-    /// still stands.
+    /// Confirms the grant in flight of a number, because its client knows of it. Returns whether the hold
+    /// still exists.
     pub(in crate::core::manager) fn confirm_number(&mut self, number: CallNumber, now: Now) -> bool {
         let Some((id, content)) = self.sessions.of(number).and_then(|session| session.take_grant(number.n))
         else {
@@ -79,7 +79,7 @@ impl Parts {
         self.confirm_grant_of_session(id, content, now)
     }
 
-    /// Confirms a grant that a session has acknowledged. Returns whether it still stands.
+    /// Confirms a grant in flight, so that it is no longer revoked. Returns whether the hold still exists.
     pub(in crate::core::manager) fn confirm_grant_of_session(
         &mut self,
         id: WaiterId,
@@ -109,12 +109,12 @@ impl Parts {
         stands
     }
 
-    /// Keeps a wait whose session is suspect out of its queue, or drops it if the session is over.
+    /// Parks a wait outside its queue while its session is suspect, or drops it if the session has ended.
     pub(in crate::core::manager) fn pass_over(&mut self, id: WaiterId, number: CallNumber) {
         let is_member = self.waiters.queued(id).is_some_and(Wait::is_member);
         let Some(wait) = self.take_out(id) else { return };
         if is_member {
-            // The call waits for several locks, and would have to join all queues again.
+            // The call waits for several locks. A wait for several locks cannot be parked.
             return self.lose_wait(number, LossReason::Overdue);
         }
         let parked = NewWait {
@@ -128,7 +128,7 @@ impl Parts {
         self.sessions.park(number.session, id, parked);
     }
 
-    /// Queues the waits of a session again that were passed over. They keep their places.
+    /// Returns a session's parked waits to their places in the queues (R15).
     pub(in crate::core::manager) fn trust(&mut self, key: SessionKey) {
         for (id, wait) in self.sessions.trust(key) {
             let lock = wait.lock;
@@ -139,7 +139,7 @@ impl Parts {
         }
     }
 
-    /// Checks the deadlines of sessions, and ends a portion of the numbers of those that are over.
+    /// Ends a portion of the sessions whose deadline has passed, and revokes a portion of the overdue grants.
     pub(in crate::core::manager) fn check_sessions(&mut self, now: Now) {
         for _ in 0..4 * self.portion.0 {
             match self.sessions.check(now.mono) {
@@ -150,13 +150,13 @@ impl Parts {
         }
     }
 
-    /// Ends a session whose client was silent, or whose connection has closed.
+    /// Ends a session whose client was silent for too long, or whose reader has closed.
     pub(in crate::core::manager) fn expire_session(&mut self, key: SessionKey) {
         self.statistics.count(Counted::SessionExpired);
         self.sessions.end(key);
     }
 
-    /// Revokes a grant that a client does not acknowledge, and passes over its other waits.
+    /// Revokes an unacknowledged grant and marks its session as suspect (R1).
     fn revoke_overdue(&mut self, key: SessionKey, n: u64, now: Now) {
         let Some(id) = self.sessions.get(key).and_then(|session| session.in_flight(n)) else { return };
         self.statistics.count(Counted::Overdue);
@@ -167,7 +167,7 @@ impl Parts {
         self.sessions.suspect(key);
     }
 
-    /// Ends a portion of the numbers of sessions that are over.
+    /// Ends the holds and waits of a portion of the numbers of ended sessions.
     pub(in crate::core::manager) fn end_sessions(&mut self, now: Now) {
         for _ in 0..4 * self.portion.0 {
             let Some((session, n, state)) = self.sessions.take_ended() else { return };
@@ -186,6 +186,7 @@ impl Parts {
         }
     }
 
+    /// Ends the renewal of a hold whose session has ended, and releases the hold if it is ephemeral (R8).
     fn end_hold_of_session(&mut self, session: SessionKey, n: u64, hold: &NumberedHold, now: Now) {
         let NumberedHold { lock, owner, ephemeral, .. } = hold;
         if *ephemeral && !self.demoted {
@@ -197,8 +198,8 @@ impl Parts {
         }
     }
 
-    /// Reports holds of sessions that have ended without their calls. `cause` is the reason, if the caller
-    /// knows it.
+    /// Reports holds that ended without a call of their session. `cause` is the reason, if the caller knows
+    /// it.
     pub(in crate::core::manager) fn report_losses(&mut self, cause: Option<LossReason>) {
         let mut losses = std::mem::take(&mut self.losses);
         losses.extend(self.bindings.take_losses());
@@ -209,12 +210,12 @@ impl Parts {
         }
     }
 
-    /// Whether any hold of a session has ended without its call.
+    /// Whether any hold ended without a call of its session and is not reported yet.
     pub(in crate::core::manager) fn any_losses(&self) -> bool {
         !self.losses.is_empty() || self.bindings.any_losses()
     }
 
-    /// Records that a grant in flight of a session is void, because its hold has ended.
+    /// Records that the hold of a session's grant in flight has ended.
     pub(in crate::core::manager) fn lose_grant_of_session(&mut self, wait: &Wait) {
         let Some(call) = wait.request().number else { return };
         let lease_us = wait.request().lease_ms.unsigned_abs().saturating_mul(1000);
@@ -224,14 +225,14 @@ impl Parts {
         self.losses.push(Loss { session, n, hold: None, lease_end, why: None });
     }
 
-    /// Records the last word about a number.
+    /// Records the final answer about a number.
     pub(in crate::core::manager) fn answer_number(&mut self, number: CallNumber, answer: Answer) {
         if let Some(session) = self.sessions.of(number) {
             session.answer(number, answer);
         }
     }
 
-    /// Whether any hold of this owner is released when its session is over.
+    /// Whether any hold of this owner is released when its session ends.
     pub(in crate::core::manager) fn ends_with_session(&self, lock: LockIdx, owner: &Owner) -> bool {
         let is_ephemeral = |number: &BoundNumber| {
             let session = self.sessions.get(number.session);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Holds of sessions, within a step.
+//! Numbers and holds of sessions within a step.
 
 use super::Step;
 use crate::core::lease::{Lease, SetLease};
@@ -11,12 +11,12 @@ use crate::core::sessions::{Answer, NumberState};
 use crate::core::table::LockIdx;
 use crate::core::{CallNumber, Counted, Known, Mode, NumberedCall, OtherTarget, Owner, ReleaseScope, Reply};
 
-/// The state of a number, for a call about it.
+/// The state of a number, as a RENEW, RELEASE or CANCEL of it sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::core::manager) enum NumberIs {
-    /// The session does not know the number.
+    /// The session has not seen the number.
     New,
-    /// The client has declared that it knows the answer.
+    /// The number is below `done`: the client knows the answer (R11).
     Done,
     Waiting,
     InFlight,
@@ -26,7 +26,7 @@ pub(in crate::core::manager) enum NumberIs {
 }
 
 impl Step<'_> {
-    /// Releases holds of sessions that are over, and loses numbers whose holds other calls have released.
+    /// Releases ephemeral holds of ended sessions, and marks numbers without a hold as lost.
     #[inline(always)]
     pub(super) fn follow_sessions(&mut self, lock: LockIdx) {
         if self.parts.bindings.knows(lock) {
@@ -38,7 +38,7 @@ impl Step<'_> {
         }
     }
 
-    /// Releases holds whose session is over: all of the caller's, and a portion of the others.
+    /// Releases ephemeral holds of ended sessions: all of the affected owner's, and a portion of the others.
     fn release_ended_numbers(&mut self, lock: LockIdx) {
         if self.parts.bindings.ended_len(lock) == 0 {
             return;
@@ -61,7 +61,7 @@ impl Step<'_> {
         true
     }
 
-    /// Loses the numbers of the affected owners that have fewer holds than numbers.
+    /// Marks numbers as lost if an affected owner has fewer holds than numbers.
     pub(in crate::core::manager) fn lose_excess(&mut self, lock: LockIdx) {
         let owners: Vec<Owner> = match self.affected {
             AffectedOwners::Only(owner) => vec![owner.clone()],
@@ -69,14 +69,14 @@ impl Step<'_> {
             AffectedOwners::Any => return,
         };
         for owner in owners {
-            // An owner without any hold has lost all its numbers already.
+            // The numbers of an owner without a hold are lost already.
             if let Some(hold) = self.holders.get(owner.as_bytes()) {
                 self.parts.bindings.lose_excess(lock, &owner, hold, self.now.mono);
             }
         }
     }
 
-    /// Moves waits ahead that were passed over while their owner got a hold.
+    /// Moves waits ahead whose owner became a holder while they were parked.
     fn move_unparked(&mut self, lock: LockIdx) {
         for id in self.parts.sessions.take_unparked(lock) {
             let holds = |owner: &Owner| self.holders.get(owner.as_bytes()).is_some();
@@ -86,14 +86,14 @@ impl Step<'_> {
         }
     }
 
-    /// What the session of a call knows about its number.
+    /// Returns the state of an acquire's number (R12).
     pub(in crate::core::manager) fn known_number(&self, call: NumberedCall) -> Known {
         let session = self.parts.sessions.get(call.number.session);
         session.map_or(Known::Late, |session| session.known(call.number))
     }
 
-    /// The effect of a call on the lease of its owner. While the lock has a hold of a session, no call of its
-    /// owner shortens the lease (R7).
+    /// Returns the effect of a call on its owner's lease. While the owner has a session-bound hold, the lease
+    /// is never shortened (R7).
     #[inline]
     pub(super) fn keep_lease(&self, owner: &Owner, lease: SetLease) -> SetLease {
         match lease {
@@ -102,14 +102,14 @@ impl Step<'_> {
         }
     }
 
-    /// Whether no call of this owner may shorten its lease.
+    /// Whether this owner has a session-bound hold, so that its lease is never shortened (R7).
     #[inline]
     pub(in crate::core::manager) fn keeps_lease(&self, owner: &Owner) -> bool {
         !self.parts.sessions.is_empty()
             && self.lock.is_some_and(|lock| self.parts.bindings.has_numbers(lock, owner))
     }
 
-    /// The state of a number for a call about it.
+    /// Returns the state of a number. Fails if it was used with another target.
     pub(in crate::core::manager) fn number_state(&self, number: CallNumber) -> Result<NumberIs, OtherTarget> {
         let Some(session) = self.parts.sessions.get(number.session) else { return Ok(NumberIs::Done) };
         Ok(match session.state(number)? {
@@ -125,21 +125,21 @@ impl Step<'_> {
         })
     }
 
-    /// Confirms a grant in flight, because its client has named it.
+    /// Confirms the grant in flight of a number that the client has named in a call (R1).
     pub(in crate::core::manager) fn confirm_number(&mut self, number: CallNumber) {
         self.parts.confirm_number(number, self.now);
         if let (Some(lock), AffectedOwners::Only(owner)) = (self.lock, self.affected) {
-            // The end of the lease may be certain now.
+            // The length of the lease may be certain now.
             self.revoke_marked(lock, Some(owner), usize::MAX);
         }
     }
 
-    /// Records the last word about a number.
+    /// Records the final answer about a number.
     pub(in crate::core::manager) fn answer(&mut self, number: CallNumber, answer: Answer) {
         self.parts.answer_number(number, answer);
     }
 
-    /// Ends the wait of a number. Returns whether it was still waiting.
+    /// Ends the wait of a number. Returns whether it was waiting, queued or parked.
     pub(in crate::core::manager) fn end_wait_of(&mut self, number: CallNumber) -> bool {
         let state = self.parts.sessions.get(number.session).map(|session| session.state(number));
         let Some(Ok(Some(NumberState::Waiting(id)))) = state else { return false };
@@ -147,7 +147,7 @@ impl Step<'_> {
         self.parts.end_wait(id, None) || self.parts.sessions.unpark_one(number.session, id)
     }
 
-    /// Revokes the grant in flight of a number. Returns whether it still stood.
+    /// Revokes the grant in flight of a number. Returns whether its hold still existed.
     pub(in crate::core::manager) fn revoke_number(&mut self, owner: &Owner, number: CallNumber) -> bool {
         let in_flight =
             self.parts.sessions.get(number.session).and_then(|session| session.in_flight(number.n));
@@ -160,7 +160,7 @@ impl Step<'_> {
         true
     }
 
-    /// The mode of a hold of this owner that has no number and belongs to no grant in flight.
+    /// Returns the mode of a hold of this owner that has no number and belongs to no grant in flight.
     pub(in crate::core::manager) fn unnumbered_mode(&self, owner: &Owner) -> Option<Mode> {
         let hold = self.holders.get(owner.as_bytes())?;
         let unconfirmed = self.state().map(LockState::unconfirmed);
@@ -172,7 +172,7 @@ impl Step<'_> {
         [Mode::Exclusive, Mode::Shared].into_iter().find(is_unnumbered)
     }
 
-    /// Gives a number to a hold that has none.
+    /// Gives a number to a hold that has none (R5).
     pub(in crate::core::manager) fn declare(
         &mut self,
         owner: &Owner,
@@ -184,14 +184,14 @@ impl Step<'_> {
         self.parts.bind_number(lock, owner, call, reply, None, lease, self.now);
     }
 
-    /// Renews the lease of a number from now on.
+    /// Starts the renewal of a number's lease.
     pub(in crate::core::manager) fn watch_number(&mut self, owner: &Owner, number: CallNumber) {
         if let Some(lock) = self.lock {
             self.parts.bindings.watch_number(lock, owner, number.session, number.n);
         }
     }
 
-    /// Removes the hold of a number on this lock. Returns whether the number has no other.
+    /// Removes the hold of a number on this lock. Returns whether the number has no hold left.
     pub(in crate::core::manager) fn remove_hold(&mut self, owner: &Owner, number: CallNumber) -> bool {
         let Some(lock) = self.lock else { return true };
         self.parts.bindings.unbind_number(lock, owner, number.session, number.n, self.now.mono);
@@ -202,8 +202,8 @@ impl Step<'_> {
         session.is_none_or(|session| session.remove_hold(number.n, lock, owner))
     }
 
-    /// The lease of this length from now on. It ends no earlier than the present one if the owner has a hold
-    /// of a session (R7).
+    /// Returns a lease of this length from now. It ends no earlier than the present one if the owner has a
+    /// session-bound hold (R7).
     #[inline]
     pub(in crate::core::manager) fn lease_of(&self, owner: &Owner, ms: i64) -> Lease {
         let end = self.now.wall.saturating_add(ms);
@@ -214,7 +214,7 @@ impl Step<'_> {
         Lease { ms, keeps_longer: true, end }
     }
 
-    /// After a release without a number: loses the caller's numbers that have no hold any more.
+    /// After a release without a number: marks the caller's numbers as lost that no longer have a hold.
     #[inline]
     pub(in crate::core::manager) fn lose_excess_of_caller(&mut self) {
         if let Some(lock) = self.lock.filter(|_| !self.parts.sessions.is_empty()) {
