@@ -96,6 +96,9 @@ impl Command for Acquire {
                 }
                 None => driver::reply_grant(ctx, &reply),
             },
+            Outcome::InFlight(id) if call.request.number.is_some() => {
+                return queue(ctx, id, &call.request, call.acknowledgement);
+            }
             Outcome::InFlight(id) => {
                 return driver::block(ctx, id, call.acknowledgement, WaitStart { now, needs_schedule: true })
             }
@@ -104,7 +107,7 @@ impl Command for Acquire {
                 let now = refuse_deadlock(ctx, id, may_be_in_cycle, now)?;
                 return wait(ctx, &call, id, (now, true));
             }
-            Outcome::Repeated(known) => return reply_known(ctx, &known),
+            Outcome::Repeated(known) => return reply_known(ctx, &known, (1, false)),
             Outcome::Busy => ctx.reply_null(),
             Outcome::Quarantined => {
                 let left = driver::with(ctx, |driver| driver.quarantine_left(now));
@@ -116,12 +119,18 @@ impl Command for Acquire {
 }
 
 /// Replies to a repeated call of a session with what its number stands for.
-fn reply_known(ctx: Ctx<'_>, known: &Known) -> Result<(), Error> {
+pub(super) fn reply_known(
+    ctx: Ctx<'_>,
+    known: &Known,
+    (keys, is_several): (usize, bool),
+) -> Result<(), Error> {
     match known {
         Known::Waiting => ctx.reply_integer(0),
+        Known::Granted(replies) if replies.len() != keys => return Err(Error::NotOwner),
         Known::Granted(replies) => match &replies[..] {
-            [reply] => driver::reply_grant(ctx, reply),
-            _ => return Err(Error::NotOwner),
+            // `LOCK.MACQUIRE` replies with an array even for one key.
+            [reply] if !is_several => driver::reply_grant(ctx, reply),
+            replies => driver::reply_grants(ctx, replies),
         },
         Known::Busy => ctx.reply_null(),
         Known::Cancelled => return Err(Error::Cancelled),
@@ -136,7 +145,10 @@ fn reply_known(ctx: Ctx<'_>, known: &Known) -> Result<(), Error> {
 /// `plans` is true if the wait may need a timer.
 #[inline(always)]
 fn wait(ctx: Ctx<'_>, call: &Call<'_>, id: WaiterId, (now, plans): (Now, bool)) -> Result<(), Error> {
-    if call.request.notify.is_none() && call.request.number.is_none() {
+    if call.request.number.is_some() {
+        return queue(ctx, id, &call.request, call.acknowledgement);
+    }
+    if call.request.notify.is_none() {
         return driver::block(ctx, id, call.acknowledgement, WaitStart { now, needs_schedule: plans });
     }
     driver::await_message(ctx, WaitStart { now, needs_schedule: plans });
@@ -198,14 +210,14 @@ fn parse(args: Args<'_>) -> Result<Words<'_>, Error> {
 fn check<'a>(ctx: Ctx<'_>, words: Words<'a>) -> Result<Call<'a>, Error> {
     let Words { command, key, owner, options, wait, wants } = words;
     let awaits_replicas = options.replicas.is_given();
-    let number = match options.session.get() {
+    let session = options.session.get();
+    check_session_options(command, session, wait, (options.id.get().is_some(), awaits_replicas))?;
+    let number = match session {
         Some(number) => {
-            check_session_options(command, &options, wait)?;
             let number = checks::number(ctx, command, number, std::slice::from_ref(&key), &owner)?;
             let Options { lease, watchdog, ephemeral, .. } = &options;
             Some(checks::session_hold(ctx, command, number, SessionHold { lease, watchdog, ephemeral })?)
         }
-        None if matches!(wait, WaitMode::Queue(_)) => return Err(command.problem("QUEUE needs SESSION")),
         None => None,
     };
     let of_call = || options.lease.ms().unwrap_or_else(config::default_lease);
@@ -241,22 +253,40 @@ fn check<'a>(ctx: Ctx<'_>, words: Words<'a>) -> Result<Call<'a>, Error> {
     Ok(Call { key, owner, request, wait, acknowledgement })
 }
 
-/// Fails if an option does not go with `SESSION`.
-fn check_session_options(
-    command: CommandName,
-    options: &Options<'_>,
-    wait: WaitMode<'_>,
+/// Replies 0 to a queued call of a session. Its grant is an event, which comes when the required replicas have
+/// acknowledged it.
+pub(super) fn queue(
+    ctx: Ctx<'_>,
+    id: WaiterId,
+    request: &Request,
+    acknowledgement: Option<ReplicaRequirement>,
 ) -> Result<(), Error> {
-    match wait {
-        WaitMode::Block(_) => return Err(command.exclusive("SESSION", "BLOCK")),
-        WaitMode::Notify(_) => return Err(command.exclusive("SESSION", "NOTIFY")),
-        WaitMode::NoWait | WaitMode::Queue(_) => {}
+    let start = WaitStart { now: ctx.now(), needs_schedule: true };
+    if let Some((requirement, call)) = acknowledgement.zip(request.number) {
+        driver::await_replicas_of_session(ctx, id, requirement, call.number);
     }
-    if options.id.get().is_some() {
-        return Err(command.exclusive("SESSION", "ID"));
-    }
-    if options.replicas.is_given() {
-        return Err(command.exclusive("SESSION", "REPLICAS"));
-    }
+    driver::await_message(ctx, start);
+    ctx.reply_integer(0);
     Ok(())
+}
+
+/// Fails if an option does not go with `SESSION`, or needs it.
+pub(super) fn check_session_options(
+    command: CommandName,
+    session: Option<(&[u8], u64)>,
+    wait: WaitMode<'_>,
+    (has_id, awaits_replicas): (bool, bool),
+) -> Result<(), Error> {
+    match (session, wait) {
+        (None, WaitMode::Queue(_)) => Err(command.problem("QUEUE needs SESSION")),
+        (None, _) => Ok(()),
+        (Some(_), WaitMode::Block(_)) => Err(command.exclusive("SESSION", "BLOCK")),
+        (Some(_), WaitMode::Notify(_)) => Err(command.exclusive("SESSION", "NOTIFY")),
+        (Some(_), _) if has_id => Err(command.exclusive("SESSION", "ID")),
+        // The reply to such a call comes later, so it is an event.
+        (Some(_), WaitMode::NoWait) if awaits_replicas => {
+            Err(command.problem("REPLICAS with SESSION needs QUEUE"))
+        }
+        (Some(_), _) => Ok(()),
+    }
 }

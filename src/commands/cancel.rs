@@ -6,7 +6,7 @@ use super::args::{CommandName, Cursor};
 use super::checks;
 use super::options::{CommandOption, SessionNumber, KEY, OWNER};
 use super::Target;
-use crate::core::{OtherTarget, Owner};
+use crate::core::{CallNumber, LockId, Now, OtherTarget, Owner};
 use crate::driver;
 use crate::error::Error;
 use crate::server::registration::arguments::{Argument, ArgumentKind, Arguments};
@@ -83,6 +83,13 @@ fn cancel_number(
 ) -> Result<(), Error> {
     let number = checks::number(ctx, command, number, std::slice::from_ref(key), owner)?;
     let (owner_name, now) = (Owner::new(owner.as_bytes()), ctx.now());
+    let (number, locks) = driver::with(ctx, |driver| {
+        let number = driver.locks.number_to_cancel(number);
+        (number, driver.locks.locks_of_number(number))
+    });
+    if locks.iter().any(|lock| *lock.key != *key.as_bytes()) {
+        return cancel_several(ctx, number, &locks, (owner, &owner_name), now);
+    }
     let undone = super::update(ctx, Target::of_owner(key, owner), now, |lock, known| {
         let cancel = |driver: &mut driver::Driver| {
             driver.locks.cancel_number(lock.opened(known, now), &owner_name, number)
@@ -91,5 +98,30 @@ fn cancel_number(
     })?;
     driver::dispatch(ctx, now);
     ctx.reply_integer(i64::from(undone.map_err(|OtherTarget| Error::OtherTarget)?));
+    Ok(())
+}
+
+/// Undoes an acquire of a session for several locks.
+fn cancel_several(
+    ctx: Ctx<'_>,
+    number: CallNumber,
+    locks: &[LockId],
+    (owner, owner_name): (&Str<'_>, &Owner),
+    now: Now,
+) -> Result<(), Error> {
+    let mut undone = false;
+    for lock in locks {
+        let key = Str::new(&lock.key);
+        let done = super::update_one_of_several(ctx, Target::of_owner(&key, owner), now, |lock, known| {
+            let cancel = |driver: &mut driver::Driver| {
+                driver.locks.cancel_number(lock.opened(known, now), owner_name, number)
+            };
+            Ok(driver::with(ctx, cancel))
+        });
+        undone |= matches!(done, Ok(Ok(true)));
+    }
+    driver::serve_bundles(ctx);
+    driver::dispatch(ctx, now);
+    ctx.reply_integer(i64::from(undone));
     Ok(())
 }

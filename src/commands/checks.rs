@@ -15,7 +15,9 @@ use foldhash::fast::FixedState;
 use super::args::CommandName;
 use super::options::{Binding, Ephemeral, Lease, NotifyOptions, Watchdog};
 use crate::config;
-use crate::core::{Bind, CallNumber, ConnectionId, Notify, NumberedCall, Refusal, RequestId, Session};
+use crate::core::{
+    Bind, CallNumber, ConnectionId, Notify, NumberedCall, Refusal, RequestId, Session, Target,
+};
 use crate::driver::{self, ReplicaRequirement};
 use crate::error::{printable, Error};
 use crate::keyspace::names;
@@ -202,20 +204,20 @@ pub(super) fn number(
         return Err(command.problem("SESSION needs an owner other than *"));
     }
     let session = driver::session(ctx, command_needs_connection(ctx, command)?, id)?;
-    Ok(CallNumber { session, n, target: target_hash(ctx.db(), keys, owner) })
+    Ok(CallNumber { session, n, target: target_of(ctx.db(), keys, owner) })
 }
 
 fn command_needs_connection(ctx: Ctx<'_>, command: CommandName) -> Result<u64, Error> {
     caller::connection_id(ctx).ok_or_else(|| no_connection(command, "SESSION"))
 }
 
-/// A hash of the lock and the owner that a number stands for.
-fn target_hash(db: i32, keys: &[Str<'_>], owner: &Str<'_>) -> u64 {
+/// The locks and the owner that a number stands for.
+fn target_of(db: i32, keys: &[Str<'_>], owner: &Str<'_>) -> Target {
     let mut hasher = FixedState::default().build_hasher();
     db.hash(&mut hasher);
     keys.iter().for_each(|key| key.as_bytes().hash(&mut hasher));
     owner.as_bytes().hash(&mut hasher);
-    hasher.finish()
+    Target::new(hasher.finish(), keys.len() > 1)
 }
 
 /// The options of a call that binds a hold to a session, to be checked.
@@ -233,9 +235,8 @@ pub(super) fn session_hold(
     number: CallNumber,
     SessionHold { lease, watchdog, ephemeral }: SessionHold<'_>,
 ) -> Result<(NumberedCall, i64), Error> {
-    if watchdog.is_limited() {
-        return Err(command.exclusive("SESSION", "MAX"));
-    }
+    let max_ms = watchdog.binding(ephemeral, command)?.and_then(|binding| binding.max_ms);
+    let max_ms = max_ms.or_else(config::max_watchdog);
     let renewed = watchdog.is_given() || lease.ms().is_none();
     let grace_us = driver::with(ctx, |driver| driver.locks.session(number.session).map(Session::grace_us));
     let shortest = i64::try_from(grace_us.unwrap_or(0) / 1000).unwrap_or(0).saturating_mul(3);
@@ -250,5 +251,5 @@ pub(super) fn session_hold(
         }
         Some(ms) => ms,
     };
-    Ok((NumberedCall { number, renewed, ephemeral: ephemeral.is_given() }, lease_ms))
+    Ok((NumberedCall { number, renewed, ephemeral: ephemeral.is_given(), max_ms }, lease_ms))
 }

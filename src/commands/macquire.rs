@@ -3,15 +3,16 @@
 //! `LOCK.MACQUIRE`
 
 use super::args::Cursor;
-use super::checks;
+use super::checks::{self, SessionHold};
 use super::options::{
-    options, Block, BlockTimeout, Ephemeral, Fence, Id, Lease, Once, Replicas, SharedFlag, Watchdog, KEYS,
-    NEW_OWNER, NUMKEYS,
+    options, BlockOrQueue, Ephemeral, Fence, Id, Lease, Once, Replicas, SessionNumber, SharedFlag, WaitMode,
+    Watchdog, KEYS, NEW_OWNER, NUMKEYS,
 };
 use super::Target;
 use crate::config;
 use crate::core::{
-    CheckedLock, Mode, MonoUs, NewBundle, Now, Refusal, Reply, Request, Verdict, WaitPolicy, WaiterId, Wants,
+    CheckedLock, Known, Mode, MonoUs, NewBundle, Now, Refusal, Reply, Request, Verdict, WaitPolicy, WaiterId,
+    Wants,
 };
 use crate::driver::{self, AwaitedHold, HoldRef, ReplicaRequirement, WaitStart};
 use crate::error::Error;
@@ -28,7 +29,7 @@ struct Call<'a> {
     owner: Str<'a>,
     /// The request for each lock.
     request: Request,
-    block: Option<BlockTimeout>,
+    wait: WaitMode<'a>,
     acknowledgement: Option<ReplicaRequirement>,
 }
 
@@ -52,7 +53,7 @@ enum Availability {
 options! {
     Options {
         lease: Lease,
-        block: Block,
+        wait: BlockOrQueue,
         shared: SharedFlag,
         once: Once,
         fence: Fence,
@@ -60,6 +61,7 @@ options! {
         ephemeral: Ephemeral,
         replicas: Replicas,
         id: Id<'a>,
+        session: SessionNumber<'a>,
     }
 }
 
@@ -78,14 +80,31 @@ impl Command for Macquire {
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Error> {
         let call = read(ctx, args)?;
         let now = ctx.now();
-        let patience = super::blocking_patience(ctx, call.block, now);
+        let patience = match call.wait {
+            WaitMode::Block(timeout) => super::blocking_patience(ctx, Some(timeout), now),
+            WaitMode::Queue(timeout) => super::queue_patience(ctx, timeout, now),
+            WaitMode::NoWait | WaitMode::Notify(_) => WaitPolicy::NoWait,
+        };
         let done = driver::in_multi_lock_call(ctx, || {
-            check_locks(ctx, &call, patience, now).and_then(|found| acquire(ctx, &call, found, patience, now))
+            let found = check_locks(ctx, &call, patience, now)?;
+            let known = call
+                .request
+                .number
+                .map(|of| driver::with(ctx, |driver| driver.locks.known_number(of.number)));
+            match known {
+                None | Some(Known::New) => acquire(ctx, &call, found, patience, now),
+                Some(known) => {
+                    super::acquire::reply_known(ctx, &known, (call.keys.len(), true)).map(|()| None)
+                }
+            }
         });
         match done {
             Ok(Some(first_wait)) => {
                 match driver::find_deadlock(ctx, first_wait, config::deadlock_detection()) {
                     Some(cycle) => Err(Error::Deadlock(cycle)),
+                    None if call.request.number.is_some() => {
+                        super::acquire::queue(ctx, first_wait, &call.request, call.acknowledgement)
+                    }
                     // `block` also delivers pending decisions.
                     None => driver::block(
                         ctx,
@@ -195,7 +214,12 @@ fn acquire(
                 Err(Error::Quarantine { ms: left.map_or(0, |us| us.div_ceil(1000)) })
             }
             WaitPolicy::NoWait => {
-                driver::with(ctx, |driver| driver.locks.count_busy());
+                driver::with(ctx, |driver| {
+                    driver.locks.count_busy();
+                    if let Some(call) = call.request.number {
+                        driver.locks.note_busy(call.number);
+                    }
+                });
                 ctx.reply_null();
                 Ok(None)
             }
@@ -243,6 +267,24 @@ fn read<'a>(ctx: Ctx<'_>, args: Args<'a>) -> Result<Call<'a>, Error> {
     options.read(&mut args)?;
     let command = args.command();
     let mode = if options.shared.is_given() { Mode::Shared } else { Mode::Exclusive };
+    let wait = options.wait.mode(command)?;
+    let session = options.session.get();
+    let has_id = options.id.get().is_some();
+    super::acquire::check_session_options(command, session, wait, (has_id, options.replicas.is_given()))?;
+    let number = match session {
+        Some(number) => {
+            let number = checks::number(ctx, command, number, &keys, &owner)?;
+            let Options { lease, watchdog, ephemeral, .. } = &options;
+            Some(checks::session_hold(ctx, command, number, SessionHold { lease, watchdog, ephemeral })?)
+        }
+        None => None,
+    };
+    let of_call = || options.lease.ms().unwrap_or_else(config::default_lease);
+    let (number, lease_ms) = number.map_or_else(|| (None, of_call()), |(number, ms)| (Some(number), ms));
+    let bind = match number {
+        Some(_) => None,
+        None => checks::bind(ctx, command, options.watchdog.binding(&options.ephemeral, command)?)?,
+    };
     let mut id = None;
     for key in &keys {
         id = options.id.get().map(|id| checks::request(ctx, command, key, &owner, id)).transpose()?;
@@ -253,17 +295,17 @@ fn read<'a>(ctx: Ctx<'_>, args: Args<'a>) -> Result<Call<'a>, Error> {
     let request = Request {
         owner: super::owner_or_random(&owner),
         wants: Wants { mode, once: options.once.is_given(), limit: None },
-        lease_ms: options.lease.ms().unwrap_or_else(config::default_lease),
+        lease_ms,
         keeps_longer: options.lease.ms().is_none(),
         fence: options.fence.is_given(),
         names_owner: owner.as_bytes() == b"*" || options.fence.is_given(),
         id,
-        number: None,
-        bind: checks::bind(ctx, command, options.watchdog.binding(&options.ephemeral, command)?)?,
+        number,
+        bind,
         client: super::client_for_events(ctx),
         awaits_replicas: options.replicas.is_given(),
         notify: None,
     };
     let acknowledgement = checks::replicas(ctx, command, options.replicas.acknowledgement(command)?)?;
-    Ok(Call { keys, owner, request, block: options.block.timeout(), acknowledgement })
+    Ok(Call { keys, owner, request, wait, acknowledgement })
 }

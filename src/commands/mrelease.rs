@@ -2,9 +2,9 @@
 
 //! `LOCK.MRELEASE`
 
-use super::args::Cursor;
+use super::args::{CommandName, Cursor};
 use super::checks;
-use super::options::{options, All, Id, KEYS, NUMKEYS, OWNER};
+use super::options::{options, All, Id, SessionNumber, KEYS, NUMKEYS, OWNER};
 use super::Target;
 use crate::core::{NotReleased, Now, Owner, Records, Release, ReleaseScope};
 use crate::driver;
@@ -19,6 +19,7 @@ options! {
     Options {
         all: All,
         id: Id<'a>,
+        session: SessionNumber<'a>,
     }
 }
 
@@ -48,6 +49,9 @@ impl Command for Mrelease {
             let request = |id| checks::request(ctx, args.command(), key, &owner, id);
             id = options.id.get().map(request).transpose()?;
         }
+        if let Some(number) = options.session.get() {
+            return release_numbered(ctx, args.command(), number, &keys, (&owner, scope, id.is_some()));
+        }
         let call = Release { owner: Owner::new(owner.as_bytes()), scope, lease_ms: None, id, number: None };
         // Uses one time for all locks. So a lease that is valid at the check cannot expire before the
         // release.
@@ -64,6 +68,41 @@ impl Command for Mrelease {
         left.into_iter().for_each(|left| ctx.reply_integer(left));
         Ok(())
     }
+}
+
+/// Releases the holds of one acquire of a session. If some of them are lost, the others are released too.
+fn release_numbered(
+    ctx: Ctx<'_>,
+    command: CommandName,
+    number: (&[u8], u64),
+    keys: &[Str<'_>],
+    (owner, scope, has_id): (&Str<'_>, ReleaseScope, bool),
+) -> Result<(), Error> {
+    if scope == ReleaseScope::All {
+        return Err(command.exclusive("SESSION", "ALL"));
+    }
+    if has_id {
+        return Err(command.exclusive("SESSION", "ID"));
+    }
+    let number = checks::number(ctx, command, number, keys, owner)?;
+    let name = Owner::new(owner.as_bytes());
+    let call = Release { owner: name, scope, lease_ms: None, id: None, number: Some(number) };
+    let now = ctx.now();
+    let before = driver::with(ctx, |driver| driver.locks.released_before(number));
+    let left = match before {
+        Some(left) => Ok(left),
+        None => driver::in_multi_lock_call(ctx, || {
+            let each: Vec<_> = keys.iter().map(|key| release(ctx, key, owner, &call, now)).collect();
+            let left: Vec<i64> = each.into_iter().collect::<Result<_, Error>>()?;
+            driver::with(ctx, |driver| driver.locks.note_released(number, &left));
+            Ok(left)
+        }),
+    };
+    driver::dispatch(ctx, ctx.now());
+    let left = left?;
+    ctx.reply_array(left.len());
+    left.into_iter().for_each(|left| ctx.reply_integer(left));
+    Ok(())
 }
 
 /// The number of remaining holds that an earlier call with this ID replied, if there was one. Fails if the

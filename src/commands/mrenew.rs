@@ -3,11 +3,11 @@
 //! `LOCK.MRENEW`
 
 use super::args::Cursor;
-use super::checks;
-use super::options::{options, Ephemeral, Lease, Watchdog, KEYS, NUMKEYS, OWNER};
+use super::checks::{self, SessionHold};
+use super::options::{options, Ephemeral, Lease, SessionNumber, Watchdog, KEYS, NUMKEYS, OWNER};
 use super::Target;
 use crate::config;
-use crate::core::{Now, Owner, Renewal};
+use crate::core::{NotRenewed, Now, Owner, Renewal};
 use crate::driver;
 use crate::error::Error;
 use crate::server::registration::arguments::Arguments;
@@ -21,6 +21,7 @@ options! {
         lease: Lease,
         watchdog: Watchdog,
         ephemeral: Ephemeral,
+        session: SessionNumber<'a>,
     }
 }
 
@@ -44,12 +45,27 @@ impl Command for Mrenew {
         let mut options = Options::default();
         options.read(&mut args)?;
         let command = args.command();
+        let number = match options.session.get() {
+            Some(number) => {
+                let number = checks::number(ctx, command, number, &keys, &owner)?;
+                let Options { lease, watchdog, ephemeral, .. } = &options;
+                Some(checks::session_hold(ctx, command, number, SessionHold { lease, watchdog, ephemeral })?)
+            }
+            None => None,
+        };
+        let of_call = || options.lease.ms().unwrap_or_else(config::default_lease);
+        let (number, lease_ms) = number.map_or_else(|| (None, of_call()), |(number, ms)| (Some(number), ms));
+        let bind = match number {
+            Some(_) => None,
+            None => checks::bind(ctx, command, options.watchdog.binding(&options.ephemeral, command)?)?,
+        };
         let call = Renewal {
             owner: Owner::new(owner.as_bytes()),
-            lease_ms: options.lease.ms().unwrap_or_else(config::default_lease),
-            bind: checks::bind(ctx, command, options.watchdog.binding(&options.ephemeral, command)?)?,
+            lease_ms,
+            bind,
             client: super::client_for_events(ctx),
-            number: None,
+            number,
+            from: None,
         };
         // Uses one time for all locks. So a lease that is valid at the check cannot expire before the
         // renewal.
@@ -57,8 +73,9 @@ impl Command for Mrenew {
         let renew_all = |()| {
             keys.iter().map(|key| renew(ctx, key, &owner, &call, now)).collect::<Result<Vec<i64>, Error>>()
         };
-        let holds =
-            driver::in_multi_lock_call(ctx, || check_holds(ctx, &keys, &owner, now).and_then(renew_all));
+        let holds = driver::in_multi_lock_call(ctx, || {
+            check_holds(ctx, &keys, &owner, &call, now).and_then(renew_all)
+        });
         driver::dispatch(ctx, ctx.now());
         let holds = holds?;
         ctx.reply_array(holds.len());
@@ -68,13 +85,21 @@ impl Command for Mrenew {
 }
 
 /// Fails if the owner does not hold all locks. Changes nothing except expired holds and due grants.
-fn check_holds(ctx: Ctx<'_>, keys: &[Str<'_>], owner: &Str<'_>, now: Now) -> Result<(), Error> {
+fn check_holds(
+    ctx: Ctx<'_>,
+    keys: &[Str<'_>],
+    owner: &Str<'_>,
+    call: &Renewal,
+    now: Now,
+) -> Result<(), Error> {
     let mut missing = None;
     for key in keys {
         super::update_one_of_several(ctx, Target::of_owner(key, owner), now, |lock, known| {
-            let output = driver::with(ctx, |driver| driver.locks.reconcile(lock.opened(known, now)));
-            if lock.holders.get(owner.as_bytes()).is_none() {
-                missing.get_or_insert(if lock.is_fair(now) { Error::FairLock } else { Error::NotOwner });
+            let (held, output) =
+                driver::with(ctx, |driver| driver.locks.check_renewal(lock.opened(known, now), call));
+            if let Err(why) = held {
+                let fair = lock.is_fair(now);
+                missing.get_or_insert_with(|| error_of(why, fair));
             }
             Ok(((), output))
         })?;
@@ -86,5 +111,15 @@ fn renew(ctx: Ctx<'_>, key: &Str<'_>, owner: &Str<'_>, call: &Renewal, now: Now)
     let held = super::update_one_of_several(ctx, Target::of_owner(key, owner), now, |lock, known| {
         Ok(driver::with(ctx, |driver| driver.locks.renew(lock.opened(known, now), call)))
     })?;
-    held.map_err(|_| Error::NotOwner)
+    held.map_err(|why| error_of(why, false))
+}
+
+/// The error for a refused renewal. `fair` is true if the key is a Redisson fair lock with waiters.
+pub(super) fn error_of(why: NotRenewed, fair: bool) -> Error {
+    match why {
+        NotRenewed::NotOwner if fair => Error::FairLock,
+        NotRenewed::NotOwner => Error::NotOwner,
+        NotRenewed::Late => Error::Late,
+        NotRenewed::OtherTarget => Error::OtherTarget,
+    }
 }

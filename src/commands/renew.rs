@@ -2,12 +2,14 @@
 
 //! `LOCK.RENEW`
 
+use std::rc::Rc;
+
 use super::args::Cursor;
 use super::checks::{self, SessionHold};
-use super::options::{options, Ephemeral, Lease, Replicas, SessionNumber, Watchdog, KEY, OWNER};
+use super::options::{options, Ephemeral, From, Lease, Replicas, SessionNumber, Watchdog, KEY, OWNER};
 use super::Target;
 use crate::config;
-use crate::core::{NotRenewed, Owner, Renewal};
+use crate::core::{HandOver, Owner, Renewal};
 use crate::driver::{self, AwaitedHold, HoldRef};
 use crate::error::Error;
 use crate::server::registration::arguments::Arguments;
@@ -23,6 +25,7 @@ options! {
         ephemeral: Ephemeral,
         replicas: Replicas,
         session: SessionNumber<'a>,
+        from: From<'a>,
     }
 }
 
@@ -61,11 +64,16 @@ impl Command for Renew {
             None => checks::bind(ctx, command, options.watchdog.binding(&options.ephemeral, command)?)?,
         };
         let acknowledgement = checks::replicas(ctx, command, options.replicas.acknowledgement(command)?)?;
+        let from = options.from.get().map(|(name, n)| HandOver { name: Rc::from(name), n });
+        if from.is_some() && number.is_none() {
+            return Err(command.problem("FROM needs SESSION"));
+        }
         let call = Renewal {
             owner: Owner::new(owner.as_bytes()),
             lease_ms,
             bind,
             number,
+            from,
             client: super::client_for_events(ctx),
         };
         let now = ctx.now();
@@ -76,12 +84,7 @@ impl Command for Renew {
             Ok(((held, fair), output))
         })?;
         driver::dispatch(ctx, now);
-        let holds = held.map_err(|why| match why {
-            NotRenewed::NotOwner if fair => Error::FairLock,
-            NotRenewed::NotOwner => Error::NotOwner,
-            NotRenewed::Late => Error::Late,
-            NotRenewed::OtherTarget => Error::OtherTarget,
-        })?;
+        let holds = held.map_err(|why| super::mrenew::error_of(why, fair))?;
         let Some(wanted) = acknowledgement else {
             ctx.reply_integer(holds);
             return Ok(());

@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use super::args::{CommandName, Cursor};
 use super::glob::matches;
-use super::options::{options, ListCount, Match};
+use super::options::{CommandOption, ListCount, Match};
 use super::{count, milliseconds};
 use crate::config::{self, MAX_MS};
 use crate::core::{ConnectionId, Late, NewSession, SessionKey};
@@ -76,13 +76,6 @@ const LIST: Argument = {
 };
 const SUBCOMMAND: Argument =
     Argument::new(c"subcommand", ArgumentKind::OneOf(&[OPEN, CLOSE, LIST]), c"what to do");
-
-options! {
-    ListOptions {
-        pattern: Match<'a>,
-        count: ListCount,
-    }
-}
 
 impl Command for Session {
     const SPEC: Spec = Spec {
@@ -208,16 +201,20 @@ fn close(ctx: Ctx<'_>, client: u64, mut args: Cursor<'_>) -> Result<(), Error> {
 }
 
 fn list(ctx: Ctx<'_>, mut args: Cursor<'_>) -> Result<(), Error> {
-    let mut options = ListOptions::default();
-    options.read(&mut args)?;
-    let passes = |name: &[u8]| options.pattern.get().is_none_or(|pattern| matches(pattern, name));
+    let (mut pattern, mut count) = (Match::default(), ListCount::default());
+    while let Some(word) = args.next() {
+        if !(pattern.read(word, &mut args)? || count.read(word, &mut args)?) {
+            return Err(args.unknown(word));
+        }
+    }
+    let passes = |name: &[u8]| pattern.get().is_none_or(|pattern| matches(pattern, name));
     let mut keys: Vec<SessionKey> = driver::with(ctx, |driver| {
         let all = driver.locks.sessions().filter(|(_, session)| passes(session.name()));
         all.map(|(key, _)| key).collect()
     });
     // Oldest first: keys grow with each session.
     keys.sort_unstable();
-    keys.truncate(options.count.get());
+    keys.truncate(count.get());
     let len = keys.len();
     let mut keys = keys.into_iter();
     let next = move |most| keys.by_ref().take(most).collect::<Vec<_>>();

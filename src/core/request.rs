@@ -49,6 +49,8 @@ pub(crate) struct NumberedCall {
     pub(crate) renewed: bool,
     /// Whether the hold is released when the session is over.
     pub(crate) ephemeral: bool,
+    /// Maximum age of a renewed hold, in milliseconds.
+    pub(crate) max_ms: Option<NonZeroU64>,
 }
 
 /// Settings of a wait whose client is notified by a message.
@@ -297,6 +299,17 @@ pub(crate) struct Renewal {
     pub(crate) client: Option<ConnectionId>,
     /// The number of the acquire whose hold is renewed, if it belongs to a session.
     pub(crate) number: Option<NumberedCall>,
+    /// The hold of another session to take over.
+    pub(crate) from: Option<HandOver>,
+}
+
+/// A hold that a session takes over from another one.
+#[derive(Clone, Debug)]
+pub(crate) struct HandOver {
+    /// The public name of the session that has the hold.
+    pub(crate) name: Rc<[u8]>,
+    /// The number of the hold there.
+    pub(crate) n: u64,
 }
 
 /// The reason for refusing a renewal.

@@ -37,6 +37,7 @@ pub(crate) use locks::deadlock::{blockers_of, find_deadlock, in_multi_lock_call,
 pub(crate) use locks::reconcile::{grant_bundle, revoke_cancelled, serve_bundles};
 pub(crate) use locks::remembered::{queue_unseen, Remembered};
 pub(crate) use messages::inbox_publisher::{await_message, inbox};
+pub(crate) use replicas::completion::await_replicas_of_session;
 pub(crate) use replicas::replica_waits::{AwaitedHold, HoldRef, ReplicaRequirement};
 pub(crate) use state::{dispatch, with, Driver, WaitStart};
 

@@ -6,13 +6,13 @@ use std::cell::RefCell;
 use std::ffi::CStr;
 
 use crate::config;
-use crate::core::{ConnectionId, Decision, LockManager, MonoUs, Now, WaiterId};
+use crate::core::{CallNumber, ConnectionId, Decision, LockManager, MonoUs, Now, WaiterId};
 use crate::driver::clients::blocked_clients::{BlockedClients, WaitOutcome};
 use crate::driver::clients::deliveries::{Deliveries, FreedGrant};
 use crate::driver::clients::known_clients::KnownClients;
 use crate::driver::clients::polls::Polls;
 use crate::driver::messages::inboxes::Inboxes;
-use crate::driver::replicas::replica_waits::{AwaitedWrite, ReplicaWaits};
+use crate::driver::replicas::replica_waits::{AwaitedWrite, ReplicaRequirement, ReplicaWaits};
 use crate::driver::timer::alarm::Alarm;
 use crate::driver::timer::recheck_schedule::{FragileRound, RecheckSchedule};
 use crate::server::events::{event_loop, server_events};
@@ -108,7 +108,7 @@ impl Driver {
             (c"table_blocked_polls", polls),
             (c"table_session_connections", connections),
             (c"table_answered_grants", self.deliveries.len()),
-            (c"table_awaiting_replicas", self.replica_waits.len()),
+            (c"table_awaiting_replicas", self.replica_waits.len() + self.replica_waits.of_sessions_len()),
             (c"table_sockets", self.known_clients.len()),
             (c"table_inboxes", self.inboxes.len()),
         ]
@@ -116,6 +116,10 @@ impl Driver {
 
     pub(super) fn deliver_decisions(&mut self, ctx: Ctx<'_>) {
         while let Some((id, decision)) = self.locks.next_decision() {
+            if let Some((requirement, number)) = self.replica_waits.of_session(id) {
+                self.deliver_to_session(ctx, id, decision, (requirement, number));
+                continue;
+            }
             match (&decision, self.blocked.requirement(id)) {
                 (Decision::Granted(_) | Decision::GrantedAll(_), Some(requirement)) => {
                     let granted = AwaitedWrite::Grant(decision);
@@ -132,6 +136,24 @@ impl Driver {
         }
         if self.locks.has_messages() {
             self.inboxes.schedule_publish(ctx);
+        }
+    }
+
+    /// Delivers the decision about a wait of a session whose grant replicas must acknowledge.
+    fn deliver_to_session(
+        &mut self,
+        ctx: Ctx<'_>,
+        id: WaiterId,
+        decision: Decision,
+        (requirement, number): (ReplicaRequirement, CallNumber),
+    ) {
+        if matches!(decision, Decision::Granted(_) | Decision::GrantedAll(_)) {
+            self.replica_waits.insert(id, requirement, AwaitedWrite::Grant(decision), ctx.now().mono);
+            self.replica_waits.register_hook(ctx);
+        } else {
+            self.replica_waits.remove(id);
+            self.replica_waits.remove_of_session(id);
+            self.locks.tell_session(number, id, decision);
         }
     }
 

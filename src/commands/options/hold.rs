@@ -188,11 +188,6 @@ impl Watchdog {
         self.given.is_some()
     }
 
-    /// Whether `MAX` is given.
-    pub(in crate::commands) fn is_limited(&self) -> bool {
-        self.max_ms.is_some()
-    }
-
     /// The binding that `WATCHDOG` and `EPHEMERAL` request, if any.
     pub(in crate::commands) fn binding(
         &self,

@@ -62,6 +62,60 @@ impl<'a> CommandOption<'a> for Block {
     }
 }
 
+/// `BLOCK milliseconds | QUEUE milliseconds`
+#[derive(Default)]
+pub(in crate::commands) struct BlockOrQueue {
+    block: Block,
+    queue: Option<BlockTimeout>,
+}
+
+impl BlockOrQueue {
+    pub(in crate::commands) fn mode<'a>(&self, command: CommandName) -> Result<WaitMode<'a>, Error> {
+        match (self.block.timeout(), self.queue) {
+            (Some(_), Some(_)) => Err(command.exclusive("BLOCK", "QUEUE")),
+            (Some(timeout), None) => Ok(WaitMode::Block(timeout)),
+            (None, Some(timeout)) => Ok(WaitMode::Queue(timeout)),
+            (None, None) => Ok(WaitMode::NoWait),
+        }
+    }
+
+    /// Reads `QUEUE`.
+    fn read_queue(
+        queue: &mut Option<BlockTimeout>,
+        word: &[u8],
+        args: &mut Cursor<'_>,
+    ) -> Result<bool, Error> {
+        if !word.eq_ignore_ascii_case(b"QUEUE") {
+            return Ok(false);
+        }
+        let ms = args.integer("QUEUE", 0, MAX_MS)?.unsigned_abs();
+        args.once("QUEUE", queue, BlockTimeout(Some(ms).filter(|ms| *ms > 0)))?;
+        Ok(true)
+    }
+}
+
+/// `QUEUE milliseconds`
+const QUEUE: Argument = Argument::new(
+    c"milliseconds",
+    ArgumentKind::Integer,
+    c"replies 0, and the session gets an event with the grant, or after this time; 0 means no limit",
+)
+.after(c"QUEUE");
+
+impl<'a> CommandOption<'a> for BlockOrQueue {
+    const ARGUMENT: Argument = Argument::new(
+        c"wait",
+        ArgumentKind::OneOf(&[Block::MILLISECONDS, QUEUE]),
+        c"waits if a lock is not available. BLOCK waits in the server. QUEUE replies 0, and the session gets an event.",
+    )
+    .optional();
+
+    #[inline(always)]
+    fn read(&mut self, word: &'a [u8], args: &mut Cursor<'a>) -> Result<bool, Error> {
+        Ok(self.block.read(word, args)? || BlockOrQueue::read_queue(&mut self.queue, word, args)?)
+    }
+}
+
 /// `BLOCK milliseconds | QUEUE milliseconds | NOTIFY inbox [GRACE milliseconds]`
 #[derive(Default)]
 pub(in crate::commands) struct Wait<'a> {
@@ -132,12 +186,6 @@ impl<'a> CommandOption<'a> for Wait<'a> {
             ArgumentKind::Block(&[INBOX, GRACE]),
             c"waits without blocking this connection",
         );
-        const QUEUE: Argument = Argument::new(
-            c"milliseconds",
-            ArgumentKind::Integer,
-            c"replies 0, and the session gets an event with the grant, or after this time; 0 means no limit",
-        )
-        .after(c"QUEUE");
         let summary = c_str(concat!(
             "waits if another owner holds the lock. BLOCK waits in the server for at most this time; 0 means no limit. ",
             "QUEUE replies 0, and the session gets an event. ",
@@ -152,10 +200,10 @@ impl<'a> CommandOption<'a> for Wait<'a> {
         if self.block.read(word, args)? {
             return Ok(true);
         }
-        if word.eq_ignore_ascii_case(b"QUEUE") {
-            let ms = args.integer("QUEUE", 0, MAX_MS)?.unsigned_abs();
-            args.once("QUEUE", &mut self.queue, BlockTimeout(Some(ms).filter(|ms| *ms > 0)))?;
-        } else if word.eq_ignore_ascii_case(b"NOTIFY") {
+        if BlockOrQueue::read_queue(&mut self.queue, word, args)? {
+            return Ok(true);
+        }
+        if word.eq_ignore_ascii_case(b"NOTIFY") {
             let inbox = args.name("NOTIFY")?;
             args.once("NOTIFY", &mut self.inbox, inbox)?;
         } else if word.eq_ignore_ascii_case(b"GRACE") {
@@ -299,6 +347,40 @@ impl<'a> CommandOption<'a> for SessionNumber<'a> {
         }
         let values = SessionNumber::values(args)?;
         args.once("SESSION", &mut self.0, values)?;
+        Ok(true)
+    }
+}
+
+/// `FROM name m`
+#[derive(Default)]
+pub(in crate::commands) struct From<'a>(Option<(&'a [u8], u64)>);
+
+impl<'a> From<'a> {
+    /// The public name of the session that has the hold, and the number of the hold there.
+    #[inline]
+    pub(in crate::commands) fn get(&self) -> Option<(&'a [u8], u64)> {
+        self.0
+    }
+}
+
+impl<'a> CommandOption<'a> for From<'a> {
+    const ARGUMENT: Argument = {
+        const NAME: Argument =
+            Argument::new(c"name", ArgumentKind::Text, c"the name of the session that has the hold")
+                .after(c"FROM");
+        const NUMBER: Argument =
+            Argument::new(c"m", ArgumentKind::Integer, c"the number of the hold in that session");
+        let summary = c"takes over a hold from another session";
+        Argument::new(c"from", ArgumentKind::Block(&[NAME, NUMBER]), summary).optional()
+    };
+
+    fn read(&mut self, word: &'a [u8], args: &mut Cursor<'a>) -> Result<bool, Error> {
+        if !word.eq_ignore_ascii_case(b"FROM") {
+            return Ok(false);
+        }
+        let name = args.value("FROM")?;
+        let number = args.integer("FROM", 1, MAX_MS)?.unsigned_abs();
+        args.once("FROM", &mut self.0, (name, number))?;
         Ok(true)
     }
 }

@@ -56,6 +56,8 @@ pub(in crate::core) struct BoundNumber {
     pub(in crate::core) mode: Mode,
     /// Whether the lease is renewed as long as the session lives.
     pub(in crate::core) renewed: bool,
+    /// End of the renewals, if they have a limit.
+    pub(in crate::core) until: Option<MonoUs>,
     /// Whether the session is over, so that the hold must be released.
     pub(in crate::core) ended: bool,
 }
@@ -155,11 +157,19 @@ impl Binding {
     }
 
     /// Renews the lease of a hold with a number from now on.
-    pub(in crate::core) fn watch_number(&mut self, session: SessionKey, n: u64) {
+    pub(in crate::core) fn watch_number(
+        &mut self,
+        session: SessionKey,
+        n: u64,
+        until: Option<MonoUs>,
+        now: Now,
+    ) {
         let mut of = self.numbers.iter_mut();
         if let Some(number) = of.find(|number| number.session == session && number.n == n) {
-            number.renewed = true;
+            (number.renewed, number.until) = (true, until);
         }
+        let due = self.due_by_end(now);
+        self.plan_renewal(due);
     }
 
     /// Records that the session of a number is over and that its hold must be released.
@@ -174,6 +184,15 @@ impl Binding {
     pub(in crate::core) fn take_ended_number(&mut self) -> Option<BoundNumber> {
         let at = self.numbers.iter().position(|number| number.ended)?;
         Some(self.numbers.remove(at))
+    }
+
+    /// Removes a number whose hold has reached its maximum age.
+    pub(in crate::core) fn take_overaged(&mut self, now: MonoUs) -> Option<BoundNumber> {
+        let is_over = |number: &BoundNumber| number.renewed && number.until.is_some_and(|until| until <= now);
+        let at = self.numbers.iter().position(is_over)?;
+        let number = self.numbers.remove(at);
+        self.forget_renewal_if_unwatched();
+        Some(number)
     }
 
     /// Removes the newest number for which the owner has no hold left.
@@ -200,7 +219,7 @@ impl Binding {
     }
 
     /// Whether any connection or session renews the lease.
-    fn is_watched(&self) -> bool {
+    pub(in crate::core) fn is_watched(&self) -> bool {
         !self.watchdogs.is_empty() || self.numbers.iter().any(|number| number.renewed)
     }
 
@@ -317,7 +336,10 @@ impl Binding {
     /// Time of the next renewal. The schedule of renewals stores the same time.
     pub(in crate::core) fn due(&self) -> Option<MonoUs> {
         let is_limited = || !self.numbers.iter().any(|number| number.renewed);
-        self.next.filter(|at| self.renewed_until.is_none_or(|until| *at < until || !is_limited()))
+        let next = self.next.filter(|at| self.renewed_until.is_none_or(|until| *at < until || !is_limited()));
+        // A session is told at once when a hold of it is no longer renewed.
+        let limits = self.numbers.iter().filter(|number| number.renewed).filter_map(|number| number.until);
+        next.into_iter().chain(limits.filter(|_| self.next.is_some())).min()
     }
 
     pub(in crate::core) fn sweep_at(&self) -> Option<MonoUs> {

@@ -6,7 +6,7 @@ use super::binding::{Binding, BoundNumber};
 use super::indexes::BoundHold;
 use super::Bindings;
 use crate::core::lease::Lease;
-use crate::core::sessions::{Loss, SessionKey};
+use crate::core::sessions::{Loss, LossReason, SessionKey};
 use crate::core::table::LockIdx;
 use crate::core::{Hold, Mode, MonoUs, Now, Owner, WallMs};
 
@@ -51,15 +51,34 @@ impl Bindings {
         removed
     }
 
-    /// Starts the renewal of a number's lease.
+    /// Starts the renewal of a number's lease. It ends at `until`, if given.
     pub(in crate::core) fn watch_number(
         &mut self,
         lock: LockIdx,
         owner: &Owner,
-        session: SessionKey,
-        n: u64,
+        (session, n): (SessionKey, u64),
+        until: Option<MonoUs>,
+        now: Now,
     ) {
-        self.reschedule(lock, owner, |binding| binding.watch_number(session, n));
+        self.reschedule(lock, owner, |binding| binding.watch_number(session, n, until, now));
+    }
+
+    /// Stops the renewals of numbers whose holds have reached their maximum age (R9). Their leases run out.
+    pub(super) fn lose_overaged(&mut self, lock: LockIdx, owner: &Owner, now: MonoUs) {
+        let Some(binding) = self.binding(lock, owner) else { return };
+        let (before, lease_end) = (binding.due(), binding.lease_end());
+        let mut lost = Vec::new();
+        while let Some(number) = binding.take_overaged(now) {
+            lost.push(number);
+        }
+        if lost.is_empty() {
+            return;
+        }
+        let (after, hold) = (binding.due(), (lock, owner.clone()));
+        self.renewals.plan(&hold, before, after);
+        let of_age = |number| Loss { why: Some(LossReason::Max), ..loss(number, &hold, lease_end) };
+        self.losses.extend(lost.into_iter().map(of_age));
+        self.drop_if_idle(&hold, now);
     }
 
     /// Records that the session of a number has ended. The next step of the lock releases the hold.

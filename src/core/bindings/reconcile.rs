@@ -58,6 +58,10 @@ impl Bindings {
                 self.unbind(&(lock, owner), name);
                 continue;
             };
+            self.lose_overaged(lock, &owner, now.mono);
+            if !self.binding(lock, &owner).is_some_and(|binding| binding.is_watched()) {
+                continue;
+            }
             // A call may have set a later end than this renewal would.
             let wanted = now.wall.saturating_add(ms);
             let end = wanted.max(hold.expires_at);

@@ -162,7 +162,9 @@ fn release_numbered(
             step.confirm_number(number);
         }
         NumberIs::Held(_) => {}
-        NumberIs::Answered(Answer::Released { left }) => return Ok(left),
+        NumberIs::Answered(Answer::Released(left)) => {
+            return left.first().copied().ok_or(NotReleased::NotOwner);
+        }
         NumberIs::Waiting | NumberIs::Answered(_) | NumberIs::Done => return Err(NotReleased::NotOwner),
         NumberIs::New => {
             step.answer(number, Answer::Ended);
@@ -176,7 +178,7 @@ fn release_numbered(
     };
     let left = release_hold(step, owner, ReleaseScope::OneOf(mode), None, lease_ms)?;
     if step.remove_hold(owner, number) {
-        step.answer(number, Answer::Released { left });
+        step.answer(number, Answer::Released(std::iter::once(left).collect()));
     }
     Ok(left)
 }
@@ -191,7 +193,14 @@ pub(super) fn cancel_number(
         NumberIs::New => false,
         NumberIs::Waiting => step.end_wait_of(number),
         NumberIs::InFlight => step.revoke_number(owner, number),
-        NumberIs::Held(_) => release_numbered(step, owner, number, None).is_ok(),
+        NumberIs::Held(_) => {
+            let released = release_numbered(step, owner, number, None).is_ok();
+            if step.has_hold(number) {
+                // The locks of a call for several are cancelled one after the other.
+                return Ok(released);
+            }
+            released
+        }
         NumberIs::Answered(Answer::Cancelled { undone }) => return Ok(undone),
         NumberIs::Answered(_) | NumberIs::Done => return Ok(false),
     };
@@ -202,7 +211,7 @@ pub(super) fn cancel_number(
 
 /// Implements [`LockManager::renew`](super::LockManager::renew).
 pub(super) fn renew(step: &mut Step<'_>, renewal: &Renewal) -> Result<i64, NotRenewed> {
-    let Renewal { owner, lease_ms, bind, client, number } = renewal;
+    let Renewal { owner, lease_ms, bind, client, number, .. } = renewal;
     if let Some(call) = number {
         return renew_numbered(step, renewal, *call);
     }
@@ -215,6 +224,19 @@ pub(super) fn renew(step: &mut Step<'_>, renewal: &Renewal) -> Result<i64, NotRe
     step.renewed(owner, lease, *bind, *client);
     step.count(Counted::Renewed);
     Ok(holds)
+}
+
+/// Implements [`LockManager::check_renewal`](super::LockManager::check_renewal).
+pub(super) fn check_renewal(step: &mut Step<'_>, renewal: &Renewal) -> Result<(), NotRenewed> {
+    let owner = &renewal.owner;
+    step.holders.get(owner.as_bytes()).ok_or(NotRenewed::NotOwner)?;
+    let Some(call) = renewal.number else { return Ok(()) };
+    match step.number_state(call.number).map_err(|OtherTarget| NotRenewed::OtherTarget)? {
+        NumberIs::InFlight | NumberIs::Held(_) => Ok(()),
+        NumberIs::New => step.unnumbered_mode(owner).map(|_| ()).ok_or(NotRenewed::NotOwner),
+        NumberIs::Done => Err(NotRenewed::Late),
+        NumberIs::Waiting | NumberIs::Answered(_) => Err(NotRenewed::NotOwner),
+    }
 }
 
 /// Renews the hold of one acquire of a session. If the session does not know the number, this declares one
@@ -231,9 +253,10 @@ fn renew_numbered(step: &mut Step<'_>, renewal: &Renewal, call: NumberedCall) ->
         NumberIs::Waiting | NumberIs::Answered(_) => return Err(NotRenewed::NotOwner),
     }
     let state = step.number_state(number).map_err(|OtherTarget| NotRenewed::OtherTarget)?;
-    let declares = match state {
-        NumberIs::Held(_) => None,
-        NumberIs::New => Some(step.unnumbered_mode(owner).ok_or(NotRenewed::NotOwner)?),
+    let declares = match (state, &renewal.from) {
+        (NumberIs::Held(_), _) => None,
+        (NumberIs::New, None) => Some(step.unnumbered_mode(owner).ok_or(NotRenewed::NotOwner)?),
+        (NumberIs::New, Some(from)) => Some(step.take_number(owner, from).ok_or(NotRenewed::NotOwner)?),
         _ => return Err(NotRenewed::NotOwner),
     };
     // A hold of a session never gets a shorter lease (R7).
@@ -245,7 +268,7 @@ fn renew_numbered(step: &mut Step<'_>, renewal: &Renewal, call: NumberedCall) ->
     step.renewed(owner, lease, None, *client);
     match declares {
         Some(mode) => step.declare(owner, call, Reply { mode, holds, token, owner: None }, lease),
-        None if call.renewed => step.watch_number(owner, number),
+        None if call.renewed => step.watch_number(owner, call),
         None => {}
     }
     step.count(Counted::Renewed);

@@ -2,9 +2,14 @@
 
 //! Calls of sessions: open, resume, poll and close.
 
-use super::LockManager;
-use crate::core::sessions::Acknowledged;
-use crate::core::{ConnectionId, Counted, Late, NewSession, Now, Session, SessionId, SessionKey};
+use super::{calls, LockManager, OpenLock, StepOutput};
+use crate::core::manager::step::Step;
+use crate::core::owner::AffectedOwners;
+use crate::core::sessions::{Acknowledged, Answer, NumberState};
+use crate::core::{
+    CallNumber, ConnectionId, Counted, Decision, Known, Late, LockId, LossReason, NewSession, NotRenewed,
+    Now, Renewal, Session, SessionId, SessionKey, WaiterId,
+};
 
 /// The arguments of `LOCK.EVENTS`.
 #[derive(Clone, Copy, Debug)]
@@ -148,5 +153,87 @@ impl LockManager {
         if let Some(id) = self.parts.sessions.get(key).and_then(|session| session.in_flight(n)) {
             self.parts.waiters.bundles.answered(id);
         }
+    }
+
+    /// What the session of a call for several locks knows about its number. Call it when each lock has been
+    /// checked.
+    pub(crate) fn known_number(&self, number: CallNumber) -> Known {
+        self.parts.sessions.get(number.session).map_or(Known::Late, |session| session.known(number))
+    }
+
+    /// Records that the locks of a call were busy, for its repetitions.
+    pub(crate) fn note_busy(&mut self, number: CallNumber) {
+        self.parts.answer_number(number, Answer::Busy);
+    }
+
+    /// The numbers of holds that an earlier release of this number left, for each of its locks.
+    pub(crate) fn released_before(&self, number: CallNumber) -> Option<Vec<i64>> {
+        match self.parts.sessions.get(number.session)?.state(number) {
+            Ok(Some(NumberState::Answered(Answer::Released(left)))) => Some(left.to_vec()),
+            _ => None,
+        }
+    }
+
+    /// Records the numbers of holds that a release of several locks left, for its repetitions.
+    pub(crate) fn note_released(&mut self, number: CallNumber, left: &[i64]) {
+        self.parts.answer_number(number, Answer::Released(left.iter().copied().collect()));
+    }
+
+    /// Checks whether this renewal will succeed. Changes nothing except due work.
+    pub(crate) fn check_renewal(
+        &mut self,
+        open: OpenLock<'_>,
+        renewal: &Renewal,
+    ) -> (Result<(), NotRenewed>, StepOutput) {
+        let mut step = Step::begin(&mut self.parts, open, AffectedOwners::Only(&renewal.owner));
+        let result = calls::check_renewal(&mut step, renewal);
+        (result, step.finish())
+    }
+
+    /// The number of a call for several locks, for a cancel that names one of them.
+    pub(crate) fn number_to_cancel(&self, number: CallNumber) -> CallNumber {
+        let session = self.parts.sessions.get(number.session);
+        let target = session.and_then(|session| session.several_target(number.n));
+        CallNumber { target: target.unwrap_or(number.target), ..number }
+    }
+
+    /// The locks of a number, for a cancel that names one of them.
+    pub(crate) fn locks_of_number(&self, number: CallNumber) -> Vec<LockId> {
+        let parts = &self.parts;
+        let Some(session) = parts.sessions.get(number.session) else { return Vec::new() };
+        match session.state(number) {
+            Ok(Some(NumberState::Waiting(id) | NumberState::InFlight(id))) => {
+                let waits = parts.waiters.together(*id).into_iter();
+                waits.filter_map(|id| parts.name(parts.waiters.get(id)?.lock())).collect()
+            }
+            Ok(Some(NumberState::Held(held))) => {
+                held.holds.iter().filter_map(|hold| parts.name(hold.lock)).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// Passes the decision about a wait to its session, after the replicas have acknowledged the grant or have
+    /// failed to.
+    pub(crate) fn tell_session(&mut self, number: CallNumber, id: WaiterId, decision: Decision) {
+        if matches!(decision, Decision::Granted(_) | Decision::GrantedAll(_)) {
+            self.acknowledged(id);
+        }
+        self.parts.decide_number(number, id, decision);
+    }
+
+    /// Records that too few replicas have acknowledged the grant of this number.
+    pub(crate) fn note_unacknowledged(&mut self, number: CallNumber) {
+        self.parts.lose_wait(number, LossReason::NoReplicas);
+    }
+
+    /// The number of a wait, if it belongs to a session.
+    pub(crate) fn number_of(&self, id: WaiterId) -> Option<CallNumber> {
+        self.parts.waiters.get(id)?.request().number.map(|call| call.number)
+    }
+
+    /// Tells the session of a wait that it ends because its owner waits for itself.
+    pub(crate) fn note_deadlocked(&mut self, number: CallNumber) {
+        self.parts.lose_wait(number, LossReason::Deadlock);
     }
 }

@@ -13,6 +13,7 @@ use crate::core::manager::step::Step;
 use crate::core::manager::{GrantTime, StepOutput};
 use crate::core::owner::AffectedOwners;
 use crate::core::queue::bundles::NewBundle;
+use crate::core::queue::wait::Wait;
 use crate::core::table::{LockIdx, LockLookup};
 use crate::core::{
     Counted, Decision, HoldEvent, LockId, MonoUs, Reply, Request, Verdict, WaitPolicy, WaiterId,
@@ -171,7 +172,13 @@ impl LockManager {
     /// Records that all members of a bundle were granted, with these replies.
     pub(crate) fn granted_all(&mut self, first_wait: WaiterId, replies: Vec<Reply>) {
         let parts = &mut self.parts;
-        parts.decisions.push_back((first_wait, Decision::GrantedAll(Rc::from(replies))));
+        let decision = Decision::GrantedAll(Rc::from(replies));
+        let request = parts.waiters.get(first_wait).map(Wait::request);
+        // The driver first waits for the replicas.
+        match request.filter(|request| !request.awaits_replicas).and_then(|request| request.number) {
+            Some(call) => parts.decide_number(call.number, first_wait, decision),
+            None => parts.decisions.push_back((first_wait, decision)),
+        }
         if let Some(owner) = parts.waiters.get(first_wait).map(|wait| wait.request().owner.clone()) {
             parts.search_waits_of(&owner);
         }

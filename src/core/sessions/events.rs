@@ -26,6 +26,10 @@ pub(crate) enum LossReason {
     Taken,
     /// The client did not acknowledge the grant in time.
     Overdue,
+    /// The hold has reached its maximum age. It is no longer renewed, and its lease runs out.
+    Max,
+    /// The wait could never end, because the owner waits for itself.
+    Deadlock,
     /// Too few replicas acknowledged the grant.
     NoReplicas,
     /// The wait timed out.
@@ -47,6 +51,8 @@ impl LossReason {
             LossReason::WrongType => "wrongtype",
             LossReason::Taken => "taken",
             LossReason::Overdue => "overdue",
+            LossReason::Max => "max",
+            LossReason::Deadlock => "deadlock",
             LossReason::NoReplicas => "noreplicas",
             LossReason::TimedOut => "timeout",
             LossReason::Refused => "refused",

@@ -17,7 +17,7 @@ mod session;
 
 pub(crate) use events::{EventContent, LossReason};
 pub(in crate::core) use number::{Answer, NumberState, NumberedHold};
-pub(crate) use number::{CallNumber, Known};
+pub(crate) use number::{CallNumber, Known, Target};
 pub(in crate::core) use session::Acknowledged;
 pub(crate) use session::{NewSession, Session};
 

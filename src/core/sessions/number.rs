@@ -13,8 +13,24 @@ use crate::core::{Mode, Owner, Reply, WaiterId};
 pub(crate) struct CallNumber {
     pub(crate) session: SessionKey,
     pub(crate) n: u64,
-    /// Hash of the keys and the owner. A number stands for one acquire, so another target is a client error.
-    pub(crate) target: u64,
+    /// A number stands for one acquire, so another target is a client error.
+    pub(crate) target: Target,
+}
+
+/// Hash of the keys and the owner of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Target(u64);
+
+impl Target {
+    /// The target with this hash, of a call for one key or for several.
+    pub(crate) fn new(hash: u64, is_several: bool) -> Target {
+        Target(hash & !1 | u64::from(is_several))
+    }
+
+    /// Whether the call is for several keys.
+    pub(super) fn is_several(self) -> bool {
+        self.0 & 1 == 1
+    }
 }
 
 /// The state of a number when an acquire with it arrives (R12).
@@ -76,7 +92,7 @@ impl NumberedHold {
 }
 
 /// The final answer about a number. Kept until `done` passes the number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::core) enum Answer {
     /// The lock was busy, or the wait timed out.
     Busy,
@@ -85,11 +101,8 @@ pub(in crate::core) enum Answer {
         /// Whether the call ended a wait or released a hold.
         undone: bool,
     },
-    /// The hold was released.
-    Released {
-        /// Number of holds left to the owner, as the first reply said.
-        left: i64,
-    },
+    /// The hold was released. The number of holds left to the owner on each lock, as the first reply said.
+    Released(SmallVec<[i64; 1]>),
     /// The hold was lost, or a release arrived before the acquire (R23).
     Ended,
 }
@@ -97,7 +110,7 @@ pub(in crate::core) enum Answer {
 /// The entry of one number.
 #[derive(Debug)]
 pub(super) struct Entry {
-    pub(super) target: u64,
+    pub(super) target: Target,
     pub(super) state: NumberState,
     /// Sequence number of the unacknowledged event about this number.
     pub(super) event: Option<u64>,

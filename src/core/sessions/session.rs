@@ -8,7 +8,7 @@ use std::rc::Rc;
 use smallvec::SmallVec;
 
 use super::events::{Event, EventContent, EventLog, LossReason};
-use super::number::{Answer, CallNumber, Entry, Held, Known, NumberState, NumberedHold};
+use super::number::{Answer, CallNumber, Entry, Held, Known, NumberState, NumberedHold, Target};
 use super::SessionId;
 use crate::core::queue::wait::NewWait;
 use crate::core::table::LockIdx;
@@ -135,7 +135,7 @@ impl Session {
             }
             NumberState::Answered(Answer::Busy) => Known::Busy,
             NumberState::Answered(Answer::Cancelled { .. }) => Known::Cancelled,
-            NumberState::Answered(Answer::Released { .. } | Answer::Ended) => Known::Ended,
+            NumberState::Answered(Answer::Released(_) | Answer::Ended) => Known::Ended,
         }
     }
 
@@ -156,7 +156,7 @@ impl Session {
     }
 
     /// Records the state of a number and keeps its event.
-    fn set(&mut self, n: u64, target: u64, state: NumberState) {
+    fn set(&mut self, n: u64, target: Target, state: NumberState) {
         match self.numbers.get_mut(&n) {
             Some(entry) => entry.state = state,
             None => {
@@ -175,6 +175,27 @@ impl Session {
         let Some(entry) = self.numbers.get_mut(&n) else { return };
         entry.state = NumberState::InFlight(id);
         self.replace_event(n, content, now);
+    }
+
+    /// Forgets a number that still waits, as if its acquire had never arrived.
+    pub(in crate::core) fn forget(&mut self, n: u64) {
+        let waits = |entry: &Entry| matches!(entry.state, NumberState::Waiting(_));
+        if !self.numbers.get(&n).is_some_and(waits) {
+            return;
+        }
+        if let Some(seq) = self.numbers.remove(&n).and_then(|entry| entry.event) {
+            self.events.remove(seq);
+        }
+    }
+
+    /// The target with which a number of a call for several locks was used.
+    pub(in crate::core) fn several_target(&self, n: u64) -> Option<Target> {
+        self.numbers.get(&n).map(|entry| entry.target).filter(|target| target.is_several())
+    }
+
+    /// Whether a number has any hold.
+    pub(in crate::core) fn has_hold(&self, n: u64) -> bool {
+        matches!(self.numbers.get(&n), Some(Entry { state: NumberState::Held(_), .. }))
     }
 
     /// Records one hold of a number.

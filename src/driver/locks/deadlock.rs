@@ -88,6 +88,9 @@ pub(crate) fn run_deferred_searches(ctx: Ctx<'_>) {
                 left = left.min(rest);
                 let lead = driver.locks.first_wait_of(id);
                 driver.stats.deadlocks += 1;
+                if let Some(number) = driver.locks.number_of(lead) {
+                    driver.locks.note_deadlocked(number);
+                }
                 driver.locks.end_deadlocked(id);
                 driver.blocked.end(lead, WaitOutcome::Deadlock(edges));
             }),

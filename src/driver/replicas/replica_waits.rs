@@ -13,7 +13,7 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
-use crate::core::{Decision, MonoUs, Owner, RequestId, Schedule, WaiterId};
+use crate::core::{CallNumber, Decision, MonoUs, Owner, RequestId, Schedule, WaiterId};
 use crate::driver::events::event_loop_hook::EventLoopHook;
 use crate::server::events::event_loop;
 use crate::server::replication::replicas::Progress;
@@ -67,6 +67,8 @@ struct AwaitingCall {
 /// All calls that wait for replicas.
 pub(crate) struct ReplicaWaits {
     calls: BTreeMap<WaiterId, AwaitingCall>,
+    /// Waits of sessions whose grants replicas must acknowledge. They block no client.
+    of_sessions: BTreeMap<WaiterId, (ReplicaRequirement, CallNumber)>,
     /// The deadlines of the calls.
     deadlines: Schedule<MonoUs, WaiterId>,
     /// The replicas have not been asked yet for calls of this iteration or an earlier one.
@@ -78,6 +80,7 @@ impl Default for ReplicaWaits {
     fn default() -> ReplicaWaits {
         ReplicaWaits {
             calls: BTreeMap::new(),
+            of_sessions: BTreeMap::new(),
             deadlines: Schedule::default(),
             must_ask_replicas: false,
             hook: EventLoopHook::new(event_loop::Purpose::Acknowledgements),
@@ -104,6 +107,30 @@ impl ReplicaWaits {
         self.deadlines.set(&id, Some(deadline));
     }
 
+    /// Adds a wait of a session.
+    pub(crate) fn insert_of_session(
+        &mut self,
+        id: WaiterId,
+        requirement: ReplicaRequirement,
+        number: CallNumber,
+    ) {
+        self.of_sessions.insert(id, (requirement, number));
+    }
+
+    /// The requirement of a wait, and its number, if it belongs to a session.
+    pub(crate) fn of_session(&self, id: WaiterId) -> Option<(ReplicaRequirement, CallNumber)> {
+        // Skips the lookup, as most waits have no requirement.
+        if self.of_sessions.is_empty() {
+            return None;
+        }
+        self.of_sessions.get(&id).copied()
+    }
+
+    /// Removes the requirement of a wait of a session, which has ended.
+    pub(crate) fn remove_of_session(&mut self, id: WaiterId) -> Option<CallNumber> {
+        self.of_sessions.remove(&id).map(|(_, number)| number)
+    }
+
     /// Removes a call that has ended for another reason. Returns whether it was an unacknowledged grant.
     pub(crate) fn remove(&mut self, id: WaiterId) -> bool {
         self.take(id).is_some_and(|written| matches!(written, AwaitedWrite::Grant(_)))
@@ -116,6 +143,11 @@ impl ReplicaWaits {
 
     pub(crate) fn len(&self) -> usize {
         self.calls.len()
+    }
+
+    /// Number of waits of sessions.
+    pub(crate) fn of_sessions_len(&self) -> usize {
+        self.of_sessions.len()
     }
 
     pub(crate) fn is_idle(&self) -> bool {

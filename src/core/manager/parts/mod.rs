@@ -13,6 +13,7 @@ mod watch;
 pub(in crate::core::manager) use connections::ConnectionEnd;
 pub(in crate::core::manager) use grants::RecordsOfVoided;
 pub(in crate::core::manager) use lock_state::LockState;
+pub(in crate::core::manager) use sessions::call_until;
 
 use crate::core::bindings::Bindings;
 use crate::core::fragile::FragileLocks;

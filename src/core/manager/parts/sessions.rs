@@ -2,6 +2,8 @@
 
 //! Holds, waits and grants of sessions.
 
+use std::num::NonZeroU64;
+
 use super::Parts;
 use crate::core::bindings::binding::BoundNumber;
 use crate::core::lease::Lease;
@@ -12,6 +14,11 @@ use crate::core::{
     CallNumber, Counted, Decision, EventContent, LossReason, MonoUs, Now, NumberedCall, Owner, Reply,
     WaiterId, WallMs,
 };
+
+/// End of the renewals of a hold with this maximum age.
+pub(in crate::core::manager) fn call_until(max_ms: Option<NonZeroU64>, now: Now) -> Option<MonoUs> {
+    max_ms.map(|ms| now.mono.saturating_add(ms.get().saturating_mul(1000)))
+}
 
 impl Parts {
     /// Binds a hold to its session and number. `held_since` is the time of the grant if the hold is the
@@ -26,11 +33,12 @@ impl Parts {
         lease: Lease,
         now: Now,
     ) {
-        let NumberedCall { number, renewed, ephemeral } = call;
+        let NumberedCall { number, renewed, ephemeral, max_ms } = call;
         let Some(session) = self.sessions.of(number) else { return };
         let mode = reply.mode;
         session.holds(number, NumberedHold { lock, owner: owner.clone(), ephemeral, reply });
-        let bound = BoundNumber { session: number.session, n: number.n, mode, renewed, ended: false };
+        let until = call_until(max_ms, now);
+        let bound = BoundNumber { session: number.session, n: number.n, mode, renewed, until, ended: false };
         self.bindings.bind_number(lock, owner, bound, held_since, lease, now);
         self.statistics.has_bound(self.bindings.count());
     }
@@ -173,7 +181,10 @@ impl Parts {
             let Some((session, n, state)) = self.sessions.take_ended() else { return };
             match state {
                 NumberState::Waiting(id) => {
-                    self.end_wait(id, None);
+                    // A grant that replicas have not acknowledged yet is no longer queued.
+                    if !self.end_wait(id, None) {
+                        self.mark_for_revocation(id);
+                    }
                 }
                 NumberState::InFlight(id) => self.mark_for_revocation(id),
                 NumberState::Held(held) => {
@@ -204,6 +215,10 @@ impl Parts {
         let mut losses = std::mem::take(&mut self.losses);
         losses.extend(self.bindings.take_losses());
         for loss in losses {
+            // One of several locks is lost. The others are of no use to the client.
+            if let Some(id) = self.sessions.get(loss.session).and_then(|session| session.in_flight(loss.n)) {
+                self.mark_for_revocation(id);
+            }
             let is_expired = loss.lease_end < self.input_at.wall;
             let guess = if is_expired { LossReason::Expired } else { LossReason::Deleted };
             self.sessions.lose(&loss, loss.why.or(cause).unwrap_or(guess), self.input_at.mono);
@@ -239,5 +254,16 @@ impl Parts {
             session.is_some_and(|session| session.is_ephemeral(number.n, lock))
         };
         self.bindings.numbers(lock, owner).any(is_ephemeral)
+    }
+
+    /// Forgets a number whose wait has ended with an error, or before its session knew of it.
+    pub(super) fn forget_number(&mut self, id: WaiterId, number: CallNumber, awaits_replicas: bool) {
+        if let Some(session) = self.sessions.of(number) {
+            session.forget(number.n);
+        }
+        if awaits_replicas {
+            // The driver forgets the requirement.
+            self.decisions.push_back((id, Decision::Cancelled));
+        }
     }
 }

@@ -73,6 +73,8 @@ impl Parts {
         if let Some(decision) = decision {
             self.count_end(&wait, &decision);
             self.decide(id, lock, wait.request(), decision);
+        } else if let Some(call) = wait.request().number {
+            self.forget_number(id, call.number, wait.request().awaits_replicas);
         }
         let Some(state) = self.table.get(lock) else { return defect!("a wait for an unknown lock", true) };
         let unblocks_next =

@@ -3,16 +3,20 @@
 //! Numbers and holds of sessions within a step.
 
 use super::Step;
+use crate::core::bindings::binding::BoundNumber;
 use crate::core::lease::{Lease, SetLease};
-use crate::core::manager::parts::LockState;
+use crate::core::manager::parts::{call_until, LockState};
 use crate::core::owner::AffectedOwners;
 use crate::core::queue::position::Standing;
-use crate::core::sessions::{Answer, NumberState};
+use crate::core::sessions::{Answer, Loss, NumberState};
 use crate::core::table::LockIdx;
-use crate::core::{CallNumber, Counted, Known, Mode, NumberedCall, OtherTarget, Owner, ReleaseScope, Reply};
+use crate::core::{
+    CallNumber, Counted, HandOver, Known, LossReason, Mode, NumberedCall, OtherTarget, Owner, ReleaseScope,
+    Reply, Session,
+};
 
 /// The state of a number, as a RENEW, RELEASE or CANCEL of it sees it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::core::manager) enum NumberIs {
     /// The session has not seen the number.
     New,
@@ -112,17 +116,42 @@ impl Step<'_> {
     /// Returns the state of a number. Fails if it was used with another target.
     pub(in crate::core::manager) fn number_state(&self, number: CallNumber) -> Result<NumberIs, OtherTarget> {
         let Some(session) = self.parts.sessions.get(number.session) else { return Ok(NumberIs::Done) };
-        Ok(match session.state(number)? {
+        Ok(self.state_here(session, number, session.state(number)?))
+    }
+
+    fn state_here(&self, session: &Session, number: CallNumber, state: Option<&NumberState>) -> NumberIs {
+        match state {
             None if session.is_done(number.n) => NumberIs::Done,
             None => NumberIs::New,
             Some(NumberState::Waiting(_)) => NumberIs::Waiting,
             Some(NumberState::InFlight(_)) => NumberIs::InFlight,
             Some(NumberState::Held(held)) => {
                 let here = held.holds.iter().find(|hold| Some(hold.lock) == self.lock);
-                here.map_or(NumberIs::Answered(Answer::Ended), |hold| NumberIs::Held(hold.mode()))
+                match here {
+                    Some(hold) => NumberIs::Held(hold.mode()),
+                    None if held.is_lost => NumberIs::Answered(Answer::Ended),
+                    // A call that declares holds of several locks has not reached this one yet.
+                    None => NumberIs::New,
+                }
             }
-            Some(NumberState::Answered(answer)) => NumberIs::Answered(*answer),
-        })
+            Some(NumberState::Answered(answer)) => NumberIs::Answered(answer.clone()),
+        }
+    }
+
+    /// Takes a hold of this owner from another session. Returns its mode.
+    pub(in crate::core::manager) fn take_number(&mut self, owner: &Owner, from: &HandOver) -> Option<Mode> {
+        let lock = self.lock?;
+        let is_named = |number: &&BoundNumber| {
+            let session = self.parts.sessions.get(number.session);
+            number.n == from.n && session.is_some_and(|session| *session.name() == from.name)
+        };
+        let number = *self.parts.bindings.numbers(lock, owner).find(is_named)?;
+        let lease_end = self.holders.get(owner.as_bytes())?.expires_at;
+        self.parts.bindings.unbind_number(lock, owner, number.session, number.n, self.now.mono);
+        let hold = Some((lock, owner.clone()));
+        let why = Some(LossReason::Taken);
+        self.parts.losses.push(Loss { session: number.session, n: number.n, hold, lease_end, why });
+        Some(number.mode)
     }
 
     /// Confirms the grant in flight of a number that the client has named in a call (R1).
@@ -132,6 +161,11 @@ impl Step<'_> {
             // The length of the lease may be certain now.
             self.revoke_marked(lock, Some(owner), usize::MAX);
         }
+    }
+
+    /// Whether a number has any hold on a lock.
+    pub(in crate::core::manager) fn has_hold(&self, number: CallNumber) -> bool {
+        self.parts.sessions.get(number.session).is_some_and(|session| session.has_hold(number.n))
     }
 
     /// Records the final answer about a number.
@@ -144,7 +178,16 @@ impl Step<'_> {
         let state = self.parts.sessions.get(number.session).map(|session| session.state(number));
         let Some(Ok(Some(NumberState::Waiting(id)))) = state else { return false };
         let id = *id;
-        self.parts.end_wait(id, None) || self.parts.sessions.unpark_one(number.session, id)
+        if self.parts.end_wait(id, None) || self.parts.sessions.unpark_one(number.session, id) {
+            return true;
+        }
+        // Replicas have not acknowledged the grant yet.
+        let stands = self.parts.waiters.get(id).is_some();
+        self.parts.mark_for_revocation(id);
+        if let Some(lock) = self.lock {
+            self.revoke_marked(lock, None, usize::MAX);
+        }
+        stands
     }
 
     /// Revokes the grant in flight of a number. Returns whether its hold still existed.
@@ -185,9 +228,10 @@ impl Step<'_> {
     }
 
     /// Starts the renewal of a number's lease.
-    pub(in crate::core::manager) fn watch_number(&mut self, owner: &Owner, number: CallNumber) {
+    pub(in crate::core::manager) fn watch_number(&mut self, owner: &Owner, call: NumberedCall) {
         if let Some(lock) = self.lock {
-            self.parts.bindings.watch_number(lock, owner, number.session, number.n);
+            let (number, until) = (call.number, call_until(call.max_ms, self.now));
+            self.parts.bindings.watch_number(lock, owner, (number.session, number.n), until, self.now);
         }
     }
 
