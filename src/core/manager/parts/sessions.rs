@@ -15,7 +15,7 @@ use crate::core::{
     WaiterId, WallMs,
 };
 
-/// End of the renewals of a hold with this maximum age.
+/// Returns the end of the renewals of a hold with this maximum age.
 pub(in crate::core::manager) fn call_until(max_ms: Option<NonZeroU64>, now: Now) -> Option<MonoUs> {
     max_ms.map(|ms| now.mono.saturating_add(ms.get().saturating_mul(1000)))
 }
@@ -215,7 +215,7 @@ impl Parts {
         let mut losses = std::mem::take(&mut self.losses);
         losses.extend(self.bindings.take_losses());
         for loss in losses {
-            // One of several locks is lost. The others are of no use to the client.
+            // One of several locks is lost. The client does not use the others.
             if let Some(id) = self.sessions.get(loss.session).and_then(|session| session.in_flight(loss.n)) {
                 self.mark_for_revocation(id);
             }
@@ -256,7 +256,7 @@ impl Parts {
         self.bindings.numbers(lock, owner).any(is_ephemeral)
     }
 
-    /// Forgets a number whose wait has ended with an error, or before its session knew of it.
+    /// Forgets a number whose wait ended with an error, as if its acquire had never arrived.
     pub(super) fn forget_number(&mut self, id: WaiterId, number: CallNumber, awaits_replicas: bool) {
         if let Some(session) = self.sessions.of(number) {
             session.forget(number.n);

@@ -130,7 +130,7 @@ impl Step<'_> {
                 match here {
                     Some(hold) => NumberIs::Held(hold.mode()),
                     None if held.is_lost => NumberIs::Answered(Answer::Ended),
-                    // A call that declares holds of several locks has not reached this one yet.
+                    // A call that declares holds on several locks has not reached this lock yet.
                     None => NumberIs::New,
                 }
             }
@@ -138,7 +138,7 @@ impl Step<'_> {
         }
     }
 
-    /// Takes a hold of this owner from another session. Returns its mode.
+    /// Takes a hold of this owner over from another session (R21). Returns its mode.
     pub(in crate::core::manager) fn take_number(&mut self, owner: &Owner, from: &HandOver) -> Option<Mode> {
         let lock = self.lock?;
         let is_named = |number: &&BoundNumber| {
