@@ -41,13 +41,13 @@ pub(crate) struct Request {
     pub(crate) number: Option<NumberedCall>,
 }
 
-/// A call of a session that makes a hold depend on it.
+/// A call that binds its hold to a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NumberedCall {
     pub(crate) number: CallNumber,
     /// Whether the lease is renewed as long as the session lives.
     pub(crate) renewed: bool,
-    /// Whether the hold is released when the session is over.
+    /// Whether the hold is released when the session ends.
     pub(crate) ephemeral: bool,
     /// Maximum age of a renewed hold, in milliseconds.
     pub(crate) max_ms: Option<NonZeroU64>,
@@ -238,7 +238,7 @@ pub(crate) enum Outcome {
     Quarantined,
     /// The request is queued.
     Queued(WaiterId),
-    /// The session knows the number of the call: it gets what has become of it.
+    /// The session has seen the number of the call, which gets the outcome so far.
     Repeated(Known),
     Refused(Refusal),
 }

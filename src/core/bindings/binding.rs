@@ -15,7 +15,7 @@ const SHORTEST_INTERVAL_US: MonoUs = 1_000;
 /// A set of connections; nearly always one.
 pub(in crate::core) type Connections = SmallVec<[ConnectionId; 2]>;
 
-/// The connections and requests that one hold depends on.
+/// The connections, sessions and requests that one hold depends on.
 pub(in crate::core) struct Binding {
     /// Length of the renewed lease: the length that the owner most recently requested.
     lease_ms: i64,
@@ -41,7 +41,7 @@ pub(in crate::core) struct Binding {
     requests: Vec<Bound>,
     /// Connections bound by calls without an id, or by calls that can no longer be repeated.
     plain: Connections,
-    /// Holds of this owner that have a number in a session.
+    /// The owner's session-bound holds.
     numbers: SmallVec<[BoundNumber; 1]>,
     /// Time of the next sweep for requests that can no longer be repeated. The schedule of sweeps stores the
     /// same time.
@@ -56,9 +56,9 @@ pub(in crate::core) struct BoundNumber {
     pub(in crate::core) mode: Mode,
     /// Whether the lease is renewed as long as the session lives.
     pub(in crate::core) renewed: bool,
-    /// End of the renewals, if they have a limit.
+    /// End of the renewals. `None` if they have no limit.
     pub(in crate::core) until: Option<MonoUs>,
-    /// Whether the session is over, so that the hold must be released.
+    /// Whether the session has ended, so that the hold must be released.
     pub(in crate::core) ended: bool,
 }
 
@@ -139,7 +139,7 @@ impl Binding {
         }
     }
 
-    /// Records a hold with a number. Its lease has just been set.
+    /// Binds a hold to a number. Its lease has just been set.
     pub(in crate::core) fn bind_number(&mut self, number: BoundNumber, lease: Lease, now: Now) {
         if !self.is_watched() {
             self.lease_ms = lease.ms;
@@ -148,7 +148,7 @@ impl Binding {
         self.note_lease(lease, now);
     }
 
-    /// Removes a hold with a number. Returns whether it had it.
+    /// Unbinds the hold of a number. Returns whether it was bound.
     pub(in crate::core) fn unbind_number(&mut self, session: SessionKey, n: u64) -> bool {
         let at = self.numbers.iter().position(|number| number.session == session && number.n == n);
         let removed = at.map(|at| self.numbers.remove(at)).is_some();
@@ -172,7 +172,7 @@ impl Binding {
         self.plan_renewal(due);
     }
 
-    /// Records that the session of a number is over and that its hold must be released.
+    /// Records that the session of a number has ended and that its hold must be released.
     pub(in crate::core) fn end_number(&mut self, session: SessionKey, n: u64) {
         for number in self.numbers.iter_mut().filter(|number| number.session == session && number.n == n) {
             (number.ended, number.renewed) = (true, false);
@@ -180,13 +180,13 @@ impl Binding {
         self.forget_renewal_if_unwatched();
     }
 
-    /// Removes the next number whose session is over.
+    /// Removes and returns the next number whose session has ended.
     pub(in crate::core) fn take_ended_number(&mut self) -> Option<BoundNumber> {
         let at = self.numbers.iter().position(|number| number.ended)?;
         Some(self.numbers.remove(at))
     }
 
-    /// Removes a number whose hold has reached its maximum age.
+    /// Removes and returns a number whose hold has reached its maximum age (R9).
     pub(in crate::core) fn take_overaged(&mut self, now: MonoUs) -> Option<BoundNumber> {
         let is_over = |number: &BoundNumber| number.renewed && number.until.is_some_and(|until| until <= now);
         let at = self.numbers.iter().position(is_over)?;
@@ -195,7 +195,7 @@ impl Binding {
         Some(number)
     }
 
-    /// Removes the newest number for which the owner has no hold left.
+    /// Removes and returns the newest number in excess of the owner's holds.
     pub(in crate::core) fn take_excess(&mut self, hold: &Hold) -> Option<BoundNumber> {
         for mode in [Mode::Exclusive, Mode::Shared] {
             let count = usize::try_from(hold.count(mode)).unwrap_or_default();
@@ -209,7 +209,7 @@ impl Binding {
         None
     }
 
-    /// Number of holds of this mode that have a number.
+    /// Returns how many holds of this mode have a number.
     pub(in crate::core) fn count_numbers(&self, mode: Mode) -> usize {
         self.numbers.iter().filter(|number| number.mode == mode).count()
     }
@@ -342,7 +342,7 @@ impl Binding {
     pub(in crate::core) fn due(&self) -> Option<MonoUs> {
         let is_limited = || !self.is_renewed_for_session();
         let next = self.next.filter(|at| self.renewed_until.is_none_or(|until| *at < until || !is_limited()));
-        // A session is told at once when a hold of it is no longer renewed (R9).
+        // The session gets an event as soon as a hold of it is no longer renewed (R9).
         let limits = self.numbers.iter().filter(|number| number.renewed).filter_map(|number| number.until);
         next.into_iter().chain(limits.filter(|_| self.next.is_some())).min()
     }

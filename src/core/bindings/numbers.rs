@@ -63,7 +63,8 @@ impl Bindings {
         self.reschedule(lock, owner, |binding| binding.watch_number(session, n, until, now));
     }
 
-    /// Stops the renewals of numbers whose holds have reached their maximum age (R9). Their leases run out.
+    /// Stops renewing numbers whose holds have reached their maximum age, and reports them as lost (R9). Their
+    /// leases run out.
     pub(super) fn lose_overaged(&mut self, lock: LockIdx, owner: &Owner, now: MonoUs) {
         let Some(binding) = self.binding(lock, owner) else { return };
         let (before, lease_end) = (binding.due(), binding.lease_end());

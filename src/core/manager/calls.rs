@@ -45,7 +45,7 @@ pub(super) fn acquire(step: &mut Step<'_>, request: &Request, policy: WaitPolicy
     outcome
 }
 
-/// Acquires for a session. A repeated call gets what has become of the first (R12).
+/// Acquires for a session. A repeated call gets the outcome of the first one so far (R12).
 fn acquire_numbered(
     step: &mut Step<'_>,
     request: &Request,

@@ -155,18 +155,17 @@ impl LockManager {
         }
     }
 
-    /// What the session of a call for several locks knows about its number. Call it when each lock has been
-    /// checked.
+    /// Returns the state of the number of a call for several locks. Call it after the check of each lock.
     pub(crate) fn known_number(&self, number: CallNumber) -> Known {
         self.parts.sessions.get(number.session).map_or(Known::Late, |session| session.known(number))
     }
 
-    /// Records that the locks of a call were busy, for its repetitions.
+    /// Records that the locks of a call were busy, for repeated calls.
     pub(crate) fn note_busy(&mut self, number: CallNumber) {
         self.parts.answer_number(number, Answer::Busy);
     }
 
-    /// The numbers of holds that an earlier release of this number left, for each of its locks.
+    /// Returns the reply to an earlier release of this number: the holds left on each lock.
     pub(crate) fn released_before(&self, number: CallNumber) -> Option<Vec<i64>> {
         match self.parts.sessions.get(number.session)?.state(number) {
             Ok(Some(NumberState::Answered(Answer::Released(left)))) => Some(left.to_vec()),
@@ -174,7 +173,7 @@ impl LockManager {
         }
     }
 
-    /// Records the numbers of holds that a release of several locks left, for its repetitions.
+    /// Records the holds that a release left on each of several locks, for repeated calls.
     pub(crate) fn note_released(&mut self, number: CallNumber, left: &[i64]) {
         self.parts.answer_number(number, Answer::Released(left.iter().copied().collect()));
     }
@@ -190,14 +189,14 @@ impl LockManager {
         (result, step.finish())
     }
 
-    /// The number of a call for several locks, for a cancel that names one of them.
+    /// Returns the number to cancel. A cancel names only one lock of a call for several locks.
     pub(crate) fn number_to_cancel(&self, number: CallNumber) -> CallNumber {
         let session = self.parts.sessions.get(number.session);
         let target = session.and_then(|session| session.several_target(number.n));
         CallNumber { target: target.unwrap_or(number.target), ..number }
     }
 
-    /// The locks of a number, for a cancel that names one of them.
+    /// Returns the locks of a number. A cancel of a call for several locks concerns all of them.
     pub(crate) fn locks_of_number(&self, number: CallNumber) -> Vec<LockId> {
         let parts = &self.parts;
         let Some(session) = parts.sessions.get(number.session) else { return Vec::new() };
@@ -213,8 +212,7 @@ impl LockManager {
         }
     }
 
-    /// Passes the decision about a wait to its session, after the replicas have acknowledged the grant or have
-    /// failed to.
+    /// Passes the decision about a wait with `REPLICAS` to its session.
     pub(crate) fn tell_session(&mut self, number: CallNumber, id: WaiterId, decision: Decision) {
         if matches!(decision, Decision::Granted(_) | Decision::GrantedAll(_)) {
             self.acknowledged(id);
@@ -222,17 +220,17 @@ impl LockManager {
         self.parts.decide_number(number, id, decision);
     }
 
-    /// Records that too few replicas have acknowledged the grant of this number.
+    /// Records that too few replicas acknowledged the grant of this number.
     pub(crate) fn note_unacknowledged(&mut self, number: CallNumber) {
         self.parts.lose_wait(number, LossReason::NoReplicas);
     }
 
-    /// The number of a wait, if it belongs to a session.
+    /// Returns the number of a wait that belongs to a session.
     pub(crate) fn number_of(&self, id: WaiterId) -> Option<CallNumber> {
         self.parts.waiters.get(id)?.request().number.map(|call| call.number)
     }
 
-    /// Tells the session of a wait that it ends because its owner waits for itself.
+    /// Records that the wait of this number ends because of a deadlock.
     pub(crate) fn note_deadlocked(&mut self, number: CallNumber) {
         self.parts.lose_wait(number, LossReason::Deadlock);
     }

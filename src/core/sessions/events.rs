@@ -28,7 +28,7 @@ pub(crate) enum LossReason {
     Overdue,
     /// The hold has reached its maximum age. It is no longer renewed, and its lease runs out.
     Max,
-    /// The wait could never end, because the owner waits for itself.
+    /// The wait could never end: a deadlock.
     Deadlock,
     /// Too few replicas acknowledged the grant.
     NoReplicas,

@@ -222,8 +222,7 @@ impl Sessions {
         over
     }
 
-    /// Moves the next check of a session to an earlier time, if necessary. A session that was found to be over
-    /// is checked again soon, but no earlier.
+    /// Moves the next check of a session forward if it is due earlier.
     fn plan(&mut self, key: SessionKey) {
         let Some(session) = self.sessions.get(&key).filter(|session| session.passed.is_none()) else {
             return;

@@ -22,7 +22,7 @@ pub(crate) struct CallNumber {
 pub(crate) struct Target(u64);
 
 impl Target {
-    /// The target with this hash, of a call for one key or for several.
+    /// Returns the target with this hash, of a call for one key or for several.
     pub(crate) fn new(hash: u64, is_several: bool) -> Target {
         Target(hash & !1 | u64::from(is_several))
     }

@@ -196,7 +196,7 @@ impl Session {
         }
     }
 
-    /// The target with which a number of a call for several locks was used.
+    /// Returns the target of a number that was used for several locks.
     pub(in crate::core) fn several_target(&self, n: u64) -> Option<Target> {
         self.numbers.get(&n).map(|entry| entry.target).filter(|target| target.is_several())
     }

@@ -15,7 +15,7 @@ use crate::core::{
     WaiterId, WallMs,
 };
 
-/// End of the renewals of a hold with this maximum age.
+/// Returns the end of the renewals of a hold with this maximum age.
 pub(in crate::core::manager) fn call_until(max_ms: Option<NonZeroU64>, now: Now) -> Option<MonoUs> {
     max_ms.map(|ms| now.mono.saturating_add(ms.get().saturating_mul(1000)))
 }
@@ -59,7 +59,8 @@ impl Parts {
     pub(in crate::core::manager) fn owners_with_numbers(&self, lock: LockIdx) -> Vec<Owner> {
         let in_flight = self.state(lock).into_iter().flat_map(|state| state.unconfirmed().in_flight());
         let grants = in_flight.filter_map(|id| self.waiters.get(id)).map(Wait::request);
-        let of_grants = grants.filter(|request| request.number.is_some()).map(|request| request.owner.clone());
+        let of_grants =
+            grants.filter(|request| request.number.is_some()).map(|request| request.owner.clone());
         let mut owners = self.bindings.owners_with_numbers(lock);
         owners.extend(of_grants);
         owners.sort_unstable();
@@ -247,7 +248,7 @@ impl Parts {
         let mut losses = std::mem::take(&mut self.losses);
         losses.extend(self.bindings.take_losses());
         for loss in losses {
-            // One of several locks is lost. The others are of no use to the client.
+            // One of several locks is lost. The client does not use the others.
             if let Some(id) = self.sessions.get(loss.session).and_then(|session| session.in_flight(loss.n)) {
                 self.mark_for_revocation(id);
             }
@@ -291,7 +292,7 @@ impl Parts {
         self.bindings.numbers(lock, owner).any(is_ephemeral)
     }
 
-    /// Forgets a number whose wait has ended with an error, or before its session knew of it.
+    /// Forgets a number whose wait ended with an error, as if its acquire had never arrived.
     pub(super) fn forget_number(&mut self, id: WaiterId, number: CallNumber, awaits_replicas: bool) {
         if let Some(session) = self.sessions.of(number) {
             session.forget(number.n);

@@ -143,7 +143,8 @@ impl Step<'_> {
         let named = id.and_then(|id| self.parts.waiters.of_request(lock, id)).map(|(id, _)| id);
         let grant = unconfirmed.grant_to_release(owner, mode, holds, named)?;
         // The grants of a session are lost in another order: see `lose_excess`.
-        let is_numbered = self.parts.waiters.get(grant.id).is_some_and(|wait| wait.request().number.is_some());
+        let is_numbered =
+            self.parts.waiters.get(grant.id).is_some_and(|wait| wait.request().number.is_some());
         Some(grant).filter(|grant| grant.is_withheld || !is_numbered)
     }
 

@@ -11,7 +11,8 @@ use crate::core::queue::position::Standing;
 use crate::core::sessions::{Answer, Loss, NumberState};
 use crate::core::table::LockIdx;
 use crate::core::{
-    CallNumber, Counted, Known, Mode, NumberedCall, OtherTarget, Owner, ReleaseScope, Reply, WaiterId,
+    CallNumber, Counted, HandOver, Known, LossReason, Mode, NumberedCall, OtherTarget, Owner, ReleaseScope,
+    Reply, Session, WaiterId,
 };
 
 /// The state of a number, as a RENEW, RELEASE or CANCEL of it sees it.
@@ -157,7 +158,7 @@ impl Step<'_> {
                 match here {
                     Some(hold) => NumberIs::Held(hold.mode()),
                     None if held.is_lost => NumberIs::Answered(Answer::Ended),
-                    // A call that declares holds of several locks has not reached this one yet.
+                    // A call that declares holds on several locks has not reached this lock yet.
                     None => NumberIs::New,
                 }
             }
@@ -165,7 +166,7 @@ impl Step<'_> {
         }
     }
 
-    /// Takes a hold of this owner from another session. Returns its mode.
+    /// Takes a hold of this owner over from another session (R21). Returns its mode.
     pub(in crate::core::manager) fn take_number(&mut self, owner: &Owner, from: &HandOver) -> Option<Mode> {
         let lock = self.lock?;
         let is_named = |number: &&BoundNumber| {
