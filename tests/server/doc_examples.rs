@@ -26,6 +26,7 @@ crate::on_every_server!(
     guide_transcripts_are_right,
     operations_transcripts_are_right,
     tools_transcripts_are_right,
+    sessions_transcripts_are_right,
 );
 
 fn readme_transcripts_are_right(flavor: Flavor) {
@@ -42,6 +43,10 @@ fn operations_transcripts_are_right(flavor: Flavor) {
 
 fn tools_transcripts_are_right(flavor: Flavor) {
     Page::new(flavor).play("docs/tools.md", 3);
+}
+
+fn sessions_transcripts_are_right(flavor: Flavor) {
+    Page::new(flavor).play("docs/sessions.md", 1);
 }
 
 const PROMPT: &str = "127.0.0.1:6379> ";
