@@ -71,6 +71,10 @@ pub(crate) enum Error {
     Late,
     /// A number was used before with other keys or another owner.
     OtherTarget,
+    /// An acquire of a session was cancelled before it arrived or while it waited.
+    NumberCancelled,
+    /// The lock of an acquire of a session has the maximum number of waiters.
+    QueueIsFull,
     /// The server has as many sessions as it may have.
     TooManySessions,
     /// The server refuses all writes, so leases are not renewed.
@@ -202,6 +206,12 @@ impl fmt::Display for Error {
             Error::OtherTarget => {
                 f.write_str("ERR number was used before with another key or owner; use a new number")
             }
+            Error::NumberCancelled => f.write_str(
+                "CANCELLED acquire was cancelled by LOCK.CANCEL and holds nothing; use a new number to acquire again",
+            ),
+            Error::QueueIsFull => f.write_str(
+                "LIMIT too many waiters for this lock; try again later, or raise lock.max-waiters",
+            ),
             Error::TooManySessions => {
                 f.write_str("LIMIT too many sessions; close some, or raise lock.max-sessions")
             }

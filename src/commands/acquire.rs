@@ -10,7 +10,7 @@ use super::options::{
 };
 use super::Target;
 use crate::config;
-use crate::core::{FastQueued, Known, Now, Outcome, Request, WaitPolicy, WaiterId, Wants};
+use crate::core::{FastQueued, Known, Now, Outcome, Refusal, Request, WaitPolicy, WaiterId, Wants};
 use crate::driver::{self, AwaitedHold, HoldRef, ReplicaRequirement, WaitStart};
 use crate::error::Error;
 use crate::server::registration::arguments::Arguments;
@@ -102,6 +102,9 @@ impl Command for Acquire {
             Outcome::InFlight(id) => {
                 return driver::block(ctx, id, call.acknowledgement, WaitStart { now, needs_schedule: true })
             }
+            Outcome::Refused(Refusal::TooManyWaiters) if call.request.number.is_some() => {
+                return Err(Error::QueueIsFull);
+            }
             Outcome::Refused(refusal) => return Err(Error::Refused(refusal)),
             Outcome::Queued(id) => {
                 let now = refuse_deadlock(ctx, id, may_be_in_cycle, now)?;
@@ -133,7 +136,7 @@ pub(super) fn reply_known(
             replies => driver::reply_grants(ctx, replies),
         },
         Known::Busy => ctx.reply_null(),
-        Known::Cancelled => return Err(Error::Cancelled),
+        Known::Cancelled => return Err(Error::NumberCancelled),
         Known::OtherTarget => return Err(Error::OtherTarget),
         Known::Ended => return Err(Error::NotOwner),
         Known::Late | Known::New => return Err(Error::Late),
