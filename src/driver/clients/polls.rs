@@ -106,8 +106,12 @@ impl Polls {
 
 /// Returns a random id for a new session.
 pub(crate) fn random_session_id() -> SessionId {
+    // Six bits of a random UUID are constant. Those of a second one take their place.
+    let mut bits = Uuid::new_v4().into_bytes();
+    let [first, second, ..] = Uuid::new_v4().into_bytes();
+    (bits[6], bits[8]) = (first, second);
     let mut id = [0; 32];
-    Uuid::new_v4().simple().encode_lower(&mut id);
+    Uuid::from_bytes(bits).simple().encode_lower(&mut id);
     SessionId(id)
 }
 
