@@ -31,8 +31,8 @@ impl Parts {
         reply: Reply,
         held_since: Option<MonoUs>,
         lease: Lease,
-        now: Now,
     ) {
+        let now = self.input_at;
         let NumberedCall { number, renewed, ephemeral, max_ms } = call;
         let Some(session) = self.sessions.of(number) else { return };
         let mode = reply.mode;
@@ -141,7 +141,7 @@ impl Parts {
             let request = wait.request();
             let Some(call) = request.number else { continue };
             let held_since = wait.begins().then(|| wait.since());
-            self.bind_number(wait.lock(), &request.owner, call, reply, held_since, lease, now);
+            self.bind_number(wait.lock(), &request.owner, call, reply, held_since, lease);
             if request.awaits_replicas {
                 self.unwatch_lease(wait.lock());
             }

@@ -180,7 +180,7 @@ impl Step<'_> {
         if let Some(call) = request.number {
             let lock = self.known();
             let held_since = before.is_none().then_some(self.now.mono);
-            self.parts.bind_number(lock, &request.owner, call, reply.clone(), held_since, lease, self.now);
+            self.parts.bind_number(lock, &request.owner, call, reply.clone(), held_since, lease);
         }
         Ok(Some(reply))
     }

@@ -252,7 +252,7 @@ impl Step<'_> {
         lease: Lease,
     ) {
         let lock = self.known();
-        self.parts.bind_number(lock, owner, call, reply, None, lease, self.now);
+        self.parts.bind_number(lock, owner, call, reply, None, lease);
     }
 
     /// Starts the renewal of a number's lease.
