@@ -64,13 +64,13 @@ pub(crate) use owner::Owner;
 pub(crate) use queue::bundles::{NewBundle, Verdict};
 pub(crate) use readers::{ChangedHold, Crowd};
 pub(crate) use request::{
-    Bind, Decision, HandOver, InboxEvent, Message, NotReleased, NotRenewed, Notify, NumberedCall, Outcome,
-    Records, Refusal, Release, Renewal, Reply, Request, RequestId, WaitPolicy,
+    Bind, Decision, HandOver, InboxEvent, Known, Message, NotReleased, NotRenewed, Notify, NumberedCall,
+    Outcome, Records, Refusal, Release, Renewal, Reply, Request, RequestId, WaitPolicy,
 };
 pub(crate) use schedule::Schedule;
 pub(crate) use sessions::{
-    CallNumber, EventContent, Known, Late, LossReason, NewSession, OtherTarget, Session, SessionId,
-    SessionKey, Target,
+    CallNumber, EventContent, Late, LossReason, NewSession, OtherTarget, Session, SessionId, SessionKey,
+    Target,
 };
 pub(crate) use statistics::{Counted, Statistics, Times};
 pub(crate) use table::LockLookup;

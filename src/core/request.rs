@@ -10,7 +10,7 @@ use std::rc::Rc;
 use smallvec::SmallVec;
 
 use super::lease::{Lease, SetLease};
-use super::sessions::{CallNumber, Known};
+use super::sessions::CallNumber;
 use super::{ConnectionId, LockId, Mode, MonoUs, Now, Owner, ReleaseScope, Token, WaiterId, WallMs, Wants};
 
 /// An acquire.
@@ -222,6 +222,27 @@ pub(crate) struct Reply {
     /// The owner, if the reply names it.
     // Boxed because most replies do not name the owner, and replies are moved often.
     pub(crate) owner: Option<Box<Owner>>,
+}
+
+/// The state of a number when an acquire with it arrives (R12).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Known {
+    /// The session has not seen the number.
+    New,
+    /// The number is below `done`: the client has said that it knows the answer (R11).
+    Late,
+    /// The number was used with other keys or another owner.
+    OtherTarget,
+    /// The acquire waits.
+    Waiting,
+    /// The acquire was granted. Holds one reply per key.
+    Granted(SmallVec<[Reply; 1]>),
+    /// The lock was busy, or the wait timed out.
+    Busy,
+    /// `LOCK.CANCEL` came first.
+    Cancelled,
+    /// The hold was released or lost.
+    Ended,
 }
 
 /// The outcome of an acquire.

@@ -29,7 +29,7 @@ mod state;
 mod timer;
 
 pub(crate) use clients::blocking::{block, block_until_acknowledged, reply_grant, reply_grants};
-pub(crate) use clients::polls::{
+pub(crate) use clients::sessions::{
     answer_poll, open_session, random_session_id, session, user_of_caller, PollAnswer,
 };
 pub(crate) use locks::commit::commit;

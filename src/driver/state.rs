@@ -6,11 +6,11 @@ use std::cell::RefCell;
 use std::ffi::CStr;
 
 use crate::config;
-use crate::core::{CallNumber, ConnectionId, Decision, LockManager, MonoUs, Now, WaiterId};
+use crate::core::{CallNumber, ConnectionId, Decision, LockManager, MonoUs, Now, SessionKey, WaiterId};
 use crate::driver::clients::blocked_clients::{BlockedClients, WaitOutcome};
 use crate::driver::clients::deliveries::{Deliveries, FreedGrant};
 use crate::driver::clients::known_clients::KnownClients;
-use crate::driver::clients::polls::Polls;
+use crate::driver::clients::polls::{PollOutcome, Polls};
 use crate::driver::messages::inboxes::Inboxes;
 use crate::driver::replicas::replica_waits::{AwaitedWrite, ReplicaRequirement, ReplicaWaits};
 use crate::driver::timer::alarm::Alarm;
@@ -154,6 +154,50 @@ impl Driver {
             self.replica_waits.remove(id);
             self.replica_waits.remove_of_session(id);
             self.locks.tell_session(number, id, decision);
+        }
+    }
+
+    /// Answers the blocked calls of sessions that have new events or have ended.
+    pub(super) fn answer_woken_polls(&mut self, now: Now) {
+        while let Some(session) = self.locks.next_woken() {
+            self.answer_when_renewed(session, now);
+        }
+    }
+
+    /// Answers a blocked call. While a lease is due for renewal, the call stays blocked for the timer (R4).
+    fn answer_when_renewed(&mut self, session: SessionKey, now: Now) {
+        let outcome = if self.locks.session(session).is_some() {
+            if self.locks.renewals_are_due(now) {
+                return self.polls.set_ready(session);
+            }
+            PollOutcome::Events
+        } else if self.locks.is_demoted() {
+            PollOutcome::Demoted
+        } else {
+            PollOutcome::NoSession
+        };
+        self.polls.end(session, outcome);
+    }
+
+    /// Answers blocked calls whose time to wait is over, and calls that due renewals have delayed.
+    pub(super) fn answer_due_polls(&mut self, ctx: Ctx<'_>, obstacle: Option<Obstacle>) {
+        let now = ctx.now();
+        while let Some(session) = self.polls.next_timed_out(now.mono) {
+            self.locks.set_polled(session, false);
+            self.answer_when_renewed(session, now);
+        }
+        if !self.polls.any_ready() {
+            return;
+        }
+        let is_due = self.locks.renewals_are_due(now);
+        let outcome = match obstacle {
+            _ if !is_due => PollOutcome::Events,
+            Some(Obstacle::Refused) => PollOutcome::CannotRenew,
+            _ => return,
+        };
+        for session in self.polls.take_ready() {
+            let is_over = self.locks.session(session).is_none();
+            self.polls.end(session, if is_over { PollOutcome::NoSession } else { outcome });
         }
     }
 

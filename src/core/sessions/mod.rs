@@ -7,19 +7,21 @@
 //! only: a restart or a failover ends all of them, and their holds last until their leases expire. Rules such
 //! as R5 are those of `docs/sessions.md`.
 //!
+//! * [`ids`]: the identities of sessions and of their acquires.
 //! * [`session`]: one session, with its clock, its numbers and its events.
 //! * [`number`]: the state of each acquire.
 //! * [`events`]: the events that the client has not acknowledged.
 
 mod events;
+mod ids;
 mod number;
 mod session;
 #[cfg(test)]
 mod verify;
 
 pub(crate) use events::{EventContent, LossReason};
+pub(crate) use ids::{CallNumber, Late, OtherTarget, SessionId, SessionKey, Target};
 pub(in crate::core) use number::{Answer, NumberState, NumberedHold};
-pub(crate) use number::{CallNumber, Known, Target};
 pub(in crate::core) use session::Acknowledged;
 use session::Round;
 pub(crate) use session::{NewSession, Session};
@@ -32,27 +34,11 @@ use super::queue::wait::NewWait;
 use super::schedule::Schedule;
 use super::spare::free_spare;
 use super::table::LockIdx;
-use super::{ConnectionId, MonoUs, Owner, WaiterId, WallMs};
+use super::{ConnectionId, Known, MonoUs, Owner, WaiterId, WallMs};
 
 /// Delay before the timer checks a passed deadline again, in microseconds. In between, the server reads the
 /// input that arrived while it stalled.
 const RECHECK_US: MonoUs = 1_000;
-
-/// The secret id of a session: 128 random bits as 32 hexadecimal digits.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct SessionId(pub(crate) [u8; 32]);
-
-/// The core's handle of a session. Handles are never reused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct SessionKey(pub(crate) u64);
-
-/// The beat of a call is not greater than the session's last one (R16).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Late;
-
-/// The number of a call was already used with other keys or another owner.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct OtherTarget;
 
 /// A hold or a grant in flight that ended without a call of its session.
 pub(in crate::core) struct Loss {

@@ -4,55 +4,9 @@
 
 use smallvec::SmallVec;
 
-use super::SessionKey;
+use super::ids::Target;
 use crate::core::table::LockIdx;
 use crate::core::{Mode, Owner, Reply, WaiterId};
-
-/// The number of an acquire within its session.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct CallNumber {
-    pub(crate) session: SessionKey,
-    pub(crate) n: u64,
-    /// A number stands for one acquire, so another target is a client error.
-    pub(crate) target: Target,
-}
-
-/// Hash of the keys and the owner of a call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Target(u64);
-
-impl Target {
-    /// Returns the target with this hash, of a call for one key or for several.
-    pub(crate) fn new(hash: u64, is_several: bool) -> Target {
-        Target(hash & !1 | u64::from(is_several))
-    }
-
-    /// Whether the call is for several keys.
-    pub(super) fn is_several(self) -> bool {
-        self.0 & 1 == 1
-    }
-}
-
-/// The state of a number when an acquire with it arrives (R12).
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Known {
-    /// The session has not seen the number.
-    New,
-    /// The number is below `done`: the client has said that it knows the answer (R11).
-    Late,
-    /// The number was used with other keys or another owner.
-    OtherTarget,
-    /// The acquire waits.
-    Waiting,
-    /// The acquire was granted. Holds one reply per key.
-    Granted(SmallVec<[Reply; 1]>),
-    /// The lock was busy, or the wait timed out.
-    Busy,
-    /// `LOCK.CANCEL` came first.
-    Cancelled,
-    /// The hold was released or lost.
-    Ended,
-}
 
 /// The state of a number.
 #[derive(Debug)]

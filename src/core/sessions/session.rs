@@ -8,11 +8,11 @@ use std::rc::Rc;
 use smallvec::SmallVec;
 
 use super::events::{Event, EventContent, EventLog, LossReason};
-use super::number::{Answer, CallNumber, Entry, Held, Known, NumberState, NumberedHold, Target};
-use super::SessionId;
+use super::ids::{CallNumber, OtherTarget, SessionId, Target};
+use super::number::{Answer, Entry, Held, NumberState, NumberedHold};
 use crate::core::queue::wait::NewWait;
 use crate::core::table::LockIdx;
-use crate::core::{ConnectionId, MonoUs, Owner, WaiterId};
+use crate::core::{ConnectionId, Known, MonoUs, Owner, WaiterId};
 
 /// Time after which an unacknowledged grant may be revoked, in microseconds. The client must have been silent
 /// for the session's grace as well (R1).
@@ -153,12 +153,9 @@ impl Session {
     }
 
     /// Returns the state of a number. Fails if it was used with another target.
-    pub(in crate::core) fn state(
-        &self,
-        number: CallNumber,
-    ) -> Result<Option<&NumberState>, super::OtherTarget> {
+    pub(in crate::core) fn state(&self, number: CallNumber) -> Result<Option<&NumberState>, OtherTarget> {
         match self.numbers.get(&number.n) {
-            Some(entry) if entry.target != number.target => Err(super::OtherTarget),
+            Some(entry) if entry.target != number.target => Err(OtherTarget),
             entry => Ok(entry.map(|entry| &entry.state)),
         }
     }

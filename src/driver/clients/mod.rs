@@ -7,3 +7,4 @@ pub(super) mod blocking;
 pub(super) mod deliveries;
 pub(super) mod known_clients;
 pub(super) mod polls;
+pub(super) mod sessions;
