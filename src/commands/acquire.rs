@@ -63,7 +63,7 @@ impl Command for Acquire {
         key: Some(KeyUse::Write),
         arguments: Arguments{positional: &[KEY, NEW_OWNER], options: Options::ARGUMENTS },
         summary: c"Acquires a lock, or waits for it.",
-        reply: "The owner's hold count; nil if another owner holds the lock; 0 with NOTIFY. A map with FENCE or owner *.",
+        reply: "The owner's hold count; nil if the lock is busy; 0 with QUEUE or NOTIFY. A map with FENCE or owner *.",
         complexity: c"O(1), or O(log(N)) where N waiters are queued for locks; O(M) where M owners hold the lock shared",
     };
 

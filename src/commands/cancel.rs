@@ -4,7 +4,7 @@
 
 use super::args::{CommandName, Cursor};
 use super::checks;
-use super::options::{CommandOption, SessionNumber, KEY, OWNER};
+use super::options::{SessionNumber, KEY, OWNER, SESSION_NUMBER};
 use super::Target;
 use crate::core::{CallNumber, LockId, Now, OtherTarget, Owner};
 use crate::driver;
@@ -17,11 +17,7 @@ pub(crate) struct Cancel;
 
 const REQUEST: Argument = {
     const ID: Argument = Argument::new(c"request", ArgumentKind::Text, c"the ID of the acquire").after(c"ID");
-    Argument::new(
-        c"acquire",
-        ArgumentKind::OneOf(&[ID, <SessionNumber<'static> as CommandOption<'static>>::ARGUMENT]),
-        c"the acquire to undo",
-    )
+    Argument::new(c"acquire", ArgumentKind::OneOf(&[ID, SESSION_NUMBER]), c"the acquire to undo")
 };
 
 impl Command for Cancel {
@@ -31,7 +27,7 @@ impl Command for Cancel {
         categories: c"write fast",
         key: Some(KeyUse::Write),
         arguments: Arguments{positional: &[KEY, OWNER, REQUEST], options: &[] },
-        summary: c"Undoes the acquire with this request ID, even if it still waits or has not arrived yet.",
+        summary: c"Undoes the acquire with this ID or number, even if it still waits or has not arrived yet.",
         reply: "1 if there was something to undo, otherwise 0.",
         complexity: c"O(1), or O(log(N)) where N waiters are queued for locks; O(M) where M owners hold the lock shared",
     };

@@ -21,16 +21,16 @@ const BEAT: Argument = Argument::new(
     c"a number that grows with each LOCK.SESSION OPEN and LOCK.EVENTS of the session",
 );
 const SEQ: Argument =
-    Argument::new(c"seq", ArgumentKind::Integer, c"the last event that the client has handled");
+    Argument::new(c"seq", ArgumentKind::Integer, c"the last event that the client has handled; 0 for none");
 const DONE: Argument = Argument::new(
     c"done",
     ArgumentKind::Integer,
-    c"the client has the replies of all acquires with smaller numbers",
+    c"the client knows the answers of all acquires with smaller numbers",
 );
 const MILLISECONDS: Argument = Argument::new(
     c"milliseconds",
     ArgumentKind::Integer,
-    c"waits at most this time for an event, 0 by default",
+    c"waits for an event for at most this time, 0 by default",
 )
 .optional();
 const COUNT: Argument =
@@ -49,7 +49,7 @@ impl Command for Events {
             positional: &[SESSION, BEAT, SEQ, DONE],
             options: &[MILLISECONDS, COUNT],
         },
-        summary: c"Keeps a session alive, and returns its events.",
+        summary: c"Keeps a session alive, acknowledges events, and returns new ones.",
         reply: "An array of events: [seq, \"granted\", n, holds], [seq, \"lost\", n, reason] or [seq, \"contended\", n].",
         complexity: c"O(N) where N events are acknowledged or returned",
     };

@@ -15,12 +15,14 @@ const WIDTH: usize = 90;
 
 const INDENT: &str = "    ";
 
-const ERRORS: [&str; 7] = [
+const ERRORS: [&str; 9] = [
     "Errors begin with ERR, or with one of these words:",
     "    NOTOWNER: the owner does not hold the lock, or a newer token was granted.",
     "    QUARANTINE: locks may have been lost, so nothing is granted for a while.",
     "    NOREPLICAS: too few replicas are online, or too few acknowledged in time.",
     "    WRONGTYPE: the key does not hold a lock.",
+    "    NOSESSION: the session has ended or belongs to another user. LATE: a later call came first.",
+    "    LIMIT: the server has too many sessions.",
     "    DEADLOCK: waiting could never end. UNBLOCKED: the server or a client ended the wait.",
     "    A failed call changes nothing, but LOCK.RENEW keeps its lease after NOREPLICAS.",
 ];

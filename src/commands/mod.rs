@@ -76,7 +76,10 @@ macro_rules! commands {
     };
 }
 
-commands!(Acquire Release Renew Macquire Mrelease Mrenew Cancel Session Events Check Guard Break Info Waiters List Scan Top Blockers Help);
+commands!(
+    Acquire Release Renew Macquire Mrelease Mrenew Cancel Session Events Check Guard Break Info Waiters List Scan Top
+    Blockers Help
+);
 
 /// The lock that a command changes, and the owner whose hold it reads. Without an owner, it reads all holds.
 #[derive(Clone, Copy)]

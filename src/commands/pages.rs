@@ -7,7 +7,6 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 
 use super::COMMANDS;
-use crate::server::registration::arguments::Argument;
 use crate::server::registration::command::{Spec, SINCE};
 
 /// The marks around the generated parts.
@@ -18,6 +17,9 @@ const LIST: [&str; 2] = ["<!-- begin: generated from the commands' specification
 
 /// The maximum line length, as in the checks of the documentation.
 const WIDTH: usize = 130;
+
+/// The maximum line length of the syntax.
+const SYNTAX_WIDTH: usize = 100;
 
 fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("docs/commands")
@@ -43,15 +45,32 @@ fn fill(text: &str, indent: &str) -> String {
     filled
 }
 
+/// Splits the syntax of an argument between its alternatives if it is longer than a line.
+fn pieces(syntax: &str) -> Vec<String> {
+    let mut pieces = vec![String::new()];
+    let mut depth = 0;
+    for word in syntax.split(' ') {
+        let piece = pieces.last_mut().unwrap();
+        let space = if piece.is_empty() { "" } else { " " };
+        write!(piece, "{space}{word}").unwrap();
+        depth += word.matches(['<', '[']).count();
+        depth -= word.matches(['>', ']']).count();
+        if word == "|" && depth == 1 && syntax.len() > SYNTAX_WIDTH {
+            pieces.push(String::new());
+        }
+    }
+    pieces
+}
+
 /// The title, syntax, summary and properties of a command.
 fn head(command: &Spec) -> String {
     let title = command.title();
     let mut syntax = vec![title.clone()];
-    syntax.extend(command.arguments.iter().map(Argument::syntax));
-    // Lines break between options only.
+    syntax.extend(command.arguments.iter().flat_map(|argument| pieces(&argument.syntax())));
+    // Lines break between options and between the alternatives of a long argument.
     let (mut lines, mut line) = (Vec::new(), String::new());
     for part in syntax {
-        if !line.is_empty() && line.len() + 1 + part.len() > 100 {
+        if !line.is_empty() && line.len() + 1 + part.len() > SYNTAX_WIDTH {
             lines.push(std::mem::replace(&mut line, " ".repeat(title.len())));
         }
         line = if line.is_empty() { part } else { format!("{line} {part}") };

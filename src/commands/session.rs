@@ -25,13 +25,13 @@ const MAX_NAME_LEN: usize = 256;
 const TTL: Argument = Argument::new(
     c"milliseconds",
     ArgumentKind::Integer,
-    c"the session ends when its client was silent for this time",
+    c"the session ends if no LOCK.SESSION OPEN or LOCK.EVENTS arrives for this time",
 )
 .after(c"TTL");
 const GRACE: Argument = Argument::new(
     c"milliseconds",
     ArgumentKind::Integer,
-    c"the session ends this time after the end of its connection, at most TTL, which is the default",
+    c"the session ends if its connection stays closed for this time; at most TTL, the default",
 )
 .after(c"GRACE")
 .optional();
@@ -49,16 +49,14 @@ const NEW: Argument =
         .after(c"NEW");
 const ID: Argument = Argument::new(c"session", ArgumentKind::Text, c"the id of the session");
 const RESUME: Argument =
-    Argument::new(c"resume", ArgumentKind::Block(&[ID, BEAT]), c"continues a session over this connection");
-const OPEN: Argument = Argument::new(
-    c"open",
-    ArgumentKind::OneOf(&[NEW, RESUME]),
-    c"opens a session or continues one; replies its id and the last acknowledged event",
-)
-.after(c"OPEN");
-const CLOSE: Argument =
-    Argument::new(c"session", ArgumentKind::Text, c"ends a session; replies the number of its holds")
-        .after(c"CLOSE");
+    Argument::new(c"resume", ArgumentKind::Block(&[ID, BEAT]), c"resumes a session over this connection");
+const OPEN: Argument = {
+    const WORD: Argument = Argument::keyword(c"open", c"OPEN", c"opens or resumes a session");
+    const WHICH: Argument =
+        Argument::new(c"which", ArgumentKind::OneOf(&[NEW, RESUME]), c"a new session, or an existing one");
+    Argument::new(c"opened", ArgumentKind::Block(&[WORD, WHICH]), c"opens or resumes a session")
+};
+const CLOSE: Argument = Argument::new(c"session", ArgumentKind::Text, c"ends a session").after(c"CLOSE");
 const LIST: Argument = {
     const WORD: Argument = Argument::keyword(c"list", c"LIST", c"lists the sessions");
     const PATTERN: Argument = Argument::new(
@@ -74,8 +72,11 @@ const LIST: Argument = {
             .optional();
     Argument::new(c"sessions", ArgumentKind::Block(&[WORD, PATTERN, COUNT]), c"lists the sessions")
 };
-const SUBCOMMAND: Argument =
-    Argument::new(c"subcommand", ArgumentKind::OneOf(&[OPEN, CLOSE, LIST]), c"what to do");
+const SUBCOMMAND: Argument = Argument::new(
+    c"subcommand",
+    ArgumentKind::OneOf(&[OPEN, CLOSE, LIST]),
+    c"OPEN NEW opens a session; OPEN with an id resumes one over this connection. CLOSE ends a session. LIST lists sessions",
+);
 
 impl Command for Session {
     const SPEC: Spec = Spec {
@@ -84,7 +85,7 @@ impl Command for Session {
         categories: c"write slow",
         key: None,
         arguments: Arguments { positional: &[SUBCOMMAND], options: &[] },
-        summary: c"Opens, continues, ends and lists sessions, whose holds and waits outlive a connection.",
+        summary: c"Opens, resumes, ends or lists sessions, whose holds and waits outlive a connection.",
         reply: "OPEN: the id, and the last acknowledged event. CLOSE: the number of holds. LIST: an array of maps.",
         complexity: c"O(N) for CLOSE and LIST, where N is the number of holds or sessions",
     };

@@ -131,7 +131,7 @@ fn redis_cli_shows_argument_hints(flavor: Flavor) {
     for (typed, hint) in [
         (
             "LOCK.ACQUIRE",
-            " key owner [PX milliseconds|EX seconds] [BLOCK milliseconds|NOTIFY inbox [GRACE milliseconds]]",
+            " key owner [PX milliseconds|EX seconds] [BLOCK milliseconds|QUEUE milliseconds|NOTIFY inbox",
         ),
         ("lock.release orders", " owner [PX milliseconds|EX seconds] [SHARED|ALL] [ID request]"),
         ("LOCK.GUARD orders", " OWNER owner|TOKEN token command [arg [arg ...]]"),

@@ -15,7 +15,12 @@ flag!(Once, c"ONCE", c"once", c"makes the call non-re-entrant: holds of the same
 flag!(Fence, c"FENCE", c"fence", c"returns a token greater than all earlier ones");
 flag!(SharedFlag, c"SHARED", c"shared", c"shares the locks with other owners that use SHARED");
 flag!(All, c"ALL", c"all", c"releases all holds of each lock");
-flag!(Ephemeral, c"EPHEMERAL", c"ephemeral", c"releases the lock when this connection closes");
+flag!(
+    Ephemeral,
+    c"EPHEMERAL",
+    c"ephemeral",
+    c"releases the lock when this connection closes, or when the SESSION ends"
+);
 
 /// `PX milliseconds | EX seconds`
 #[derive(Default)]
@@ -211,7 +216,7 @@ impl<'a> CommandOption<'a> for Watchdog {
                 .after(c"MAX")
                 .optional();
         let summary =
-            c"renews the lease while this connection is open, until the hold is MAX milliseconds old";
+            c"renews the lease while this connection or the SESSION lives, until the hold is MAX milliseconds old";
         Argument::new(c"watchdog", ArgumentKind::Block(&[WORD, MAX]), summary).optional()
     };
 

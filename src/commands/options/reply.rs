@@ -106,7 +106,7 @@ impl<'a> CommandOption<'a> for BlockOrQueue {
     const ARGUMENT: Argument = Argument::new(
         c"wait",
         ArgumentKind::OneOf(&[Block::MILLISECONDS, QUEUE]),
-        c"waits if a lock is not available. BLOCK waits in the server. QUEUE replies 0, and the session gets an event.",
+        c"waits if a lock is not available. BLOCK waits in the server. QUEUE replies 0, and the session gets an event",
     )
     .optional();
 
@@ -312,6 +312,16 @@ impl<'a> CommandOption<'a> for Id<'a> {
 }
 
 /// `SESSION id n`
+pub(in crate::commands) const SESSION_NUMBER: Argument = {
+    const SESSION: Argument =
+        Argument::new(c"session", ArgumentKind::Text, c"the id of the session").after(c"SESSION");
+    const NUMBER: Argument =
+        Argument::new(c"n", ArgumentKind::Integer, c"the number of the acquire in its session");
+    let summary = c"makes the call part of a session, about the acquire with this number";
+    Argument::new(c"numbered", ArgumentKind::Block(&[SESSION, NUMBER]), summary)
+};
+
+/// `SESSION id n`, as an option.
 #[derive(Default)]
 pub(in crate::commands) struct SessionNumber<'a>(Option<(&'a [u8], u64)>);
 
@@ -331,14 +341,7 @@ impl<'a> SessionNumber<'a> {
 }
 
 impl<'a> CommandOption<'a> for SessionNumber<'a> {
-    const ARGUMENT: Argument = {
-        const SESSION: Argument =
-            Argument::new(c"session", ArgumentKind::Text, c"the id of the session").after(c"SESSION");
-        const NUMBER: Argument =
-            Argument::new(c"n", ArgumentKind::Integer, c"the number of the acquire in its session");
-        let summary = c"makes the call one of a session, about the acquire with this number";
-        Argument::new(c"numbered", ArgumentKind::Block(&[SESSION, NUMBER]), summary).optional()
-    };
+    const ARGUMENT: Argument = SESSION_NUMBER.optional();
 
     #[inline]
     fn read(&mut self, word: &'a [u8], args: &mut Cursor<'a>) -> Result<bool, Error> {

@@ -2,9 +2,10 @@
 
 //! The output of redis-cli.
 
-/// Replaces each number that differs between runs by `N`.
+/// Replaces each number that differs between runs by `N`, and each session id by `ID`.
 pub fn timeless(text: &str) -> String {
-    const VARY: [&str; 7] = ["ttl", "since", "client", "waited", "remaining", "longest", "token"];
+    const VARY: [&str; 9] =
+        ["ttl", "since", "client", "waited", "remaining", "longest", "token", "age", "left"];
     let mut varies = false;
     let lines = text.lines().map(|line| {
         let line = line.trim_end();
@@ -13,9 +14,17 @@ pub fn timeless(text: &str) -> String {
         varies = VARY.iter().any(|name| line.ends_with(&format!("\"{name}\"")));
         if hidden {
             format!("{before}(integer) N")
+        } else if let Some(before) = before_session_id(line) {
+            format!("{before}\"ID\"")
         } else {
             line.to_owned()
         }
     });
     lines.collect::<Vec<_>>().join("\n")
+}
+
+/// The text of a line before the id of a session, which is 32 hexadecimal digits in quotes.
+fn before_session_id(line: &str) -> Option<&str> {
+    let (before, id) = line.strip_suffix('"')?.rsplit_once('"')?;
+    (id.len() == 32 && id.bytes().all(|byte| byte.is_ascii_hexdigit())).then_some(before)
 }
