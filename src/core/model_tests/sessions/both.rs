@@ -26,6 +26,8 @@ pub(super) struct Both {
     /// Ends of blocked calls since the last comparison.
     ends: Vec<(u64, BlockedEnd)>,
     woken: BTreeSet<Serial>,
+    /// The last time at which a pause began or ended.
+    paused_at: i64,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -61,14 +63,7 @@ impl Both {
         let mut real = Real::new(true);
         real.locks.notify_owners(notifies_owners);
         let model = Model::new(real.now, notifies_owners);
-        Both {
-            real,
-            model,
-            clients: BTreeMap::new(),
-            blocked: BTreeMap::new(),
-            ends: Vec::new(),
-            woken: BTreeSet::new(),
-        }
+        Both { real, model, clients: BTreeMap::new(), blocked: BTreeMap::new(), ends: Vec::new(), woken: BTreeSet::new(), paused_at: 0 }
     }
 
     /// Applies an operation to both. Fails if they differ. Returns false if the operation is impossible now.
@@ -78,7 +73,8 @@ impl Both {
             return Ok(false);
         }
         match *op {
-            Op::Pause(paused) if paused == self.model.paused => return Ok(false),
+            // A pause takes time.
+            Op::Pause(paused) if paused == self.model.paused || self.paused_at == self.real.now => return Ok(false),
             Op::Advance { ms } => self.advance(ms)?,
             Op::Poll { slot, connection, is_late, acknowledge, done } => {
                 if !self.poll(slot, connection, (is_late, acknowledge, done))? {
@@ -281,7 +277,7 @@ impl Both {
                 Seen::Done
             }
             Op::Pause(paused) => {
-                self.real.paused = paused;
+                (self.real.paused, self.paused_at) = (paused, self.real.now);
                 // The timer fires, and finds that the server is paused, or no longer.
                 self.real.tick();
                 Seen::Done
@@ -450,6 +446,13 @@ impl Both {
     fn compare(&mut self, op: &Op) -> Result<(), TestCaseError> {
         let Both { real, model, .. } = self;
         real.locks.verify();
+        for (lock, owner) in model.uncertain() {
+            let holders = visible(real, LOCKS[lock]).unwrap();
+            match holders.get(OWNERS[owner]) {
+                Some(hold) => prop_assert_eq!(model.adopt_lease(lock, owner, hold.expires_at), Ok(()), "after {:?}", op),
+                None => model.expire(lock, owner),
+            }
+        }
         let mut ends = std::mem::take(&mut self.ends);
         ends.sort_unstable();
         model.blocked_ends.sort_unstable();
@@ -532,6 +535,7 @@ impl Both {
 
     /// Lets all sessions and leases end. Fails if anything is remembered.
     pub(super) fn end(mut self) -> Result<(), TestCaseError> {
+        self.advance(1)?;
         self.step(&Op::Pause(false))?;
         self.real.locks.notify_owners(false);
         for id in std::mem::take(&mut self.blocked).into_keys() {

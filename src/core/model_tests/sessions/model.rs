@@ -77,6 +77,8 @@ pub(super) struct Hold {
     longest: i64,
     /// The latest end to which the server may have renewed the lease, unseen because of a grant in flight.
     renewed_to: i64,
+    /// Whether the lease was over when the first renewed number was acknowledged.
+    is_over: bool,
 }
 
 impl Hold {
@@ -110,7 +112,12 @@ impl Hold {
         !self.numbers.is_empty() || !self.in_flight.is_empty()
     }
 
-    pub(super) fn is_renewed(&self) -> bool {
+    /// Whether the server may have renewed the lease just before it stopped doing so.
+    fn may_be_renewed(&self, now: i64) -> bool {
+        !self.is_renewed() && self.expires_at < now && now <= self.renewed_to
+    }
+
+    fn is_renewed(&self) -> bool {
         self.numbers.iter().any(|number| number.renewed)
     }
 
@@ -365,10 +372,11 @@ impl Model {
         for lock in 0..LOCK_COUNT {
             let now = self.now;
             let resumes = self.resumes;
-            let is_over =
-                |(_, hold): &(&usize, &Hold)| hold.expires_at < now && (resumes || !hold.is_renewed());
-            let over: Vec<usize> =
-                self.locks[lock].holds.iter().filter(is_over).map(|(owner, _)| *owner).collect();
+            let is_over = |(_, hold): &(&usize, &Hold)| {
+                let ends = resumes || hold.is_over || !hold.is_renewed();
+                hold.expires_at < now && ends && !hold.may_be_renewed(now)
+            };
+            let over: Vec<usize> = self.locks[lock].holds.iter().filter(is_over).map(|(owner, _)| *owner).collect();
             for owner in over {
                 self.lose_hold(lock, owner, LossReason::Expired);
             }
@@ -583,7 +591,10 @@ impl Model {
         else {
             return;
         };
-        self.hold(lock, owner).expect("the hold of a grant").confirm((serial, n));
+        let now = self.now;
+        let hold = self.hold(lock, owner).expect("the hold of a grant");
+        hold.confirm((serial, n));
+        hold.is_over |= hold.expires_at < now;
         let session = self.of(serial);
         session.events.retain(|event| event.n != n);
         session.set(n, (lock, owner), State::Held { holds });
@@ -938,6 +949,20 @@ impl Model {
                 hold.leases = vec![(None, Lease::To(hold.expires_at))];
             }
         }
+    }
+
+    /// The holds whose leases the server may have renewed just before it stopped doing so.
+    pub(super) fn uncertain(&self) -> Vec<(usize, usize)> {
+        let locks = self.locks.iter().enumerate();
+        let holds = locks.flat_map(|(lock, of)| of.holds.iter().map(move |(owner, hold)| (lock, *owner, hold)));
+        let uncertain = holds.filter(|(.., hold)| !self.paused && hold.may_be_renewed(self.now));
+        uncertain.map(|(lock, owner, _)| (lock, owner)).collect()
+    }
+
+    /// Ends a hold whose lease the server has not renewed.
+    pub(super) fn expire(&mut self, lock: usize, owner: usize) {
+        self.lose_hold(lock, owner, LossReason::Expired);
+        self.settle();
     }
 
     /// Adopts the end of a lease, which the server may have renewed. Fails if it is outside its limits.
