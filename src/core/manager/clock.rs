@@ -29,6 +29,7 @@ impl LockManager {
                 parts.expire_grant(id);
             }
         }
+        parts.end_parked_waits(now);
         parts.end_connections(now);
         parts.end_sessions(now);
         for lock in parts.bindings.sweep(now.mono) {
@@ -61,14 +62,14 @@ impl LockManager {
         let parts = &self.parts;
         !parts.ending_connections.is_empty()
             || parts.sessions.any_ending()
-            || parts.deadlines.first().is_some_and(|at| at <= now.mono)
+            || first_deadline(parts).is_some_and(|at| at <= now.mono)
     }
 
     /// Time until the next [`tick`](LockManager::tick), in milliseconds; `None` if none is needed.
     pub(crate) fn next_wakeup(&self, now: Now, may_write: bool) -> Option<u64> {
         let parts = &self.parts;
         let until = |at: MonoUs| at.saturating_sub(now.mono).div_ceil(1000);
-        let without_writing = earlier(parts.deadlines.first(), parts.bindings.next_sweep()).map(until);
+        let without_writing = earlier(first_deadline(parts), parts.bindings.next_sweep()).map(until);
         let is_ending = !parts.ending_connections.is_empty() || parts.sessions.any_ending();
         let is_at_once = !parts.notices.is_empty() || is_ending;
         let without_writing = if is_at_once { Some(0) } else { without_writing };
@@ -91,7 +92,7 @@ impl LockManager {
 
     /// Time until the first deadline of a wait, in milliseconds. Ending a wait needs no write.
     pub(crate) fn next_deadline(&self, now: Now) -> Option<u64> {
-        self.parts.deadlines.first().map(|at| at.saturating_sub(now.mono).div_ceil(1000))
+        first_deadline(&self.parts).map(|at| at.saturating_sub(now.mono).div_ceil(1000))
     }
 
     /// Whether [`next_wakeup`](LockManager::next_wakeup) is `None`.
@@ -109,6 +110,11 @@ impl LockManager {
             && end_of_quarantine(parts).is_none()
             && parts.bindings.has_no_deadline()
     }
+}
+
+/// The first deadline of a wait.
+fn first_deadline(parts: &Parts) -> Option<MonoUs> {
+    earlier(parts.deadlines.first(), parts.sessions.next_parked_deadline())
 }
 
 /// Handles the end of a fairness window, or the time to forget the subscribers.

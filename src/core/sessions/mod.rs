@@ -22,15 +22,16 @@ mod verify;
 pub(crate) use events::{EventContent, LossReason};
 pub(crate) use ids::{CallNumber, Late, OtherTarget, SessionId, SessionKey, Target};
 pub(in crate::core) use number::{Answer, NumberState, NumberedHold};
-pub(in crate::core) use session::Acknowledged;
+pub(crate) use number::{CallNumber, Known};
+pub(in crate::core) use session::{Acknowledged, ParkedWait};
+pub(crate) use session::{NewSession, Session};
 use session::Round;
 pub(crate) use session::{NewSession, Session};
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use foldhash::HashMap;
 
-use super::queue::wait::NewWait;
 use super::schedule::Schedule;
 use super::spare::free_spare;
 use super::table::LockIdx;
@@ -71,7 +72,9 @@ pub(in crate::core) struct Sessions {
     readers: BTreeSet<(ConnectionId, SessionKey)>,
     /// Times of the next checks. A time may be too early, because calls of the client do not move it.
     checks: Schedule<MonoUs, SessionKey>,
-    /// Number of the timer's current round.
+    /// Deadlines of waits that are passed over.
+    parked_deadlines: Schedule<MonoUs, (SessionKey, WaiterId)>,
+    /// The current round of the timer.
     round: u64,
     /// Number of the last round in which the server was paused or could not write.
     paused_in_round: u64,
@@ -275,25 +278,44 @@ impl Sessions {
         self.sessions.get(&key).is_none_or(|session| session.is_suspect)
     }
 
-    /// Parks a wait that was passed over. Returns false if the session has ended.
-    pub(in crate::core) fn park(&mut self, key: SessionKey, id: WaiterId, wait: NewWait) -> bool {
+    /// Keeps a wait that was passed over. Returns false if the session is over.
+    pub(in crate::core) fn park(&mut self, key: SessionKey, id: WaiterId, parked: ParkedWait) -> bool {
         let Some(session) = self.sessions.get_mut(&key) else { return false };
-        session.parked.push((id, wait));
+        self.parked_deadlines.set(&(key, id), parked.wait.deadline);
+        session.parked.insert(id, parked);
         true
     }
 
     /// Removes a parked wait. Returns whether it was parked.
     pub(in crate::core) fn unpark_one(&mut self, key: SessionKey, id: WaiterId) -> bool {
         let Some(session) = self.sessions.get_mut(&key) else { return false };
-        let at = session.parked.iter().position(|(parked, _)| *parked == id);
-        at.map(|at| session.parked.swap_remove(at)).is_some()
+        self.parked_deadlines.set(&(key, id), None);
+        session.parked.remove(&id).is_some()
     }
 
-    /// Clears the suspect state. Returns the parked waits, which must join their queues again.
-    pub(in crate::core) fn trust(&mut self, key: SessionKey) -> Vec<(WaiterId, NewWait)> {
-        let Some(session) = self.sessions.get_mut(&key) else { return Vec::new() };
+    /// Removes the next wait that was passed over, and whose deadline has passed. Returns its number.
+    pub(in crate::core) fn pop_parked(&mut self, now: MonoUs) -> Option<CallNumber> {
+        loop {
+            let (key, id) = self.parked_deadlines.pop_due(now)?;
+            let parked = self.sessions.get_mut(&key).and_then(|session| session.parked.remove(&id));
+            if let Some(call) = parked.and_then(|parked| parked.wait.request.number) {
+                return Some(call.number);
+            }
+        }
+    }
+
+    /// Time of the next deadline of a wait that is passed over.
+    pub(in crate::core) fn next_parked_deadline(&self) -> Option<MonoUs> {
+        self.parked_deadlines.first()
+    }
+
+    /// Ends the suspicion. Returns the waits to queue again.
+    pub(in crate::core) fn trust(&mut self, key: SessionKey) -> BTreeMap<WaiterId, ParkedWait> {
+        let Some(session) = self.sessions.get_mut(&key) else { return BTreeMap::new() };
         self.suspects -= usize::from(std::mem::take(&mut session.is_suspect));
-        std::mem::take(&mut session.parked)
+        let parked = std::mem::take(&mut session.parked);
+        parked.keys().for_each(|id| self.parked_deadlines.set(&(key, *id), None));
+        parked
     }
 
     /// Records that a parked wait is queued again. The next step of its lock moves it ahead if its owner has
@@ -372,6 +394,7 @@ impl Sessions {
         self.suspects -= usize::from(session.is_suspect);
         self.by_id.remove(&session.new.id);
         self.checks.set(&key, None);
+        session.parked.keys().for_each(|id| self.parked_deadlines.set(&(key, *id), None));
         free_spare(&mut self.sessions);
         free_spare(&mut self.by_id);
         self.ending.push_back((key, session));

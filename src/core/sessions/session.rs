@@ -12,7 +12,7 @@ use super::ids::{CallNumber, OtherTarget, SessionId, Target};
 use super::number::{Answer, Entry, Held, NumberState, NumberedHold};
 use crate::core::queue::wait::NewWait;
 use crate::core::table::LockIdx;
-use crate::core::{ConnectionId, Known, MonoUs, Owner, WaiterId};
+use crate::core::{ConnectionId, LockId, MonoUs, Owner, WaiterId};
 
 /// Time after which an unacknowledged grant may be revoked, in microseconds. The client must have been silent
 /// for the session's grace as well (R1).
@@ -37,6 +37,12 @@ pub(crate) struct NewSession {
     pub(crate) ttl_us: MonoUs,
     /// Time after the end of the reader's connection at which the session ends. At most the TTL.
     pub(crate) grace_us: MonoUs,
+}
+
+/// A wait that was passed over. The table may forget its lock, so it has the lock's name.
+pub(in crate::core) struct ParkedWait {
+    pub(in crate::core) name: LockId,
+    pub(in crate::core) wait: NewWait,
 }
 
 /// A round of the timer.
@@ -67,9 +73,9 @@ pub(crate) struct Session {
     /// Whether the client has left a grant unacknowledged for too long. The session's waits are then passed
     /// over.
     pub(super) is_suspect: bool,
-    /// Waits that were passed over while the session was suspect.
-    pub(super) parked: Vec<(WaiterId, NewWait)>,
-    /// Whether an EVENTS is blocked until an event.
+    /// Waits that were passed over.
+    pub(super) parked: BTreeMap<WaiterId, ParkedWait>,
+    /// Whether a call of the client is blocked until an event.
     pub(super) is_polled: bool,
 }
 
@@ -87,7 +93,7 @@ impl Session {
             numbers: BTreeMap::new(),
             events: EventLog::default(),
             is_suspect: false,
-            parked: Vec::new(),
+            parked: BTreeMap::new(),
             is_polled: false,
         }
     }
@@ -171,7 +177,7 @@ impl Session {
     }
 
     /// Records that an acquire waits.
-    pub(in crate::core) fn waits(&mut self, number: CallNumber, id: WaiterId) {
+    pub(in crate::core) fn note_wait(&mut self, number: CallNumber, id: WaiterId) {
         self.set(number.n, number.target, NumberState::Waiting(id));
     }
 
@@ -357,7 +363,15 @@ impl Session {
         self.is_suspect
     }
 
-    /// Returns the user to whom the session belongs.
+    /// The queued waits.
+    pub(in crate::core) fn waits(&self) -> impl Iterator<Item = WaiterId> + '_ {
+        self.states().filter_map(|(_, state)| match state {
+            NumberState::Waiting(id) => Some(*id),
+            _ => None,
+        })
+    }
+
+    /// The user to whom the session belongs.
     pub(crate) fn user(&self) -> &[u8] {
         &self.new.user
     }

@@ -37,7 +37,10 @@ impl Sessions {
             );
             assert!(session.is_suspect || session.parked.is_empty(), "{key:?} is trusted and passed over");
             session.verify_events(*key);
-            let parked: BTreeSet<WaiterId> = session.parked.iter().map(|(id, _)| *id).collect();
+            let parked: BTreeSet<WaiterId> = session.parked.keys().copied().collect();
+            for (id, parked) in &session.parked {
+                assert_eq!(self.parked_deadlines.get(&(*key, *id)), parked.wait.deadline, "{id:?} never ends");
+            }
             for (n, state) in session.states() {
                 match state {
                     NumberState::Waiting(id) if parked.contains(id) => {}
@@ -69,6 +72,7 @@ impl Sessions {
     /// Fails if anything is left.
     pub(in crate::core) fn assert_empty(&self) {
         assert!(self.sessions.is_empty() && self.by_id.is_empty() && self.readers.is_empty());
+        assert!(self.parked_deadlines.is_empty());
         assert!(self.checks.is_empty() && self.ending.is_empty() && self.unparked.is_empty());
         assert_eq!(self.suspects, 0);
     }

@@ -8,7 +8,7 @@ use super::Parts;
 use crate::core::bindings::binding::BoundNumber;
 use crate::core::lease::Lease;
 use crate::core::queue::wait::{NewWait, Wait};
-use crate::core::sessions::{Answer, Checked, Loss, NumberState, NumberedHold, SessionKey};
+use crate::core::sessions::{Answer, Checked, Loss, NumberState, NumberedHold, ParkedWait, SessionKey};
 use crate::core::table::LockIdx;
 use crate::core::{
     CallNumber, Counted, Decision, EventContent, LossReason, MonoUs, Now, NumberedCall, Owner, Reply,
@@ -154,11 +154,12 @@ impl Parts {
     pub(in crate::core::manager) fn pass_over(&mut self, id: WaiterId, number: CallNumber) {
         let is_member = self.waiters.queued(id).is_some_and(Wait::is_member);
         let Some(wait) = self.take_out(id) else { return };
+        let Some(name) = self.name(wait.lock()) else { return };
         if is_member {
             // The call waits for several locks. A wait for several locks cannot be parked.
             return self.lose_wait(number, LossReason::Overdue);
         }
-        let parked = NewWait {
+        let wait = NewWait {
             lock: wait.lock(),
             deadline: wait.deadline(),
             position: wait.position(),
@@ -166,21 +167,30 @@ impl Parts {
             first_wait: None,
             request: wait.request().clone(),
         };
-        self.sessions.park(number.session, id, parked);
+        self.sessions.park(number.session, id, ParkedWait { name, wait });
     }
 
     /// Returns a session's parked waits to their places in the queues (R15).
     pub(in crate::core::manager) fn trust(&mut self, key: SessionKey) {
-        for (id, wait) in self.sessions.trust(key) {
-            let lock = wait.lock;
-            self.insert_wait(id, wait);
+        for (id, ParkedWait { name, wait }) in self.sessions.trust(key) {
+            let lock = self.table.find_or_insert(name.as_ref());
+            self.insert_wait(id, NewWait { lock, ..wait });
             self.searches.insert(id);
             self.sessions.note_unparked(lock, id);
             self.table.set_ready(lock);
         }
     }
 
-    /// Ends a portion of the sessions whose deadline has passed, and revokes a portion of the overdue grants.
+    /// Ends waits that are passed over and whose deadlines have passed.
+    pub(in crate::core::manager) fn end_parked_waits(&mut self, now: Now) {
+        for _ in 0..4 * self.portion.0 {
+            let Some(number) = self.sessions.pop_parked(now.mono) else { return };
+            self.statistics.count(Counted::TimedOut);
+            self.lose_wait(number, LossReason::TimedOut);
+        }
+    }
+
+    /// Checks the deadlines of sessions, and ends a portion of the numbers of those that are over.
     pub(in crate::core::manager) fn check_sessions(&mut self, now: Now) {
         for _ in 0..4 * self.portion.0 {
             match self.sessions.check(now.mono) {

@@ -146,7 +146,7 @@ impl Parts {
             new.request.number.filter(|_| first_wait.is_none_or(|first_wait| first_wait == id))
         {
             if let Some(session) = self.sessions.of(call.number) {
-                session.waits(call.number, id);
+                session.note_wait(call.number, id);
             }
         }
         if let Some(state) = self.table.get_mut(new.lock) {
