@@ -97,6 +97,7 @@ impl LockManager {
             }
             parts.table.set_ready(lock);
         }
+        parts.report_losses(Some(LossReason::Deleted));
     }
 
     /// Marks as ready every lock with waiters, and every lock whose fairness history is kept until it is
