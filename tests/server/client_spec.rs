@@ -232,7 +232,7 @@ impl Stage {
                 assert!(calls() <= most, "{command} was called {} times", calls());
             }
         } else if let Some(driver) = text("connections") {
-            let (made, most) = (self.drivers[driver].1.made(), step["at_most"].as_u64().unwrap());
+            let (made, most) = (self.drivers[driver].1.connections_made(), step["at_most"].as_u64().unwrap());
             assert!(made <= most, "{driver} made {made} connections");
         } else if let Some(ms) = step["pause"].as_u64() {
             std::thread::sleep(Duration::from_millis(ms));
@@ -293,10 +293,10 @@ impl Stage {
             "thaw" => self.drivers[to].1.thaw(),
             "break" => self.drivers[to].1.break_all(),
             "sick" => {
-                self.drivers[to].1.be_sick(true);
+                self.drivers[to].1.set_failing(true);
                 self.drivers[to].1.break_all();
             }
-            "well" => self.drivers[to].1.be_sick(false),
+            "well" => self.drivers[to].1.set_failing(false),
             "lose the reply to" => self.drivers[to].1.lose_the_reply_to(step["command"].as_str().unwrap()),
             "happened" => assert!(self.drivers[to].1.has_lost_a_reply(), "no reply was lost"),
             "kill" => self.drivers.get_mut(to).unwrap().0.kill(),
@@ -340,7 +340,7 @@ impl Stage {
     fn use_primary(&mut self) {
         self.client = self.primary.client();
         for (_, proxy) in self.drivers.values() {
-            proxy.lead_to(self.primary.port);
+            proxy.redirect_to(self.primary.port);
         }
     }
 
