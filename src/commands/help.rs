@@ -22,7 +22,8 @@ const ERRORS: [&str; 9] = [
     "    NOREPLICAS: too few replicas are online, or too few acknowledged in time.",
     "    WRONGTYPE: the key does not hold a lock.",
     "    NOSESSION: the session has ended or belongs to another user. LATE: a later call came first.",
-    "    LIMIT: the server has too many sessions.",
+    "    LIMIT: the server has too many sessions, or the lock has too many waiters of sessions.",
+    "    CANCELLED: LOCK.CANCEL has undone the acquire of a session.",
     "    DEADLOCK: waiting could never end. UNBLOCKED: the server or a client ended the wait.",
     "    A failed call changes nothing, but LOCK.RENEW keeps its lease after NOREPLICAS.",
 ];

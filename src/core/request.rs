@@ -210,7 +210,7 @@ impl WaitPolicy {
     }
 }
 
-/// The reply to a grant.
+/// The reply to a granted request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Reply {
     /// Granted mode. It is not part of the client's reply.

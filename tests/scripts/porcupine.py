@@ -54,7 +54,7 @@ class Verdict(NamedTuple):
 
 
 def build():
-    """Builds the load and both checkers; without Go, only one of them."""
+    """Builds the load and this project's checker, and Porcupine if Go is installed."""
     command = [CARGO, "build", "--release", "--package", "redis-lock-history", "--bin", "history"]
     subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, "CARGO_TARGET_DIR": str(TARGET)})
     if shutil.which("go") is None:

@@ -65,46 +65,46 @@ macro_rules! scenarios {
 
 scenarios!(
     s01_a_try_gets_a_free_lock,
-    s02_a_busy_lock_is_no_error,
+    s02_a_busy_lock_is_not_an_error,
     s03_five_are_served_in_order,
-    s04_a_wait_that_is_over_leaves_the_queue,
-    s05_a_wait_that_is_cancelled_leaves_the_queue,
-    s06_a_cancel_that_meets_the_grant,
-    s07_a_long_wait_is_no_polling,
+    s04_a_timed_out_wait_leaves_the_queue,
+    s05_a_cancelled_wait_leaves_the_queue,
+    s06_a_cancel_during_the_grant_leaves_nothing,
+    s07_a_long_wait_does_not_poll,
     s08_waits_delay_no_other_call,
-    s09_a_kept_hold_outlives_its_lease,
-    s10_a_kept_hold_survives_a_busy_process,
-    s11_a_kept_hold_ends_with_its_process,
-    s12_a_loss_is_told,
-    s13_a_network_that_is_silent_loses_by_the_own_clock,
+    s09_a_renewed_hold_outlives_its_lease,
+    s10_a_renewed_hold_survives_a_busy_process,
+    s11_a_renewed_hold_ends_with_its_process,
+    s12_a_lost_hold_is_reported,
+    s13_a_silent_network_loses_by_local_clock,
     s14_a_hold_with_a_lease_outlives_its_connection,
-    s15_who_waits_asks_again_when_its_connection_broke,
-    s16_a_server_that_starts_again_keeps_the_hold,
-    s17_a_release_whose_reply_is_lost,
-    s18_an_acquire_whose_reply_is_lost,
-    s19_a_release_may_be_called_again,
-    s20_the_bodys_own_error_comes_out,
+    s15_a_wait_survives_a_broken_connection,
+    s16_a_restarted_server_keeps_the_hold,
+    s17_a_release_survives_a_lost_reply,
+    s18_an_acquire_survives_a_lost_reply,
+    s19_a_release_may_be_repeated,
+    s20_the_bodys_error_is_passed_on,
     s21_a_hold_is_handed_to_another_process,
     s22_tokens_grow,
     s23_readers_share_and_permits_are_counted,
-    s24_a_kept_hold_has_its_limit,
-    s25_errors_are_told_apart,
+    s24_a_renewed_hold_ends_at_its_limit,
+    s25_errors_are_distinct,
     s26_two_packages_count_together,
-    s27_a_guarded_write_is_the_holders,
+    s27_only_the_holder_makes_guarded_writes,
     s28_a_close_leaves_nothing,
     s29_few_permissions_suffice,
-    s30_a_listener_hears_of_waits_and_holds,
-    s31_a_server_that_becomes_a_replica,
-    s32_waits_on_connections_of_their_own,
-    s33_a_cancel_that_meets_the_grant_on_its_own_connection,
-    s34_a_wait_on_its_own_connection_goes_on,
-    s35_a_wait_on_its_own_connection_has_time,
-    s36_a_kept_hold_is_handed_to_another_process,
+    s30_a_listener_gets_waits_and_holds,
+    s31_waits_and_holds_survive_a_failover,
+    s32_waits_work_on_dedicated_connections,
+    s33_a_cancelled_dedicated_wait_leaves_nothing,
+    s34_a_dedicated_wait_survives_faults,
+    s35_a_long_dedicated_wait_survives_a_break,
+    s36_a_renewed_hold_is_handed_to_another_process,
     s37_a_release_waits_until_the_server_can_write,
-    s38_what_is_lost_by_the_own_clock_is_given_back,
-    s39_a_call_that_comes_late_does_no_harm,
-    s40_a_script_that_runs_for_long_ends_nothing,
-    s41_connections_that_end_at_once_make_no_storm,
+    s38_a_locally_lost_hold_is_released,
+    s39_a_late_call_does_no_harm,
+    s40_a_slow_script_ends_nothing,
+    s41_failing_connections_cause_no_storm,
 );
 
 fn scenarios() -> &'static BTreeMap<String, Value> {
@@ -232,7 +232,7 @@ impl Stage {
                 assert!(calls() <= most, "{command} was called {} times", calls());
             }
         } else if let Some(driver) = text("connections") {
-            let (made, most) = (self.drivers[driver].1.made(), step["at_most"].as_u64().unwrap());
+            let (made, most) = (self.drivers[driver].1.connections_made(), step["at_most"].as_u64().unwrap());
             assert!(made <= most, "{driver} made {made} connections");
         } else if let Some(ms) = step["pause"].as_u64() {
             std::thread::sleep(Duration::from_millis(ms));
@@ -293,10 +293,10 @@ impl Stage {
             "thaw" => self.drivers[to].1.thaw(),
             "break" => self.drivers[to].1.break_all(),
             "sick" => {
-                self.drivers[to].1.be_sick(true);
+                self.drivers[to].1.set_failing(true);
                 self.drivers[to].1.break_all();
             }
-            "well" => self.drivers[to].1.be_sick(false),
+            "well" => self.drivers[to].1.set_failing(false),
             "lose the reply to" => self.drivers[to].1.lose_the_reply_to(step["command"].as_str().unwrap()),
             "happened" => assert!(self.drivers[to].1.has_lost_a_reply(), "no reply was lost"),
             "kill" => self.drivers.get_mut(to).unwrap().0.kill(),
@@ -340,7 +340,7 @@ impl Stage {
     fn use_primary(&mut self) {
         self.client = self.primary.client();
         for (_, proxy) in self.drivers.values() {
-            proxy.lead_to(self.primary.port);
+            proxy.redirect_to(self.primary.port);
         }
     }
 

@@ -335,7 +335,7 @@ fn a_cancelled_wait_leaves_nothing(kind: Kind, flavor: Flavor) {
 /// The lock is granted, but the reply is withheld from the program until its call is cancelled.
 fn an_undelivered_grant_is_cancelled(kind: Kind, flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
-    let proxy = Proxy::keeps_back_the_reply_to(server.port, "LOCK.ACQUIRE");
+    let proxy = Proxy::withholds_the_reply_to(server.port, "LOCK.ACQUIRE");
     // Threads that cannot be interrupted end at their time-out.
     let plan = Plan { wait: 2_000, cancel: 500, ..DEFAULT_PLAN };
     let Some(run) = start(kind, proxy.port, (LOCK, &plan)) else { return };

@@ -338,7 +338,7 @@ fn an_overtaken_call_is_served_later(flavor: Flavor) {
     });
 }
 
-/// o's second wait for X moves behind v only when its first wait ends.
+/// When o's first wait for X ends, o's second wait falls behind v.
 fn a_later_cycle_is_reported(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = holds(world, &[("x", "X"), ("o", "K")]);

@@ -15,7 +15,7 @@ crate::on_every_server!(
     a_token_keeps_a_late_write_out,
     a_worker_stops_when_it_loses_its_lock,
     a_thousand_python_tasks_share_one_connection,
-    the_page_on_fencing_does_what_it_says,
+    fencing_page_scripts_print_as_shown,
 );
 
 /// The lock of `counter.py`.
@@ -137,7 +137,7 @@ fn a_thousand_python_tasks_share_one_connection(flavor: Flavor) {
 }
 
 /// The page shows the output of each shell script below the script.
-fn the_page_on_fencing_does_what_it_says(flavor: Flavor) {
+fn fencing_page_scripts_print_as_shown(flavor: Flavor) {
     let page = include_str!("../../docs/fencing.md");
     let server = Server::with_module(flavor, &[]);
     let scripts: Vec<&str> = page.split("```sh\n").skip(1).collect();

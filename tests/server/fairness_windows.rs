@@ -65,7 +65,7 @@ impl External {
 /// external grants.
 fn contend(server: &Server, natives: usize, externals: usize, rounds: usize) -> (usize, usize) {
     let (total, inside) = (AtomicUsize::new(0), AtomicUsize::new(0));
-    let [here, elsewhere] = [AtomicUsize::new(0), AtomicUsize::new(0)];
+    let [native_grants, external_grants] = [AtomicUsize::new(0), AtomicUsize::new(0)];
     let enter = |count: &AtomicUsize| {
         assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two hold the lock");
         count.fetch_add(1, Ordering::SeqCst);
@@ -74,7 +74,7 @@ fn contend(server: &Server, natives: usize, externals: usize, rounds: usize) -> 
     };
     // Without the barrier, some threads would finish before others start if the machine is busy.
     let start = Barrier::new(natives + externals);
-    let (enter, here, elsewhere, start) = (&enter, &here, &elsewhere, &start);
+    let (enter, native_grants, external_grants, start) = (&enter, &native_grants, &external_grants, &start);
     thread::scope(|scope| {
         for native in 0..natives {
             scope.spawn(move || {
@@ -83,7 +83,7 @@ fn contend(server: &Server, natives: usize, externals: usize, rounds: usize) -> 
                 start.wait();
                 while continues {
                     assert_eq!(client.call(&format!("LOCK.ACQUIRE k n{native} PX 100000 BLOCK 0")), "1");
-                    continues = enter(here);
+                    continues = enter(native_grants);
                     assert_eq!(client.call(&format!("LOCK.RELEASE k n{native}")), "0");
                 }
             });
@@ -95,18 +95,21 @@ fn contend(server: &Server, natives: usize, externals: usize, rounds: usize) -> 
                 start.wait();
                 while continues {
                     external.lock();
-                    continues = enter(elsewhere);
+                    continues = enter(external_grants);
                     external.unlock();
                 }
             });
         }
     });
-    (here.load(Ordering::SeqCst), elsewhere.load(Ordering::SeqCst))
+    (native_grants.load(Ordering::SeqCst), external_grants.load(Ordering::SeqCst))
 }
 
-fn assert_fair((here, elsewhere): (usize, usize)) {
-    let minimum = (here + elsewhere) / 10;
-    assert!(here >= minimum && elsewhere >= minimum, "{here} native and {elsewhere} external grants");
+fn assert_fair((native_grants, external_grants): (usize, usize)) {
+    let minimum = (native_grants + external_grants) / 10;
+    assert!(
+        native_grants >= minimum && external_grants >= minimum,
+        "{native_grants} native and {external_grants} external grants"
+    );
 }
 
 fn neither_side_starves(flavor: Flavor) {

@@ -46,7 +46,7 @@ fn deleting_the_owner_field_frees_a_fenced_lock(flavor: Flavor) {
     });
 }
 
-/// Lets `a` hold lock `k` with two waiters, and calls `free`. Asserts that only the first waiter gets the lock.
+/// Lets `a` hold lock `k` with two waiters. Asserts that `free` grants the lock to the first waiter only.
 fn hands_over_fenced(world: &World, acquire: &str, free: impl FnOnce(&mut Client)) {
     let mut a = world.client();
     a.call("DEL k");

@@ -7,27 +7,27 @@ use redis::Value;
 use crate::support::{in_world, in_world_with, show, until, Client, Flavor, World};
 
 crate::on_every_server!(
-    by_release,
-    by_break,
-    by_lease_expiry,
-    by_foreign_delete,
-    by_rename_or_move,
+    a_release_hands_over,
+    a_break_hands_over,
+    lease_expiry_hands_over,
+    a_foreign_delete_hands_over,
+    rename_and_move_hand_over,
     move_and_copy_keep_the_selected_database,
-    by_flush,
-    by_swapdb,
-    by_expiry_in_the_past,
-    by_eviction,
-    by_redisson_release,
-    by_foreign_pexpire,
-    by_script_or_transaction,
-    by_lazy_expiry,
+    a_flush_hands_over,
+    swapdb_hands_over,
+    expiry_in_the_past_hands_over,
+    eviction_hands_over,
+    a_redisson_release_hands_over,
+    a_foreign_pexpire_hands_over,
+    scripts_and_transactions_hand_over,
+    lazy_expiry_hands_over,
     a_renewed_lease_frees_nothing,
     huge_ttls_keep_the_server_idle,
     a_reload_frees_nothing,
     a_replacing_lock_is_respected,
     a_non_lock_ends_all_waits,
     an_overwrite_is_noticed_at_lease_end,
-    by_lease_expiry_among_20000_keys,
+    lease_expiry_among_20000_keys_hands_over,
     a_cached_hold_is_checked_against_the_key,
     a_newcomer_notices_an_overwritten_lock,
 );
@@ -76,8 +76,8 @@ fn a_cached_hold_is_checked_against_the_key(flavor: Flavor) {
     });
 }
 
-/// Lets `a` hold lock `k` with two waiters, and calls `free`. Asserts that only the first waiter gets the lock, and that the
-/// second gets it by an ordinary release.
+/// Lets `a` hold lock `k` with two waiters. Asserts that `free` grants the lock to the first waiter only. The second gets it
+/// when the first releases it.
 fn hands_over(world: &World, free: impl FnOnce(&mut Client)) {
     hands_over_after(world, "LOCK.ACQUIRE k a PX 100000", free);
 }
@@ -101,7 +101,7 @@ fn hands_over_after(world: &World, acquire: &str, free: impl FnOnce(&mut Client)
     fresh.call("DEL k");
 }
 
-fn by_release(flavor: Flavor) {
+fn a_release_hands_over(flavor: Flavor) {
     in_world(flavor, |world| {
         hands_over(world, |a| assert_eq!(a.call("LOCK.RELEASE k a"), "0"));
         hands_over(world, |a| {
@@ -111,15 +111,15 @@ fn by_release(flavor: Flavor) {
     });
 }
 
-fn by_break(flavor: Flavor) {
+fn a_break_hands_over(flavor: Flavor) {
     in_world(flavor, |world| hands_over(world, |a| assert_eq!(a.call("LOCK.BREAK k"), "1")));
 }
 
-fn by_lease_expiry(flavor: Flavor) {
+fn lease_expiry_hands_over(flavor: Flavor) {
     in_world(flavor, |world| hands_over_after(world, "LOCK.ACQUIRE k a PX 200", |_| {}));
 }
 
-fn by_foreign_delete(flavor: Flavor) {
+fn a_foreign_delete_hands_over(flavor: Flavor) {
     in_world(flavor, |world| {
         hands_over(world, |a| assert_eq!(a.call("DEL k"), "1"));
         hands_over(world, |a| assert_eq!(a.call("UNLINK k"), "1"));
@@ -134,7 +134,7 @@ fn by_foreign_delete(flavor: Flavor) {
     });
 }
 
-fn by_rename_or_move(flavor: Flavor) {
+fn rename_and_move_hand_over(flavor: Flavor) {
     in_world(flavor, |world| {
         hands_over(world, |a| assert_eq!(a.call("RENAME k elsewhere"), "OK"));
         hands_over(world, |a| assert_eq!(a.call("MOVE k 5"), "1"));
@@ -193,7 +193,7 @@ fn move_and_copy_keep_the_selected_database(flavor: Flavor) {
     });
 }
 
-fn by_flush(flavor: Flavor) {
+fn a_flush_hands_over(flavor: Flavor) {
     in_world(flavor, |world| {
         for flush in ["FLUSHALL", "FLUSHALL ASYNC", "FLUSHDB", "FLUSHDB SYNC"] {
             hands_over(world, |a| assert_eq!(a.call(flush), "OK"));
@@ -212,7 +212,7 @@ fn by_flush(flavor: Flavor) {
     });
 }
 
-fn by_swapdb(flavor: Flavor) {
+fn swapdb_hands_over(flavor: Flavor) {
     in_world(flavor, |world| {
         hands_over(world, |a| assert_eq!(a.call("SWAPDB 0 7"), "OK"));
         let mut a = world.client();
@@ -231,14 +231,14 @@ fn by_swapdb(flavor: Flavor) {
     });
 }
 
-fn by_expiry_in_the_past(flavor: Flavor) {
+fn expiry_in_the_past_hands_over(flavor: Flavor) {
     in_world(flavor, |world| {
         hands_over(world, |a| assert_eq!(a.call("PEXPIREAT k 1"), "1"));
         hands_over(world, |a| assert_eq!(a.call("EXPIRE k -1"), "1"));
     });
 }
 
-fn by_eviction(flavor: Flavor) {
+fn eviction_hands_over(flavor: Flavor) {
     in_world(flavor, |world| {
         hands_over(world, |a| {
             a.call("CONFIG SET maxmemory-policy volatile-ttl");
@@ -254,7 +254,7 @@ fn by_eviction(flavor: Flavor) {
 }
 
 /// Runs Redisson's script for a release, which is also that of a forced release.
-fn by_redisson_release(flavor: Flavor) {
+fn a_redisson_release_hands_over(flavor: Flavor) {
     in_world(flavor, |world| {
         hands_over(world, |a| {
             let script = b"if redis.call('hincrby', KEYS[1], ARGV[1], -1) > 0 then return 0 end \
@@ -265,11 +265,11 @@ fn by_redisson_release(flavor: Flavor) {
     });
 }
 
-fn by_foreign_pexpire(flavor: Flavor) {
+fn a_foreign_pexpire_hands_over(flavor: Flavor) {
     in_world(flavor, |world| hands_over(world, |a| assert_eq!(a.call("PEXPIRE k 100"), "1")));
 }
 
-fn by_script_or_transaction(flavor: Flavor) {
+fn scripts_and_transactions_hand_over(flavor: Flavor) {
     in_world(flavor, |world| {
         hands_over(world, |a| {
             let script = b"return redis.call('LOCK.RELEASE', KEYS[1], 'a')";
@@ -283,7 +283,7 @@ fn by_script_or_transaction(flavor: Flavor) {
 }
 
 /// The server deletes an expired key late, unless a command touches it.
-fn by_lazy_expiry(flavor: Flavor) {
+fn lazy_expiry_hands_over(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut client = world.client();
         client.call("DEBUG SET-ACTIVE-EXPIRE 0");
@@ -422,7 +422,7 @@ fn an_overwrite_is_noticed_at_lease_end(flavor: Flavor) {
 }
 
 /// With this many keys the server's own expiry reaches a lock only after many seconds.
-fn by_lease_expiry_among_20000_keys(flavor: Flavor) {
+fn lease_expiry_among_20000_keys_hands_over(flavor: Flavor) {
     in_world_with(flavor, &["--repl-timeout", "600"], |world| {
         let mut a = world.client();
         let fill =

@@ -11,10 +11,10 @@ use crate::support::world::{assert_same_keys, replay};
 use crate::support::{until, Client, Flavor, Server};
 
 crate::on_every_server!(
-    a_new_replica_gets_everything,
-    a_disk_based_sync_has_everything,
-    a_new_aof_has_everything,
-    a_delayed_aof_has_everything,
+    a_new_replica_is_complete,
+    a_disk_based_sync_is_complete,
+    a_new_aof_is_complete,
+    an_aof_started_during_bgsave_is_complete,
     a_replica_resumes_after_a_primary_restart,
     a_new_primary_feeds_the_old_primary,
     an_old_primary_without_the_module_resumes,
@@ -70,7 +70,7 @@ fn while_locks_are_used(server: &Server, act: impl FnOnce()) {
     });
 }
 
-fn assert_replicas_get_everything(flavor: Flavor, diskless: &str, all: &[&str]) {
+fn assert_replicas_are_complete(flavor: Flavor, diskless: &str, all: &[&str]) {
     let args = ["--repl-diskless-sync", diskless, "--repl-diskless-sync-delay", "0"];
     let primary = Server::with_module(flavor, &[&args, all].concat());
     let (first, second) = (Server::start(flavor, all), Server::start(flavor, all));
@@ -84,19 +84,19 @@ fn assert_replicas_get_everything(flavor: Flavor, diskless: &str, all: &[&str]) 
     assert_same_keys("the second replica", primary.client(), second.client());
 }
 
-fn a_new_replica_gets_everything(flavor: Flavor) {
-    assert_replicas_get_everything(flavor, "yes", &[]);
+fn a_new_replica_is_complete(flavor: Flavor) {
+    assert_replicas_are_complete(flavor, "yes", &[]);
 }
 
-fn a_disk_based_sync_has_everything(flavor: Flavor) {
-    assert_replicas_get_everything(flavor, "no", &[]);
+fn a_disk_based_sync_is_complete(flavor: Flavor) {
+    assert_replicas_are_complete(flavor, "no", &[]);
 }
 
-crate::on_every_server!(Valkey: a_dual_channel_sync_has_everything);
+crate::on_every_server!(Valkey: a_dual_channel_sync_is_complete);
 
 /// The snapshot and the concurrent changes arrive on separate connections.
-fn a_dual_channel_sync_has_everything(flavor: Flavor) {
-    assert_replicas_get_everything(flavor, "yes", &["--dual-channel-replication-enabled", "yes"]);
+fn a_dual_channel_sync_is_complete(flavor: Flavor) {
+    assert_replicas_are_complete(flavor, "yes", &["--dual-channel-replication-enabled", "yes"]);
 }
 
 fn until_the_aof_is_written(client: &mut Client) {
@@ -107,7 +107,7 @@ fn until_the_aof_is_written(client: &mut Client) {
     });
 }
 
-fn a_new_aof_has_everything(flavor: Flavor) {
+fn a_new_aof_is_complete(flavor: Flavor) {
     let server = Server::with_module(flavor, &["--appendfsync", "always"]);
     while_locks_are_used(&server, || {
         let mut client = server.client();
@@ -117,7 +117,7 @@ fn a_new_aof_has_everything(flavor: Flavor) {
     assert_same_keys("the AOF", server.client(), replay(flavor, server.dir.path()).client());
 }
 
-fn a_delayed_aof_has_everything(flavor: Flavor) {
+fn an_aof_started_during_bgsave_is_complete(flavor: Flavor) {
     let server = Server::with_module(flavor, &["--appendfsync", "always", "--rdb-key-save-delay", "2000"]);
     while_locks_are_used(&server, || {
         let mut client = server.client();

@@ -72,7 +72,7 @@ fn play(package: Package) {
     thread::sleep(Duration::from_millis(4500));
     network.cut_clients_off(0);
     thread::sleep(Duration::from_millis(6800));
-    network.let_clients_in(0);
+    network.reconnect_clients(0);
     // The hold must be bound again by now, and all late data has arrived.
     for _ in 0..60 {
         thread::sleep(Duration::from_millis(200));

@@ -114,7 +114,7 @@ fn three_failed_servers_end_grants_and_renewals(flavor: Flavor) {
 /// Three servers grant the lock and their replies are lost, so the client knows of two grants.
 fn grants_without_a_reply_are_undone(flavor: Flavor) {
     let mut servers = start_five(flavor, &[]);
-    let proxies = [0, 1, 2].map(|at| Proxy::keeps_back_the_reply_to(servers[at].port, "LOCK.ACQUIRE"));
+    let proxies = [0, 1, 2].map(|at| Proxy::withholds_the_reply_to(servers[at].port, "LOCK.ACQUIRE"));
     let mut urls: Vec<String> = servers.iter().map(Server::url).collect();
     for (at, proxy) in proxies.iter().enumerate() {
         urls[at] = format!("redis://127.0.0.1:{}", proxy.port);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::support::{until, Client, Flavor, Server};
 
-crate::on_every_server!(reentries_with_an_id_are_forgotten, every_table_is_empty_in_the_end);
+crate::on_every_server!(reentries_with_an_id_are_forgotten, every_table_becomes_empty);
 
 /// Tables of `INFO lock` that are not empty, except those of constant size.
 pub(super) fn full_tables(client: &mut Client) -> Vec<String> {
@@ -48,7 +48,7 @@ fn reentries_with_an_id_are_forgotten(flavor: Flavor) {
 }
 
 /// Fills every kind of table, and waits until all are empty.
-fn every_table_is_empty_in_the_end(flavor: Flavor) {
+fn every_table_becomes_empty(flavor: Flavor) {
     let mut server = Server::with_module(flavor, &[]);
     let mut client = server.client();
     client.call("CONFIG SET lock.request-ttl 200");

@@ -102,7 +102,7 @@ impl LockManager {
             && state.planned_window().0.is_none()
     }
 
-    /// Sets the portion of due work that one step does.
+    /// Sets the maximum number of due items per step.
     pub(crate) fn do_at_once(&mut self, portion: usize) {
         self.parts.portion = Portion(portion);
     }

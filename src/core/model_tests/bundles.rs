@@ -431,7 +431,8 @@ fn acquire(
         let before = plain.clone();
         for (overtaker, overtaken, key) in overtakes {
             let lock = LOCKS.iter().position(|lock| *lock == key).unwrap();
-            // A wait that ends as refused has no number here.
+            // The model does not know the id of a new wait that was refused with `DEADLOCK`. So an unknown id
+            // is the new wait.
             let overtaker = before.index(overtaker).unwrap_or(at);
             let overtaken = before.index(overtaken).map_or(id, |_| overtaken);
             let waits_for =

@@ -421,8 +421,10 @@ impl Explorer {
                 };
                 if !alike {
                     let first = text_of(&self.ops, &self.history(self.states[state]));
-                    let why =
-                        format!("before the last step, the state looked as after this history, but not after it:{first}");
+                    let why = format!(
+                        "two histories led to equal states, but the last step then gave different results; the \
+                         other history:{first}"
+                    );
                     return Err(Failure { history: [&other[..], &[op]].concat(), why });
                 }
             }
@@ -479,7 +481,8 @@ impl Explorer {
                     self.known.insert(print, self.states.len());
                     self.states.push(Some((from, op)));
                 }
-                // A step that leads back to its own state does not count as a second history.
+                // Only a state found after this one can get a second history: a step back to this or an
+                // earlier state does not count.
                 Some(state) if *state > from => {
                     self.twins.entry(*state).or_insert((from, op));
                 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 
 //! Bundles: calls that wait for several locks at once. A bundle has a member in the queue of each of its
-//! locks. Each member is a normal wait, and all have the same ticket. Members are granted together or not at
-//! all, and leave together.
+//! locks. Each member is a normal wait. All members have the same ticket, the number that orders the waits of
+//! each queue by arrival. Members are granted together or not at all, and leave together.
 //!
 //! The lock manager has one lock open at a time, and the holders of the others are in their keys. So a step
 //! that could grant a member makes its bundle *due*. The driver then opens all locks of the bundle in turn

@@ -18,9 +18,11 @@ use crate::core::{MonoUs, Now};
 /// a tenth of the grants, even if they miss some windows.
 const RUN: u32 = 4;
 
-/// Number by which a grant to an external client reduces the run, and the longest run that is remembered. A
-/// client that missed windows gets the next windows sooner, but never two in a row.
+/// Number by which a grant to an external client reduces the run.
 const EXTERNAL_CREDIT: u32 = 6;
+
+/// Maximum length of a run. Missed windows do not end a run, so a client that missed some gets the next
+/// windows sooner, but never two in a row.
 const LONGEST_RUN: u32 = 60;
 
 /// Length of the run before the first window, if no external client has taken the lock yet. Most subscribers
@@ -87,8 +89,8 @@ pub(in crate::core) enum AtDeadline {
 #[derive(Debug, Default)]
 pub(in crate::core) struct Fairness {
     phase: Phase,
-    /// Number of native grants since the last one to an external client, less earlier credit. Counted only
-    /// while the lock is in the table.
+    /// Native grants that count towards the next window, at most [`LONGEST_RUN`]. Each external grant reduces
+    /// it by [`EXTERNAL_CREDIT`]. Counted only while the lock is in the table.
     run: u32,
     /// Whether an external client was the last to be granted the lock.
     external_was_last: bool,

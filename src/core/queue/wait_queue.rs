@@ -111,8 +111,8 @@ impl WaitQueue {
                 return Some(place.id);
             }
             must_wait |= place.wants.blocks_all();
-            // If nothing ahead blocks this reader, an exclusive holder excludes it, and so excludes all
-            // others.
+            // Nothing ahead blocks this reader, yet it was not served. So an exclusive holder excludes it and
+            // every waiter behind it.
             if !place.position.is_holder() && (must_wait || (in_turn && !place.is_member)) {
                 break;
             }

@@ -22,10 +22,8 @@ mod verify;
 pub(crate) use events::{EventContent, LossReason};
 pub(crate) use ids::{CallNumber, Late, OtherTarget, SessionId, SessionKey, Target};
 pub(in crate::core) use number::{Answer, NumberState, NumberedHold};
-pub(crate) use number::{CallNumber, Known};
-pub(in crate::core) use session::{Acknowledged, ParkedWait};
-pub(crate) use session::{NewSession, Session};
 use session::Round;
+pub(in crate::core) use session::{Acknowledged, ParkedWait};
 pub(crate) use session::{NewSession, Session};
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

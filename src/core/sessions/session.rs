@@ -12,7 +12,7 @@ use super::ids::{CallNumber, OtherTarget, SessionId, Target};
 use super::number::{Answer, Entry, Held, NumberState, NumberedHold};
 use crate::core::queue::wait::NewWait;
 use crate::core::table::LockIdx;
-use crate::core::{ConnectionId, LockId, MonoUs, Owner, WaiterId};
+use crate::core::{ConnectionId, Known, LockId, MonoUs, Owner, WaiterId};
 
 /// Time after which an unacknowledged grant may be revoked, in microseconds. The client must have been silent
 /// for the session's grace as well (R1).
@@ -361,14 +361,6 @@ impl Session {
     #[cfg(test)]
     pub(crate) fn is_suspect(&self) -> bool {
         self.is_suspect
-    }
-
-    /// The queued waits.
-    pub(in crate::core) fn waits(&self) -> impl Iterator<Item = WaiterId> + '_ {
-        self.states().filter_map(|(_, state)| match state {
-            NumberState::Waiting(id) => Some(*id),
-            _ => None,
-        })
     }
 
     /// The user to whom the session belongs.

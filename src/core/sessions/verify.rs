@@ -39,7 +39,11 @@ impl Sessions {
             session.verify_events(*key);
             let parked: BTreeSet<WaiterId> = session.parked.keys().copied().collect();
             for (id, parked) in &session.parked {
-                assert_eq!(self.parked_deadlines.get(&(*key, *id)), parked.wait.deadline, "{id:?} never ends");
+                assert_eq!(
+                    self.parked_deadlines.get(&(*key, *id)),
+                    parked.wait.deadline,
+                    "{id:?} never ends"
+                );
             }
             for (n, state) in session.states() {
                 match state {

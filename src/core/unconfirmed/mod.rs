@@ -160,8 +160,8 @@ impl Unconfirmed {
         self.in_flight.insert((owner.clone(), self.sequence), grant);
     }
 
-    /// Records that an irrevocable call has set the lease or the token of a hold. `lease` is the setting with
-    /// the resulting end.
+    /// Records that an irrevocable call has set the lease or the token of a hold. `lease` is the requested
+    /// change of the lease, and the end that was written for it.
     pub(super) fn note_setting(
         &mut self,
         owner: &Owner,
@@ -273,8 +273,9 @@ impl Unconfirmed {
         }
     }
 
-    /// Sets the lease of the next owner whose grants all have an outcome, among `of` or all owners. Returns
-    /// the owner, and the end of the lease if it was set. `None` if no such owner is left.
+    /// Resolves the lease of `owner`, or of the next unresolved owner if `None`, once all its grants are
+    /// confirmed or revoked. Returns the owner, and the end of the lease if that has changed. Returns `None`
+    /// if there is no such unresolved owner.
     pub(super) fn resolve_next(
         &mut self,
         owner: Option<&Owner>,

@@ -49,9 +49,9 @@ pub(super) struct CycleSearch {
 pub(super) enum CycleProgress {
     /// The search needs the holders of this lock.
     Read(LockId),
-    /// The wait never ends, and neither do these waits.
+    /// The examined wait never ends. Contains all waits that never end, including this one.
     NeverEnds(Vec<WaiterId>),
-    /// The wait never ends, unless this wait overtakes that member.
+    /// The examined wait never ends, unless the first of these waits overtakes the second, which is a member.
     Soft(WaiterId, WaiterId),
     MayEnd,
 }
@@ -155,7 +155,8 @@ impl CycleSearch {
                 each.extend(waits_behind);
                 continue;
             }
-            // The earlier wait is served first, and then both hold the lock together.
+            // Both requests are shared. A reader behind a request with a limit waits only until that request
+            // is granted, so only that wait has to end.
             if ahead.wants.limit.is_some() && (*ahead.owner != self.origin || self.from.contains(&other)) {
                 each.push(other);
             }

@@ -173,7 +173,8 @@ impl Search {
         let mut holders = match self.from {
             Some(_) => {
                 let relevant = relevant_holders(waits, holders, &self.origin, self.only.as_ref());
-                // A scanned owner counts as an eighth of a followed one, because scanning is faster.
+                // Eight owners that are only scanned count as much as one whose waits are followed, because
+                // scanning is faster.
                 self.count(relevant.scanned / 8);
                 relevant.holders
             }

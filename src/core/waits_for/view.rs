@@ -101,8 +101,8 @@ impl Waiting<'_> {
     }
 }
 
-/// Whether waiters behind an owner at a lock need not wait for this wait of the owner. True if it belongs to
-/// another thread, which requests the same lock with `once`. `ahead` is the owner's wait in that queue, or
+/// Whether this wait belongs to another thread of its owner, so that it does not delay the waiters behind that
+/// owner at `lock`. Such a thread requests the lock with `once`. `ahead` is the owner's wait in that queue, or
 /// `None` for its hold.
 pub(super) fn belongs_to_another_thread(
     waits: &impl WaitView,

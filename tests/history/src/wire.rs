@@ -58,7 +58,7 @@ impl Wire {
         self.stream.write_all(&bytes[..part])
     }
 
-    /// Sends a command of plain words and reads the reply. Returns `None` for an error or without a reply.
+    /// Sends a command of plain words and reads the reply. Returns `None` for an error, or if no reply arrives.
     pub fn ask(&mut self, command: &str) -> Option<Value> {
         let words: Vec<String> = command.split(' ').map(str::to_owned).collect();
         self.send(&words, None).ok()?;

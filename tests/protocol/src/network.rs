@@ -111,7 +111,7 @@ impl Network {
         }
     }
 
-    /// Answers the EVENTS that blocks on this connection, if one does.
+    /// Answers the EVENTS call blocked on this connection, if any.
     pub fn unblock(&mut self, key: u8, reply: Reply) {
         let blocked = self.connections.iter_mut().find(|connection| connection.key == key);
         if let Some(connection) = blocked.filter(|connection| connection.blocked.is_some()) {

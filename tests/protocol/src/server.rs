@@ -175,7 +175,7 @@ impl Server {
         taken
     }
 
-    /// Gives the hold of `given` the tag of its new number. The giver gets `lost … taken`.
+    /// Moves the handed-over hold from `given` to `tag`, the new client and its number. The giver gets `lost … taken`.
     pub fn take_from_giver(&mut self, given: &Binding, tag: HoldTag) {
         self.lose(given);
         let former = HoldTag { client: given.id.client, n: given.n };

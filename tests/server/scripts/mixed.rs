@@ -203,8 +203,8 @@ impl Mixed {
         self.is_gone(desk)
     }
 
-    /// The key was deleted without a release. The module publishes that for a lock that it knows. For a lock that only
-    /// scripts have used, it may do so.
+    /// The key was deleted without a release. The module announces the free lock if it knows the lock. If only scripts have
+    /// used the lock, the module may announce it.
     fn is_gone(&mut self, desk: &mut Desk) -> TestCaseResult {
         let messages = match self.model.take().map(|hold| hold.known) {
             Some(true) => 1..=1,

@@ -163,8 +163,8 @@ impl Pair {
         Ok(())
     }
 
-    /// The key was deleted without a release. The module publishes that for a lock that a command granted. For a lock that a
-    /// script took, it may do so.
+    /// The key was deleted without a release. The module announces the free lock if a command had granted it. If a script
+    /// had taken it, the module may announce it.
     fn is_gone(&mut self, desk: &mut Desk) -> TestCaseResult {
         self.stored = [Stored::free(), Stored::free()];
         desk.settle();

@@ -148,8 +148,9 @@ impl Step<'_> {
         Some(grant).filter(|grant| grant.is_withheld || !is_numbered)
     }
 
-    /// Releases the hold of a grant that its client may know of. The grant stays in flight. If its revocation
-    /// shows that the client did not know of it, a release without a mode was meant for a certain shared hold.
+    /// Notes the release of the hold of a grant that its client may know of. The grant stays in flight. If the
+    /// grant is revoked later, its client never knew of this hold. A release without a mode then meant the
+    /// owner's confirmed shared hold, so the revocation releases that one.
     pub(super) fn keep_after_release(&mut self, owner: &Owner, scope: ReleaseScope, grant: ReleasedGrant) {
         let Some(hold) = self.holders.get(owner.as_bytes()) else { return };
         let may_be_another = scope == ReleaseScope::One && hold.exclusive > 0 && !grant.is_named;

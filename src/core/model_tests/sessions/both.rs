@@ -63,7 +63,15 @@ impl Both {
         let mut real = Real::new(true);
         real.locks.notify_owners(notifies_owners);
         let model = Model::new(real.now, notifies_owners);
-        Both { real, model, clients: BTreeMap::new(), blocked: BTreeMap::new(), ends: Vec::new(), woken: BTreeSet::new(), paused_at: 0 }
+        Both {
+            real,
+            model,
+            clients: BTreeMap::new(),
+            blocked: BTreeMap::new(),
+            ends: Vec::new(),
+            woken: BTreeSet::new(),
+            paused_at: 0,
+        }
     }
 
     /// Applies an operation to both. Fails if they differ. Returns false if the operation is impossible now.
@@ -74,7 +82,9 @@ impl Both {
         }
         match *op {
             // A pause takes time.
-            Op::Pause(paused) if paused == self.model.paused || self.paused_at == self.real.now => return Ok(false),
+            Op::Pause(paused) if paused == self.model.paused || self.paused_at == self.real.now => {
+                return Ok(false)
+            }
             Op::Advance { ms } => self.advance(ms)?,
             Op::Poll { slot, connection, is_late, acknowledge, done } => {
                 if !self.poll(slot, connection, (is_late, acknowledge, done))? {
@@ -449,7 +459,9 @@ impl Both {
         for (lock, owner) in model.uncertain() {
             let holders = visible(real, LOCKS[lock]).unwrap();
             match holders.get(OWNERS[owner]) {
-                Some(hold) => prop_assert_eq!(model.adopt_lease(lock, owner, hold.expires_at), Ok(()), "after {:?}", op),
+                Some(hold) => {
+                    prop_assert_eq!(model.adopt_lease(lock, owner, hold.expires_at), Ok(()), "after {:?}", op)
+                }
                 None => model.expire(lock, owner),
             }
         }

@@ -376,7 +376,8 @@ impl Model {
                 let ends = resumes || hold.is_over || !hold.is_renewed();
                 hold.expires_at < now && ends && !hold.may_be_renewed(now)
             };
-            let over: Vec<usize> = self.locks[lock].holds.iter().filter(is_over).map(|(owner, _)| *owner).collect();
+            let over: Vec<usize> =
+                self.locks[lock].holds.iter().filter(is_over).map(|(owner, _)| *owner).collect();
             for owner in over {
                 self.lose_hold(lock, owner, LossReason::Expired);
             }
@@ -954,7 +955,8 @@ impl Model {
     /// The holds whose leases the server may have renewed just before it stopped doing so.
     pub(super) fn uncertain(&self) -> Vec<(usize, usize)> {
         let locks = self.locks.iter().enumerate();
-        let holds = locks.flat_map(|(lock, of)| of.holds.iter().map(move |(owner, hold)| (lock, *owner, hold)));
+        let holds =
+            locks.flat_map(|(lock, of)| of.holds.iter().map(move |(owner, hold)| (lock, *owner, hold)));
         let uncertain = holds.filter(|(.., hold)| !self.paused && hold.may_be_renewed(self.now));
         uncertain.map(|(lock, owner, _)| (lock, owner)).collect()
     }

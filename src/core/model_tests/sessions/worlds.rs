@@ -90,7 +90,12 @@ fn numbers() -> World {
     ];
     for from_done in [1, 2] {
         let number = number(0, from_done);
-        ops.extend([queue(want(0, A, LONG), number), release(A, number), cancel(A, number), renew(A, number)]);
+        ops.extend([
+            queue(want(0, A, LONG), number),
+            release(A, number),
+            cancel(A, number),
+            renew(A, number),
+        ]);
     }
     ops.push(Op::Acquire { want: want(0, A, LONG), number: Some(number(0, 1)), queue: None });
     let other = Number { same_target: false, ..number(0, 1) };
@@ -166,7 +171,11 @@ fn owners() -> World {
         ops.extend([queue(want(0, A, 9_000), number), release(A, number), renew(A, number)]);
     }
     ops.push(queue(shared(0, A, 9_000), number(0, 3)));
-    World { name: "owners", beginning: vec![open(0), plain(want(0, B, 400)), queue(want(0, A, 9_000), number(0, 4))], ops }
+    World {
+        name: "owners",
+        beginning: vec![open(0), plain(want(0, B, 400)), queue(want(0, A, 9_000), number(0, 4))],
+        ops,
+    }
 }
 
 /// Sessions that end: by their TTL, by their connection, at a demotion.

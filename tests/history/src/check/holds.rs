@@ -123,15 +123,15 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Operations of the owner that may have taken effect after `of`, except `but`.
+    /// Operations of the owner that may have taken effect after `of`, except `ignored`.
     fn after<'b>(
         &'b self,
         of: &'b Operation<'a>,
-        but: Option<&'b Operation<'a>>,
+        ignored: Option<&'b Operation<'a>>,
     ) -> impl Iterator<Item = &'a Operation<'a>> + 'b {
         let is_late = move |other: &&'a Operation<'a>| {
             !is_same(other, of)
-                && !but.is_some_and(|but| is_same(other, but))
+                && !ignored.is_some_and(|ignored| is_same(other, ignored))
                 && other.end.is_none_or(|end| end > of.sent)
                 && other.void_after.is_none_or(|end| end > of.sent)
         };
@@ -148,26 +148,26 @@ impl<'a> View<'a> {
         }
     }
 
-    /// End of the certain hold that a reply proves, without the effect of `but`.
-    pub(super) fn certain_until(&self, of: &Operation<'a>, but: Option<&Operation<'a>>) -> Micros {
+    /// End of the certain hold that a reply proves, without the effect of `ignored`.
+    pub(super) fn certain_until(&self, of: &Operation<'a>, ignored: Option<&Operation<'a>>) -> Micros {
         let (Some(count), Some(_)) = (Self::reported_count(of), of.end) else { return 0 };
         if count < 1 {
             return 0;
         }
         let ends = [
-            self.count_until(of, count, but),
-            self.leased_until(of, but),
+            self.count_until(of, count, ignored),
+            self.leased_until(of, ignored),
             self.unbroken_until(of),
-            self.connected_until(of, but),
+            self.connected_until(of, ignored),
             self.stored_until(of),
         ];
         ends.into_iter().min().unwrap_or(0)
     }
 
     /// The times at which the count may decrease, or certainly increases again.
-    fn changes(&self, of: &Operation<'a>, but: Option<&Operation<'a>>) -> Vec<(Micros, i64)> {
+    fn changes(&self, of: &Operation<'a>, ignored: Option<&Operation<'a>>) -> Vec<(Micros, i64)> {
         let mut changes = Vec::new();
-        for other in self.after(of, but) {
+        for other in self.after(of, ignored) {
             let max_decrease = Self::max_decrease(other);
             if max_decrease > 0 {
                 changes.push((other.sent, -max_decrease));
@@ -182,8 +182,8 @@ impl<'a> View<'a> {
         changes
     }
 
-    fn count_until(&self, of: &Operation<'a>, mut count: i64, but: Option<&Operation<'a>>) -> Micros {
-        for (at, change) in self.changes(of, but) {
+    fn count_until(&self, of: &Operation<'a>, mut count: i64, ignored: Option<&Operation<'a>>) -> Micros {
+        for (at, change) in self.changes(of, ignored) {
             count = count.saturating_add(change);
             if count < 1 {
                 return at;
@@ -205,13 +205,14 @@ impl<'a> View<'a> {
         ms.map(millis)
     }
 
-    fn leased_until(&self, of: &Operation<'a>, but: Option<&Operation<'a>>) -> Micros {
+    fn leased_until(&self, of: &Operation<'a>, ignored: Option<&Operation<'a>>) -> Micros {
         let own = self.of(of.owner).iter().copied();
         let before = own.clone().filter(|one| is_same(one, of) || one.end.is_some_and(|end| end <= of.sent));
         let Some(last) = before.filter(|one| self.sets(one).is_some()).max_by_key(|one| one.sent) else {
             return 0;
         };
-        let others = self.after(last, but).filter_map(|one| Some(one.low().saturating_add(self.sets(one)?)));
+        let others =
+            self.after(last, ignored).filter_map(|one| Some(one.low().saturating_add(self.sets(one)?)));
         let mut until =
             others.chain(self.sets(last).map(|lease| last.low().saturating_add(lease))).min().unwrap_or(0);
         if own.clone().any(Operation::is_watched) {
@@ -234,7 +235,7 @@ impl<'a> View<'a> {
     }
 
     /// An ephemeral hold may end with every connection that it may be bound to.
-    fn connected_until(&self, of: &Operation<'a>, but: Option<&Operation<'a>>) -> Micros {
+    fn connected_until(&self, of: &Operation<'a>, ignored: Option<&Operation<'a>>) -> Micros {
         let mut until = NEVER;
         for one in self.of(of.owner).iter().filter(|one| one.is_ephemeral() && one.may_be_done()) {
             for call in &one.calls {
@@ -246,7 +247,8 @@ impl<'a> View<'a> {
                     starts_again && is_before && later.sent > end && one.end.is_some_and(|at| at < later.sent)
                 });
                 // The connection of the examined call was open while the call ran, so it cannot have ended an earlier hold.
-                let is_itself = call.answered.is_some() && but.is_some_and(|but| is_same(but, one));
+                let is_itself =
+                    call.answered.is_some() && ignored.is_some_and(|ignored| is_same(ignored, one));
                 if !is_over && !is_itself {
                     until = until.min(end);
                 }

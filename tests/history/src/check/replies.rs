@@ -73,7 +73,7 @@ pub(super) fn check_counts(view: &View<'_>, report: &mut Report) {
     }
 }
 
-/// Checks that nothing is granted while the server refuses writes.
+/// Checks that nothing is granted while writes are paused.
 pub(super) fn check_pauses(view: &View<'_>, report: &mut Report) {
     let is_pause = |fault: &&&Fault| fault.what == Disturbance::Paused;
     for pause in view.history.faults.iter().filter(is_pause) {

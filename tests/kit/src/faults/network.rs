@@ -68,7 +68,7 @@ impl Network {
     }
 
     /// Restores the link of a machine to its clients.
-    pub fn let_clients_in(&self, machine: u8) {
+    pub fn reconnect_clients(&self, machine: u8) {
         ip(&format!("link set client{machine} up"));
     }
 }

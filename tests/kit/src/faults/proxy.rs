@@ -22,7 +22,7 @@ struct Shared {
     streams: Mutex<Vec<TcpStream>>,
     is_over: AtomicBool,
     /// Whether a call of the module's commands ends its connection.
-    is_sick: AtomicBool,
+    is_failing: AtomicBool,
     /// The number of connections that programs have made.
     made: AtomicU64,
     /// Connections with smaller numbers than this are frozen.
@@ -47,7 +47,7 @@ impl Proxy {
     }
 
     /// Holds back the reply to the first call of a command. Its connection stays open, and nothing more arrives on it.
-    pub fn keeps_back_the_reply_to(server: u16, command: &str) -> Proxy {
+    pub fn withholds_the_reply_to(server: u16, command: &str) -> Proxy {
         let proxy = Proxy::freezable(server);
         proxy.set_trap(command, false);
         proxy
@@ -63,7 +63,7 @@ impl Proxy {
             has_sprung: AtomicBool::new(false),
             streams: Mutex::default(),
             is_over: AtomicBool::new(false),
-            is_sick: AtomicBool::new(false),
+            is_failing: AtomicBool::new(false),
             made: AtomicU64::new(0),
             frozen: Mutex::new(0),
             thawed: Condvar::new(),
@@ -122,17 +122,17 @@ impl Proxy {
 
     /// With true, the proxy accepts connections, and ends each of them at its first command of the module. With false,
     /// connections work again.
-    pub fn be_sick(&self, is_sick: bool) {
-        self.shared.is_sick.store(is_sick, Ordering::SeqCst);
+    pub fn set_failing(&self, is_failing: bool) {
+        self.shared.is_failing.store(is_failing, Ordering::SeqCst);
     }
 
     /// Forwards new connections to another server.
-    pub fn lead_to(&self, server: u16) {
+    pub fn redirect_to(&self, server: u16) {
         self.shared.server.store(server, Ordering::SeqCst);
     }
 
     /// Returns the number of connections that programs have made.
-    pub fn made(&self) -> u64 {
+    pub fn connections_made(&self) -> u64 {
         self.shared.made.load(Ordering::SeqCst)
     }
 
@@ -170,7 +170,7 @@ fn pass_on(number: u64, program: TcpStream, server: TcpStream, shared: Arc<Share
     let (will_be_trapped, to_shared) = (trapped.clone(), shared.clone());
     thread::spawn(move || {
         copy(from_program, to_server, (&to_shared, number), |bytes| {
-            if to_shared.is_sick.load(Ordering::SeqCst) && bytes.windows(5).any(|part| part == b"LOCK.") {
+            if to_shared.is_failing.load(Ordering::SeqCst) && bytes.windows(5).any(|part| part == b"LOCK.") {
                 return None;
             }
             if let Some(trap) = to_shared.trap.lock().unwrap().as_mut().filter(|trap| !trap.called) {
