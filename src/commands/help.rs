@@ -15,7 +15,7 @@ const WIDTH: usize = 90;
 
 const INDENT: &str = "    ";
 
-const ERRORS: [&str; 9] = [
+const ERRORS: [&str; 10] = [
     "Errors begin with ERR, or with one of these words:",
     "    NOTOWNER: the owner does not hold the lock, or a newer token was granted.",
     "    QUARANTINE: locks may have been lost, so nothing is granted for a while.",
