@@ -346,6 +346,14 @@ impl Session {
         self.numbers.iter().map(|(n, entry)| (*n, &entry.state))
     }
 
+    /// The queued waits.
+    pub(in crate::core) fn waits(&self) -> impl Iterator<Item = WaiterId> + '_ {
+        self.states().filter_map(|(_, state)| match state {
+            NumberState::Waiting(id) => Some(*id),
+            _ => None,
+        })
+    }
+
     /// Returns the secret id. Only the session's client may see it.
     pub(crate) fn id(&self) -> SessionId {
         self.new.id

@@ -12,7 +12,7 @@ use crate::core::sessions::{Answer, Checked, Loss, NumberState, NumberedHold, Pa
 use crate::core::table::LockIdx;
 use crate::core::{
     CallNumber, Counted, Decision, EventContent, LossReason, MonoUs, Now, NumberedCall, Owner, Reply,
-    WaiterId, WallMs,
+    Session, WaiterId, WallMs,
 };
 
 /// Returns the end of the renewals of a hold with this maximum age.
@@ -216,6 +216,10 @@ impl Parts {
         self.sessions.lose(&loss, why, now.mono);
         self.mark_for_revocation(id);
         self.sessions.suspect(key);
+        // Its waits no longer block those behind them.
+        let waits = self.sessions.get(key).into_iter().flat_map(Session::waits);
+        let locks: Vec<LockIdx> = waits.filter_map(|id| Some(self.waiters.queued(id)?.lock())).collect();
+        locks.into_iter().for_each(|lock| self.table.set_ready(lock));
     }
 
     /// Ends the holds and waits of a portion of the numbers of ended sessions.
