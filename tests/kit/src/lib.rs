@@ -6,6 +6,7 @@
 //!
 //! - [`server`]: real servers, with the module or without it; replicas, Sentinel and clusters.
 //! - [`client`]: a connection on which a test controls every byte.
+//! - [`session`]: a client of one session, with the rules that a package follows.
 //! - [`faults`]: a proxy that breaks or freezes connections, and machines whose network can be cut.
 //! - [`programs`]: Redisson, the drivers of the packages, the examples, and the tools in a terminal.
 //! - [`lua`]: Redisson's scripts.
@@ -27,8 +28,10 @@ pub mod faults;
 pub mod lua;
 pub mod programs;
 pub mod server;
+pub mod session;
 
 pub use client::{packed, show, Client};
 pub use server::process::until;
 pub use server::world::World;
 pub use server::{Flavor, Server};
+pub use session::Session;
