@@ -5,7 +5,8 @@
 pub use redis_lock_test_kit::faults::{network, proxy};
 pub use redis_lock_test_kit::programs::{self, cli, driver, redisson, tmux};
 pub use redis_lock_test_kit::server::{cluster, sentinel, tls, world};
-pub use redis_lock_test_kit::{client, lua, show, until, Client, Flavor, Server, World};
+pub use redis_lock_test_kit::session;
+pub use redis_lock_test_kit::{client, lua, show, until, Client, Flavor, Server, Session, World};
 
 /// Servers, and the module that they load.
 pub mod server {
@@ -23,6 +24,22 @@ pub fn in_world_with(flavor: Flavor, args: &[&str], scenario: impl FnOnce(&World
     let world = World::start(flavor, args);
     scenario(&world);
     world.verify();
+}
+
+/// Runs a scenario as [`in_world`] does, and then waits until every table of the module is empty. A dropped [`Session`] is
+/// closed.
+pub fn with_sessions(flavor: Flavor, scenario: impl FnOnce(&World)) {
+    in_world(flavor, |world| {
+        scenario(world);
+        until_tables_are_empty(world);
+    });
+}
+
+/// Waits until every table of the module is empty.
+pub fn until_tables_are_empty(server: &Server) {
+    let mut client = server.client();
+    until("every table is empty", || crate::tables::full_tables(&mut client).is_empty());
+    assert_eq!(client.info("lock", "lock_internal_errors"), "0");
 }
 
 /// Makes a test on each server out of each named function of the enclosing module. The function takes the [`Flavor`]. With
