@@ -245,6 +245,35 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
+/// Mostly waits with long leases, and clients that are silent for long, so that sessions become suspect.
+fn stalled() -> impl Strategy<Value = Op> {
+    let (lock, owner, slot) = (0..LOCK_COUNT, 0..OWNER_COUNT, 0..SLOT_COUNT);
+    let queue = prop_oneof![1 => Just(None), 6 => Just(Some(0)), 1 => Just(Some(6_000))];
+    let want = (lock.clone(), owner.clone(), prop::bool::weighted(0.4))
+        .prop_map(|(lock, owner, shared)| Want { lock, owner, shared, lease: 20_000, keeps: false });
+    let acknowledge = prop_oneof![Just(Acknowledge::Nothing), Just(Acknowledge::All)];
+    let ms = prop_oneof![Just(1), Just(2_500), Just(5_001)];
+    prop_oneof![
+        1 => slot.clone().prop_map(|slot| Op::Open { slot, connection: 0, settings: 0 }),
+        4 => (slot, acknowledge).prop_map(|(slot, acknowledge)| Op::Poll {
+            slot,
+            connection: 0,
+            is_late: false,
+            acknowledge,
+            done: 0
+        }),
+        10 => (want, prop::option::weighted(0.7, number()), queue)
+            .prop_map(|(want, number, queue)| Op::Acquire { want, number, queue }),
+        4 => (lock.clone(), owner.clone())
+            .prop_map(|(lock, owner)| Op::Release { lock, owner, scope: Scope::All, lease: None }),
+        2 => (lock.clone(), owner.clone(), number())
+            .prop_map(|(lock, owner, number)| Op::ReleaseNumber { lock, owner, number, lease: None }),
+        1 => (lock.clone(), owner, number()).prop_map(|(lock, owner, number)| Op::Cancel { lock, owner, number }),
+        2 => lock.prop_map(|lock| Op::Delete { lock }),
+        4 => ms.prop_map(|ms| Op::Advance { ms }),
+    ]
+}
+
 fn compare(ops: &[Op], notifies_owners: bool) -> Result<(), TestCaseError> {
     let mut both = Both::new(notifies_owners);
     for op in ops {
@@ -261,11 +290,24 @@ proptest! {
     fn sessions_are_the_model(ops in prop::collection::vec(op(), 1..80), notifies_owners in any::<bool>()) {
         compare(&ops, notifies_owners)?;
     }
+
+    /// The comparison of `sessions_are_the_model`, with sessions that become suspect.
+    #[test]
+    fn stalled_sessions_are_the_model(
+        ops in prop::collection::vec(stalled(), 1..60),
+        notifies_owners in any::<bool>(),
+    ) {
+        // The sessions exist from the start.
+        let open = |slot| Op::Open { slot, connection: 0, settings: 0 };
+        let ops: Vec<Op> = (0..SLOT_COUNT).map(open).chain(ops).collect();
+        compare(&ops, notifies_owners)?;
+    }
 }
 
 proptest! {
-    #![proptest_config(histories(20_000))]
+    #![proptest_config(histories(15_000))]
 
+    /// The comparison of `sessions_are_the_model`, for rarer combinations.
     #[test]
     fn long_sessions_are_the_model(ops in prop::collection::vec(op(), 1..120), notifies_owners in any::<bool>()) {
         compare(&ops, notifies_owners)?;

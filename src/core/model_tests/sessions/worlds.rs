@@ -277,10 +277,10 @@ fn explore_all(most: usize) {
 
 #[test]
 fn every_short_history_of_sessions_matches_the_model() {
-    explore_all(6_000);
+    explore_all(8_000);
 }
 
 #[test]
 fn long_every_history_of_sessions_matches_the_model() {
-    explore_all(30_000);
+    explore_all(40_000);
 }
