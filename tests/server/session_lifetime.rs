@@ -189,7 +189,7 @@ fn waits_leave_with_their_session(flavor: Flavor) {
     });
 }
 
-/// A grant in flight is revoked, whatever its options are: its client does not know of it.
+/// A grant in flight is revoked with any options, because its client does not know of it.
 fn grants_in_flight_end_with_their_session(flavor: Flavor) {
     with_sessions(flavor, |world| {
         let mut a = world.client();

@@ -127,7 +127,7 @@ fn busy_session(server: &Server) -> Session {
     session
 }
 
-/// Demotes the server in one of two ways. Its sessions end: the reader is told, and later calls find none.
+/// Demotes the server in one of two ways. Its sessions end: the reader gets an error, and later calls find none.
 fn demote(flavor: Flavor, demotion: impl FnOnce(&World)) {
     let world = World::start(flavor, &[]);
     let mut session = busy_session(&world);

@@ -523,7 +523,7 @@ fn numbers_below_done_are_late(flavor: Flavor) {
             assert_eq!(prefix(&session.acquire_again(n, "")), "LATE");
             assert_eq!(prefix(&session.renew(n, "")), "LATE");
         }
-        // What is held stays known.
+        // Numbers that are held stay known.
         assert_eq!(session.acquire_again(held, ""), "1");
         assert_eq!(session.renew(held, ""), "1");
         assert_eq!(prefix(&session.release(released)), "NOTOWNER");
@@ -826,7 +826,7 @@ fn every_loss_is_reported_with_its_reason(flavor: Flavor) {
                 other.call("FLUSHALL");
             }
         }
-        // The same for a grant in flight, and for an overwritten key while the session waits.
+        // A grant in flight is lost too, and so is a wait if its key is overwritten.
         for (call, reason) in [("DEL k", "deleted"), ("LOCK.BREAK k", "broken"), ("SET k text", "wrongtype")]
         {
             assert_eq!(other.call("LOCK.ACQUIRE k other"), "1");

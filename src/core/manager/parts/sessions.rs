@@ -284,7 +284,7 @@ impl Parts {
         let is_over = self.input_at.mono.saturating_sub(wait.since()) >= lease_us;
         let lease_end = if is_over { 0 } else { WallMs::MAX };
         let CallNumber { session, n, .. } = call.number;
-        // The grants of a session end with it, and nobody is told.
+        // The grants of a session end with it, so no event is needed.
         if self.sessions.get(session).is_some() {
             self.losses.push(Loss { session, n, hold: None, lease_end, why: None });
         }

@@ -138,7 +138,7 @@ impl Both {
         let seq = match acknowledge {
             Acknowledge::Nothing => client.acknowledged,
             Acknowledge::First(count) => {
-                pending.iter().take(count).map(|(seq, _)| *seq).last().unwrap_or(client.acknowledged)
+                pending[..count.min(pending.len())].last().map_or(client.acknowledged, |(seq, _)| *seq)
             }
             Acknowledge::All => last,
             Acknowledge::Beyond => last + 5,

@@ -162,14 +162,12 @@ enum Seen {
     Late,
     OtherTarget,
     Done,
-    /// The last acknowledged event.
-    Resumed(u64),
     Closed(usize),
     Granted(i64),
     Waits,
     Busy,
     Cancelled,
-    /// The number holds nothing any more.
+    /// The number no longer holds anything.
     Ended,
     NotOwner,
     Left(i64),

@@ -499,7 +499,7 @@ impl Model {
         }
     }
 
-    /// The acquire holds nothing any more, or never will.
+    /// The acquire no longer holds anything, or never will.
     fn lose(&mut self, number: Numbered, why: LossReason) {
         let (serial, n) = number;
         let (lock, owner, _) = self.sessions[&serial].numbers[&n];
@@ -601,7 +601,7 @@ impl Model {
         session.set(n, (lock, owner), State::Held { holds });
     }
 
-    /// The client is heard of.
+    /// The client has called.
     fn hear(&mut self, serial: Serial, connection: u64) {
         let now = self.now;
         let session = self.of(serial);
