@@ -96,13 +96,13 @@ impl Command for Acquire {
                 }
                 None => driver::reply_grant(ctx, &reply),
             },
-            Outcome::InFlight(id) if call.request.number.is_some() => {
+            Outcome::InFlight(id) if call.request.number().is_some() => {
                 return queue(ctx, id, &call.request, call.acknowledgement);
             }
             Outcome::InFlight(id) => {
                 return driver::block(ctx, id, call.acknowledgement, WaitStart { now, needs_schedule: true })
             }
-            Outcome::Refused(Refusal::TooManyWaiters) if call.request.number.is_some() => {
+            Outcome::Refused(Refusal::TooManyWaiters) if call.request.number().is_some() => {
                 return Err(Error::QueueIsFull);
             }
             Outcome::Refused(refusal) => return Err(Error::Refused(refusal)),
@@ -148,7 +148,7 @@ pub(super) fn reply_known(
 /// `plans` is true if the wait may need a timer.
 #[inline(always)]
 fn wait(ctx: Ctx<'_>, call: &Call<'_>, id: WaiterId, (now, plans): (Now, bool)) -> Result<(), Error> {
-    if call.request.number.is_some() {
+    if call.request.number().is_some() {
         return queue(ctx, id, &call.request, call.acknowledgement);
     }
     if call.request.notify.is_none() {
@@ -238,7 +238,7 @@ fn check<'a>(ctx: Ctx<'_>, words: Words<'a>) -> Result<Call<'a>, Error> {
         names_owner: owner.as_bytes() == b"*" || options.fence.is_given(),
         id: options.id.get().map(|id| checks::request(ctx, command, &key, &owner, id)).transpose()?,
         bind,
-        number,
+        numbered: number.map(Box::new),
         client: super::client_for_events(ctx),
         awaits_replicas,
         notify: match wait {
@@ -265,7 +265,7 @@ pub(super) fn queue(
     acknowledgement: Option<ReplicaRequirement>,
 ) -> Result<(), Error> {
     let start = WaitStart { now: ctx.now(), needs_schedule: true };
-    if let Some((requirement, call)) = acknowledgement.zip(request.number) {
+    if let Some((requirement, call)) = acknowledgement.zip(request.number()) {
         driver::await_replicas_of_session(ctx, id, requirement, call.number);
     }
     driver::await_message(ctx, start);

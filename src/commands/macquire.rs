@@ -89,7 +89,7 @@ impl Command for Macquire {
             let found = check_locks(ctx, &call, patience, now)?;
             let known = call
                 .request
-                .number
+                .number()
                 .map(|of| driver::with(ctx, |driver| driver.locks.known_number(of.number)));
             match known {
                 None | Some(Known::New) => acquire(ctx, &call, found, patience, now),
@@ -102,7 +102,7 @@ impl Command for Macquire {
             Ok(Some(first_wait)) => {
                 match driver::find_deadlock(ctx, first_wait, config::deadlock_detection()) {
                     Some(cycle) => Err(Error::Deadlock(cycle)),
-                    None if call.request.number.is_some() => {
+                    None if call.request.number().is_some() => {
                         super::acquire::queue(ctx, first_wait, &call.request, call.acknowledgement)
                     }
                     // `block` also delivers pending decisions.
@@ -216,7 +216,7 @@ fn acquire(
             WaitPolicy::NoWait => {
                 driver::with(ctx, |driver| {
                     driver.locks.count_busy();
-                    if let Some(call) = call.request.number {
+                    if let Some(call) = call.request.number() {
                         driver.locks.note_busy(call.number);
                     }
                 });
@@ -225,7 +225,7 @@ fn acquire(
             }
             // This is a writable replica. It does not hand over locks, so a wait would never end.
             WaitPolicy::Wait { on_primary: false, .. } => Err(Error::Refused(Refusal::Replica)),
-            WaitPolicy::Wait { .. } if is_full && call.request.number.is_some() => Err(Error::QueueIsFull),
+            WaitPolicy::Wait { .. } if is_full && call.request.number().is_some() => Err(Error::QueueIsFull),
             WaitPolicy::Wait { .. } if is_full => Err(Error::Refused(Refusal::TooManyWaiters)),
             WaitPolicy::Wait { deadline, .. } => {
                 let (bundle, parts) = queue(ctx, call, deadline, now)?;
@@ -301,7 +301,7 @@ fn read<'a>(ctx: Ctx<'_>, args: Args<'a>) -> Result<Call<'a>, Error> {
         fence: options.fence.is_given(),
         names_owner: owner.as_bytes() == b"*" || options.fence.is_given(),
         id,
-        number,
+        numbered: number.map(Box::new),
         bind,
         client: super::client_for_events(ctx),
         awaits_replicas: options.replicas.is_given(),

@@ -37,8 +37,8 @@ pub(crate) struct Request {
     pub(crate) awaits_replicas: bool,
     /// Set if the wait blocks no client and a message announces the grant.
     pub(crate) notify: Option<Rc<Notify>>,
-    /// The number of the acquire, if it belongs to a session.
-    pub(crate) number: Option<NumberedCall>,
+    /// The number of the acquire, if it belongs to a session. Boxed because most requests have none.
+    pub(crate) numbered: Option<Box<NumberedCall>>,
 }
 
 /// A call that binds its hold to a session.
@@ -87,6 +87,12 @@ pub(crate) enum InboxEvent {
 }
 
 impl Request {
+    /// The number of the acquire, if it belongs to a session.
+    #[inline]
+    pub(crate) fn number(&self) -> Option<NumberedCall> {
+        self.numbered.as_deref().copied()
+    }
+
     /// Returns the effect of a grant at this time on the lease.
     pub(super) fn set_lease(&self, now: Now) -> SetLease {
         let end = now.wall.saturating_add(self.lease_ms);

@@ -171,7 +171,7 @@ fn bad_arguments_change_nothing(flavor: Flavor) {
         for (call, error) in [
             ("LOCK.CANCEL k a", "ERR wrong number of arguments for 'lock.cancel' command"),
             ("LOCK.CANCEL k a ID", "ERR wrong number of arguments for 'lock.cancel' command"),
-            ("LOCK.CANCEL k a ID r r", "ERR wrong number of arguments for 'lock.cancel' command"),
+            ("LOCK.CANCEL k a ID r r", "ERR syntax error, unknown option 'r' in 'lock.cancel' command"),
             ("LOCK.CANCEL k a IX r", "ERR syntax error, unknown option 'IX' in 'lock.cancel' command"),
             (
                 "LOCK.CANCEL k #a ID r",

@@ -149,6 +149,7 @@ fn demote(flavor: Flavor, demotion: impl FnOnce(&World)) {
         client.call(&format!("CLIENT LIST ID {}", session.reader.id)).is_empty()
     });
     assert_eq!(client.info("lock", "lock_internal_errors"), "0");
+    drop(session);
     let World { mut primary, mut replica } = world;
     until("the new primary has all holds", || {
         replica.client().call("EXISTS {b}held {b}plain {b}waiting {b}granted") == "4"

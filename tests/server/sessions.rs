@@ -32,6 +32,7 @@ crate::on_every_server!(
     leases_of_renewed_holds_are_checked,
     a_plain_lease_ends_by_itself,
     every_loss_is_reported_with_its_reason,
+    an_overwritten_key_is_noticed_by_the_renewal,
     calls_without_numbers_lose_excess_numbers,
     contention_is_reported_once,
     holders_and_sessions_are_listed,
@@ -798,7 +799,6 @@ fn every_loss_is_reported_with_its_reason(flavor: Flavor) {
                 (&["FLUSHALL"], "deleted"),
                 (&["FLUSHDB ASYNC"], "deleted"),
                 (&["LOCK.BREAK k"], "broken"),
-                (&["SET k text"], "wrongtype"),
                 (&["RENAME k elsewhere"], "deleted"),
                 (&["MOVE k 3"], "deleted"),
                 (&["HDEL k s"], "deleted"),
@@ -826,26 +826,43 @@ fn every_loss_is_reported_with_its_reason(flavor: Flavor) {
                 other.call("FLUSHALL");
             }
         }
-        // A grant in flight is lost too, and so is a wait if its key is overwritten.
-        for (call, reason) in [("DEL k", "deleted"), ("LOCK.BREAK k", "broken"), ("SET k text", "wrongtype")]
-        {
+        // A grant in flight is lost too.
+        for (call, reason) in [("DEL k", "deleted"), ("LOCK.BREAK k", "broken"), ("FLUSHALL", "deleted")] {
             assert_eq!(other.call("LOCK.ACQUIRE k other"), "1");
             let n = session.queue("k", "s", "");
             assert_eq!(other.call("LOCK.RELEASE k other"), "0");
             assert_eq!(other.call("HGETALL k"), "[s, 1]");
             other.call(call);
-            // An overwritten key is noticed by the next step of its lock.
-            let mut events = session.some_events();
-            if events == [format!("granted {n} 1")] {
-                events = session.some_events();
-            }
-            assert_eq!(events, [format!("lost {n} {reason}")], "{call}");
+            assert_eq!(session.some_events(), [format!("lost {n} {reason}")], "{call}");
             other.call("FLUSHALL");
         }
-        assert_eq!(other.call("LOCK.ACQUIRE k other"), "1");
-        let n = session.queue("k", "s", "");
-        other.call("SET k text");
+    });
+}
+
+/// The server reports no SET to the module. The next renewal or the next call for the lock notices it.
+fn an_overwritten_key_is_noticed_by_the_renewal(flavor: Flavor) {
+    with_sessions(flavor, |world| {
+        let mut other = world.client();
+        let mut session = Session::open(world, TTL, 100);
+        let n = session.acquire("k", "s", "WATCHDOG PX 3000").0;
+        assert_eq!(other.call("SET k text"), "OK");
         assert_eq!(session.some_events(), [format!("lost {n} wrongtype")]);
+        assert_eq!(prefix(&session.release(n)), "WRONGTYPE");
+        other.call("DEL k");
+        // A wait and a grant in flight.
+        assert_eq!(other.call("LOCK.ACQUIRE k other"), "1");
+        let granted = session.queue("k", "s", "");
+        let waiting = session.queue("k", "t", "");
+        assert_eq!(other.call("LOCK.RELEASE k other"), "0");
+        assert_eq!(other.call("SET k text"), "OK");
+        assert_eq!(prefix(&other.call("LOCK.ACQUIRE k other")), "WRONGTYPE");
+        let mut events = session.some_events();
+        until("both are lost", || {
+            events.extend(session.events(0));
+            events.len() >= 2
+        });
+        events.sort();
+        assert_eq!(events, [granted, waiting].map(|n| format!("lost {n} wrongtype")));
         other.call("DEL k");
     });
 }
@@ -938,7 +955,7 @@ fn holders_and_sessions_are_listed(flavor: Flavor) {
         }
         assert_eq!(session.close(), "1");
         assert_eq!(plain.some_events(), [format!("granted {waiting} 1")]);
-        assert_eq!(plain.close(), "0");
+        assert_eq!(plain.close(), "1", "a grant in flight is revoked");
         watcher.call("LOCK.BREAK k");
         watcher.call("LOCK.BREAK l");
     });

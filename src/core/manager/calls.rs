@@ -13,7 +13,7 @@ use crate::core::{
 
 /// Implements [`LockManager::acquire`](super::LockManager::acquire).
 pub(super) fn acquire(step: &mut Step<'_>, request: &Request, policy: WaitPolicy) -> Outcome {
-    if let Some(call) = request.number {
+    if let Some(call) = request.number() {
         return acquire_numbered(step, request, call, policy);
     }
     // For a holder or a repeated call, the command does not read the queue of Redisson's fair lock.

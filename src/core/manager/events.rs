@@ -44,6 +44,7 @@ impl LockManager {
         parts.input_at = now;
         let ended_by = match change {
             KeyChange::Gone(event) => Some(event),
+            KeyChange::Moved => Some(HoldEvent::Deleted),
             KeyChange::Changed => None,
         };
         let gone = ended_by.is_some();
@@ -54,7 +55,12 @@ impl LockManager {
         let Some(idx) = known else { return false };
         if gone {
             parts.void_all(idx);
-            parts.report_losses(ended_by.map(LossReason::from));
+            let is_moved = change == KeyChange::Moved;
+            parts.report_losses(if is_moved {
+                Some(LossReason::Moved)
+            } else {
+                ended_by.map(LossReason::from)
+            });
         } else {
             if let Some(state) = parts.state_mut(idx) {
                 state.note_foreign_leases();

@@ -58,7 +58,7 @@ impl LockManager {
             return None;
         }
         let first_until = is_first.then_some(hold.expires_at);
-        if request.number.is_some_and(|call| !parts.sessions.is_new(call.number)) {
+        if request.number().is_some_and(|call| !parts.sessions.is_new(call.number)) {
             return None;
         }
         // Checked last because it reads a record: a repeated call keeps its position, or gets its reply again.

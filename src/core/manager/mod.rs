@@ -61,6 +61,8 @@ pub(crate) struct LockManager {
 pub(crate) enum KeyChange {
     /// Every hold has ended, by this event.
     Gone(HoldEvent),
+    /// The key was deleted here, because it has moved to another node of the cluster.
+    Moved,
     /// The holds or their leases may have changed.
     Changed,
 }

@@ -140,6 +140,11 @@ impl LockManager {
         self.parts.table.is_empty() && (change == KeyChange::Changed || self.parts.granted_keys.is_empty())
     }
 
+    /// Whether a session may have a hold of this lock.
+    pub(crate) fn may_have_session(&self, lock: LockRef<'_>) -> bool {
+        !self.parts.sessions.is_empty() && self.parts.table.find(lock).is_some()
+    }
+
     /// Number of fairness windows given to external clients, and of those in which they took the lock.
     pub(crate) fn fairness_windows(&self) -> (usize, usize) {
         (self.parts.windows_given, self.parts.windows_used)

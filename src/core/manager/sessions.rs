@@ -227,7 +227,7 @@ impl LockManager {
 
     /// Returns the number of a wait that belongs to a session.
     pub(crate) fn number_of(&self, id: WaiterId) -> Option<CallNumber> {
-        self.parts.waiters.get(id)?.request().number.map(|call| call.number)
+        self.parts.waiters.get(id)?.request().number().map(|call| call.number)
     }
 
     /// Records that the wait of this number ends because of a deadlock.

@@ -175,7 +175,7 @@ impl LockManager {
         let decision = Decision::GrantedAll(Rc::from(replies));
         let request = parts.waiters.get(first_wait).map(Wait::request);
         // The driver first waits for the replicas.
-        match request.filter(|request| !request.awaits_replicas).and_then(|request| request.number) {
+        match request.filter(|request| !request.awaits_replicas).and_then(|request| request.number()) {
             Some(call) => parts.decide_number(call.number, first_wait, decision),
             None => parts.decisions.push_back((first_wait, decision)),
         }

@@ -169,7 +169,8 @@ impl LockManager {
 /// Checks that sessions agree with the waits and the bindings.
 fn verify_sessions(parts: &Parts) {
     let of_sessions = parts.sessions.verify();
-    let waits = parts.waiters.iter().filter_map(|(id, wait)| Some((id, wait, wait.request().number?.number)));
+    let waits =
+        parts.waiters.iter().filter_map(|(id, wait)| Some((id, wait, wait.request().number()?.number)));
     let waits: Vec<_> = waits.filter(|(.., number)| parts.sessions.get(number.session).is_some()).collect();
     let in_state = |state| {
         let of_state = waits.iter().filter(move |(_, wait, _)| wait.state() == state);

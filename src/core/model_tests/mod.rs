@@ -93,7 +93,7 @@ impl Call {
                 let (inbox, connection) = (Rc::from(&b"inbox"[..]), ConnectionId(connection));
                 Rc::new(Notify { inbox, connection, grace_ms: self.grace(), at_most: None })
             }),
-            number: None,
+            numbered: None,
         }
     }
 }

@@ -296,7 +296,7 @@ impl Sessions {
         loop {
             let (key, id) = self.parked_deadlines.pop_due(now)?;
             let parked = self.sessions.get_mut(&key).and_then(|session| session.parked.remove(&id));
-            if let Some(call) = parked.and_then(|parked| parked.wait.request.number) {
+            if let Some(call) = parked.and_then(|parked| parked.wait.request.number()) {
                 return Some(call.number);
             }
         }

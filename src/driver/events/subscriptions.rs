@@ -12,7 +12,7 @@ use crate::driver::state::with;
 use crate::keyspace::reader_cache;
 use crate::server::events::server_events::{self, KeyspaceEvents, Role};
 use crate::server::replication::{keyspace_events, propagation, replica_messages};
-use crate::server::{version, Ctx, ServerCell};
+use crate::server::{calls, version, Ctx, ServerCell, Str};
 
 /// Whether [`subscribe`] has run, because a lock has been used.
 static SUBSCRIBED: ServerCell<Cell<bool>> = ServerCell::new(Cell::new(false));
@@ -35,6 +35,7 @@ impl KeyspaceEvents for KeyEvents {
             }
             _ => KeyChange::Changed,
         };
+        let change = if event == b"del" && is_moved(ctx, key) { KeyChange::Moved } else { change };
         with(ctx, |driver| {
             // In the common case there are no waiters, and the event ends here.
             if driver.locks.ignores_change(change) {
@@ -54,6 +55,13 @@ impl KeyspaceEvents for KeyEvents {
             driver.schedule(ctx);
         });
     }
+}
+
+/// Whether a key was deleted because it has moved with its slot. Only sessions make a difference.
+fn is_moved(ctx: Ctx<'_>, key: &[u8]) -> bool {
+    let lock = LockRef { db: ctx.db(), key };
+    let matters = with(ctx, |driver| driver.in_cluster && driver.locks.may_have_session(lock));
+    matters && !calls::serves_slot_of(ctx, &[&Str::new(key)])
 }
 
 /// Subscribes to every event that is needed once a lock is used. A server without locks does not pay for these.

@@ -101,15 +101,15 @@ impl Parts {
     }
 
     pub(super) fn has_dropped(&self, wait: &Wait) -> bool {
-        let Request { notify, number, .. } = wait.request();
+        let Request { notify, numbered, .. } = wait.request();
         let has_ended = |connection| self.ending_connections.contains_key(&connection);
         notify.as_ref().is_some_and(|notify| has_ended(notify.connection))
-            || number.is_some_and(|call| self.sessions.is_passed_over(call.number.session))
+            || numbered.as_ref().is_some_and(|call| self.sessions.is_passed_over(call.number.session))
     }
 
     /// Ends a queued wait of an ending connection, or passes over a wait of a session.
     pub(in crate::core::manager) fn drop_wait(&mut self, id: WaiterId) {
-        if let Some(call) = self.waiters.get(id).and_then(|wait| wait.request().number) {
+        if let Some(call) = self.waiters.get(id).and_then(|wait| wait.request().number()) {
             return self.pass_over(id, call.number);
         }
         let of = |wait: &Wait| wait.request().notify.as_ref().map(|notify| notify.connection);

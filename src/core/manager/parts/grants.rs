@@ -208,8 +208,8 @@ impl Parts {
     /// the grant may have consequences.
     pub(in crate::core::manager) fn confirm_plain(&mut self, id: WaiterId) -> bool {
         let is_plain = |wait: &&Wait| {
-            let Request { id, bind, notify, awaits_replicas, number, .. } = wait.request();
-            let is_alone = id.is_none() && bind.is_none() && notify.is_none() && number.is_none();
+            let Request { id, bind, notify, awaits_replicas, numbered, .. } = wait.request();
+            let is_alone = id.is_none() && bind.is_none() && notify.is_none() && numbered.is_none();
             let is_simple = is_alone && !awaits_replicas;
             wait.state() == WaitState::Granted && is_simple && !wait.is_member()
         };

@@ -52,7 +52,7 @@ impl Parts {
         let in_flight =
             self.state(lock).into_iter().flat_map(move |state| state.unconfirmed().in_flight_to(owner));
         let waits = in_flight.filter_map(|id| Some((id, self.waiters.get(id)?)));
-        waits.filter(|(_, wait)| wait.request().number.is_some())
+        waits.filter(|(_, wait)| wait.request().number().is_some())
     }
 
     /// The owners of this lock that have numbers.
@@ -60,7 +60,7 @@ impl Parts {
         let in_flight = self.state(lock).into_iter().flat_map(|state| state.unconfirmed().in_flight());
         let grants = in_flight.filter_map(|id| self.waiters.get(id)).map(Wait::request);
         let of_grants =
-            grants.filter(|request| request.number.is_some()).map(|request| request.owner.clone());
+            grants.filter(|request| request.number().is_some()).map(|request| request.owner.clone());
         let mut owners = self.bindings.owners_with_numbers(lock);
         owners.extend(of_grants);
         owners.sort_unstable();
@@ -70,7 +70,7 @@ impl Parts {
 
     /// Records that a grant in flight of a session has lost its hold.
     pub(in crate::core::manager) fn note_lost_grant(&mut self, id: WaiterId) {
-        if let Some(call) = self.waiters.get(id).and_then(|wait| wait.request().number) {
+        if let Some(call) = self.waiters.get(id).and_then(|wait| wait.request().number()) {
             let CallNumber { session, n, .. } = call.number;
             self.losses.push(Loss { session, n, hold: None, lease_end: WallMs::MAX, why: None });
         }
@@ -139,7 +139,7 @@ impl Parts {
                 continue;
             };
             let request = wait.request();
-            let Some(call) = request.number else { continue };
+            let Some(call) = request.number() else { continue };
             let held_since = wait.begins().then(|| wait.since());
             self.bind_number(wait.lock(), &request.owner, call, reply, held_since, lease);
             if request.awaits_replicas {
@@ -279,7 +279,7 @@ impl Parts {
 
     /// Records that the hold of a session's grant in flight has ended.
     pub(in crate::core::manager) fn lose_grant_of_session(&mut self, wait: &Wait) {
-        let Some(call) = wait.request().number else { return };
+        let Some(call) = wait.request().number() else { return };
         let lease_us = wait.request().lease_ms.unsigned_abs().saturating_mul(1000);
         let is_over = self.input_at.mono.saturating_sub(wait.since()) >= lease_us;
         let lease_end = if is_over { 0 } else { WallMs::MAX };

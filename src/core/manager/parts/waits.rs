@@ -34,7 +34,7 @@ impl Parts {
         request: &Request,
         decision: Decision,
     ) {
-        match (&request.notify, request.number) {
+        match (&request.notify, request.number()) {
             (None, None) => self.decisions.push_back((id, decision)),
             // The driver first waits for the replicas.
             (None, Some(_)) if request.awaits_replicas => self.decisions.push_back((id, decision)),
@@ -73,7 +73,7 @@ impl Parts {
         if let Some(decision) = decision {
             self.count_end(&wait, &decision);
             self.decide(id, lock, wait.request(), decision);
-        } else if let Some(call) = wait.request().number {
+        } else if let Some(call) = wait.request().number() {
             self.forget_number(id, call.number, wait.request().awaits_replicas);
         }
         let Some(state) = self.table.get(lock) else { return defect!("a wait for an unknown lock", true) };
@@ -143,7 +143,7 @@ impl Parts {
     pub(in crate::core::manager) fn insert_wait(&mut self, id: WaiterId, new: NewWait) {
         let NewWait { deadline, first_wait, .. } = new;
         if let Some(call) =
-            new.request.number.filter(|_| first_wait.is_none_or(|first_wait| first_wait == id))
+            new.request.number().filter(|_| first_wait.is_none_or(|first_wait| first_wait == id))
         {
             if let Some(session) = self.sessions.of(call.number) {
                 session.note_wait(call.number, id);

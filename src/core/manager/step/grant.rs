@@ -177,7 +177,7 @@ impl Step<'_> {
                 NewBind { begins: before.is_none(), ..NewBind::new(bind, BindMode::Add, self.now.mono) };
             self.bind(&request.owner, bind, request.id.as_ref(), lease);
         }
-        if let Some(call) = request.number {
+        if let Some(call) = request.number() {
             let lock = self.known();
             let held_since = before.is_none().then_some(self.now.mono);
             self.parts.bind_number(lock, &request.owner, call, reply.clone(), held_since, lease);

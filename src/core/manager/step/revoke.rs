@@ -144,7 +144,7 @@ impl Step<'_> {
         let grant = unconfirmed.grant_to_release(owner, mode, holds, named)?;
         // The grants of a session are lost in another order: see `lose_excess`.
         let is_numbered =
-            self.parts.waiters.get(grant.id).is_some_and(|wait| wait.request().number.is_some());
+            self.parts.waiters.get(grant.id).is_some_and(|wait| wait.request().number().is_some());
         Some(grant).filter(|grant| grant.is_withheld || !is_numbered)
     }
 

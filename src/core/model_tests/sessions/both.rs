@@ -326,7 +326,7 @@ impl Both {
             client: None,
             awaits_replicas: false,
             notify: None,
-            number,
+            numbered: number.map(Box::new),
         };
         let policy = queue.map_or(WaitPolicy::NoWait, |ms| WaitPolicy::Wait {
             deadline: (ms > 0).then_some(now.mono + us(ms)),
