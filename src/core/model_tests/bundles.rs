@@ -282,7 +282,8 @@ impl Plain {
         }
     }
 
-    /// Applies swaps and ends that searches find after a call. `deadlocks.rs` checks these searches.
+    /// Applies the results of searches after a call: lets waits overtake, and removes the waits that ended as
+    /// deadlocks. `deadlocks.rs` checks these searches.
     fn follow_late(&mut self, real: &mut Real) {
         for (overtakes, decided) in std::mem::take(&mut real.late_overtakes) {
             for (overtaker, overtaken, key) in overtakes {

@@ -197,7 +197,7 @@ fn times_at_limit(holders: impl Iterator<Item = Times>, limit: i64) -> Times {
     times_at_limit
 }
 
-/// Total time for which other waiters can have had unconfirmed grants by message.
+/// Upper bound on the time in `gap` during which other waiters may have held `NOTIFY` grants that they never confirmed.
 fn unconfirmed_time(view: &View<'_>, waiter: &Waiter<'_, '_>, gap: (Micros, Micros)) -> Micros {
     let late = view.limits.late;
     let others = view.lock.operations.iter().filter(|one| !waiter.is_of(one));

@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 
-/// Forwards connections of programs to a server. Can lose or delay one reply, and can break or freeze all connections.
+/// Forwards connections of programs to a server. Can lose one reply, with or without breaking its
+/// connection, and can break or freeze all connections.
 pub struct Proxy {
     pub port: u16,
     shared: Arc<Shared>,
