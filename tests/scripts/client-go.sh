@@ -36,15 +36,13 @@ for module in . gocron bench ../../examples/go; do
         go vet ./...
         ! [ -x "$staticcheck" ] || "$staticcheck" ./...
         if [ -x "$gotestsum" ]; then
-            # At most two failed tests are repeated: see tests/retried.txt.
-            repeat="--rerun-fails=2 --rerun-fails-max-failures=2"
-            # shellcheck disable=SC2086 # The options are separate words.
-            set -- "$gotestsum" --format=pkgname $repeat --packages=./... -- -race -timeout 400s
+            # See tests/retried.txt.
+            set -- "$gotestsum" --format=pkgname --rerun-fails=2 --rerun-fails-max-failures=2 --packages=./... --
         else
-            set -- go test -race -timeout 400s ./...
+            set -- go test ./...
         fi
         # The time limit ends a test that hangs.
-        timeout --kill-after=5 900 "$@"
+        timeout --kill-after=5 900 "$@" -race -timeout 400s
     else
         missing "the modules of $module cannot be downloaded"
     fi
