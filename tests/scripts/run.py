@@ -262,7 +262,7 @@ def retry(results, names):
     return [result._replace(passed=result.passed or result in passed_again) for result in results], passed_again
 
 
-def report(results, passed_again, unlisted, left):
+def report(results, passed_again, others, left):
     for result in passed_again:
         print(f"\n---- {result.test.name}, which passed alone afterwards\n{result.output}")
     for result in results:
