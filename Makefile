@@ -165,12 +165,13 @@ guard-record: ## Records the current counts for `make guard`
 # Only the servers are measured, so the driving program uses the profile of the tests, and is not built twice.
 guard = cargo bench --profile dev --workspace --bench guard
 
-lint: ## Checks format, clippy, documentation, English, licenses, cyclic dependencies; warnings are errors
+lint: ## Checks format, clippy, pyflakes, documentation, English, licenses, cyclic dependencies; warnings are errors
 	@sources=('*.rs' '*.py' '*.sh' '*.java' '*.go' '*.mjs' '*.ts' '*.c' '*.lua')
 	unlicensed=$$(git ls-files -co --exclude-standard "$${sources[@]}" 2>/dev/null |
 		while read -r file; do head -n 2 "$$file" | grep -q 'SPDX-License-Identifier: MIT' || echo "$$file"; done)
 	[ -z "$$unlicensed" ] || { printf '%s\n' "Files without 'SPDX-License-Identifier: MIT':" "$$unlicensed" >&2; exit 1; }
-	$(call install,rust cc libclang python)
+	$(call install,rust cc libclang python pyflakes)
+	git ls-files -co --exclude-standard '*.py' | xargs pyflakes3
 	python3 tests/scripts/cycles.py
 	python3 tests/scripts/english.py
 	python3 tests/mutants/run.py --check
@@ -267,6 +268,9 @@ for need in $(1); do
     python)
         { python3 -c "import redis" || /usr/bin/python3 -c "import redis"; } &>/dev/null ||
             missing+=(python3 python3-redis)
+        ;;
+    pyflakes)
+        command -v pyflakes3 >/dev/null || missing+=(pyflakes3)
         ;;
     venv)
         # Debian has ensurepip in a separate package.

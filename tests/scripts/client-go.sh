@@ -36,12 +36,13 @@ for module in . gocron bench ../../examples/go; do
         go vet ./...
         ! [ -x "$staticcheck" ] || "$staticcheck" ./...
         if [ -x "$gotestsum" ]; then
-            set -- "$gotestsum" --format=pkgname --
+            # See tests/retried.txt.
+            set -- "$gotestsum" --format=pkgname --rerun-fails=2 --rerun-fails-max-failures=2 --packages=./... --
         else
-            set -- go test
+            set -- go test ./...
         fi
         # The time limit ends a test that hangs.
-        timeout --kill-after=5 900 "$@" -race -timeout 400s ./...
+        timeout --kill-after=5 900 "$@" -race -timeout 400s
     else
         missing "the modules of $module cannot be downloaded"
     fi

@@ -246,17 +246,17 @@ def retried():
 def retry(results, names):
     """Repeats failed tests, each alone. Returns the final results, and the failures of tests that passed.
 
-    A listed test must pass once, any other test REPEATS times in a row. If more than MAX_FLAKY other tests fail, all count.
+    A listed test must pass once, an unlisted one REPEATS times in a row. More than MAX_FLAKY unlisted failures all count.
     """
     failed = [result for result in results if not result.passed]
-    others = [result for result in failed if result.test.name.rpartition("::")[0] not in names]
-    if len(others) > MAX_FLAKY:
-        failed = [result for result in failed if result not in others]
+    unlisted = [result for result in failed if result.test.name.rpartition("::")[0] not in names]
+    if len(unlisted) > MAX_FLAKY:
+        failed = [result for result in failed if result not in unlisted]
     if failed:
         print("Again, alone:")
     passed_again = []
     for result in failed:
-        times = REPEATS if result in others else 1
+        times = REPEATS if result in unlisted else 1
         if all(Runner().run(result.test).passed for _ in range(times)):
             passed_again.append(result)
     return [result._replace(passed=result.passed or result in passed_again) for result in results], passed_again

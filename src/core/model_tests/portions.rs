@@ -191,6 +191,21 @@ fn cancel_after_a_pending_revocation_releases_nothing() {
     }
 }
 
+/// A request whose grant did not reach its client counts as never made, even if the key is deleted before the
+/// grant is revoked.
+#[test]
+fn deletion_before_a_revocation_forgets_the_reply() {
+    let before = [acquire(0, false), wait(1, 0), release_all(0)];
+    let due = [Op::Deliver { which: 0, arrives: false }, Op::Delete { lock: 0 }, acquire(2, false)];
+    let call = Call { owner: 1, shared: true, lease: 1_000, id: Some(0), ..Call::default() };
+    let again = Op::Acquire { lock: 0, call, block: None };
+    for portion in [1, MANY] {
+        let mut real = after(&before, &due, portion);
+        assert_eq!(counts(&real, LOCKS[0]), [(Owner::new(OWNERS[2]), 1, 0)], "portion {portion}");
+        assert_eq!(real.step(&again), Some(Seen::Busy), "portion {portion}");
+    }
+}
+
 /// A call finds its own hold ended once the hold's connection has closed, even if thousands of holds end with it.
 #[test]
 fn closed_connection_ends_holds_before_their_calls() {

@@ -100,9 +100,9 @@ const SKIP_COMMAND_VALIDATION: u32 = 1 << 4;
 /// First Valkey with this option. In Redis, the bit may get another meaning.
 const SKIP_VALIDATION_SINCE: Version = Version::new(8, 1, 0);
 
-/// First Valkey version known to migrate the writes of timers correctly. It sends a replicated
-/// command with a key of the slot to the new node, whether a client or a timer caused the write. Earlier
-/// versions were not examined.
+/// First Valkey version known to migrate the writes of timers correctly. It sends a replicated command with a
+/// key of the slot to the new node, whether a client or a timer caused the write. Earlier versions were not
+/// examined.
 const SAFE_ATOMIC_MIGRATION_SINCE: Version = Version::new(9, 0, 5);
 
 /// Sets the options of the module:

@@ -154,7 +154,8 @@ impl Parts {
         if wait.state() == WaitState::Granted {
             self.lose_grant_of_session(&wait);
         }
-        // A repeated call must not get the reply to a grant that was not confirmed, or would have been revoked anyway.
+        // A repeated call must not get the reply to a grant that was not confirmed, or would have been revoked
+        // anyway.
         if (is_notified || is_marked) && records == RecordsOfVoided::Delete && !self.demoted {
             let state = self.table.get_mut(lock);
             if let Some((state, request)) = state.zip(wait.request().id.clone()) {
