@@ -53,3 +53,20 @@ fn a_suspect_wait_survives_a_free_lock() {
     ];
     compare(&history, true).unwrap();
 }
+
+/// The renewals of a short lease do not rely on the longer lease of a grant that is revoked.
+#[test]
+fn renewals_do_not_rely_on_a_grant_in_flight() {
+    let short = Want { lease: 400, keeps: true, ..want(0, 0, false) };
+    let renewed = Number { renewed: true, ..number(1, 0) };
+    let history = [
+        Op::Open { slot: 0, connection: 0, settings: 0 },
+        Op::Open { slot: 1, connection: 0, settings: 0 },
+        acquire(want(0, 2, false), None),
+        acquire(want(0, 0, false), Some(number(0, 0))),
+        Op::Delete { lock: 0 },
+        acquire(short, Some(renewed)),
+        Op::Advance { ms: 5_001 },
+    ];
+    compare(&history, false).unwrap();
+}

@@ -601,6 +601,18 @@ impl Model {
         session.set(n, (lock, owner), State::Held { holds });
     }
 
+    /// Confirms a grant that a call names. Its own lease may be over, although another grant had extended the
+    /// owner's lease. Returns whether the owner still holds the lock.
+    fn confirm_call(&mut self, number: Numbered, (lock, owner): (usize, usize)) -> bool {
+        self.confirm(number);
+        let now = self.now;
+        let is_over = self.hold(lock, owner).is_some_and(|hold| hold.expires_at < now);
+        if is_over {
+            self.lose_hold(lock, owner, LossReason::Expired);
+        }
+        !is_over
+    }
+
     /// The client has called.
     fn hear(&mut self, serial: Serial, connection: u64) {
         let now = self.now;
@@ -864,7 +876,9 @@ impl Model {
                 return Seen::NotOwner;
             }
         }
-        self.confirm((serial, n));
+        if !self.confirm_call((serial, n), target) {
+            return Seen::NotOwner;
+        }
         let hold = self.hold(lock, owner).expect("the hold of a number");
         let keeps = Some(hold.expires_at);
         let at = hold.numbers.iter().position(|of| of.number == (serial, n)).unwrap();
@@ -914,7 +928,9 @@ impl Model {
             None if n < session.done => return Seen::Late,
             None => true,
         };
-        self.confirm(at);
+        if !self.confirm_call(at, target) {
+            return Seen::NotOwner;
+        }
         let Some(hold) = self.hold(lock, owner) else { return Seen::NotOwner };
         let free = [false, true].into_iter().find(|shared| hold.numbered(*shared) < hold.count(*shared));
         if is_declaration && free.is_none() {
