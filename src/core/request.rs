@@ -104,10 +104,12 @@ impl Request {
     }
 
     /// Returns the lease that ends at `end`. If the call gave no lease, later renewals use the remaining length,
-    /// but at least the default.
+    /// but at least the default. In a session, they use the default: the end may come from a grant in flight,
+    /// which may be revoked.
     pub(super) fn lease(&self, end: WallMs, now: Now) -> Lease {
         let left = end.saturating_sub(now.wall);
-        let ms = if self.keeps_longer { self.lease_ms.max(left) } else { self.lease_ms };
+        let uses_rest = self.keeps_longer && self.number.is_none();
+        let ms = if uses_rest { self.lease_ms.max(left) } else { self.lease_ms };
         Lease { ms, keeps_longer: self.keeps_longer, end }
     }
 
