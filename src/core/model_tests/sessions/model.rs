@@ -68,7 +68,7 @@ pub(super) struct Hold {
     pub(super) shared: i64,
     pub(super) expires_at: i64,
     /// Every setting of the lease, in order, with the grant in flight that made it.
-    leases: Vec<(Option<Numbered>, Lease)>,
+    leases: Vec<(Option<Caller>, Lease)>,
     /// Acquires that the client knows of, in order.
     numbers: Vec<NumberOfHold>,
     /// Grants in flight, in order.
@@ -121,7 +121,7 @@ impl Hold {
         self.numbers.iter().any(|number| number.renewed)
     }
 
-    fn set_lease(&mut self, by: Option<Numbered>, lease: Lease) {
+    fn set_lease(&mut self, by: Option<Caller>, lease: Lease) {
         self.expires_at = match lease {
             Lease::To(end) if by.is_none() => end,
             // A grant that may be revoked does not shorten a lease.
@@ -133,8 +133,7 @@ impl Hold {
 
     /// Sets the lease as if no revoked grant had ever been made, once no grant in flight matters.
     fn settle_lease(&mut self) {
-        let is_certain =
-            |(by, lease): &(Option<Numbered>, Lease)| by.is_none() && matches!(lease, Lease::To(_));
+        let is_certain = |(by, lease): &(Option<Caller>, Lease)| by.is_none() && matches!(lease, Lease::To(_));
         if let Some(last) = self.leases.iter().rposition(is_certain) {
             self.leases.drain(..last);
         }
@@ -156,8 +155,13 @@ impl Hold {
         let at = self.in_flight.iter().position(|of| of.number == number).expect("a grant in flight");
         let of = self.in_flight.remove(at);
         self.numbers.push(of);
+        self.deliver(Caller::Number(number.0, number.1));
+    }
+
+    /// The effect of a grant in flight on the lease is certain from now on.
+    fn deliver(&mut self, caller: Caller) {
         for (by, _) in &mut self.leases {
-            *by = by.filter(|by| *by != number);
+            *by = by.filter(|by| *by != caller);
         }
         self.settle_lease();
     }
@@ -165,7 +169,7 @@ impl Hold {
     /// Undoes the effect of a grant in flight on the lease.
     fn forget_grant(&mut self, number: Numbered) {
         self.in_flight.retain(|of| of.number != number);
-        self.leases.retain(|(by, _)| *by != Some(number));
+        self.leases.retain(|(by, _)| *by != Some(Caller::Number(number.0, number.1)));
         self.settle_lease();
     }
 }
@@ -446,44 +450,49 @@ impl Model {
     }
 
     fn serve(&mut self, lock: usize) {
-        loop {
-            let line = self.line(lock);
-            let holds = &self.locks[lock].holds;
-            let holders = line.iter().take_while(|wait| holds.contains_key(&wait.want.owner)).count();
-            // Waits of holders do not block each other, but they block all others.
-            let candidates = if holders > 0 { holders } else { line.len().min(1) };
-            let next = line[..candidates].iter().find(|wait| self.locks[lock].admits(wait.want));
-            let Some(Wait { caller, want, .. }) = next.cloned() else { return };
+        let mut delivered = Vec::new();
+        while let Some(Wait { caller, want, .. }) = self.next_to_serve(lock) {
             self.locks[lock].queue.retain(|wait| wait.caller != caller);
             match caller {
                 Caller::Number(serial, n) => {
-                    let holds = self.grant(lock, want, Some((serial, n)), true);
+                    let holds = self.grant(lock, want, Some((serial, n)), Some(caller));
                     self.of(serial).set(n, (lock, want.owner), State::InFlight { holds });
                     self.tell((serial, n), Content::Granted(holds));
                 }
                 Caller::Plain(id) => {
-                    let holds = self.grant(lock, want, None, true);
+                    let holds = self.grant(lock, want, None, Some(caller));
                     self.blocked_ends.push((id, BlockedEnd::Granted(holds)));
+                    delivered.push((want.owner, caller));
                 }
             }
         }
+        // The replies to blocked clients arrive.
+        for (owner, caller) in delivered {
+            self.hold(lock, owner).expect("the hold of a grant").deliver(caller);
+        }
     }
 
-    fn grant(&mut self, lock: usize, want: WantedHold, number: Option<Numbered>, waited: bool) -> i64 {
+    fn next_to_serve(&self, lock: usize) -> Option<Wait> {
+        let line = self.line(lock);
+        let holds = &self.locks[lock].holds;
+        let holders = line.iter().take_while(|wait| holds.contains_key(&wait.want.owner)).count();
+        // Waits of holders do not block each other, but they block all others.
+        let candidates = if holders > 0 { holders } else { line.len().min(1) };
+        line[..candidates].iter().find(|wait| self.locks[lock].admits(wait.want)).cloned()
+    }
+
+    /// Grants the lock: to a caller in the queue, or at once.
+    fn grant(&mut self, lock: usize, want: WantedHold, number: Option<Numbered>, queued: Option<Caller>) -> i64 {
         let WantedHold { owner, shared, lease, keeps, renewed, ephemeral } = want;
         let end = self.now + lease;
         let hold = self.locks[lock].holds.entry(owner).or_default();
         let set = if keeps || hold.keeps_lease() { Lease::AtLeast(end) } else { Lease::To(end) };
         *hold.count_mut(shared) += 1;
         hold.longest = hold.longest.max(lease);
-        hold.set_lease(number.filter(|_| waited), set);
+        hold.set_lease(queued, set);
         if let Some(number) = number {
             let of = NumberOfHold { number, shared, renewed, ephemeral, lease };
-            if waited {
-                hold.in_flight.push(of)
-            } else {
-                hold.numbers.push(of)
-            }
+            if queued.is_some() { hold.in_flight.push(of) } else { hold.numbers.push(of) }
         }
         hold.total()
     }
@@ -798,7 +807,7 @@ impl Model {
         let want = WantedHold { owner, shared, lease, keeps, renewed, ephemeral };
         let is_first = self.line(lock).is_empty() || self.locks[lock].holds.contains_key(&owner);
         if is_first && self.locks[lock].admits(want) {
-            let holds = self.grant(lock, want, call, false);
+            let holds = self.grant(lock, want, call, None);
             if let Some((serial, n)) = call {
                 self.of(serial).set(n, (lock, owner), State::Held { holds });
             }
@@ -1018,23 +1027,21 @@ impl Model {
             names.entry(*serial).or_insert(next);
         }
         let number = |(serial, n): &Numbered| (names[serial], *n);
-        let mut look =
-            format!("{} {:?}", self.paused, self.slots.map(|serial| serial.map(|serial| names[&serial])));
+        let by = |by: &Caller| match by {
+            Caller::Number(serial, n) => number(&(*serial, *n)),
+            Caller::Plain(id) => panic!("blocked call {id} is in flight"),
+        };
+        let mut look = format!("{} {:?}", self.paused, self.slots.map(|serial| serial.map(|serial| names[&serial])));
         for lock in &self.locks {
             for (owner, hold) in &lock.holds {
-                let leases: Vec<_> = hold
-                    .leases
-                    .iter()
-                    .map(|(by, lease)| {
-                        let lease = match lease {
-                            Lease::To(end) => (true, end - now),
-                            Lease::AtLeast(end) => (false, end - now),
-                        };
-                        (by.as_ref().map(number), lease)
-                    })
-                    .collect();
-                let of =
-                    |of: &NumberOfHold| (number(&of.number), of.shared, of.renewed, of.ephemeral, of.lease);
+                let leases: Vec<_> = hold.leases.iter().map(|(of, lease)| {
+                    let lease = match lease {
+                        Lease::To(end) => (true, end - now),
+                        Lease::AtLeast(end) => (false, end - now),
+                    };
+                    (of.as_ref().map(by), lease)
+                }).collect();
+                let of = |of: &NumberOfHold| (number(&of.number), of.shared, of.renewed, of.ephemeral, of.lease);
                 look += &format!(
                     "\nhold {owner} {} {} {} {leases:?} {:?} {:?} {} {}",
                     hold.exclusive,
