@@ -70,3 +70,26 @@ fn renewals_do_not_rely_on_a_grant_in_flight() {
     ];
     compare(&history, false).unwrap();
 }
+
+/// A wait that was passed over goes ahead if its owner has got the lock in between.
+#[test]
+fn suspect_waits_of_holders_go_ahead() {
+    let poll = |slot| Op::Poll { slot, connection: 0, is_late: false, acknowledge: Acknowledge::All, done: 0 };
+    let history = [
+        Op::Open { slot: 0, connection: 0, settings: 0 },
+        Op::Open { slot: 1, connection: 0, settings: 0 },
+        acquire(want(0, 2, false), None),
+        acquire(want(0, 0, true), Some(number(0, 0))),
+        acquire(want(0, 1, true), Some(number(1, 0))),
+        acquire(want(1, 2, false), None),
+        acquire(want(1, 1, false), Some(number(1, 1))),
+        acquire(want(1, 0, false), Some(number(0, 1))),
+        Op::Delete { lock: 0 },
+        Op::Advance { ms: 5_001 },
+        Op::Release { lock: 1, owner: 2, scope: Scope::One, lease: None },
+        acquire(want(1, 0, false), None),
+        poll(1),
+        poll(0),
+    ];
+    compare(&history, false).unwrap();
+}
