@@ -21,7 +21,7 @@ pub(in crate::core) struct OfSessions {
 
 impl Sessions {
     /// Fails if an index disagrees with the sessions. Returns the waits and holds that the other parts of the
-    /// core must know. `is_ending` holds belong to sessions that are over.
+    /// core must know.
     pub(in crate::core) fn verify(&self) -> OfSessions {
         assert_eq!(self.by_id.len(), self.sessions.len(), "the index by id is wrong");
         let mut readers = BTreeSet::new();

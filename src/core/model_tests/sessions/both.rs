@@ -255,7 +255,6 @@ impl Both {
                     bind: None,
                     client: None,
                     number: call,
-                    from: None,
                 };
                 match self.real.on(LOCKS[lock], |locks, open| locks.renew(open, &renewal)).unwrap() {
                     Ok(holds) => Seen::Renewed(holds),
@@ -505,7 +504,7 @@ impl Both {
                 .locks
                 .waiters_of(at(key))
                 .into_iter()
-                .map(|id| real.locks.number_of(id).map(|number| (number.session, number.n)))
+                .map(|id| real.locks.number_of(id))
                 .map(|number| number.map(|(key, n)| (key.0, n)))
                 .collect();
             let is_trusted = |number: &Option<Numbered>| {

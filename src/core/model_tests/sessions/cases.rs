@@ -74,7 +74,8 @@ fn renewals_do_not_rely_on_a_grant_in_flight() {
 /// A wait that was passed over goes ahead if its owner has got the lock in between.
 #[test]
 fn suspect_waits_of_holders_go_ahead() {
-    let poll = |slot| Op::Poll { slot, connection: 0, is_late: false, acknowledge: Acknowledge::All, done: 0 };
+    let poll =
+        |slot| Op::Poll { slot, connection: 0, is_late: false, acknowledge: Acknowledge::All, done: 0 };
     let history = [
         Op::Open { slot: 0, connection: 0, settings: 0 },
         Op::Open { slot: 1, connection: 0, settings: 0 },

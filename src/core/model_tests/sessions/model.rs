@@ -133,7 +133,8 @@ impl Hold {
 
     /// Sets the lease as if no revoked grant had ever been made, once no grant in flight matters.
     fn settle_lease(&mut self) {
-        let is_certain = |(by, lease): &(Option<Caller>, Lease)| by.is_none() && matches!(lease, Lease::To(_));
+        let is_certain =
+            |(by, lease): &(Option<Caller>, Lease)| by.is_none() && matches!(lease, Lease::To(_));
         if let Some(last) = self.leases.iter().rposition(is_certain) {
             self.leases.drain(..last);
         }
@@ -482,7 +483,13 @@ impl Model {
     }
 
     /// Grants the lock: to a caller in the queue, or at once.
-    fn grant(&mut self, lock: usize, want: WantedHold, number: Option<Numbered>, queued: Option<Caller>) -> i64 {
+    fn grant(
+        &mut self,
+        lock: usize,
+        want: WantedHold,
+        number: Option<Numbered>,
+        queued: Option<Caller>,
+    ) -> i64 {
         let WantedHold { owner, shared, lease, keeps, renewed, ephemeral } = want;
         let end = self.now + lease;
         let hold = self.locks[lock].holds.entry(owner).or_default();
@@ -492,7 +499,11 @@ impl Model {
         hold.set_lease(queued, set);
         if let Some(number) = number {
             let of = NumberOfHold { number, shared, renewed, ephemeral, lease };
-            if queued.is_some() { hold.in_flight.push(of) } else { hold.numbers.push(of) }
+            if queued.is_some() {
+                hold.in_flight.push(of)
+            } else {
+                hold.numbers.push(of)
+            }
         }
         hold.total()
     }
@@ -1031,17 +1042,23 @@ impl Model {
             Caller::Number(serial, n) => number(&(*serial, *n)),
             Caller::Plain(id) => panic!("blocked call {id} is in flight"),
         };
-        let mut look = format!("{} {:?}", self.paused, self.slots.map(|serial| serial.map(|serial| names[&serial])));
+        let mut look =
+            format!("{} {:?}", self.paused, self.slots.map(|serial| serial.map(|serial| names[&serial])));
         for lock in &self.locks {
             for (owner, hold) in &lock.holds {
-                let leases: Vec<_> = hold.leases.iter().map(|(of, lease)| {
-                    let lease = match lease {
-                        Lease::To(end) => (true, end - now),
-                        Lease::AtLeast(end) => (false, end - now),
-                    };
-                    (of.as_ref().map(by), lease)
-                }).collect();
-                let of = |of: &NumberOfHold| (number(&of.number), of.shared, of.renewed, of.ephemeral, of.lease);
+                let leases: Vec<_> = hold
+                    .leases
+                    .iter()
+                    .map(|(of, lease)| {
+                        let lease = match lease {
+                            Lease::To(end) => (true, end - now),
+                            Lease::AtLeast(end) => (false, end - now),
+                        };
+                        (of.as_ref().map(by), lease)
+                    })
+                    .collect();
+                let of =
+                    |of: &NumberOfHold| (number(&of.number), of.shared, of.renewed, of.ephemeral, of.lease);
                 look += &format!(
                     "\nhold {owner} {} {} {} {leases:?} {:?} {:?} {} {}",
                     hold.exclusive,
