@@ -3,7 +3,7 @@
 //! A client of one session, with the rules that a package follows. The rule numbers, such as R2, are those of
 //! `tests/protocol/README.md`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use redis::Value;
@@ -39,13 +39,11 @@ pub struct Session {
     /// The connection of all other calls.
     pub pool: Client,
     pub id: String,
-    ttl: Duration,
-    grace: Duration,
+    /// Time for which a confirmation proves the holds.
+    proof: Duration,
     beat: u64,
     /// The last event that the client has handled.
     seen: i64,
-    last_number: u64,
-    unanswered: BTreeSet<u64>,
     acquires: BTreeMap<u64, Acquire>,
     /// Send time of the last `LOCK.EVENTS`, and of the last one that confirms holds.
     sent_at: Instant,
@@ -70,12 +68,9 @@ impl Session {
             reader,
             pool,
             id,
-            ttl: Duration::from_millis(ttl),
-            grace: Duration::from_millis(grace),
+            proof: Duration::from_millis(ttl.min(grace)),
             beat: 1,
             seen: 0,
-            last_number: 0,
-            unanswered: BTreeSet::new(),
             acquires: BTreeMap::new(),
             sent_at: Instant::now(),
             confirmed_at: None,
@@ -85,8 +80,8 @@ impl Session {
     /// Replaces both connections, and resumes the session. Returns the reply.
     pub fn resume(&mut self, [reader, pool]: [Client; 2]) -> String {
         (self.reader, self.pool) = (reader, pool);
-        self.beat += 1;
-        self.reader.call(&format!("LOCK.SESSION OPEN {} {}", self.id, self.beat))
+        let beat = self.take_beat();
+        self.reader.call(&format!("LOCK.SESSION OPEN {} {beat}", self.id))
     }
 
     /// The number of the next beat. Skips it.
@@ -97,7 +92,8 @@ impl Session {
 
     /// Number of the first acquire without a reply (R11).
     pub fn done(&self) -> u64 {
-        self.unanswered.first().copied().unwrap_or(self.last_number + 1)
+        let unanswered = self.acquires.iter().find(|(_, acquire)| acquire.progress == Progress::Unknown);
+        unanswered.map_or(self.acquires.len() as u64 + 1, |(n, _)| *n)
     }
 
     /// Sends `LOCK.EVENTS` without waiting for the reply.
@@ -140,13 +136,12 @@ impl Session {
 
     /// An event overrules a later reply to the acquire (R14).
     fn note(&mut self, n: u64, progress: Progress) {
-        self.unanswered.remove(&n);
         self.acquires.get_mut(&n).unwrap_or_else(|| panic!("no acquire {n}")).progress = progress;
     }
 
-    /// Calls `LOCK.EVENTS`, and returns its events. Panics if it fails.
+    /// Calls `LOCK.EVENTS`, and returns its events.
     pub fn events(&mut self, ms: u64) -> Vec<String> {
-        self.try_events(ms).unwrap_or_else(|error| panic!("EVENTS replied {error}"))
+        self.try_events(ms).unwrap()
     }
 
     pub fn try_events(&mut self, ms: u64) -> Result<Vec<String>, String> {
@@ -169,11 +164,10 @@ impl Session {
 
     /// Takes a new number for an acquire that the caller sends.
     pub fn number(&mut self, key: &str, owner: &str) -> u64 {
-        self.last_number += 1;
+        let n = self.acquires.len() as u64 + 1;
         let acquire = Acquire { key: key.to_owned(), owner: owner.to_owned(), progress: Progress::Unknown };
-        self.acquires.insert(self.last_number, acquire);
-        self.unanswered.insert(self.last_number);
-        self.last_number
+        self.acquires.insert(n, acquire);
+        n
     }
 
     /// The command about a number.
@@ -192,7 +186,6 @@ impl Session {
     /// Sends the acquire of a number again.
     pub fn acquire_again(&mut self, n: u64, options: &str) -> String {
         let reply = self.pool.call(&self.command("ACQUIRE", n, options));
-        self.unanswered.remove(&n);
         let of_reply = match reply.as_str() {
             "0" => Progress::Waiting,
             reply if is_count(reply) || reply.starts_with(['[', '{']) => Progress::Held,
@@ -245,7 +238,7 @@ impl Session {
     }
 
     pub fn close(&mut self) -> String {
-        self.acquires.clear();
+        self.acquires.values_mut().for_each(|acquire| acquire.progress = Progress::Over);
         self.pool.call(&format!("LOCK.SESSION CLOSE {}", self.id))
     }
 
@@ -256,7 +249,7 @@ impl Session {
     /// Time until which a hold is proven to be held (R2).
     pub fn safe_until(&self, n: u64) -> Option<Instant> {
         let confirmed = self.confirmed_at.filter(|_| self.progress(n) == Progress::Held)?;
-        Some(confirmed + self.ttl.min(self.grace))
+        Some(confirmed + self.proof)
     }
 
     /// Number of holds that are safe now.
