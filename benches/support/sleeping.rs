@@ -12,11 +12,11 @@ use super::wire::Wire;
 use super::{packed, unless_quick, Outcome};
 
 /// Number of hand-overs before counting begins, so that the first allocations for a lock are not counted.
-const WARM_UP: u32 = 100;
+pub const WARM_UP: u32 = 100;
 
 /// The number of parts of equal length that are counted. The minimum is used, because periodic work can only increase the count
 /// of a part, more so on a busy machine.
-const PARTS: u32 = 4;
+pub const PARTS: u32 = 4;
 
 /// A lease in milliseconds, longer than a slow run under callgrind. It is below 35 minutes: servers before Redis 7.2.2
 /// run a busy loop while a module's timer is further away than that.
