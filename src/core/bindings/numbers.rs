@@ -43,12 +43,18 @@ impl Bindings {
         n: u64,
         now: MonoUs,
     ) -> bool {
-        let mut removed = false;
-        self.reschedule(lock, owner, |binding| removed = binding.unbind_number(session, n));
-        if removed {
-            self.drop_if_idle(&(lock, owner.clone()), now);
+        let Some(binding) = self.binding(lock, owner) else { return false };
+        let before = binding.due();
+        if !binding.unbind_number(session, n) {
+            return false;
         }
-        removed
+        let (after, is_idle) = (binding.due(), binding.is_idle(now));
+        let hold = (lock, owner.clone());
+        self.renewals.plan(&hold, before, after);
+        if is_idle {
+            self.take(&hold);
+        }
+        true
     }
 
     /// Starts the renewal of a number's lease. It ends at `until`, if given.
@@ -140,6 +146,12 @@ impl Bindings {
     /// Returns how many of the owner's holds of this mode have a number.
     pub(in crate::core) fn count_numbers(&self, lock: LockIdx, owner: &Owner, mode: Mode) -> usize {
         self.numbers(lock, owner).filter(|number| number.mode == mode).count()
+    }
+
+    /// Whether the owner, with these present holds, has fewer holds than numbers.
+    pub(in crate::core) fn has_excess(&self, lock: LockIdx, owner: &Owner, hold: &Hold) -> bool {
+        let binding = self.by_lock.get(&lock).and_then(|bound| bound.bindings.get(owner));
+        binding.is_some_and(|binding| binding.has_excess(hold))
     }
 
     /// Marks the numbers in excess of the owner's present holds, `hold`, as lost.
