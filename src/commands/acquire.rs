@@ -96,11 +96,12 @@ impl Command for Acquire {
                 }
                 None => driver::reply_grant(ctx, &reply),
             },
-            Outcome::InFlight(id) if call.request.number.is_some() => {
-                return queue(ctx, id, &call.request, call.acknowledgement);
-            }
             Outcome::InFlight(id) => {
-                return driver::block(ctx, id, call.acknowledgement, WaitStart { now, needs_schedule: true })
+                let start = WaitStart { now, needs_schedule: true };
+                return match call.request.number {
+                    Some(_) => queue(ctx, id, &call.request, call.acknowledgement, start),
+                    None => driver::block(ctx, id, call.acknowledgement, start),
+                };
             }
             Outcome::Refused(refusal) => return Err(Error::Refused(refusal)),
             Outcome::Queued(id) => {
@@ -145,13 +146,14 @@ pub(super) fn reply_known(
 /// `plans` is true if the wait may need a timer.
 #[inline(always)]
 fn wait(ctx: Ctx<'_>, call: &Call<'_>, id: WaiterId, (now, plans): (Now, bool)) -> Result<(), Error> {
+    let start = WaitStart { now, needs_schedule: plans };
     if call.request.number.is_some() {
-        return queue(ctx, id, &call.request, call.acknowledgement);
+        return queue(ctx, id, &call.request, call.acknowledgement, start);
     }
     if call.request.notify.is_none() {
-        return driver::block(ctx, id, call.acknowledgement, WaitStart { now, needs_schedule: plans });
+        return driver::block(ctx, id, call.acknowledgement, start);
     }
-    driver::await_message(ctx, WaitStart { now, needs_schedule: plans });
+    driver::await_message(ctx, start);
     ctx.reply_integer(0);
     Ok(())
 }
@@ -260,8 +262,8 @@ pub(super) fn queue(
     id: WaiterId,
     request: &Request,
     acknowledgement: Option<ReplicaRequirement>,
+    start: WaitStart,
 ) -> Result<(), Error> {
-    let start = WaitStart { now: ctx.now(), needs_schedule: true };
     if let Some((requirement, call)) = acknowledgement.zip(request.number) {
         driver::await_replicas_of_session(ctx, id, requirement, call.number);
     }

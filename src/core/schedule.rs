@@ -135,7 +135,8 @@ impl<T: Copy + Ord, K: Copy + Ord> Calendar<T, K> {
 }
 
 /// The earlier of two optional times.
-pub(super) fn earlier<T: Ord>(a: Option<T>, b: Option<T>) -> Option<T> {
+#[inline]
+pub(crate) fn earlier<T: Ord>(a: Option<T>, b: Option<T>) -> Option<T> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a.min(b)),
         (a, b) => a.or(b),

@@ -150,15 +150,28 @@ pub(crate) fn session(ctx: Ctx<'_>, client: u64, id: &[u8]) -> Result<SessionKey
     })
 }
 
-/// Answers an EVENTS: at once if an event is pending or the call does not wait, otherwise blocks it. No call
-/// is answered while a lease is due for renewal, because the client would rely on it (R4).
+/// Answers an EVENTS and delivers all decisions, like [`dispatch`](crate::driver::dispatch).
 pub(crate) fn answer_poll(
+    ctx: Ctx<'_>,
+    session: SessionKey,
+    answer: PollAnswer,
+    now: Now,
+) -> Result<(), Error> {
+    let answered = answer_or_block(ctx, session, answer, now);
+    with(ctx, |driver| driver.schedule_at(ctx, now, None));
+    answered
+}
+
+/// Answers an EVENTS at once if an event is pending or the call does not wait, otherwise blocks it. No call is
+/// answered while a lease is due for renewal, because the client would rely on it (R4).
+fn answer_or_block(
     ctx: Ctx<'_>,
     session: SessionKey,
     PollAnswer { wait_us, count }: PollAnswer,
     now: Now,
 ) -> Result<(), Error> {
     let (has_events, max_us, is_due) = with(ctx, |driver| {
+        driver.deliver(ctx, now);
         // An older call that is still blocked gets an empty reply.
         driver.polls.end(session, PollOutcome::Empty);
         let of_session = driver.locks.session(session);
@@ -191,7 +204,6 @@ pub(crate) fn answer_poll(
             polls.deadlines.set(&session, Some(now.mono.saturating_add(wait_us)));
             driver.locks.set_polled(session, true);
         }
-        driver.schedule_at(ctx, now, None);
     });
     Ok(())
 }
