@@ -92,6 +92,7 @@ impl Bindings {
     pub(in crate::core) fn end_number(&mut self, lock: LockIdx, owner: &Owner, session: SessionKey, n: u64) {
         self.reschedule(lock, owner, |binding| binding.end_number(session, n));
         if let Some(bound) = self.by_lock.get_mut(&lock).filter(|bound| bound.bindings.get(owner).is_some()) {
+            self.ended_owners += usize::from(bound.ended.get(owner).is_none());
             bound.ended.insert(owner.clone(), ());
         }
     }
@@ -114,12 +115,18 @@ impl Bindings {
             };
             let number = bound.bindings.get_mut(&owner).and_then(Binding::take_ended_number);
             let Some(number) = number else {
-                bound.ended.remove(&owner);
+                self.ended_owners -= usize::from(bound.ended.remove(&owner).is_some());
                 self.drop_if_idle(&(lock, owner), now);
                 continue;
             };
             return Some((owner, number));
         }
+    }
+
+    /// Whether any hold must be released because a session is over.
+    #[inline(always)]
+    pub(in crate::core) fn any_ended_numbers(&self) -> bool {
+        self.ended_owners > 0
     }
 
     /// Returns the number of owners with holds to release because their sessions have ended.

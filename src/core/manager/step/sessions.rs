@@ -33,7 +33,7 @@ impl Step<'_> {
     /// Releases ephemeral holds of ended sessions, and marks numbers without a hold as lost.
     #[inline(always)]
     pub(super) fn follow_sessions(&mut self, lock: LockIdx) {
-        if self.parts.bindings.knows(lock) {
+        if self.parts.bindings.any_ended_numbers() {
             self.release_ended_numbers(lock);
         }
         if !self.parts.sessions.is_empty() {
