@@ -214,19 +214,19 @@ fn check<'a>(ctx: Ctx<'_>, words: Words<'a>) -> Result<Call<'a>, Error> {
     let awaits_replicas = options.replicas.is_given();
     let session = options.session.get();
     check_session_options(command, session, wait, (options.id.get().is_some(), awaits_replicas))?;
-    let number = match session {
+    let (number, bind, lease_ms) = match session {
+        None => {
+            let binding = options.watchdog.binding(&options.ephemeral, command)?;
+            let lease_ms = options.lease.ms().unwrap_or_else(config::default_lease);
+            (None, checks::bind(ctx, command, binding)?, lease_ms)
+        }
         Some(number) => {
             let number = checks::number(ctx, command, number, std::slice::from_ref(&key), &owner)?;
             let Options { lease, watchdog, ephemeral, .. } = &options;
-            Some(checks::session_hold(ctx, command, number, SessionHold { lease, watchdog, ephemeral })?)
+            let hold = SessionHold { lease, watchdog, ephemeral };
+            let (call, lease_ms) = checks::session_hold(ctx, command, number, hold)?;
+            (Some(call), None, lease_ms)
         }
-        None => None,
-    };
-    let of_call = || options.lease.ms().unwrap_or_else(config::default_lease);
-    let (number, lease_ms) = number.map_or_else(|| (None, of_call()), |(number, ms)| (Some(number), ms));
-    let bind = match number {
-        Some(_) => None,
-        None => checks::bind(ctx, command, options.watchdog.binding(&options.ephemeral, command)?)?,
     };
     let request = Request {
         owner: super::owner_or_random(&owner),
@@ -273,6 +273,7 @@ pub(super) fn queue(
 }
 
 /// Fails if an option does not go with `SESSION`, or needs it.
+#[inline]
 pub(super) fn check_session_options(
     command: CommandName,
     session: Option<(&[u8], u64)>,

@@ -67,7 +67,7 @@ pub(crate) use request::{
     Bind, Decision, HandOver, InboxEvent, Message, NotReleased, NotRenewed, Notify, NumberedCall, Outcome,
     Records, Refusal, Release, Renewal, Reply, Request, RequestId, WaitPolicy,
 };
-pub(crate) use schedule::{earlier, Schedule};
+pub(crate) use schedule::{earlier, Calendar, Schedule};
 pub(crate) use sessions::{
     CallNumber, EventContent, Known, Late, LossReason, NewSession, OtherTarget, Session, SessionId,
     SessionKey, Target,

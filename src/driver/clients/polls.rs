@@ -5,7 +5,7 @@
 use foldhash::HashMap;
 
 use crate::core::spare::free_spare;
-use crate::core::{EventContent, MonoUs, NewSession, Now, Schedule, SessionId, SessionKey};
+use crate::core::{Calendar, EventContent, MonoUs, NewSession, Now, SessionId, SessionKey};
 use crate::driver::state::{with, Driver};
 use crate::error::Error;
 use crate::server::clients::blocked::{self, BlockedClient, ClientHandle};
@@ -39,6 +39,8 @@ pub(crate) struct PollAnswer {
 struct Poll {
     handle: ClientHandle,
     token: u64,
+    /// Time at which the call stops waiting. The calendar of deadlines stores the same time.
+    deadline: Option<MonoUs>,
     /// Whether the call waits only for due renewals (R4).
     is_ready: bool,
 }
@@ -62,7 +64,7 @@ pub(crate) struct Polls {
     /// The session, the maximum number of events and the outcome of each call, by its token.
     calls: HashMap<u64, (SessionKey, usize, PollOutcome)>,
     /// Times at which the calls stop waiting.
-    deadlines: Schedule<MonoUs, SessionKey>,
+    deadlines: Calendar<MonoUs, SessionKey>,
     /// Sessions whose call waits only for due renewals (R4).
     ready: Vec<SessionKey>,
     /// The session that each open connection named last.
@@ -94,9 +96,9 @@ impl Polls {
     }
 
     fn end(&mut self, session: SessionKey, outcome: PollOutcome) {
-        let Some(poll) = self.by_session.remove(&session) else { return };
+        let Some(mut poll) = self.by_session.remove(&session) else { return };
         free_spare(&mut self.by_session);
-        self.deadlines.set(&session, None);
+        self.deadlines.set(session, &mut poll.deadline, None);
         if let Some((.., of_call)) = self.calls.get_mut(&poll.token) {
             *of_call = outcome;
         }
@@ -197,13 +199,14 @@ fn answer_or_block(
         let token = driver.locks.next_wait_id().0;
         let polls = &mut driver.polls;
         polls.calls.insert(token, (session, count, PollOutcome::Waiting));
-        polls.by_session.insert(session, Poll { handle, token, is_ready });
+        let mut deadline = None;
         if is_ready {
             polls.ready.push(session);
         } else {
-            polls.deadlines.set(&session, Some(now.mono.saturating_add(wait_us)));
+            polls.deadlines.set(session, &mut deadline, Some(now.mono.saturating_add(wait_us)));
             driver.locks.set_polled(session, true);
         }
+        polls.by_session.insert(session, Poll { handle, token, deadline, is_ready });
     });
     Ok(())
 }
@@ -241,6 +244,9 @@ impl Driver {
         let now = ctx.now();
         while self.polls.deadlines.first().is_some_and(|at| at <= now.mono) {
             let Some(session) = self.polls.deadlines.pop_due(now.mono) else { break };
+            if let Some(poll) = self.polls.by_session.get_mut(&session) {
+                poll.deadline = None;
+            }
             self.locks.set_polled(session, false);
             self.answer_when_renewed(session, now);
         }
