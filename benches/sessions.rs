@@ -89,7 +89,13 @@ fn hand_overs(results: &mut Results) -> Outcome<()> {
             let count = session_ring::count(clients, grants)?.instructions;
             let target = Target::AtMost(target);
             results.ratio(&what(grants), Unit::Instructions, count, ("BLOCK", plain), target);
-            results.ratio(&what(grants), Unit::Instructions, count, ("WATCHDOG BLOCK", renewed), Target::None);
+            results.ratio(
+                &what(grants),
+                Unit::Instructions,
+                count,
+                ("WATCHDOG BLOCK", renewed),
+                Target::None,
+            );
         }
     }
     Ok(())
@@ -115,10 +121,13 @@ fn memory(results: &mut Results) -> Outcome<()> {
         let mut client = SessionClient::open(&server)?;
         let lock = |number: usize| if own_locks { format!("lock:{number:06}") } else { "lock".to_owned() };
         let locks = if own_locks { count } else { 1 };
-        client.calls.pipeline((0..locks).map(|number| format!("LOCK.ACQUIRE {} {OWNER} PX 6000000", lock(number))))?;
+        client
+            .calls
+            .pipeline((0..locks).map(|number| format!("LOCK.ACQUIRE {} {OWNER} PX 6000000", lock(number))))?;
         let before = server.settled_memory()?;
         let id = client.id.clone();
-        let acquire = |n: usize| format!("LOCK.ACQUIRE {} waiter:{n:06} SESSION {id} {n} QUEUE 0", lock(n - 1));
+        let acquire =
+            |n: usize| format!("LOCK.ACQUIRE {} waiter:{n:06} SESSION {id} {n} QUEUE 0", lock(n - 1));
         client.calls.pipeline((1..=count).map(acquire))?;
         Ok(each(server.settled_memory()? - before))
     };
@@ -130,7 +139,9 @@ fn memory(results: &mut Results) -> Outcome<()> {
     let mut client = SessionClient::open(&server)?;
     let before = server.settled_memory()?;
     let id = client.id.clone();
-    client.calls.pipeline((1..=count).map(|n| format!("LOCK.ACQUIRE lock:{n:06} {OWNER} SESSION {id} {n}")))?;
+    client
+        .calls
+        .pipeline((1..=count).map(|n| format!("LOCK.ACQUIRE lock:{n:06} {OWNER} SESSION {id} {n}")))?;
     let holds = server.settled_memory()? - before;
     let mut without = Server::start()?;
     let before = without.settled_memory()?;
@@ -153,7 +164,13 @@ fn memory(results: &mut Results) -> Outcome<()> {
     client.heartbeat()?;
     let done = server.settled_memory()?;
     let limit = Target::AtMost(200.0);
-    results.limit("sessions: memory of a pending event", Unit::Bytes, each(pending - acknowledged), None, limit);
+    results.limit(
+        "sessions: memory of a pending event",
+        Unit::Bytes,
+        each(pending - acknowledged),
+        None,
+        limit,
+    );
     results.value("sessions: memory of an answer until done", Unit::Bytes, each(acknowledged - done));
     Ok(())
 }
@@ -199,7 +216,7 @@ fn heartbeats(results: &mut Results) -> Outcome<()> {
         swarm.run(watch)?;
         Ok((server.cpu()? - before).as_secs_f64() / watch.as_secs_f64() * 100.0)
     };
-    let mut server = Server::start()?;
+    let server = Server::start()?;
     let idle_clients: Vec<_> = (0..clients).map(|_| server.connect()).collect::<Outcome<_>>()?;
     sleep(Duration::from_secs(1));
     let before = server.cpu()?;
@@ -270,9 +287,10 @@ fn tasks(results: &mut Results) -> Outcome<()> {
         let cpu: fn(&Race) -> f64 = |race| race.cpu_per_grant;
         let wall: fn(&Race) -> f64 = |race| 1e6 / race.grants_per_second;
         let what = format!("sessions: {TASKS} tasks, {PROCESSES} processes, {locks} locks");
-        for (name, of, target) in
-            [("server's time for a grant", cpu, Target::AtMost(0.7)), ("time for a grant", wall, Target::None)]
-        {
+        for (name, of, target) in [
+            ("server's time for a grant", cpu, Target::AtMost(0.7)),
+            ("time for a grant", wall, Target::None),
+        ] {
             let base = ("BLOCK", median(&blocked, of));
             results.ratio(&format!("{what}, {name}"), Unit::Micros, median(&sessions, of), base, target);
         }

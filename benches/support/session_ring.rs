@@ -50,7 +50,11 @@ impl SessionRing {
         })?;
         let mut granted = 0;
         while granted < self.locks {
-            granted += self.members[to].read_events()? as u64;
+            let events = self.members[to].read_events()?;
+            if events == 0 {
+                return Err("LOCK.EVENTS has blocked for too long".into());
+            }
+            granted += events as u64;
             self.wait();
             self.send_events(to)?;
         }
@@ -74,9 +78,11 @@ impl SessionRing {
 
     /// Makes one call for each lock, all in one write, and reads the replies.
     fn call(&mut self, number: usize, call: impl Fn(&str, &str, u64, u64) -> String) -> Outcome<()> {
-        let (client, owner) = (&mut self.members[number], owner(number));
+        let client = &mut self.members[number];
         let first = client.n + 1 - self.locks;
-        let calls = (0..self.locks).map(|lock| packed(&call(&owner, &client.id, lock, first + lock)));
+        // Each wait has its own owner, as in a client. Otherwise the server would search for deadlocks.
+        let owner = |lock: u64| format!("{}:{lock}", owner(number));
+        let calls = (0..self.locks).map(|lock| packed(&call(&owner(lock), &client.id, lock, first + lock)));
         let calls: Vec<u8> = calls.flatten().collect();
         client.calls.send(&calls)?;
         (0..self.locks).try_for_each(|_| client.calls.reply().map(drop))

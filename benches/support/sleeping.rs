@@ -38,7 +38,9 @@ impl Contender {
     /// Starts a server with the module.
     pub fn start(self, setup: Setup) -> Outcome<Server> {
         match self {
-            Contender::Module | Contender::Renewed => setup.option("lock.default-lease", LONG_LEASE_MS).start(),
+            Contender::Module | Contender::Renewed => {
+                setup.option("lock.default-lease", LONG_LEASE_MS).start()
+            }
             Contender::Floor => setup.without_module().option("loadmodule", &floor_module()).start(),
         }
     }
