@@ -13,7 +13,7 @@ PORT := 6379
 export CARGO_TARGET_DIR := $(CURDIR)/target
 
 # The benchmarks of `make bench`. To run one of them: cargo bench --bench NAME.
-BENCHES := instructions throughput handover sleeping contention latency replicas stalls cost memory scale
+BENCHES := instructions throughput handover sleeping contention latency replicas stalls cost memory scale sessions
 
 # `make install` writes below DESTDIR/PREFIX. Debian's redis-server may execute only files below /usr/lib.
 PREFIX := /usr

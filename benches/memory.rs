@@ -9,8 +9,6 @@ mod support;
 
 use std::io::Write;
 use std::net::TcpStream;
-use std::thread::sleep;
-use std::time::Duration;
 
 use support::caller::Caller;
 use support::machine::raise_open_files;
@@ -37,14 +35,14 @@ fn locks(results: &mut Results) -> Outcome<()> {
     let grown =
         |server: &mut Server, command: &str| -> Outcome<f64> {
             server.clear()?;
-            let before = settled(server)?;
+            let before = server.settled_memory()?;
             let mut caller = Caller::connect(server)?;
             caller.pipeline(command.split(';').flat_map(|command| {
                 (0..count).map(move |lock| command.replace('#', &format!("{lock:06}")))
             }))?;
             // A watchdog ends with its connection, so the connection stays open. One connection for so many locks adds little.
             let caller = command.ends_with("WATCHDOG").then_some(caller);
-            let grown = settled(server)? - before;
+            let grown = server.settled_memory()? - before;
             drop(caller);
             Ok(grown / count as f64)
         };
@@ -90,7 +88,7 @@ fn waiters(results: &mut Results) -> Outcome<()> {
         let mut server = Server::start()?;
         let mut caller = Caller::connect(&server)?;
         caller.call(&format!("LOCK.ACQUIRE lock {OWNER} PX 600000"))?;
-        let before = settled(&mut server)?;
+        let before = server.settled_memory()?;
         let mut clients: Vec<TcpStream> = Vec::new();
         for client in 0..count {
             let mut stream = server.connect()?;
@@ -106,7 +104,7 @@ fn waiters(results: &mut Results) -> Outcome<()> {
             let connected = server.info("connected_clients")? == (count + 2).to_string();
             Ok(connected && server.info("blocked_clients")? == blocked)
         })?;
-        Ok((settled(&mut server)? - before) / count as f64)
+        Ok((server.settled_memory()? - before) / count as f64)
     };
     let idle = grown("PING", false)?;
     let list = grown("BLPOP list 0", true)?;
@@ -127,14 +125,14 @@ fn waits_by_message(results: &mut Results) -> Outcome<()> {
         let mut server = Server::start()?;
         let mut caller = Caller::connect(&server)?;
         caller.pipeline(hold.iter().cloned())?;
-        let before = settled(&mut server)?;
+        let before = server.settled_memory()?;
         caller.pipeline(numbered(wait).into_iter())?;
         let info: redis::InfoDict = redis::cmd("INFO").arg("lock").query(&mut server.control)?;
         let waiting: Option<usize> = info.get("lock_waiters");
         if waiting != Some(count) {
             return Err(format!("{waiting:?} of {count} wait").into());
         }
-        Ok((settled(&mut server)? - before) / count as f64)
+        Ok((server.settled_memory()? - before) / count as f64)
     };
     let hold = |lock| format!("LOCK.ACQUIRE {lock} {OWNER} PX 6000000");
     let wait = |lock| format!("LOCK.ACQUIRE {lock} waiter:# PX 30000 NOTIFY inbox ID #");
@@ -143,20 +141,4 @@ fn waits_by_message(results: &mut Results) -> Outcome<()> {
     results.value("memory: a wait with NOTIFY, all for one lock", Unit::Bytes, one);
     results.value("memory: the same, each for its own lock", Unit::Bytes, each);
     Ok(())
-}
-
-/// Waits until the server's memory no longer changes, and returns it. The server shrinks the buffers of new connections after a
-/// while.
-fn settled(server: &mut Server) -> Outcome<f64> {
-    let mut last = f64::NAN;
-    for _ in 0..60 {
-        let now: f64 = server.info("used_memory")?.parse()?;
-        // Reading `INFO` itself changes the memory by some KB.
-        if (now - last).abs() <= 4096.0 {
-            return Ok(now);
-        }
-        last = now;
-        sleep(Duration::from_millis(2500));
-    }
-    Err("the server's memory keeps changing".into())
 }

@@ -8,7 +8,7 @@ use support::machine::machine;
 use support::results::{self, print_table, Results};
 use support::{is_requested, Outcome};
 
-const BENCHES: [&str; 11] = [
+const BENCHES: [&str; 12] = [
     "instructions",
     "throughput",
     "handover",
@@ -20,6 +20,7 @@ const BENCHES: [&str; 11] = [
     "cost",
     "memory",
     "scale",
+    "sessions",
 ];
 
 fn main() -> Outcome<()> {

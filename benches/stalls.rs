@@ -16,7 +16,6 @@
 mod support;
 
 use std::net::TcpStream;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use support::caller::Caller;
@@ -25,6 +24,7 @@ use support::machine::raise_open_files;
 use support::results::{Results, Target, Unit};
 use support::samples::{time, Samples};
 use support::server::{Server, Setup, CLIENTS};
+use support::stall::stall;
 use support::{is_requested, packed, thousands, unless_quick, Outcome};
 
 /// The time between setting the expiry of the locks and their expiry. The benchmark prepares the measurement meanwhile.
@@ -396,28 +396,4 @@ fn until_answered(queue: &[TcpStream], expected: &[u8; 4]) -> Outcome<()> {
         }
     }
     Ok(())
-}
-
-/// Returns the longest time that a `PING` takes while `what` runs, in microseconds.
-fn stall(server: &mut Server, what: impl FnOnce(&mut Server) -> Outcome<()>) -> Outcome<f64> {
-    let mut pinger = Caller::connect(server)?;
-    let ping = packed("PING");
-    let done = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        let longest = scope.spawn(|| -> Outcome<Duration> {
-            let mut longest = Duration::ZERO;
-            while !done.load(Ordering::Relaxed) {
-                let sent = Instant::now();
-                pinger.send(&ping)?;
-                pinger.reply()?;
-                longest = longest.max(sent.elapsed());
-            }
-            Ok(longest)
-        });
-        let outcome = what(server);
-        done.store(true, Ordering::Relaxed);
-        let longest = longest.join().map_err(|_| "a thread has panicked")??;
-        outcome?;
-        Ok(longest.as_secs_f64() * 1e6)
-    })
 }

@@ -14,6 +14,12 @@ pub fn native_calls(key: &str, number: usize) -> Calls {
     ring_calls("LOCK", key, number)
 }
 
+/// Returns calls like [`native_calls`], for leases that the server renews.
+pub fn renewed_calls(key: &str, number: usize) -> Calls {
+    let acquire = packed(&format!("LOCK.ACQUIRE {key} {} WATCHDOG BLOCK 0", owner(number)));
+    Calls { acquire, ..native_calls(key, number) }
+}
+
 /// Returns the calls that a client of a [`ring`](super::ring) makes to the floor module. The arguments are those of
 /// [`native_calls`], so parsing them costs the same.
 pub fn floor_calls(key: &str, number: usize) -> Calls {

@@ -9,8 +9,10 @@
 //! - [`callgrind`]: instructions of each call; [`paths`]: the counted calls; [`system_calls`]: system calls of the server.
 //! - [`swarm`]: many clients in one thread; [`clients`]: their behavior; [`wire`]: finds the end of a reply.
 //! - [`race`]: clients that compete for one lock.
+//! - [`session`]: a client with a session; [`session_ring`]: such clients hand locks to each other; [`session_tasks`]: a process
+//!   with many tasks in one session.
 //! - [`ring`]: clients that hand a lock to each other, and sleep until they get a reply; [`sleeping`]: the cost of a hand-over.
-//! - [`crowded_waits`]: thousands of waits, for `stalls`.
+//! - [`stall`]: the longest time without a reply; [`crowded_waits`]: thousands of waits, for `stalls`.
 //! - [`postgres`], [`redisson`]: other lock servers and clients, for comparison.
 //! - [`samples`]: percentiles; [`results`]: the rows of the final table of `make bench`; [`picture`]: SVG charts.
 //! - [`machine`]: cores, processor time, limits.
@@ -31,7 +33,11 @@ pub mod results;
 pub mod ring;
 pub mod samples;
 pub mod server;
+pub mod session;
+pub mod session_ring;
+pub mod session_tasks;
 pub mod sleeping;
+pub mod stall;
 pub mod swarm;
 pub mod system_calls;
 pub mod wire;

@@ -4,7 +4,8 @@
 
 use super::caller::Caller;
 use super::server::{empty_module, Server, Setup};
-use super::{redisson, Outcome, OWNER};
+use super::session::SessionClient;
+use super::{packed, redisson, Outcome, OWNER};
 
 /// Creates four paths with the same calls, one for each kind of server.
 macro_rules! plain {
@@ -59,9 +60,15 @@ pub enum Calls {
     /// Two clients hand a lock to each other by messages. A client with a grant confirms it, releases the lock and queues up
     /// again in one write.
     HandOverByMessage,
+    /// A client with a session makes these calls, each after the reply to the previous one. `$session` stands for the id of the
+    /// session, and `#` for the number of the acquire. After each [`BEAT_EVERY`] rounds, the client calls `LOCK.EVENTS`.
+    OneSession(&'static [&'static str]),
 }
 
-use Calls::OneClient;
+/// The number of rounds after which a client with a session calls `LOCK.EVENTS`: at 100 pairs per second, and one call per second.
+const BEAT_EVERY: u32 = 100;
+
+use Calls::{OneClient, OneSession};
 use Stage::{
     Bare, BareLogged, Logged, LoggedQuiet, WithEmptyModule, WithEvents, WithHold, WithModule, WithReaders,
     WithWaiter,
@@ -89,6 +96,29 @@ pub const PAIR_ID: Path =
     pair("ACQUIRE ID + RELEASE ID", &["LOCK.ACQUIRE k $owner PX 30000 ID a#", "LOCK.RELEASE k $owner ID r#"]);
 pub const PAIR_WATCHDOG: Path =
     pair("ACQUIRE WATCHDOG + RELEASE", &["LOCK.ACQUIRE k $owner PX 30000 WATCHDOG", "LOCK.RELEASE k $owner"]);
+const fn session(name: &'static str, calls: &'static [&'static str]) -> Path {
+    Path { name, stage: WithModule, calls: OneSession(calls) }
+}
+pub const PAIR_SESSION: Path = session(
+    "ACQUIRE SESSION + RELEASE SESSION",
+    &["LOCK.ACQUIRE k $owner SESSION $session #", "LOCK.RELEASE k $owner SESSION $session #"],
+);
+pub const PAIR_SESSION_QUEUE: Path = session(
+    "ACQUIRE SESSION QUEUE + RELEASE SESSION",
+    &["LOCK.ACQUIRE k $owner SESSION $session # QUEUE 30000", "LOCK.RELEASE k $owner SESSION $session #"],
+);
+pub const PAIR_SESSION_EPHEMERAL: Path = session(
+    "ACQUIRE EPHEMERAL SESSION QUEUE + RELEASE SESSION",
+    &[
+        "LOCK.ACQUIRE k $owner EPHEMERAL SESSION $session # QUEUE 30000",
+        "LOCK.RELEASE k $owner SESSION $session #",
+    ],
+);
+/// The pair as a client package sent it before sessions, with renewal by the server.
+pub const PAIR_WATCHDOG_ID: Path = pair(
+    "ACQUIRE WATCHDOG ID + RELEASE ID",
+    &["LOCK.ACQUIRE k $owner PX 30000 WATCHDOG ID a#", "LOCK.RELEASE k $owner ID r#"],
+);
 pub const PAIR_EPHEMERAL: Path = pair(
     "ACQUIRE EPHEMERAL + RELEASE",
     &["LOCK.ACQUIRE k $owner PX 30000 EPHEMERAL", "LOCK.RELEASE k $owner"],
@@ -212,7 +242,7 @@ impl Stage {
 fn waiter(server: &mut Server) -> Outcome<Caller> {
     Caller::connect(server)?.call("LOCK.ACQUIRE busy holder PX 600000")?;
     let mut waiter = Caller::connect(server)?;
-    waiter.send(&super::packed("LOCK.ACQUIRE busy waiter BLOCK 0"))?;
+    waiter.send(&packed("LOCK.ACQUIRE busy waiter BLOCK 0"))?;
     server.until("the client waits", |server| Ok(server.info("blocked_clients")? == "1"))?;
     Ok(waiter)
 }
@@ -224,6 +254,7 @@ impl ReadyServer {
             OneClient(calls) => self.one_client(calls, rounds),
             Calls::HandOver => self.hand_over(rounds),
             Calls::HandOverByMessage => self.hand_over_by_message(rounds),
+            OneSession(calls) => self.one_session(calls, rounds),
         }
     }
 
@@ -243,15 +274,32 @@ impl ReadyServer {
         Ok(())
     }
 
+    fn one_session(&self, calls: &[&str], rounds: u32) -> Outcome<()> {
+        let mut client = SessionClient::open(&self.server)?;
+        let calls: Vec<String> =
+            calls.iter().map(|call| call.replace("$owner", OWNER).replace("$session", &client.id)).collect();
+        for round in 1..=rounds {
+            client.n = u64::from(round);
+            for call in &calls {
+                client.calls.send(&packed(&call.replace('#', &client.n.to_string())))?;
+                client.calls.reply()?;
+            }
+            if round % BEAT_EVERY == 0 {
+                client.heartbeat()?;
+            }
+        }
+        Ok(())
+    }
+
     fn hand_over_by_message(&self, rounds: u32) -> Outcome<()> {
         let mut clients = [Caller::connect(&self.server)?, Caller::connect(&self.server)?];
         let mut inboxes = [Caller::connect(&self.server)?, Caller::connect(&self.server)?];
         let owners = [OWNER, &OWNER.replace('d', "e")];
         let ask = |who: usize, id: usize| {
             let owner = owners[who];
-            super::packed(&format!("LOCK.ACQUIRE k {owner} PX 30000 NOTIFY inbox{who} ID i{id}"))
+            packed(&format!("LOCK.ACQUIRE k {owner} PX 30000 NOTIFY inbox{who} ID i{id}"))
         };
-        let release = owners.map(|owner| super::packed(&format!("LOCK.RELEASE k {owner}")));
+        let release = owners.map(|owner| packed(&format!("LOCK.RELEASE k {owner}")));
         for (who, inbox) in inboxes.iter_mut().enumerate() {
             inbox.call(&format!("SUBSCRIBE lock:inbox:inbox{who}"))?;
         }
@@ -276,8 +324,8 @@ impl ReadyServer {
     fn hand_over(&self, rounds: u32) -> Outcome<()> {
         let mut clients = [Caller::connect(&self.server)?, Caller::connect(&self.server)?];
         let owners = [OWNER, &OWNER.replace('d', "e")];
-        let acquire = owners.map(|owner| super::packed(&format!("LOCK.ACQUIRE k {owner} PX 30000 BLOCK 0")));
-        let release = owners.map(|owner| super::packed(&format!("LOCK.RELEASE k {owner}")));
+        let acquire = owners.map(|owner| packed(&format!("LOCK.ACQUIRE k {owner} PX 30000 BLOCK 0")));
+        let release = owners.map(|owner| packed(&format!("LOCK.RELEASE k {owner}")));
         clients[0].send(&acquire[0])?;
         clients[0].reply()?;
         clients[1].send(&acquire[1])?;

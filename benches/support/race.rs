@@ -97,7 +97,7 @@ pub fn with_redisson(
 }
 
 /// Lets the clients race, on the cores reserved for the load.
-fn run<C: Client + Send>(
+pub fn run<C: Client + Send>(
     cores: &Cores,
     endpoint: &Endpoint<'_>,
     clients: Vec<C>,

@@ -138,6 +138,12 @@ impl Results {
         Ok(())
     }
 
+    /// Prints the rows.
+    pub fn print(&self) {
+        println!("\nload of the last minute {}\n", machine::load());
+        print_table(&self.rows);
+    }
+
     /// Reads the results of a benchmark: the server it ran on, and the rows.
     pub fn read(name: &str) -> Outcome<(String, Vec<Row>)> {
         let text = fs::read_to_string(dir()?.join(format!("{name}.tsv")))?;

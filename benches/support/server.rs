@@ -183,6 +183,22 @@ impl Server {
         Ok(redis::cmd("DBSIZE").query(&mut self.control)?)
     }
 
+    /// Waits until the server's memory no longer changes, and returns it in bytes. The server shrinks the buffers of new
+    /// connections after a while.
+    pub fn settled_memory(&mut self) -> Outcome<f64> {
+        let mut last = f64::NAN;
+        for _ in 0..60 {
+            let now: f64 = self.info("used_memory")?.parse()?;
+            // Reading `INFO` itself changes the memory by some KB.
+            if (now - last).abs() <= 4096.0 {
+                return Ok(now);
+            }
+            last = now;
+            sleep(Duration::from_millis(2500));
+        }
+        Err("the server's memory keeps changing".into())
+    }
+
     pub fn version(&mut self) -> Outcome<String> {
         match self.info("valkey_version") {
             Ok(version) => Ok(format!("Valkey {version}")),

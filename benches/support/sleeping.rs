@@ -4,7 +4,7 @@
 //! between any two calls. Compares redis-lock with the floor, a module that only queues clients and unblocks them.
 
 use super::callgrind::Part;
-use super::clients::{floor_calls, native_calls};
+use super::clients::{floor_calls, native_calls, renewed_calls};
 use super::ring::{Pace, Ring};
 use super::server::{floor_module, Server, Setup};
 use super::swarm::Endpoint;
@@ -12,11 +12,11 @@ use super::wire::Wire;
 use super::{packed, unless_quick, Outcome};
 
 /// Number of hand-overs before counting begins, so that the first allocations for a lock are not counted.
-const WARM_UP: u32 = 100;
+pub const WARM_UP: u32 = 100;
 
 /// The number of parts of equal length that are counted. The minimum is used, because periodic work can only increase the count
 /// of a part, more so on a busy machine.
-const PARTS: u32 = 4;
+pub const PARTS: u32 = 4;
 
 /// A lease in milliseconds, longer than a slow run under callgrind. It is below 35 minutes: servers before Redis 7.2.2
 /// run a busy loop while a module's timer is further away than that.
@@ -29,6 +29,8 @@ const MAX_PARALLEL_CLIENTS: usize = 1000;
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Contender {
     Module,
+    /// The module, with leases that the server renews.
+    Renewed,
     Floor,
 }
 
@@ -36,7 +38,9 @@ impl Contender {
     /// Starts a server with the module.
     pub fn start(self, setup: Setup) -> Outcome<Server> {
         match self {
-            Contender::Module => setup.option("lock.default-lease", LONG_LEASE_MS).start(),
+            Contender::Module | Contender::Renewed => {
+                setup.option("lock.default-lease", LONG_LEASE_MS).start()
+            }
             Contender::Floor => setup.without_module().option("loadmodule", &floor_module()).start(),
         }
     }
@@ -45,6 +49,7 @@ impl Contender {
     pub fn ring(self, server: &mut Server, clients: usize) -> Outcome<Ring> {
         let calls = match self {
             Contender::Module => native_calls,
+            Contender::Renewed => renewed_calls,
             Contender::Floor => floor_calls,
         };
         // The reply shows that the server has accepted the connection.

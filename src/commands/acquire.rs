@@ -96,11 +96,12 @@ impl Command for Acquire {
                 }
                 None => driver::reply_grant(ctx, &reply),
             },
-            Outcome::InFlight(id) if call.request.number().is_some() => {
-                return queue(ctx, id, &call.request, call.acknowledgement);
-            }
             Outcome::InFlight(id) => {
-                return driver::block(ctx, id, call.acknowledgement, WaitStart { now, needs_schedule: true })
+                let start = WaitStart { now, needs_schedule: true };
+                return match call.request.number() {
+                    Some(_) => queue(ctx, id, &call.request, call.acknowledgement, start),
+                    None => driver::block(ctx, id, call.acknowledgement, start),
+                };
             }
             Outcome::Refused(Refusal::TooManyWaiters) if call.request.number().is_some() => {
                 return Err(Error::QueueIsFull);
@@ -148,13 +149,14 @@ pub(super) fn reply_known(
 /// `plans` is true if the wait may need a timer.
 #[inline(always)]
 fn wait(ctx: Ctx<'_>, call: &Call<'_>, id: WaiterId, (now, plans): (Now, bool)) -> Result<(), Error> {
+    let start = WaitStart { now, needs_schedule: plans };
     if call.request.number().is_some() {
-        return queue(ctx, id, &call.request, call.acknowledgement);
+        return queue(ctx, id, &call.request, call.acknowledgement, start);
     }
     if call.request.notify.is_none() {
-        return driver::block(ctx, id, call.acknowledgement, WaitStart { now, needs_schedule: plans });
+        return driver::block(ctx, id, call.acknowledgement, start);
     }
-    driver::await_message(ctx, WaitStart { now, needs_schedule: plans });
+    driver::await_message(ctx, start);
     ctx.reply_integer(0);
     Ok(())
 }
@@ -215,19 +217,19 @@ fn check<'a>(ctx: Ctx<'_>, words: Words<'a>) -> Result<Call<'a>, Error> {
     let awaits_replicas = options.replicas.is_given();
     let session = options.session.get();
     check_session_options(command, session, wait, (options.id.get().is_some(), awaits_replicas))?;
-    let number = match session {
+    let (number, bind, lease_ms) = match session {
+        None => {
+            let binding = options.watchdog.binding(&options.ephemeral, command)?;
+            let lease_ms = options.lease.ms().unwrap_or_else(config::default_lease);
+            (None, checks::bind(ctx, command, binding)?, lease_ms)
+        }
         Some(number) => {
             let number = checks::number(ctx, command, number, std::slice::from_ref(&key), &owner)?;
             let Options { lease, watchdog, ephemeral, .. } = &options;
-            Some(checks::session_hold(ctx, command, number, SessionHold { lease, watchdog, ephemeral })?)
+            let hold = SessionHold { lease, watchdog, ephemeral };
+            let (call, lease_ms) = checks::session_hold(ctx, command, number, hold)?;
+            (Some(call), None, lease_ms)
         }
-        None => None,
-    };
-    let of_call = || options.lease.ms().unwrap_or_else(config::default_lease);
-    let (number, lease_ms) = number.map_or_else(|| (None, of_call()), |(number, ms)| (Some(number), ms));
-    let bind = match number {
-        Some(_) => None,
-        None => checks::bind(ctx, command, options.watchdog.binding(&options.ephemeral, command)?)?,
     };
     let request = Request {
         owner: super::owner_or_random(&owner),
@@ -263,8 +265,8 @@ pub(super) fn queue(
     id: WaiterId,
     request: &Request,
     acknowledgement: Option<ReplicaRequirement>,
+    start: WaitStart,
 ) -> Result<(), Error> {
-    let start = WaitStart { now: ctx.now(), needs_schedule: true };
     if let Some((requirement, call)) = acknowledgement.zip(request.number()) {
         driver::await_replicas_of_session(ctx, id, requirement, call.number);
     }
@@ -274,6 +276,7 @@ pub(super) fn queue(
 }
 
 /// Fails if an option does not go with `SESSION`, or needs it.
+#[inline]
 pub(super) fn check_session_options(
     command: CommandName,
     session: Option<(&[u8], u64)>,

@@ -78,7 +78,6 @@ impl Command for Events {
             driver.locks.poll_session(session, poll, now).map_err(|Late| Error::Late)
         });
         polled?;
-        driver::dispatch(ctx, now);
         let wait_us: MonoUs = ms.unsigned_abs().saturating_mul(1000);
         let count = usize::try_from(count).unwrap_or(usize::MAX);
         driver::answer_poll(ctx, session, driver::PollAnswer { wait_us, count }, now)

@@ -100,18 +100,14 @@ impl Command for Macquire {
         });
         match done {
             Ok(Some(first_wait)) => {
+                let start = || WaitStart { now: ctx.now(), needs_schedule: true };
                 match driver::find_deadlock(ctx, first_wait, config::deadlock_detection()) {
                     Some(cycle) => Err(Error::Deadlock(cycle)),
                     None if call.request.number().is_some() => {
-                        super::acquire::queue(ctx, first_wait, &call.request, call.acknowledgement)
+                        super::acquire::queue(ctx, first_wait, &call.request, call.acknowledgement, start())
                     }
                     // `block` also delivers pending decisions.
-                    None => driver::block(
-                        ctx,
-                        first_wait,
-                        call.acknowledgement,
-                        WaitStart { now: ctx.now(), needs_schedule: true },
-                    ),
+                    None => driver::block(ctx, first_wait, call.acknowledgement, start()),
                 }
             }
             done => {

@@ -125,14 +125,19 @@ fn open(ctx: Ctx<'_>, command: CommandName, client: u64, mut args: Cursor<'_>) -
         reply_open(ctx, session, seen);
         return Ok(());
     }
-    let new = new_session(ctx, command, args)?;
+    let new = new_session(ctx, command, client, args)?;
     let session = driver::open_session(ctx, client, new, beat, now);
     reply_open(ctx, session, 0);
     Ok(())
 }
 
 /// Parses and checks the options of `OPEN NEW`.
-fn new_session(ctx: Ctx<'_>, command: CommandName, mut args: Cursor<'_>) -> Result<NewSession, Error> {
+fn new_session(
+    ctx: Ctx<'_>,
+    command: CommandName,
+    client: u64,
+    mut args: Cursor<'_>,
+) -> Result<NewSession, Error> {
     let (mut ttl, mut grace, mut name) = (None, None, None);
     while let Some(word) = args.next() {
         if word.eq_ignore_ascii_case(b"TTL") {
@@ -172,7 +177,7 @@ fn new_session(ctx: Ctx<'_>, command: CommandName, mut args: Cursor<'_>) -> Resu
     let us = |ms: i64| ms.unsigned_abs().saturating_mul(1000);
     Ok(NewSession {
         id: driver::random_session_id(),
-        user: driver::user_of_caller(ctx),
+        user: driver::user_of(ctx, client),
         name: Rc::from(name),
         ttl_us: us(ttl),
         grace_us: us(grace.unwrap_or(ttl).min(ttl)),

@@ -67,7 +67,7 @@ pub(crate) use request::{
     Bind, Decision, HandOver, InboxEvent, Known, Message, NotReleased, NotRenewed, Notify, NumberedCall,
     Outcome, Records, Refusal, Release, Renewal, Reply, Request, RequestId, WaitPolicy,
 };
-pub(crate) use schedule::Schedule;
+pub(crate) use schedule::{earlier, Calendar, Schedule};
 pub(crate) use sessions::{
     CallNumber, EventContent, Late, LossReason, NewSession, OtherTarget, Session, SessionId, SessionKey,
     Target,

@@ -108,7 +108,7 @@ impl Request {
     /// which may be revoked.
     pub(super) fn lease(&self, end: WallMs, now: Now) -> Lease {
         let left = end.saturating_sub(now.wall);
-        let uses_rest = self.keeps_longer && self.number.is_none();
+        let uses_rest = self.keeps_longer && self.number().is_none();
         let ms = if uses_rest { self.lease_ms.max(left) } else { self.lease_ms };
         Lease { ms, keeps_longer: self.keeps_longer, end }
     }

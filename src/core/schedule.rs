@@ -83,7 +83,7 @@ impl<T: Copy + Ord, K: Clone + Ord + Hash> Schedule<T, K> {
 }
 
 /// A schedule whose keys store their own times. This saves a map look-up.
-pub(super) struct Calendar<T, K>(BTreeSet<(T, K)>);
+pub(crate) struct Calendar<T, K>(BTreeSet<(T, K)>);
 
 impl<T, K> Default for Calendar<T, K> {
     fn default() -> Calendar<T, K> {
@@ -93,7 +93,7 @@ impl<T, K> Default for Calendar<T, K> {
 
 impl<T: Copy + Ord, K: Copy + Ord> Calendar<T, K> {
     /// Sets the time of a key whose previous time is `planned`, and updates `planned`. `None` removes it.
-    pub(super) fn set(&mut self, key: K, planned: &mut Option<T>, at: Option<T>) {
+    pub(crate) fn set(&mut self, key: K, planned: &mut Option<T>, at: Option<T>) {
         if *planned == at {
             return;
         }
@@ -106,13 +106,13 @@ impl<T: Copy + Ord, K: Copy + Ord> Calendar<T, K> {
     }
 
     /// The earliest time.
-    pub(super) fn first(&self) -> Option<T> {
+    pub(crate) fn first(&self) -> Option<T> {
         self.0.first().map(|(at, _)| *at)
     }
 
     /// Removes and returns the key with the earliest time, if that time is at most `by`. The caller must
     /// reset the time stored in the key.
-    pub(super) fn pop_due(&mut self, by: T) -> Option<K> {
+    pub(crate) fn pop_due(&mut self, by: T) -> Option<K> {
         if self.first()? > by {
             return None;
         }
@@ -135,7 +135,8 @@ impl<T: Copy + Ord, K: Copy + Ord> Calendar<T, K> {
 }
 
 /// The earlier of two optional times.
-pub(super) fn earlier<T: Ord>(a: Option<T>, b: Option<T>) -> Option<T> {
+#[inline]
+pub(crate) fn earlier<T: Ord>(a: Option<T>, b: Option<T>) -> Option<T> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a.min(b)),
         (a, b) => a.or(b),

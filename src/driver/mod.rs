@@ -30,7 +30,7 @@ mod timer;
 
 pub(crate) use clients::blocking::{block, block_until_acknowledged, reply_grant, reply_grants};
 pub(crate) use clients::sessions::{
-    answer_poll, open_session, random_session_id, session, user_of_caller, PollAnswer,
+    answer_poll, open_session, random_session_id, session, user_of, PollAnswer,
 };
 pub(crate) use locks::commit::commit;
 pub(crate) use locks::deadlock::{blockers_of, find_deadlock, in_multi_lock_call, may_be_in_cycle};

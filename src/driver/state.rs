@@ -6,7 +6,9 @@ use std::cell::RefCell;
 use std::ffi::CStr;
 
 use crate::config;
-use crate::core::{CallNumber, ConnectionId, Decision, LockManager, MonoUs, Now, SessionKey, WaiterId};
+use crate::core::{
+    earlier, CallNumber, ConnectionId, Decision, LockManager, MonoUs, Now, SessionKey, WaiterId,
+};
 use crate::driver::clients::blocked_clients::{BlockedClients, WaitOutcome};
 use crate::driver::clients::deliveries::{Deliveries, FreedGrant};
 use crate::driver::clients::known_clients::KnownClients;
@@ -84,16 +86,21 @@ pub(crate) fn dispatch(ctx: Ctx<'_>, now: Now) {
     with(ctx, |driver| {
         // Usually there are no waiters and no deadlines.
         if driver.locks.has_decided() || driver.alarm.is_set() || !driver.is_idle() {
-            driver.resume_if_promoted(ctx);
-            driver.deliver_decisions(ctx);
-            driver.answer_woken_polls(now);
-            driver.watch_disconnects(ctx);
+            driver.deliver(ctx, now);
             driver.schedule_at(ctx, now, None);
         }
     });
 }
 
 impl Driver {
+    /// Delivers all decisions.
+    pub(super) fn deliver(&mut self, ctx: Ctx<'_>, now: Now) {
+        self.resume_if_promoted(ctx);
+        self.deliver_decisions(ctx);
+        self.answer_woken_polls(now);
+        self.watch_disconnects(ctx);
+    }
+
     /// The client that this waiter blocks, or whose connection it belongs to.
     pub(crate) fn client_of(&self, id: WaiterId) -> Option<u64> {
         let blocked = self.blocked.client_of(self.locks.first_wait_of(id));
@@ -353,16 +360,16 @@ impl Driver {
             self.has_stale_hook() || self.replica_waits.has_stale_hook() || self.inboxes.has_hook();
         let linger = (self.wakeup_hook || has_idle_hook).then_some(HOOK_LINGER_MS);
         let flush_unannounced = self.flush_unannounced.then_some(FLUSH_RETRY_MS);
-        let ms_until = |at: MonoUs| at.saturating_sub(now.mono).div_ceil(1000);
-        let next_recheck = self.rechecks.first_due().map(ms_until);
-        let overdue = self.replica_waits.first_deadline().map(ms_until);
-        let poll = self.polls.first_deadline().map(ms_until);
+        let times =
+            [self.rechecks.first_due(), self.replica_waits.first_deadline(), self.polls.first_deadline()];
+        let next_time = times.into_iter().fold(None, earlier);
+        let next_time = next_time.map(|at: MonoUs| at.saturating_sub(now.mono).div_ceil(1000));
         let ready = match obstacle {
             None => 0,
             Some(_) => REFUSED_RETRY_MS,
         };
         let ready = self.polls.any_ready().then_some(ready);
-        [lock_work, linger, flush_unannounced, next_recheck, overdue, poll, ready].into_iter().flatten().min()
+        [linger, flush_unannounced, next_time, ready].into_iter().fold(lock_work, earlier)
     }
 
     /// Sets the timer for a lock that may have changed, and wakes up the event loop.

@@ -195,11 +195,19 @@ impl Binding {
         Some(number)
     }
 
+    /// Whether the owner has more numbers than holds.
+    pub(in crate::core) fn has_excess(&self, hold: &Hold) -> bool {
+        [Mode::Exclusive, Mode::Shared].into_iter().any(|mode| self.exceeds(hold, mode))
+    }
+
+    fn exceeds(&self, hold: &Hold, mode: Mode) -> bool {
+        self.count_numbers(mode) > usize::try_from(hold.count(mode)).unwrap_or_default()
+    }
+
     /// Removes and returns the newest number in excess of the owner's holds.
     pub(in crate::core) fn take_excess(&mut self, hold: &Hold) -> Option<BoundNumber> {
         for mode in [Mode::Exclusive, Mode::Shared] {
-            let count = usize::try_from(hold.count(mode)).unwrap_or_default();
-            if self.count_numbers(mode) > count {
+            if self.exceeds(hold, mode) {
                 let last = self.numbers.iter().rposition(|number| number.mode == mode)?;
                 let number = self.numbers.remove(last);
                 self.forget_renewal_if_unwatched();

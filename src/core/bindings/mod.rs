@@ -70,6 +70,8 @@ pub(super) struct Bindings {
     requests_until: MonoUs,
     /// Number of holds that end with a connection.
     ephemeral: usize,
+    /// Number of owners with holds that must be released because a session is over.
+    ended_owners: usize,
     /// Numbers whose holds have ended without a call of their session.
     losses: Vec<Loss>,
     /// Whether this server is not the primary. Bindings are kept in case the server becomes the primary
@@ -263,7 +265,7 @@ impl Bindings {
             bound.closed.remove(&hold.1);
         }
         if !bound.ended.is_empty() {
-            bound.ended.remove(&hold.1);
+            self.ended_owners -= usize::from(bound.ended.remove(&hold.1).is_some());
         }
         self.ephemeral -= usize::from(binding.is_ephemeral());
         self.renewals.plan(hold, binding.due(), None);

@@ -43,12 +43,18 @@ impl Bindings {
         n: u64,
         now: MonoUs,
     ) -> bool {
-        let mut removed = false;
-        self.reschedule(lock, owner, |binding| removed = binding.unbind_number(session, n));
-        if removed {
-            self.drop_if_idle(&(lock, owner.clone()), now);
+        let Some(binding) = self.binding(lock, owner) else { return false };
+        let before = binding.due();
+        if !binding.unbind_number(session, n) {
+            return false;
         }
-        removed
+        let (after, is_idle) = (binding.due(), binding.is_idle(now));
+        let hold = (lock, owner.clone());
+        self.renewals.plan(&hold, before, after);
+        if is_idle {
+            self.take(&hold);
+        }
+        true
     }
 
     /// Starts the renewal of a number's lease. It ends at `until`, if given.
@@ -86,6 +92,7 @@ impl Bindings {
     pub(in crate::core) fn end_number(&mut self, lock: LockIdx, owner: &Owner, session: SessionKey, n: u64) {
         self.reschedule(lock, owner, |binding| binding.end_number(session, n));
         if let Some(bound) = self.by_lock.get_mut(&lock).filter(|bound| bound.bindings.get(owner).is_some()) {
+            self.ended_owners += usize::from(bound.ended.get(owner).is_none());
             bound.ended.insert(owner.clone(), ());
         }
     }
@@ -108,12 +115,18 @@ impl Bindings {
             };
             let number = bound.bindings.get_mut(&owner).and_then(Binding::take_ended_number);
             let Some(number) = number else {
-                bound.ended.remove(&owner);
+                self.ended_owners -= usize::from(bound.ended.remove(&owner).is_some());
                 self.drop_if_idle(&(lock, owner), now);
                 continue;
             };
             return Some((owner, number));
         }
+    }
+
+    /// Whether any hold must be released because a session is over.
+    #[inline(always)]
+    pub(in crate::core) fn any_ended_numbers(&self) -> bool {
+        self.ended_owners > 0
     }
 
     /// Returns the number of owners with holds to release because their sessions have ended.
@@ -140,6 +153,12 @@ impl Bindings {
     /// Returns how many of the owner's holds of this mode have a number.
     pub(in crate::core) fn count_numbers(&self, lock: LockIdx, owner: &Owner, mode: Mode) -> usize {
         self.numbers(lock, owner).filter(|number| number.mode == mode).count()
+    }
+
+    /// Whether the owner, with these present holds, has fewer holds than numbers.
+    pub(in crate::core) fn has_excess(&self, lock: LockIdx, owner: &Owner, hold: &Hold) -> bool {
+        let binding = self.by_lock.get(&lock).and_then(|bound| bound.bindings.get(owner));
+        binding.is_some_and(|binding| binding.has_excess(hold))
     }
 
     /// Marks the numbers in excess of the owner's present holds, `hold`, as lost.

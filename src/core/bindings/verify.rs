@@ -13,7 +13,7 @@ impl Bindings {
     /// Fails if an index disagrees with the bindings. `knows` returns whether a lock is in the table.
     pub(in crate::core) fn verify(&self, knows: impl Fn(LockIdx) -> bool) {
         let (mut links, mut renewals, mut sweeps) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
-        let mut ephemeral = 0;
+        let (mut ephemeral, mut ended_owners) = (0, 0);
         for (lock, bound) in &self.by_lock {
             assert!(
                 knows(*lock) && !bound.bindings.is_empty(),
@@ -24,6 +24,7 @@ impl Bindings {
                 closed.map(|(owner, _)| owner).eq(bound.closed.keys()),
                 "the index of closed holds is wrong"
             );
+            ended_owners += bound.ended.len();
             for (owner, binding) in bound.bindings.iter() {
                 let hold = (*lock, owner.clone());
                 links.extend(binding.each_connection().map(|connection| (connection, hold.clone())));
@@ -41,6 +42,7 @@ impl Bindings {
         assert!(self.renewals.iter().eq(&renewals), "the schedule of renewals is wrong");
         assert!(self.sweeps.iter().eq(&sweeps), "the schedule of sweeps is wrong");
         assert_eq!(self.ephemeral, ephemeral, "the holds that end with a connection are miscounted");
+        assert_eq!(self.ended_owners, ended_owners, "the holds that end with a session are miscounted");
     }
 
     /// The holds with numbers of sessions, except those of sessions that are over.

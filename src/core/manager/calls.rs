@@ -157,11 +157,15 @@ fn release_numbered(
     number: CallNumber,
     lease_ms: Option<i64>,
 ) -> Result<i64, NotReleased> {
-    match step.number_state(number).map_err(|OtherTarget| NotReleased::OtherTarget)? {
+    let state = |step: &Step<'_>| step.number_state(number).map_err(|OtherTarget| NotReleased::OtherTarget);
+    let mode = match state(step)? {
+        NumberIs::Held(mode) => mode,
         NumberIs::InFlight => {
             step.confirm_number(number);
+            // The confirmation may find that the hold has ended.
+            let NumberIs::Held(mode) = state(step)? else { return Err(NotReleased::NotOwner) };
+            mode
         }
-        NumberIs::Held(_) => {}
         NumberIs::Answered(Answer::Released(left)) => {
             return left.first().copied().ok_or(NotReleased::NotOwner);
         }
@@ -170,11 +174,6 @@ fn release_numbered(
             step.answer(number, Answer::Ended);
             return Err(NotReleased::NotOwner);
         }
-    }
-    // A confirmation may find that the hold has ended.
-    let NumberIs::Held(mode) = step.number_state(number).map_err(|OtherTarget| NotReleased::OtherTarget)?
-    else {
-        return Err(NotReleased::NotOwner);
     };
     let left = release_hold(step, owner, ReleaseScope::OneOf(mode), None, lease_ms)?;
     if step.remove_hold(owner, number) {

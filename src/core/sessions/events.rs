@@ -2,9 +2,10 @@
 
 //! Log of the events that a session's client has not acknowledged.
 
-use std::collections::BTreeMap;
+use std::collections::VecDeque;
 use std::rc::Rc;
 
+use crate::core::spare::is_too_large;
 use crate::core::{HoldEvent, MonoUs, Reply};
 
 /// The reason of a `lost` event: why an acquire no longer holds its lock, or never gets it.
@@ -103,7 +104,8 @@ pub(crate) struct Event {
 /// The events that the client has not acknowledged, by sequence number. A number has at most one.
 #[derive(Default)]
 pub(super) struct EventLog {
-    events: BTreeMap<u64, Event>,
+    /// Oldest first. There are few, except while a client is away.
+    events: VecDeque<Event>,
     /// Sequence number of the newest event. Starts at 0 and is never reused.
     last: u64,
     /// Sequence number of the last acknowledged event.
@@ -114,24 +116,34 @@ impl EventLog {
     /// Adds an event. Returns its sequence number.
     pub(super) fn push(&mut self, n: u64, content: EventContent, at: MonoUs) -> u64 {
         self.last += 1;
-        self.events.insert(self.last, Event { seq: self.last, n, content, at });
+        self.events.push_back(Event { seq: self.last, n, content, at });
         self.last
     }
 
     pub(super) fn get(&self, seq: u64) -> Option<&Event> {
-        self.events.get(&seq)
+        self.events.get(self.position(seq)?)
     }
 
     /// Removes an event without an acknowledgement: a newer one replaces it, or the client knows its content.
     pub(super) fn remove(&mut self, seq: u64) -> Option<Event> {
-        self.events.remove(&seq)
+        self.events.remove(self.position(seq)?)
+    }
+
+    fn position(&self, seq: u64) -> Option<usize> {
+        self.events.binary_search_by_key(&seq, |event| event.seq).ok()
     }
 
     /// Acknowledges the events up to `seq`. Removes and returns the first of them; call it until `None`.
     pub(super) fn acknowledge(&mut self, seq: u64) -> Option<Event> {
         self.acknowledged = self.acknowledged.max(seq.min(self.last));
-        let first = self.events.first_entry().filter(|first| *first.key() <= seq)?;
-        Some(first.remove())
+        if self.events.front()?.seq > seq {
+            return None;
+        }
+        let event = self.events.pop_front();
+        if is_too_large(self.events.capacity(), self.events.len()) {
+            self.events.shrink_to(2 * self.events.len());
+        }
+        event
     }
 
     pub(super) fn acknowledged(&self) -> u64 {
@@ -148,12 +160,12 @@ impl EventLog {
 
     /// Iterates over the events, oldest first.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Event> {
-        self.events.values()
+        self.events.iter()
     }
 
     /// Returns the number and the time of the oldest unacknowledged grant.
     pub(super) fn first_grant(&self) -> Option<(u64, MonoUs)> {
-        let grant = self.events.values().find(|event| event.content.is_grant())?;
+        let grant = self.events.iter().find(|event| event.content.is_grant())?;
         Some((grant.n, grant.at))
     }
 }

@@ -9,12 +9,13 @@
 //!
 //! * [`ids`]: the identities of sessions and of their acquires.
 //! * [`session`]: one session, with its clock, its numbers and its events.
-//! * [`number`]: the state of each acquire.
+//! * [`number`]: the state of each acquire. [`numbers`]: the acquires of one session.
 //! * [`events`]: the events that the client has not acknowledged.
 
 mod events;
 mod ids;
 mod number;
+mod numbers;
 mod session;
 #[cfg(test)]
 mod verify;
@@ -22,6 +23,7 @@ mod verify;
 pub(crate) use events::{EventContent, LossReason};
 pub(crate) use ids::{CallNumber, Late, OtherTarget, SessionId, SessionKey, Target};
 pub(in crate::core) use number::{Answer, NumberState, NumberedHold};
+use numbers::EndingNumbers;
 use session::Round;
 pub(in crate::core) use session::{Acknowledged, ParkedWait};
 pub(crate) use session::{NewSession, Session};
@@ -77,7 +79,7 @@ pub(in crate::core) struct Sessions {
     /// Number of the last round in which the server was paused or could not write.
     paused_in_round: u64,
     /// Ended sessions that still have numbers to clean up.
-    ending: VecDeque<(SessionKey, Session)>,
+    ending: VecDeque<(SessionKey, EndingNumbers)>,
     /// Sessions whose blocked EVENTS must be answered.
     woken: Vec<SessionKey>,
     /// Number of suspect sessions.
@@ -395,7 +397,7 @@ impl Sessions {
         session.parked.keys().for_each(|id| self.parked_deadlines.set(&(key, *id), None));
         free_spare(&mut self.sessions);
         free_spare(&mut self.by_id);
-        self.ending.push_back((key, session));
+        self.ending.push_back((key, session.into_ending()));
     }
 
     /// Ends every session.
@@ -408,8 +410,8 @@ impl Sessions {
     /// Takes the next number of an ending session. Its parked waits are dropped.
     pub(in crate::core) fn take_ended(&mut self) -> Option<(SessionKey, u64, NumberState)> {
         loop {
-            let (key, session) = self.ending.front_mut()?;
-            if let Some((n, state)) = session.take_number() {
+            let (key, numbers) = self.ending.front_mut()?;
+            if let Some((n, state)) = numbers.take_newest() {
                 return Some((*key, n, state));
             }
             self.ending.pop_front();

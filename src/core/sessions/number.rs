@@ -29,6 +29,14 @@ pub(in crate::core) struct Held {
     pub(in crate::core) is_lost: bool,
 }
 
+impl Held {
+    /// Removes the owner's hold of a lock. Returns whether none is left.
+    pub(super) fn remove(&mut self, lock: LockIdx, owner: &Owner) -> bool {
+        self.holds.retain(|hold| hold.lock != lock || hold.owner != *owner);
+        self.holds.is_empty()
+    }
+}
+
 /// A hold with a number.
 #[derive(Clone, Debug)]
 pub(in crate::core) struct NumberedHold {

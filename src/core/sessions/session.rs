@@ -2,14 +2,15 @@
 
 //! A session: its clock, its numbers and its events.
 
-use std::collections::BTreeMap;
+use std::collections::{hash_map, BTreeMap};
 use std::rc::Rc;
 
-use smallvec::SmallVec;
+use smallvec::smallvec;
 
 use super::events::{Event, EventContent, EventLog, LossReason};
 use super::ids::{CallNumber, OtherTarget, SessionId, Target};
 use super::number::{Answer, Entry, Held, NumberState, NumberedHold};
+use super::numbers::{EndingNumbers, Numbers};
 use crate::core::queue::wait::NewWait;
 use crate::core::table::LockIdx;
 use crate::core::{ConnectionId, Known, LockId, MonoUs, Owner, WaiterId};
@@ -68,7 +69,7 @@ pub(crate) struct Session {
     pub(super) passed: Option<Round>,
     /// The client has the answers of all acquires with smaller numbers (R11).
     done: u64,
-    numbers: BTreeMap<u64, Entry>,
+    numbers: Numbers,
     events: EventLog,
     /// Whether the client has left a grant unacknowledged for too long. The session's waits are then passed
     /// over.
@@ -90,7 +91,7 @@ impl Session {
             reader: None,
             passed: None,
             done: 0,
-            numbers: BTreeMap::new(),
+            numbers: Numbers::default(),
             events: EventLog::default(),
             is_suspect: false,
             parked: BTreeMap::new(),
@@ -111,7 +112,7 @@ impl Session {
 
     /// Returns the wait of this number's grant in flight.
     pub(in crate::core) fn in_flight(&self, n: u64) -> Option<WaiterId> {
-        match self.numbers.get(&n)?.state {
+        match self.numbers.get(n)?.state {
             NumberState::InFlight(id) => Some(id),
             _ => None,
         }
@@ -125,7 +126,7 @@ impl Session {
 
     /// Returns the state of a number for an acquire with it (R12).
     pub(in crate::core) fn known(&self, CallNumber { n, target, .. }: CallNumber) -> Known {
-        let Some(entry) = self.numbers.get(&n) else {
+        let Some(entry) = self.numbers.get(n) else {
             return if n < self.done { Known::Late } else { Known::New };
         };
         if entry.target != target {
@@ -160,30 +161,25 @@ impl Session {
 
     /// Returns the state of a number. Fails if it was used with another target.
     pub(in crate::core) fn state(&self, number: CallNumber) -> Result<Option<&NumberState>, OtherTarget> {
-        match self.numbers.get(&number.n) {
+        match self.numbers.get(number.n) {
             Some(entry) if entry.target != number.target => Err(OtherTarget),
             entry => Ok(entry.map(|entry| &entry.state)),
         }
     }
 
-    /// Records the state of a number and keeps its event.
-    fn set(&mut self, n: u64, target: Target, state: NumberState) {
-        match self.numbers.get_mut(&n) {
-            Some(entry) => entry.state = state,
-            None => {
-                self.numbers.insert(n, Entry { target, state, event: None });
+    /// Records that an acquire waits.
+    pub(in crate::core) fn note_wait(&mut self, number: CallNumber, id: WaiterId) {
+        match self.numbers.entry(number.n) {
+            hash_map::Entry::Occupied(mut entry) => entry.get_mut().state = NumberState::Waiting(id),
+            hash_map::Entry::Vacant(entry) => {
+                entry.insert(Entry { target: number.target, state: NumberState::Waiting(id), event: None });
             }
         }
     }
 
-    /// Records that an acquire waits.
-    pub(in crate::core) fn note_wait(&mut self, number: CallNumber, id: WaiterId) {
-        self.set(number.n, number.target, NumberState::Waiting(id));
-    }
-
     /// Records the grant of a waiting acquire, with an event.
     pub(super) fn granted(&mut self, n: u64, id: WaiterId, content: EventContent, now: MonoUs) {
-        let Some(entry) = self.numbers.get_mut(&n) else { return };
+        let Some(entry) = self.numbers.get_mut(n) else { return };
         entry.state = NumberState::InFlight(id);
         self.replace_event(n, content, now);
     }
@@ -191,38 +187,42 @@ impl Session {
     /// Forgets a number that still waits, as if its acquire had never arrived.
     pub(in crate::core) fn forget(&mut self, n: u64) {
         let waits = |entry: &Entry| matches!(entry.state, NumberState::Waiting(_));
-        if !self.numbers.get(&n).is_some_and(waits) {
+        if !self.numbers.get(n).is_some_and(waits) {
             return;
         }
-        if let Some(seq) = self.numbers.remove(&n).and_then(|entry| entry.event) {
+        if let Some(seq) = self.numbers.remove(n).and_then(|entry| entry.event) {
             self.events.remove(seq);
         }
     }
 
     /// Returns the target of a number that was used for several locks.
     pub(in crate::core) fn several_target(&self, n: u64) -> Option<Target> {
-        self.numbers.get(&n).map(|entry| entry.target).filter(|target| target.is_several())
+        self.numbers.get(n).map(|entry| entry.target).filter(|target| target.is_several())
     }
 
     /// Whether a number has any hold.
     pub(in crate::core) fn has_hold(&self, n: u64) -> bool {
-        matches!(self.numbers.get(&n), Some(Entry { state: NumberState::Held(_), .. }))
+        matches!(self.numbers.get(n), Some(Entry { state: NumberState::Held(_), .. }))
     }
 
     /// Records one hold of a number.
+    #[inline]
     pub(in crate::core) fn holds(&mut self, number: CallNumber, hold: NumberedHold) {
-        match self.numbers.get_mut(&number.n) {
-            Some(Entry { state: NumberState::Held(held), .. }) => held.holds.push(hold),
-            _ => {
-                let held = Held { holds: std::iter::once(hold).collect(), is_lost: false };
-                self.set(number.n, number.target, NumberState::Held(held));
+        match self.numbers.entry(number.n) {
+            hash_map::Entry::Vacant(entry) => {
+                let held = Held { holds: smallvec![hold], is_lost: false };
+                entry.insert(Entry { target: number.target, state: NumberState::Held(held), event: None });
             }
+            hash_map::Entry::Occupied(mut entry) => match &mut entry.get_mut().state {
+                NumberState::Held(held) => held.holds.push(hold),
+                state => *state = NumberState::Held(Held { holds: smallvec![hold], is_lost: false }),
+            },
         }
     }
 
     /// Whether the hold of a number on this lock is released when the session ends.
     pub(in crate::core) fn is_ephemeral(&self, n: u64, lock: LockIdx) -> bool {
-        match self.numbers.get(&n).map(|entry| &entry.state) {
+        match self.numbers.get(n).map(|entry| &entry.state) {
             Some(NumberState::Held(held)) => {
                 held.holds.iter().any(|hold| hold.lock == lock && hold.ephemeral)
             }
@@ -231,24 +231,33 @@ impl Session {
     }
 
     /// Records the final answer about a number and drops its event.
-    pub(in crate::core) fn answer(&mut self, number: CallNumber, answer: Answer) {
-        if let Some(seq) = self.numbers.get_mut(&number.n).and_then(|entry| entry.event.take()) {
-            self.events.remove(seq);
+    pub(in crate::core) fn answer(&mut self, CallNumber { n, target, .. }: CallNumber, answer: Answer) {
+        let is_done = self.is_done(n);
+        match self.numbers.get_mut(n).map(|entry| entry.event.take()) {
+            Some(event) => {
+                if let Some(seq) = event {
+                    self.events.remove(seq);
+                }
+                if is_done {
+                    self.numbers.remove(n);
+                    return;
+                }
+            }
+            None if is_done => return,
+            None => {
+                let state = NumberState::Answered(answer.clone());
+                self.numbers.entry(n).or_insert(Entry { target, state, event: None });
+            }
         }
-        if self.is_done(number.n) {
-            self.numbers.remove(&number.n);
-        } else {
-            self.set(number.n, number.target, NumberState::Answered(answer));
-        }
+        self.numbers.answer(n, answer);
     }
 
     /// Removes one hold of a number. Returns whether it was the last one.
     pub(in crate::core) fn remove_hold(&mut self, n: u64, lock: LockIdx, owner: &Owner) -> bool {
-        let Some(Entry { state: NumberState::Held(held), .. }) = self.numbers.get_mut(&n) else {
+        let Some(Entry { state: NumberState::Held(held), .. }) = self.numbers.get_mut(n) else {
             return true;
         };
-        held.holds.retain(|hold| hold.lock != lock || hold.owner != *owner);
-        held.holds.is_empty()
+        held.remove(lock, owner)
     }
 
     /// Records the loss of a number's hold on the lock `at`, or of its wait or grant in flight if `at` is
@@ -262,7 +271,7 @@ impl Session {
     ) -> bool {
         let is_last = at.is_none_or(|(lock, owner)| self.remove_hold(n, lock, owner));
         let is_done = self.is_done(n);
-        let Some(entry) = self.numbers.get_mut(&n) else { return false };
+        let Some(entry) = self.numbers.get_mut(n) else { return false };
         let was_lost = match &mut entry.state {
             NumberState::Held(held) => std::mem::replace(&mut held.is_lost, true),
             NumberState::Waiting(_) | NumberState::InFlight(_) => false,
@@ -270,14 +279,14 @@ impl Session {
         };
         if is_last {
             let answer = if why == LossReason::TimedOut { Answer::Busy } else { Answer::Ended };
-            entry.state = NumberState::Answered(answer);
+            self.numbers.answer(n, answer);
         }
         if !was_lost {
             self.replace_event(n, EventContent::Lost(why), now);
         }
         // The event stays: the client still has this number.
         if is_last && is_done {
-            self.numbers.remove(&n);
+            self.numbers.remove(n);
         }
         !was_lost
     }
@@ -288,7 +297,7 @@ impl Session {
         let is_held = |entry: &Entry| {
             entry.event.is_none() && matches!(&entry.state, NumberState::Held(held) if !held.is_lost)
         };
-        let tells = self.numbers.get(&n).is_some_and(is_held);
+        let tells = self.numbers.get(n).is_some_and(is_held);
         if tells {
             self.replace_event(n, EventContent::Contended, now);
         }
@@ -297,7 +306,7 @@ impl Session {
 
     fn replace_event(&mut self, n: u64, content: EventContent, now: MonoUs) {
         let seq = self.events.push(n, content, now);
-        let before = self.numbers.get_mut(&n).and_then(|entry| entry.event.replace(seq));
+        let before = self.numbers.get_mut(n).and_then(|entry| entry.event.replace(seq));
         if let Some(before) = before {
             self.events.remove(before);
         }
@@ -308,19 +317,14 @@ impl Session {
         if done <= self.done {
             return;
         }
-        let before = std::mem::replace(&mut self.done, done);
-        let is_over = |entry: &Entry| matches!(entry.state, NumberState::Answered(_));
-        let over: SmallVec<[u64; 16]> =
-            self.numbers.range(before..done).filter(|(_, entry)| is_over(entry)).map(|(n, _)| *n).collect();
-        for n in over {
-            self.numbers.remove(&n);
-        }
+        self.done = done;
+        self.numbers.forget_answered_below(done);
     }
 
     /// Acknowledges the events up to `seq`. Removes and returns the first of them; call it until `None`.
     pub(super) fn acknowledge(&mut self, seq: u64) -> Option<Acknowledged> {
         let event = self.events.acknowledge(seq)?;
-        let Some(entry) = self.numbers.get_mut(&event.n) else { return Some(Acknowledged::Other) };
+        let Some(entry) = self.numbers.get_mut(event.n) else { return Some(Acknowledged::Other) };
         entry.event = None;
         Some(match entry.state {
             NumberState::InFlight(id) => Acknowledged::Grant(id, event.content),
@@ -330,20 +334,20 @@ impl Session {
 
     /// Removes the event of a grant in flight whose client has named the number in a call.
     pub(in crate::core) fn take_grant(&mut self, n: u64) -> Option<(WaiterId, EventContent)> {
-        let entry = self.numbers.get_mut(&n)?;
+        let entry = self.numbers.get_mut(n)?;
         let NumberState::InFlight(id) = entry.state else { return None };
         let event = self.events.remove(entry.event.take()?)?;
         Some((id, event.content))
     }
 
-    /// Removes and returns a number, at the end of the session.
-    pub(super) fn take_number(&mut self) -> Option<(u64, NumberState)> {
-        self.numbers.pop_last().map(|(n, entry)| (n, entry.state))
+    /// Returns the numbers that have to end with the session.
+    pub(super) fn into_ending(self) -> EndingNumbers {
+        EndingNumbers::new(self.numbers)
     }
 
-    /// Iterates over the numbers and their states.
+    /// Iterates over the numbers and their states, in no particular order.
     pub(super) fn states(&self) -> impl Iterator<Item = (u64, &NumberState)> {
-        self.numbers.iter().map(|(n, entry)| (*n, &entry.state))
+        self.numbers.iter().map(|(n, entry)| (n, &entry.state))
     }
 
     /// The queued waits.
@@ -362,7 +366,7 @@ impl Session {
     /// The event about a number that the client has not acknowledged.
     #[cfg(test)]
     pub(super) fn event_of(&self, n: u64) -> Option<u64> {
-        self.numbers.get(&n)?.event
+        self.numbers.get(n)?.event
     }
 
     /// Whether waits of the session are passed over.

@@ -5,7 +5,7 @@
 use foldhash::HashMap;
 
 use crate::core::spare::free_spare;
-use crate::core::{MonoUs, Schedule, SessionKey};
+use crate::core::{Calendar, MonoUs, SessionKey};
 use crate::server::clients::blocked::{self, ClientHandle};
 
 /// Time for which a connection's permission to use a session is cached, in microseconds.
@@ -21,6 +21,8 @@ struct KnownSession {
 struct Poll {
     handle: ClientHandle,
     token: u64,
+    /// Time at which the call stops waiting. The calendar of deadlines stores the same time.
+    deadline: Option<MonoUs>,
     /// Whether the call waits only for due renewals (R4).
     is_ready: bool,
 }
@@ -54,7 +56,7 @@ pub(crate) struct Polls {
     /// The session, the maximum number of events and the outcome of each call, by its token.
     calls: HashMap<u64, (SessionKey, usize, PollOutcome)>,
     /// Times at which the calls stop waiting.
-    deadlines: Schedule<MonoUs, SessionKey>,
+    deadlines: Calendar<MonoUs, SessionKey>,
     /// Sessions whose call waits only for due renewals (R4).
     ready: Vec<SessionKey>,
     /// The session that each open connection named last.
@@ -100,11 +102,12 @@ impl Polls {
     pub(crate) fn insert(&mut self, session: SessionKey, new: NewPoll) {
         let NewPoll { handle, token, count, until } = new;
         self.calls.insert(token, (session, count, PollOutcome::Waiting));
-        self.by_session.insert(session, Poll { handle, token, is_ready: until.is_none() });
-        match until {
-            None => self.ready.push(session),
-            Some(until) => self.deadlines.set(&session, Some(until)),
+        let mut deadline = None;
+        self.deadlines.set(session, &mut deadline, until);
+        if until.is_none() {
+            self.ready.push(session);
         }
+        self.by_session.insert(session, Poll { handle, token, deadline, is_ready: until.is_none() });
     }
 
     /// Lets a call wait only for due renewals from now on.
@@ -124,7 +127,11 @@ impl Polls {
 
     /// Takes the next session whose call stops waiting at this time.
     pub(crate) fn next_timed_out(&mut self, now: MonoUs) -> Option<SessionKey> {
-        self.deadlines.pop_due(now)
+        let session = self.deadlines.pop_due(now)?;
+        if let Some(poll) = self.by_session.get_mut(&session) {
+            poll.deadline = None;
+        }
+        Some(session)
     }
 
     /// The session, the maximum number of events and the outcome of a call.
@@ -145,9 +152,9 @@ impl Polls {
 
     /// Ends the block of the session's call, if it has one.
     pub(crate) fn end(&mut self, session: SessionKey, outcome: PollOutcome) {
-        let Some(poll) = self.by_session.remove(&session) else { return };
+        let Some(mut poll) = self.by_session.remove(&session) else { return };
         free_spare(&mut self.by_session);
-        self.deadlines.set(&session, None);
+        self.deadlines.set(session, &mut poll.deadline, None);
         if let Some((.., of_call)) = self.calls.get_mut(&poll.token) {
             *of_call = outcome;
         }

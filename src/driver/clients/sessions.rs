@@ -11,7 +11,7 @@ use crate::driver::clients::polls::{NewPoll, PollOutcome};
 use crate::driver::state::{with, Driver};
 use crate::error::Error;
 use crate::server::clients::blocked::{self, BlockedClient, ClientHandle};
-use crate::server::clients::caller::Caller;
+use crate::server::clients::caller;
 use crate::server::{calls, Ctx, Obstacle};
 
 /// The user of an unrestricted connection.
@@ -37,9 +37,9 @@ pub(crate) fn random_session_id() -> SessionId {
     SessionId(id)
 }
 
-/// Returns the user of the calling connection.
-pub(crate) fn user_of_caller(ctx: Ctx<'_>) -> Rc<[u8]> {
-    Rc::from(Caller::of(ctx).user().unwrap_or(NO_USER))
+/// Returns the user of a connection.
+pub(crate) fn user_of(ctx: Ctx<'_>, client: u64) -> Rc<[u8]> {
+    caller::user_of_client(ctx, client).map_or_else(|| Rc::from(NO_USER), Rc::from)
 }
 
 /// Opens a session over the calling connection.
@@ -65,7 +65,7 @@ pub(crate) fn session(ctx: Ctx<'_>, client: u64, id: &[u8]) -> Result<SessionKey
     if is_checked {
         return Ok(session);
     }
-    let user = user_of_caller(ctx);
+    let user = user_of(ctx, client);
     with(ctx, |driver| {
         if driver.locks.session(session).is_none_or(|session| *session.user() != *user) {
             return Err(Error::NoSession);
@@ -75,15 +75,28 @@ pub(crate) fn session(ctx: Ctx<'_>, client: u64, id: &[u8]) -> Result<SessionKey
     })
 }
 
-/// Answers an EVENTS: at once if an event is pending or the call does not wait, otherwise blocks it. No call
-/// is answered while a lease is due for renewal, because the client would rely on it (R4).
+/// Answers an EVENTS and delivers all decisions, like [`dispatch`](crate::driver::dispatch).
 pub(crate) fn answer_poll(
+    ctx: Ctx<'_>,
+    session: SessionKey,
+    answer: PollAnswer,
+    now: Now,
+) -> Result<(), Error> {
+    let answered = answer_or_block(ctx, session, answer, now);
+    with(ctx, |driver| driver.schedule_at(ctx, now, None));
+    answered
+}
+
+/// Answers an EVENTS at once if an event is pending or the call does not wait, otherwise blocks it. No call is
+/// answered while a lease is due for renewal, because the client would rely on it (R4).
+fn answer_or_block(
     ctx: Ctx<'_>,
     session: SessionKey,
     PollAnswer { wait_us, count }: PollAnswer,
     now: Now,
 ) -> Result<(), Error> {
     let (has_events, max_us, is_due) = with(ctx, |driver| {
+        driver.deliver(ctx, now);
         // An older call that is still blocked gets an empty reply.
         driver.polls.end(session, PollOutcome::Empty);
         let of_session = driver.locks.session(session);
@@ -110,7 +123,6 @@ pub(crate) fn answer_poll(
         let until = (!is_ready).then_some(now.mono.saturating_add(wait_us));
         driver.polls.insert(session, NewPoll { handle, token, count, until });
         driver.locks.set_polled(session, !is_ready);
-        driver.schedule_at(ctx, now, None);
     });
     Ok(())
 }

@@ -74,6 +74,12 @@ pub(in crate::server) fn line_field<'a>(line: &'a [u8], name: &str) -> Option<&'
     line.split(|byte| byte.is_ascii_whitespace()).find_map(|word| word.strip_prefix(name.as_bytes()))
 }
 
+/// The user of a connected client. `None` if the client is unrestricted.
+pub(crate) fn user_of_client(ctx: Ctx<'_>, id: u64) -> Option<Vec<u8>> {
+    // SAFETY: the context belongs to the running callback. The string, if any, is freed.
+    unsafe { take_text(ctx, raw::RedisModule_GetClientUserNameById?(ctx.as_ptr(), id)) }
+}
+
 /// The calling client, as far as the server reports it.
 pub(crate) struct Caller {
     /// Also `None` for an unrestricted client.
@@ -124,15 +130,24 @@ fn user_name(ctx: Ctx<'_>) -> Option<Vec<u8>> {
     if version::server_version()? < SAFE_USER_NAME_SINCE {
         return None;
     }
-    // SAFETY: the context belongs to the running callback. The string, if any, is freed here.
+    // SAFETY: the context belongs to the running callback. The string, if any, is freed.
+    unsafe { take_text(ctx, raw::RedisModule_GetCurrentUserName?(ctx.as_ptr())) }
+}
+
+/// Copies and frees a string of the server.
+///
+/// # Safety
+///
+/// A string that is not null is valid, and nothing else frees it.
+unsafe fn take_text(ctx: Ctx<'_>, text: *mut raw::RedisModuleString) -> Option<Vec<u8>> {
+    if text.is_null() {
+        return None;
+    }
+    // SAFETY: the caller promises that the string is valid and not used again.
     unsafe {
-        let name = raw::RedisModule_GetCurrentUserName?(ctx.as_ptr());
-        if name.is_null() {
-            return None;
-        }
-        let text = string::bytes(name).to_vec();
-        call!(RedisModule_FreeString(ctx.as_ptr(), name));
-        Some(text)
+        let bytes = string::bytes(text).to_vec();
+        call!(RedisModule_FreeString(ctx.as_ptr(), text));
+        Some(bytes)
     }
 }
 

@@ -127,27 +127,31 @@ impl Parts {
         content: EventContent,
         now: Now,
     ) -> bool {
-        let replies = match content {
-            EventContent::Granted(reply) => vec![reply],
-            EventContent::GrantedAll(replies) => replies.to_vec(),
-            EventContent::Lost(_) | EventContent::Contended => return false,
-        };
-        let mut stands = true;
-        for (id, reply) in self.waiters.together(id).into_iter().zip(replies) {
-            let Some((wait, lease)) = self.confirm(id, now) else {
-                stands = false;
-                continue;
-            };
-            let request = wait.request();
-            let Some(call) = request.number() else { continue };
-            let held_since = wait.begins().then(|| wait.since());
-            self.bind_number(wait.lock(), &request.owner, call, reply, held_since, lease);
-            if request.awaits_replicas {
-                self.unwatch_lease(wait.lock());
+        match content {
+            EventContent::Granted(reply) => self.confirm_hold_of_session(id, reply, now),
+            EventContent::GrantedAll(replies) => {
+                let waits = self.waiters.together(id).into_iter();
+                let confirmed = waits
+                    .zip(replies.iter())
+                    .map(|(id, reply)| self.confirm_hold_of_session(id, reply.clone(), now));
+                confirmed.fold(true, |all, stands| all && stands)
             }
-            self.drop_if_idle(wait.lock());
+            EventContent::Lost(_) | EventContent::Contended => false,
         }
-        stands
+    }
+
+    /// Confirms the grant of one lock to a session. Returns whether the hold still exists.
+    fn confirm_hold_of_session(&mut self, id: WaiterId, reply: Reply, now: Now) -> bool {
+        let Some((wait, lease)) = self.confirm(id, now) else { return false };
+        let request = wait.request();
+        let Some(call) = request.number() else { return true };
+        let held_since = wait.begins().then(|| wait.since());
+        self.bind_number(wait.lock(), &request.owner, call, reply, held_since, lease);
+        if request.awaits_replicas {
+            self.unwatch_lease(wait.lock());
+        }
+        self.drop_if_idle(wait.lock());
+        true
     }
 
     /// Parks a wait outside its queue while its session is suspect, or drops it if the session has ended.

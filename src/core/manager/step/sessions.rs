@@ -33,7 +33,7 @@ impl Step<'_> {
     /// Releases ephemeral holds of ended sessions, and marks numbers without a hold as lost.
     #[inline(always)]
     pub(super) fn follow_sessions(&mut self, lock: LockIdx) {
-        if self.parts.bindings.knows(lock) {
+        if self.parts.bindings.any_ended_numbers() {
             self.release_ended_numbers(lock);
         }
         if !self.parts.sessions.is_empty() {
@@ -67,19 +67,31 @@ impl Step<'_> {
 
     /// Marks numbers as lost if an affected owner has fewer holds than numbers.
     pub(in crate::core::manager) fn lose_excess(&mut self, lock: LockIdx) {
-        let owners: Vec<Owner> = match self.affected {
-            AffectedOwners::Only(owner) => vec![owner.clone()],
-            AffectedOwners::Any if self.examines_all => self.parts.owners_with_numbers(lock),
-            AffectedOwners::Any => return,
-        };
-        for owner in owners {
-            while let Some(id) = self.excess_grant(lock, &owner) {
-                self.lose_grant_without_hold(lock, &owner, id);
+        match self.affected {
+            AffectedOwners::Only(owner) => self.lose_excess_of(lock, owner),
+            AffectedOwners::Any if self.examines_all => {
+                for owner in self.parts.owners_with_numbers(lock) {
+                    self.lose_excess_of(lock, &owner);
+                }
             }
-            // An owner without any hold has lost all its numbers already.
-            if let Some(hold) = self.holders.get(owner.as_bytes()) {
-                self.parts.bindings.lose_excess(lock, &owner, hold, self.now.mono);
-            }
+            AffectedOwners::Any => {}
+        }
+    }
+
+    #[inline]
+    fn lose_excess_of(&mut self, lock: LockIdx, owner: &Owner) {
+        // An owner without any hold has lost all its numbers already.
+        let Some(hold) = self.holders.get(owner.as_bytes()) else { return };
+        let in_flight = self.state().is_some_and(|state| state.unconfirmed().any_in_flight());
+        // Nearly always, an owner has a hold for each number.
+        if !in_flight && !self.parts.bindings.has_excess(lock, owner, hold) {
+            return;
+        }
+        while let Some(id) = self.excess_grant(lock, owner) {
+            self.lose_grant_without_hold(lock, owner, id);
+        }
+        if let Some(hold) = self.holders.get(owner.as_bytes()) {
+            self.parts.bindings.lose_excess(lock, owner, hold, self.now.mono);
         }
     }
 

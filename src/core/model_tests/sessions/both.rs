@@ -255,6 +255,7 @@ impl Both {
                     bind: None,
                     client: None,
                     number: call,
+                    from: None,
                 };
                 match self.real.on(LOCKS[lock], |locks, open| locks.renew(open, &renewal)).unwrap() {
                     Ok(holds) => Seen::Renewed(holds),
@@ -505,7 +506,7 @@ impl Both {
                 .waiters_of(at(key))
                 .into_iter()
                 .map(|id| real.locks.number_of(id))
-                .map(|number| number.map(|(key, n)| (key.0, n)))
+                .map(|number| number.map(|number| (number.session.0, number.n)))
                 .collect();
             let is_trusted = |number: &Option<Numbered>| {
                 number.is_none_or(|(serial, _)| {
