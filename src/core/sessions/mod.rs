@@ -144,7 +144,8 @@ impl Sessions {
     /// Returns the number of entries in all tables.
     pub(in crate::core) fn table_len(&self) -> usize {
         let sessions = self.sessions.len() + self.by_id.len() + self.readers.len() + self.checks.len();
-        sessions + self.ending.len() + self.woken.len() + self.unparked.len()
+        let parked = self.parked_deadlines.len() + self.unparked.len();
+        sessions + self.ending.len() + self.woken.len() + parked
     }
 
     pub(in crate::core) fn iter(&self) -> impl Iterator<Item = (SessionKey, &Session)> {
