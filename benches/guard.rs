@@ -56,9 +56,8 @@ const SLEEPING: [(usize, &str, &str); 2] = [
     (200, "hand-over, 200 sleep", "hand-over, 200 sleep: floor"),
 ];
 
-/// Hand-overs between two sleeping clients with sessions: the number of grants in each reply, and the name of the path. The base is
-/// the hand-over by `BLOCK`. More clients are not counted here: callgrind makes them so slow that the server checks the user of
-/// each call again, and the number of these checks depends on the machine.
+/// Hand-overs between two sleeping clients with sessions: the number of grants in each reply, and the name of the
+/// path. The base is the hand-over by `BLOCK`.
 const SESSIONS: [(u64, &str); 2] =
     [(1, "hand-over, 2 sleep: session"), (4, "hand-over, 2 sleep: session, 4 grants")];
 

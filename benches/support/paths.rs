@@ -65,7 +65,8 @@ pub enum Calls {
     OneSession(&'static [&'static str]),
 }
 
-/// The number of rounds after which a client with a session calls `LOCK.EVENTS`: at 100 pairs per second, and one call per second.
+/// The number of rounds after which a client with a session calls `LOCK.EVENTS`. This is one call per second at 100
+/// pairs per second.
 const BEAT_EVERY: u32 = 100;
 
 use Calls::{OneClient, OneSession};

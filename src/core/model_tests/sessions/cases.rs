@@ -56,7 +56,7 @@ fn a_suspect_wait_survives_a_free_lock() {
 
 /// The renewals of a short lease do not rely on the longer lease of a grant that is revoked.
 #[test]
-fn renewals_do_not_rely_on_a_grant_in_flight() {
+fn renewals_ignore_grants_in_flight() {
     let short = Want { lease: 400, keeps: true, ..want(0, 0, false) };
     let renewed = Number { renewed: true, ..number(1, 0) };
     let history = [
