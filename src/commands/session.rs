@@ -160,6 +160,14 @@ fn new_session(
             format_args!("lock.max-session-ttl allows {max} ms"),
         ));
     }
+    let grace = grace.unwrap_or(ttl).min(ttl);
+    // A renewed lease is at least three times as long (R10).
+    if let Some(max) = config::max_lease().filter(|max| grace > *max / 3) {
+        return Err(command.problem_with_advice(
+            "GRACE is out of range",
+            format_args!("lock.max-lease allows a third of {max} ms"),
+        ));
+    }
     let name = name.unwrap_or_default();
     if name.len() > MAX_NAME_LEN {
         return Err(command.problem_with_advice(
@@ -180,7 +188,7 @@ fn new_session(
         user: driver::user_of(ctx, client),
         name: Rc::from(name),
         ttl_us: us(ttl),
-        grace_us: us(grace.unwrap_or(ttl).min(ttl)),
+        grace_us: us(grace),
     })
 }
 

@@ -979,6 +979,11 @@ fn sessions_are_limited(flavor: Flavor) {
         assert!(reply.starts_with("ERR TTL is out of range") && reply.contains("5000"), "{reply}");
         assert!(a.call("LOCK.SESSION OPEN NEW 1 TTL 5000").starts_with('['));
         assert_eq!(first.id.len(), 32);
+        a.call("CONFIG SET lock.max-lease 9000");
+        assert!(a.call("LOCK.SESSION OPEN NEW 1 TTL 5000 GRACE 3000").starts_with('['));
+        let reply = a.call("LOCK.SESSION OPEN NEW 1 TTL 5000 GRACE 3001");
+        assert!(reply.starts_with("ERR GRACE is out of range") && reply.contains("9000"), "{reply}");
+        a.call("CONFIG SET lock.max-lease 0");
         // GRACE above TTL counts as TTL.
         a.call("CONFIG SET lock.max-session-ttl 0");
         let mut long = Session::open(world, 100_000, 100_000_000);
