@@ -6,7 +6,7 @@ use super::args::{CommandName, Cursor};
 use super::checks;
 use super::options::{SessionNumber, KEY, OWNER, SESSION_NUMBER};
 use super::Target;
-use crate::core::{CallNumber, LockId, Now, OtherTarget, Owner};
+use crate::core::{CallNumber, LockId, LockRef, Now, OtherTarget, Owner};
 use crate::driver;
 use crate::error::Error;
 use crate::server::registration::arguments::{Argument, ArgumentKind, Arguments};
@@ -79,11 +79,10 @@ fn cancel_number(
 ) -> Result<(), Error> {
     let number = checks::number(ctx, command, number, std::slice::from_ref(key), owner)?;
     let (owner_name, now) = (Owner::new(owner.as_bytes()), ctx.now());
-    let (number, locks) = driver::with(ctx, |driver| {
-        let number = driver.locks.number_to_cancel(number);
-        (number, driver.locks.locks_of_number(number))
-    });
-    if locks.iter().any(|lock| *lock.key != *key.as_bytes()) {
+    let lock = LockRef { db: ctx.db(), key: key.as_bytes() };
+    let to_cancel = driver::with(ctx, |driver| driver.locks.to_cancel(number, lock, &owner_name));
+    let (number, locks) = to_cancel.map_err(|OtherTarget| Error::OtherTarget)?;
+    if !locks.is_empty() {
         return cancel_several(ctx, number, &locks, (owner, &owner_name), now);
     }
     let undone = super::update(ctx, Target::of_owner(key, owner), now, |lock, known| {

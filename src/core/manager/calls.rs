@@ -169,7 +169,9 @@ fn release_numbered(
         NumberIs::Answered(Answer::Released(left)) => {
             return left.first().copied().ok_or(NotReleased::NotOwner);
         }
-        NumberIs::Waiting | NumberIs::Answered(_) | NumberIs::Done => return Err(NotReleased::NotOwner),
+        NumberIs::Waiting | NumberIs::Answered(_) | NumberIs::Done | NumberIs::HeldElsewhere => {
+            return Err(NotReleased::NotOwner);
+        }
         NumberIs::New => {
             step.answer(number, Answer::Ended);
             return Err(NotReleased::NotOwner);
@@ -190,6 +192,7 @@ pub(super) fn cancel_number(
 ) -> Result<bool, OtherTarget> {
     let undone = match step.number_state(number)? {
         NumberIs::New => false,
+        NumberIs::HeldElsewhere => return Ok(false),
         NumberIs::Waiting => step.end_wait_of(number),
         NumberIs::InFlight => step.revoke_number(owner, number),
         NumberIs::Held(_) => {
@@ -232,7 +235,10 @@ pub(super) fn check_renewal(step: &mut Step<'_>, renewal: &Renewal) -> Result<()
     let Some(call) = renewal.number else { return Ok(()) };
     match step.number_state(call.number).map_err(|OtherTarget| NotRenewed::OtherTarget)? {
         NumberIs::InFlight | NumberIs::Held(_) => Ok(()),
-        NumberIs::New => step.unnumbered_mode(owner).map(|_| ()).ok_or(NotRenewed::NotOwner),
+        // A call that declares holds on several locks has not reached this lock yet if it has others.
+        NumberIs::New | NumberIs::HeldElsewhere => {
+            step.unnumbered_mode(owner).map(|_| ()).ok_or(NotRenewed::NotOwner)
+        }
         NumberIs::Done => Err(NotRenewed::Late),
         NumberIs::Waiting | NumberIs::Answered(_) => Err(NotRenewed::NotOwner),
     }
@@ -247,15 +253,19 @@ fn renew_numbered(step: &mut Step<'_>, renewal: &Renewal, call: NumberedCall) ->
         NumberIs::InFlight => {
             step.confirm_number(number);
         }
-        NumberIs::Held(_) | NumberIs::New => {}
+        NumberIs::Held(_) | NumberIs::New | NumberIs::HeldElsewhere => {}
         NumberIs::Done => return Err(NotRenewed::Late),
         NumberIs::Waiting | NumberIs::Answered(_) => return Err(NotRenewed::NotOwner),
     }
     let state = step.number_state(number).map_err(|OtherTarget| NotRenewed::OtherTarget)?;
     let declares = match (state, &renewal.from) {
         (NumberIs::Held(_), _) => None,
-        (NumberIs::New, None) => Some(step.unnumbered_mode(owner).ok_or(NotRenewed::NotOwner)?),
-        (NumberIs::New, Some(from)) => Some(step.take_number(owner, from).ok_or(NotRenewed::NotOwner)?),
+        (NumberIs::New | NumberIs::HeldElsewhere, None) => {
+            Some(step.unnumbered_mode(owner).ok_or(NotRenewed::NotOwner)?)
+        }
+        (NumberIs::New | NumberIs::HeldElsewhere, Some(from)) => {
+            Some(step.take_number(owner, from).ok_or(NotRenewed::NotOwner)?)
+        }
         _ => return Err(NotRenewed::NotOwner),
     };
     // A hold of a session never gets a shorter lease (R7).

@@ -135,7 +135,7 @@ impl LockManager {
     pub(crate) fn demote(&mut self) {
         let parts = &mut self.parts;
         parts.demoted = true;
-        parts.sessions.end_all();
+        parts.end_all_sessions();
         for id in parts.waiters.all_queued() {
             parts.end_queued(id, Decision::Demoted);
         }

@@ -6,9 +6,10 @@ use super::{calls, LockManager, OpenLock, StepOutput};
 use crate::core::manager::step::Step;
 use crate::core::owner::AffectedOwners;
 use crate::core::sessions::{Acknowledged, Answer, NumberState};
+use crate::core::table::LockIdx;
 use crate::core::{
-    CallNumber, ConnectionId, Counted, Decision, Known, Late, LockId, LossReason, NewSession, NotRenewed,
-    Now, Renewal, Session, SessionId, SessionKey, WaiterId,
+    CallNumber, ConnectionId, Counted, Decision, Known, Late, LockId, LockRef, LossReason, NewSession,
+    NotRenewed, Now, OtherTarget, Owner, Renewal, Session, SessionId, SessionKey, WaiterId,
 };
 
 /// The arguments of `LOCK.EVENTS`.
@@ -83,11 +84,18 @@ impl LockManager {
         Ok(self.parts.table.any_ready())
     }
 
+    /// Revokes the renewed grants among the next `count` events of a session that are too old to be delivered.
+    /// Call it before a reply with events. Returns whether any lock needs a step.
+    pub(crate) fn revoke_stale_grants(&mut self, key: SessionKey, count: usize, now: Now) -> bool {
+        self.parts.input_at = now;
+        self.parts.revoke_stale_grants(key, count, now)
+    }
+
     /// Ends a session. Returns the number of holds that this releases.
     pub(crate) fn close_session(&mut self, key: SessionKey, now: Now) -> usize {
         self.parts.input_at = now;
         let released = self.parts.sessions.get(key).map_or(0, Session::released_by_end);
-        self.parts.sessions.end(key);
+        self.parts.end_session(key);
         self.parts.end_sessions(now);
         released
     }
@@ -95,11 +103,12 @@ impl LockManager {
     /// Checks the deadlines of sessions, once per round of the timer. `runs` is false if the server is paused
     /// or cannot write.
     pub(crate) fn check_sessions(&mut self, runs: bool, now: Now) {
-        if self.parts.sessions.is_empty() {
+        let is_empty = self.parts.sessions.is_empty();
+        self.parts.sessions.begin_round(runs || is_empty, now.mono);
+        if is_empty {
             return;
         }
         self.parts.input_at = now;
-        self.parts.sessions.begin_round(runs);
         if runs {
             self.parts.check_sessions(now);
         }
@@ -189,26 +198,33 @@ impl LockManager {
         (result, step.finish())
     }
 
-    /// Returns the number to cancel. A cancel names only one lock of a call for several locks.
-    pub(crate) fn number_to_cancel(&self, number: CallNumber) -> CallNumber {
-        let session = self.parts.sessions.get(number.session);
-        let target = session.and_then(|session| session.several_target(number.n));
-        CallNumber { target: target.unwrap_or(number.target), ..number }
-    }
-
-    /// Returns the locks of a number. A cancel of a call for several locks concerns all of them.
-    pub(crate) fn locks_of_number(&self, number: CallNumber) -> Vec<LockId> {
+    /// Returns the number and the locks that a cancel concerns. A cancel names one lock of a call for several
+    /// locks, and undoes the call for all of them. Without any locks left, the number is cancelled as given.
+    pub(crate) fn to_cancel(
+        &self,
+        number: CallNumber,
+        lock: LockRef<'_>,
+        owner: &Owner,
+    ) -> Result<(CallNumber, Vec<LockId>), OtherTarget> {
         let parts = &self.parts;
-        let Some(session) = parts.sessions.get(number.session) else { return Vec::new() };
-        match session.state(number) {
-            Ok(Some(NumberState::Waiting(id) | NumberState::InFlight(id))) => {
-                let waits = parts.waiters.together(*id).into_iter();
-                waits.filter_map(|id| parts.name(parts.waiters.get(id)?.lock())).collect()
+        let session = parts.sessions.get(number.session);
+        let Some((target, state)) = session.and_then(|session| session.several(number.n)) else {
+            return Ok((number, Vec::new()));
+        };
+        let holds: Vec<(LockIdx, &Owner)> = match state {
+            NumberState::Waiting(id) | NumberState::InFlight(id) => {
+                let waits = parts.waiters.together(*id).into_iter().filter_map(|id| parts.waiters.get(id));
+                waits.map(|wait| (wait.lock(), &wait.request().owner)).collect()
             }
-            Ok(Some(NumberState::Held(held))) => {
-                held.holds.iter().filter_map(|hold| parts.name(hold.lock)).collect()
-            }
-            _ => Vec::new(),
+            NumberState::Held(held) => held.holds.iter().map(|hold| (hold.lock, &hold.owner)).collect(),
+            NumberState::Answered(_) => return Ok((CallNumber { target, ..number }, Vec::new())),
+        };
+        let locks: Vec<LockId> = holds.iter().filter_map(|(lock, _)| parts.name(*lock)).collect();
+        let is_named = locks.iter().any(|of| of.as_ref() == lock) && holds.iter().all(|(_, of)| *of == owner);
+        if is_named {
+            Ok((CallNumber { target, ..number }, locks))
+        } else {
+            Err(OtherTarget)
         }
     }
 

@@ -86,7 +86,7 @@ pub(crate) enum EventContent {
 }
 
 impl EventContent {
-    fn is_grant(&self) -> bool {
+    pub(in crate::core) fn is_grant(&self) -> bool {
         matches!(self, EventContent::Granted(_) | EventContent::GrantedAll(_))
     }
 }
@@ -106,6 +106,8 @@ pub(crate) struct Event {
 pub(super) struct EventLog {
     /// Oldest first. There are few, except while a client is away.
     events: VecDeque<Event>,
+    /// Sequence numbers of grants, oldest first. Those at the front are among the events.
+    grants: VecDeque<u64>,
     /// Sequence number of the newest event. Starts at 0 and is never reused.
     last: u64,
     /// Sequence number of the last acknowledged event.
@@ -116,6 +118,9 @@ impl EventLog {
     /// Adds an event. Returns its sequence number.
     pub(super) fn push(&mut self, n: u64, content: EventContent, at: MonoUs) -> u64 {
         self.last += 1;
+        if content.is_grant() {
+            self.grants.push_back(self.last);
+        }
         self.events.push_back(Event { seq: self.last, n, content, at });
         self.last
     }
@@ -126,7 +131,9 @@ impl EventLog {
 
     /// Removes an event without an acknowledgement: a newer one replaces it, or the client knows its content.
     pub(super) fn remove(&mut self, seq: u64) -> Option<Event> {
-        self.events.remove(self.position(seq)?)
+        let event = self.events.remove(self.position(seq)?);
+        self.forget_grants();
+        event
     }
 
     fn position(&self, seq: u64) -> Option<usize> {
@@ -140,6 +147,7 @@ impl EventLog {
             return None;
         }
         let event = self.events.pop_front();
+        self.forget_grants();
         if is_too_large(self.events.capacity(), self.events.len()) {
             self.events.shrink_to(2 * self.events.len());
         }
@@ -165,7 +173,17 @@ impl EventLog {
 
     /// Returns the number and the time of the oldest unacknowledged grant.
     pub(super) fn first_grant(&self) -> Option<(u64, MonoUs)> {
-        let grant = self.events.iter().find(|event| event.content.is_grant())?;
+        let grant = self.get(*self.grants.front()?)?;
         Some((grant.n, grant.at))
+    }
+
+    /// Drops grants at the front that are no longer among the events.
+    fn forget_grants(&mut self) {
+        while self.grants.front().is_some_and(|seq| self.position(*seq).is_none()) {
+            self.grants.pop_front();
+        }
+        if is_too_large(self.grants.capacity(), self.grants.len()) {
+            self.grants.shrink_to(2 * self.grants.len());
+        }
     }
 }

@@ -24,7 +24,6 @@ pub(crate) use events::{EventContent, LossReason};
 pub(crate) use ids::{CallNumber, Late, OtherTarget, SessionId, SessionKey, Target};
 pub(in crate::core) use number::{Answer, NumberState, NumberedHold};
 use numbers::EndingNumbers;
-use session::Round;
 pub(in crate::core) use session::{Acknowledged, ParkedWait};
 pub(crate) use session::{NewSession, Session};
 
@@ -32,14 +31,15 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use foldhash::HashMap;
 
+use super::request::Request;
 use super::schedule::Schedule;
 use super::spare::free_spare;
 use super::table::LockIdx;
 use super::{ConnectionId, Known, MonoUs, Owner, WaiterId, WallMs};
 
 /// Delay before the timer checks a passed deadline again, in microseconds. In between, the server reads the
-/// input that arrived while it stalled.
-const RECHECK_US: MonoUs = 1_000;
+/// input that arrived while it stalled, and clients can connect again.
+const RECHECK_US: MonoUs = 100_000;
 
 /// A hold or a grant in flight that ended without a call of its session.
 pub(in crate::core) struct Loss {
@@ -74,10 +74,10 @@ pub(in crate::core) struct Sessions {
     checks: Schedule<MonoUs, SessionKey>,
     /// Deadlines of waits that are passed over.
     parked_deadlines: Schedule<MonoUs, (SessionKey, WaiterId)>,
-    /// The current round of the timer.
-    round: u64,
-    /// Number of the last round in which the server was paused or could not write.
-    paused_in_round: u64,
+    /// Whether the server was paused, or could not write, in the last round of the timer.
+    is_paused: bool,
+    /// Time of the first round after the last pause.
+    resumed_at: Option<MonoUs>,
     /// Ended sessions that still have numbers to clean up.
     ending: VecDeque<(SessionKey, EndingNumbers)>,
     /// Sessions whose blocked EVENTS must be answered.
@@ -85,7 +85,7 @@ pub(in crate::core) struct Sessions {
     /// Number of suspect sessions.
     suspects: usize,
     /// Waits that joined their queues again after their sessions ceased to be suspect.
-    unparked: Vec<(LockIdx, WaiterId)>,
+    unparked: HashMap<LockIdx, Vec<WaiterId>>,
 }
 
 impl Sessions {
@@ -167,9 +167,12 @@ impl Sessions {
         session.beat = beat;
         session.heard_at = now;
         session.deadline = now.saturating_add(session.new.ttl_us);
-        session.passed = None;
+        let was_passed = session.passed.take().is_some();
         if session.reader != reader {
             self.set_reader(key, reader);
+        }
+        if was_passed {
+            self.plan(key);
         }
         Ok(())
     }
@@ -228,24 +231,27 @@ impl Sessions {
         self.checks.first()
     }
 
-    /// Starts a round of the timer. `runs` is false if the server is paused or cannot write. No deadline counts
-    /// in such a round, because calls of clients may be waiting.
-    pub(in crate::core) fn begin_round(&mut self, runs: bool) {
-        self.round += 1;
-        if !runs {
-            self.paused_in_round = self.round;
+    /// Starts a round of the timer. `runs` is false if the server is paused or cannot write.
+    pub(in crate::core) fn begin_round(&mut self, runs: bool, now: MonoUs) {
+        if std::mem::replace(&mut self.is_paused, !runs) && runs && !self.is_empty() {
+            self.resumed_at = Some(now);
         }
     }
 
-    /// Returns the next session whose deadline has passed, or whose grant is overdue. A deadline counts only in
-    /// the second round of the timer that finds it passed. By then the server has read all input that arrived
-    /// before the deadline.
+    /// Returns the next session whose deadline has passed, or whose grant is overdue. A deadline counts only if
+    /// the timer finds it passed twice: in between, the server reads all input that arrived before the deadline.
+    /// After a pause, the clients first get the time to call again.
     pub(in crate::core) fn check(&mut self, now: MonoUs) -> Option<Checked> {
         loop {
             let key = self.checks.pop_due(now)?;
             let Some(session) = self.sessions.get_mut(&key) else { continue };
-            let counts = |round: &Round| round.number > self.paused_in_round && round.number < self.round;
-            if let Some(Round { at: found_at, .. }) = session.passed.filter(counts) {
+            let resumed = self.resumed_at.map(|at| at.saturating_add(session.patience_us()));
+            if let Some(counts_from) = resumed.filter(|at| *at > now) {
+                session.passed = None;
+                self.checks.set(&key, Some(counts_from));
+                continue;
+            }
+            if let Some(found_at) = session.passed.filter(|at| *at < now) {
                 if session.deadline <= found_at {
                     return Some(Checked::Over(key));
                 }
@@ -257,16 +263,19 @@ impl Sessions {
             }
             let at = session.next_check();
             let is_passed = at <= now;
-            session.passed = is_passed.then_some(Round { number: self.round, at: now });
+            session.passed = is_passed.then_some(now);
             self.checks.set(&key, Some(if is_passed { now.saturating_add(RECHECK_US) } else { at }));
         }
     }
 
-    /// Marks a session as suspect: its waits are passed over until the client's next call.
-    pub(in crate::core) fn suspect(&mut self, key: SessionKey) {
-        let Some(session) = self.sessions.get_mut(&key) else { return };
-        self.suspects += usize::from(!std::mem::replace(&mut session.is_suspect, true));
+    /// Marks a session as suspect: its waits are passed over until the client's next call. Returns whether it
+    /// was not suspect before.
+    pub(in crate::core) fn suspect(&mut self, key: SessionKey) -> bool {
+        let Some(session) = self.sessions.get_mut(&key) else { return false };
+        let is_new = !std::mem::replace(&mut session.is_suspect, true);
+        self.suspects += usize::from(is_new);
         self.plan(key);
+        is_new
     }
 
     /// Whether any session is suspect or ending. Otherwise no wait is passed over.
@@ -279,28 +288,27 @@ impl Sessions {
         self.sessions.get(&key).is_none_or(|session| session.is_suspect)
     }
 
-    /// Keeps a wait that was passed over. Returns false if the session is over.
-    pub(in crate::core) fn park(&mut self, key: SessionKey, id: WaiterId, parked: ParkedWait) -> bool {
-        let Some(session) = self.sessions.get_mut(&key) else { return false };
-        self.parked_deadlines.set(&(key, id), parked.wait.deadline);
-        session.parked.insert(id, parked);
-        true
+    /// Keeps a wait that was passed over.
+    pub(in crate::core) fn park(&mut self, key: SessionKey, id: WaiterId, parked: ParkedWait) {
+        if let Some(session) = self.sessions.get_mut(&key) {
+            self.parked_deadlines.set(&(key, id), parked.wait.deadline);
+            session.parked.insert(id, parked);
+        }
     }
 
-    /// Removes a parked wait. Returns whether it was parked.
-    pub(in crate::core) fn unpark_one(&mut self, key: SessionKey, id: WaiterId) -> bool {
-        let Some(session) = self.sessions.get_mut(&key) else { return false };
+    /// Removes and returns a parked wait.
+    pub(in crate::core) fn unpark_one(&mut self, key: SessionKey, id: WaiterId) -> Option<ParkedWait> {
+        let session = self.sessions.get_mut(&key)?;
         self.parked_deadlines.set(&(key, id), None);
-        session.parked.remove(&id).is_some()
+        session.parked.remove(&id)
     }
 
-    /// Removes the next wait that was passed over, and whose deadline has passed. Returns its number.
-    pub(in crate::core) fn pop_parked(&mut self, now: MonoUs) -> Option<CallNumber> {
+    /// Removes and returns the next wait that was passed over, and whose deadline has passed.
+    pub(in crate::core) fn pop_parked(&mut self, now: MonoUs) -> Option<(WaiterId, ParkedWait)> {
         loop {
             let (key, id) = self.parked_deadlines.pop_due(now)?;
-            let parked = self.sessions.get_mut(&key).and_then(|session| session.parked.remove(&id));
-            if let Some(call) = parked.and_then(|parked| parked.wait.request.number()) {
-                return Some(call.number);
+            if let Some(parked) = self.unpark_one(key, id) {
+                return Some((id, parked));
             }
         }
     }
@@ -322,7 +330,7 @@ impl Sessions {
     /// Records that a parked wait is queued again. The next step of its lock moves it ahead if its owner has
     /// become a holder in the meantime.
     pub(in crate::core) fn note_unparked(&mut self, lock: LockIdx, id: WaiterId) {
-        self.unparked.push((lock, id));
+        self.unparked.entry(lock).or_default().push(id);
     }
 
     /// Takes the parked waits that joined this lock's queue again.
@@ -330,7 +338,9 @@ impl Sessions {
         if self.unparked.is_empty() {
             return Vec::new();
         }
-        self.unparked.extract_if(.., |(of, _)| *of == lock).map(|(_, id)| id).collect()
+        let waits = self.unparked.remove(&lock).unwrap_or_default();
+        free_spare(&mut self.unparked);
+        waits
     }
 
     /// Records the grant of a waiting acquire as an event.
@@ -387,25 +397,26 @@ impl Sessions {
         self.sessions.get_mut(&key)?.acknowledge(seq)
     }
 
-    /// Ends a session permanently: its id is unknown from now on. Its holds and waits end in portions.
-    pub(in crate::core) fn end(&mut self, key: SessionKey) {
+    /// Ends a session permanently: its id is unknown from now on. Its holds and waits end in portions. Returns
+    /// its parked waits, which have ended.
+    pub(in crate::core) fn end(&mut self, key: SessionKey) -> Vec<(WaiterId, Request)> {
         self.set_reader(key, None);
         self.wake(key);
-        let Some(session) = self.sessions.remove(&key) else { return };
+        let Some(mut session) = self.sessions.remove(&key) else { return Vec::new() };
         self.suspects -= usize::from(session.is_suspect);
         self.by_id.remove(&session.new.id);
         self.checks.set(&key, None);
-        session.parked.keys().for_each(|id| self.parked_deadlines.set(&(key, *id), None));
         free_spare(&mut self.sessions);
         free_spare(&mut self.by_id);
+        let parked = std::mem::take(&mut session.parked);
+        parked.keys().for_each(|id| self.parked_deadlines.set(&(key, *id), None));
         self.ending.push_back((key, session.into_ending()));
+        parked.into_iter().map(|(id, parked)| (id, parked.wait.request)).collect()
     }
 
-    /// Ends every session.
-    pub(in crate::core) fn end_all(&mut self) {
-        for key in self.sessions.keys().copied().collect::<Vec<_>>() {
-            self.end(key);
-        }
+    /// The handles of all sessions.
+    pub(in crate::core) fn keys(&self) -> Vec<SessionKey> {
+        self.sessions.keys().copied().collect()
     }
 
     /// Takes the next number of an ending session. Its parked waits are dropped.

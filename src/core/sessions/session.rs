@@ -46,13 +46,6 @@ pub(in crate::core) struct ParkedWait {
     pub(in crate::core) wait: NewWait,
 }
 
-/// A round of the timer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Round {
-    pub(super) number: u64,
-    pub(super) at: MonoUs,
-}
-
 /// One session.
 pub(crate) struct Session {
     pub(super) new: NewSession,
@@ -65,8 +58,8 @@ pub(crate) struct Session {
     pub(super) deadline: MonoUs,
     /// The connection of the last OPEN or EVENTS, while it is open.
     pub(super) reader: Option<ConnectionId>,
-    /// The round of the timer that last found a time passed. See `Sessions::check`.
-    pub(super) passed: Option<Round>,
+    /// Time at which the timer found a deadline passed. See `Sessions::check`.
+    pub(super) passed: Option<MonoUs>,
     /// The client has the answers of all acquires with smaller numbers (R11).
     done: u64,
     numbers: Numbers,
@@ -195,9 +188,10 @@ impl Session {
         }
     }
 
-    /// Returns the target of a number that was used for several locks.
-    pub(in crate::core) fn several_target(&self, n: u64) -> Option<Target> {
-        self.numbers.get(n).map(|entry| entry.target).filter(|target| target.is_several())
+    /// Returns the target and the state of a number that was used for several locks.
+    pub(in crate::core) fn several(&self, n: u64) -> Option<(Target, &NumberState)> {
+        let entry = self.numbers.get(n).filter(|entry| entry.target.is_several())?;
+        Some((entry.target, &entry.state))
     }
 
     /// Whether a number has any hold.
@@ -233,6 +227,10 @@ impl Session {
     /// Records the final answer about a number and drops its event.
     pub(in crate::core) fn answer(&mut self, CallNumber { n, target, .. }: CallNumber, answer: Answer) {
         let is_done = self.is_done(n);
+        // A repeated release of a lost number gets the first reply again: an error.
+        let is_lost = |entry: &Entry| matches!(&entry.state, NumberState::Held(held) if held.is_lost);
+        let is_lost = matches!(answer, Answer::Released(_)) && self.numbers.get(n).is_some_and(is_lost);
+        let answer = if is_lost { Answer::Ended } else { answer };
         match self.numbers.get_mut(n).map(|entry| entry.event.take()) {
             Some(event) => {
                 if let Some(seq) = event {
@@ -269,9 +267,14 @@ impl Session {
         why: LossReason,
         now: MonoUs,
     ) -> bool {
-        let is_last = at.is_none_or(|(lock, owner)| self.remove_hold(n, lock, owner));
         let is_done = self.is_done(n);
         let Some(entry) = self.numbers.get_mut(n) else { return false };
+        let is_last = match (&mut entry.state, at) {
+            (NumberState::Held(held), Some((lock, owner))) => held.remove(lock, owner),
+            // One of several locks was lost before the client confirmed the grant.
+            (NumberState::Held(held), None) => held.holds.is_empty(),
+            _ => true,
+        };
         let was_lost = match &mut entry.state {
             NumberState::Held(held) => std::mem::replace(&mut held.is_lost, true),
             NumberState::Waiting(_) | NumberState::InFlight(_) => false,
@@ -420,10 +423,18 @@ impl Session {
         self.states().map(|(_, state)| of(state)).sum()
     }
 
+    /// Returns the time in which a connected client calls EVENTS several times, in microseconds.
+    pub(super) fn patience_us(&self) -> MonoUs {
+        if self.new.grace_us == 0 {
+            self.new.ttl_us
+        } else {
+            self.new.grace_us
+        }
+    }
+
     /// The longest time for which EVENTS may block, in microseconds (R19).
     pub(crate) fn max_poll_us(&self) -> MonoUs {
-        let shortest = if self.new.grace_us == 0 { self.new.ttl_us } else { self.new.grace_us };
-        shortest / 3
+        self.patience_us() / 3
     }
 
     /// Returns the time for which a client may trust its holds after a confirming EVENTS, in microseconds.

@@ -20,7 +20,6 @@ struct KnownSession {
 /// A blocked EVENTS.
 struct Poll {
     handle: ClientHandle,
-    token: u64,
     /// Time at which the call stops waiting. The calendar of deadlines stores the same time.
     deadline: Option<MonoUs>,
     /// Whether the call waits only for due renewals (R4).
@@ -30,7 +29,6 @@ struct Poll {
 /// A new blocked EVENTS.
 pub(crate) struct NewPoll {
     pub(crate) handle: ClientHandle,
-    pub(crate) token: u64,
     /// Maximum number of events.
     pub(crate) count: usize,
     /// Time at which the call stops waiting. `None` if it waits only for due renewals (R4).
@@ -42,8 +40,10 @@ pub(crate) struct NewPoll {
 pub(crate) enum PollOutcome {
     Waiting,
     Events,
-    /// A newer EVENTS of the session has replaced it, or the client has left.
-    Empty,
+    /// A newer EVENTS of the session has replaced it while a renewal was due.
+    Late,
+    /// The client has left, or already has a reply.
+    Gone,
     NoSession,
     Demoted,
     CannotRenew,
@@ -53,7 +53,7 @@ pub(crate) enum PollOutcome {
 #[derive(Default)]
 pub(crate) struct Polls {
     by_session: HashMap<SessionKey, Poll>,
-    /// The session, the maximum number of events and the outcome of each call, by its token.
+    /// The session, the maximum number of events and the outcome of each call, by the token of its handle.
     calls: HashMap<u64, (SessionKey, usize, PollOutcome)>,
     /// Times at which the calls stop waiting.
     deadlines: Calendar<MonoUs, SessionKey>,
@@ -100,14 +100,14 @@ impl Polls {
 
     /// Adds a blocked call.
     pub(crate) fn insert(&mut self, session: SessionKey, new: NewPoll) {
-        let NewPoll { handle, token, count, until } = new;
-        self.calls.insert(token, (session, count, PollOutcome::Waiting));
+        let NewPoll { handle, count, until } = new;
+        self.calls.insert(handle.token(), (session, count, PollOutcome::Waiting));
         let mut deadline = None;
         self.deadlines.set(session, &mut deadline, until);
         if until.is_none() {
             self.ready.push(session);
         }
-        self.by_session.insert(session, Poll { handle, token, deadline, is_ready: until.is_none() });
+        self.by_session.insert(session, Poll { handle, deadline, is_ready: until.is_none() });
     }
 
     /// Lets a call wait only for due renewals from now on.
@@ -145,9 +145,11 @@ impl Polls {
         free_spare(&mut self.calls);
     }
 
-    /// The session whose call has this handle.
-    pub(crate) fn session_of(&self, handle: ClientHandle) -> Option<SessionKey> {
-        self.by_session.iter().find(|(_, poll)| poll.handle == handle).map(|(session, _)| *session)
+    /// The session of the blocked call with this handle, and its maximum number of events.
+    pub(crate) fn session_of(&self, handle: ClientHandle) -> Option<(SessionKey, usize)> {
+        let (session, count, _) = *self.calls.get(&handle.token())?;
+        let is_blocked = self.by_session.get(&session).is_some_and(|poll| poll.handle == handle);
+        is_blocked.then_some((session, count))
     }
 
     /// Ends the block of the session's call, if it has one.
@@ -155,9 +157,9 @@ impl Polls {
         let Some(mut poll) = self.by_session.remove(&session) else { return };
         free_spare(&mut self.by_session);
         self.deadlines.set(session, &mut poll.deadline, None);
-        if let Some((.., of_call)) = self.calls.get_mut(&poll.token) {
+        if let Some((.., of_call)) = self.calls.get_mut(&poll.handle.token()) {
             *of_call = outcome;
         }
-        blocked::unblock(poll.handle, poll.token);
+        blocked::unblock(poll.handle, poll.handle.token());
     }
 }

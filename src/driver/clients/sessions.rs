@@ -97,12 +97,13 @@ fn answer_or_block(
 ) -> Result<(), Error> {
     let (has_events, max_us, is_due) = with(ctx, |driver| {
         driver.deliver(ctx, now);
-        // An older call that is still blocked gets an empty reply.
-        driver.polls.end(session, PollOutcome::Empty);
+        // An older call that is still blocked ends. It may not confirm while a renewal is due (R4).
+        let is_due = driver.locks.renewals_are_due(now);
+        driver.polls.end(session, if is_due { PollOutcome::Late } else { PollOutcome::Events });
         let of_session = driver.locks.session(session);
         let (has_events, max_us) =
             of_session.map_or((false, 0), |session| (session.pending() > 0, session.max_poll_us()));
-        (has_events, max_us, driver.locks.renewals_are_due(now))
+        (has_events, max_us, is_due)
     });
     if is_due && matches!(calls::obstacle(ctx), Some(Obstacle::Refused)) {
         return Err(Error::CannotRenew);
@@ -119,9 +120,8 @@ fn answer_or_block(
     }
     let handle = blocked::block::<Callbacks>(ctx).ok_or(Error::CannotBlock)?;
     with(ctx, |driver| {
-        let token = driver.locks.next_wait_id().0;
         let until = (!is_ready).then_some(now.mono.saturating_add(wait_us));
-        driver.polls.insert(session, NewPoll { handle, token, count, until });
+        driver.polls.insert(session, NewPoll { handle, count, until });
         driver.locks.set_polled(session, !is_ready);
     });
     Ok(())
@@ -129,6 +129,9 @@ fn answer_or_block(
 
 /// Replies with the unacknowledged events of a session, at most `count`.
 fn reply_events(driver: &mut Driver, ctx: Ctx<'_>, key: SessionKey, count: usize) {
+    if driver.locks.revoke_stale_grants(key, count, ctx.now()) {
+        driver.schedule(ctx);
+    }
     let Some(session) = driver.locks.session(key) else {
         return ctx.reply_error(&Error::NoSession.to_string());
     };
@@ -185,7 +188,8 @@ impl BlockedClient for Callbacks {
             let Some((session, count, outcome)) = driver.polls.call(token) else { return };
             let error = match outcome {
                 PollOutcome::Events => return reply_events(driver, ctx, session, count),
-                PollOutcome::Waiting | PollOutcome::Empty => return ctx.reply_array(0),
+                PollOutcome::Waiting | PollOutcome::Gone => return,
+                PollOutcome::Late => Error::Late,
                 PollOutcome::NoSession => Error::NoSession,
                 PollOutcome::Demoted => Error::Demoted,
                 PollOutcome::CannotRenew => Error::CannotRenew,
@@ -195,7 +199,12 @@ impl BlockedClient for Callbacks {
     }
 
     fn timed_out(ctx: Ctx<'_>, handle: ClientHandle) {
-        ctx.reply_array(0);
+        with(ctx, |driver| match driver.polls.session_of(handle) {
+            Some((session, count)) if !driver.locks.renewals_are_due(ctx.now()) => {
+                reply_events(driver, ctx, session, count);
+            }
+            _ => ctx.reply_error(&Error::Late.to_string()),
+        });
         with(ctx, |driver| leave(driver, handle));
     }
 
@@ -210,8 +219,8 @@ impl BlockedClient for Callbacks {
 
 /// Ends a blocked call whose client has left.
 fn leave(driver: &mut Driver, handle: ClientHandle) {
-    if let Some(session) = driver.polls.session_of(handle) {
+    if let Some((session, _)) = driver.polls.session_of(handle) {
         driver.locks.set_polled(session, false);
-        driver.polls.end(session, PollOutcome::Empty);
+        driver.polls.end(session, PollOutcome::Gone);
     }
 }

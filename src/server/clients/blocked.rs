@@ -4,7 +4,7 @@
 //!
 //! The server keeps a handle for each blocked client. [`unblock`] must return it exactly once, even if the
 //! client has disconnected. Returning a handle twice is a use after free, and never returning it is a leak.
-//! The accompanying token is the number of the waiter and not a pointer, so nothing has to be freed.
+//! The accompanying token is a number, such as that of the waiter, so nothing has to be freed.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
@@ -23,6 +23,11 @@ impl ClientHandle {
     /// The raw pointer for the module API.
     fn raw(self) -> *mut raw::RedisModuleBlockedClient {
         self.0 as *mut raw::RedisModuleBlockedClient
+    }
+
+    /// A token that is unique until its last callback.
+    pub(crate) fn token(self) -> u64 {
+        self.0 as u64
     }
 }
 

@@ -12,7 +12,7 @@ use crate::core::sessions::{Answer, Checked, Loss, NumberState, NumberedHold, Pa
 use crate::core::table::LockIdx;
 use crate::core::{
     CallNumber, Counted, Decision, EventContent, LossReason, MonoUs, Now, NumberedCall, Owner, Reply,
-    Session, WaiterId, WallMs,
+    Request, Session, WaiterId, WallMs,
 };
 
 /// Returns the end of the renewals of a hold with this maximum age.
@@ -161,6 +161,7 @@ impl Parts {
         let Some(name) = self.name(wait.lock()) else { return };
         if is_member {
             // The call waits for several locks. A wait for several locks cannot be parked.
+            self.forget_requirement(id, wait.request());
             return self.lose_wait(number, LossReason::Overdue);
         }
         let wait = NewWait {
@@ -171,7 +172,25 @@ impl Parts {
             first_wait: None,
             request: wait.request().clone(),
         };
-        self.sessions.park(number.session, id, ParkedWait { name, wait });
+        if self.sessions.get(number.session).is_some() {
+            self.sessions.park(number.session, id, ParkedWait { name, wait });
+        } else {
+            self.forget_requirement(id, &wait.request);
+        }
+    }
+
+    /// Ends a wait that was passed over. Returns whether there was one.
+    pub(in crate::core::manager) fn end_parked_wait(&mut self, number: CallNumber, id: WaiterId) -> bool {
+        let Some(parked) = self.sessions.unpark_one(number.session, id) else { return false };
+        self.forget_requirement(id, &parked.wait.request);
+        true
+    }
+
+    /// Lets the driver forget that a wait awaits replicas.
+    fn forget_requirement(&mut self, id: WaiterId, request: &Request) {
+        if request.awaits_replicas {
+            self.decisions.push_back((id, Decision::Cancelled));
+        }
     }
 
     /// Returns a session's parked waits to their places in the queues (R15).
@@ -188,9 +207,12 @@ impl Parts {
     /// Ends waits that are passed over and whose deadlines have passed.
     pub(in crate::core::manager) fn end_parked_waits(&mut self, now: Now) {
         for _ in 0..4 * self.portion.0 {
-            let Some(number) = self.sessions.pop_parked(now.mono) else { return };
+            let Some((id, parked)) = self.sessions.pop_parked(now.mono) else { return };
             self.statistics.count(Counted::TimedOut);
-            self.lose_wait(number, LossReason::TimedOut);
+            self.forget_requirement(id, &parked.wait.request);
+            if let Some(call) = parked.wait.request.number() {
+                self.lose_wait(call.number, LossReason::TimedOut);
+            }
         }
     }
 
@@ -208,7 +230,21 @@ impl Parts {
     /// Ends a session whose client was silent for too long, or whose reader has closed.
     pub(in crate::core::manager) fn expire_session(&mut self, key: SessionKey) {
         self.statistics.count(Counted::SessionExpired);
-        self.sessions.end(key);
+        self.end_session(key);
+    }
+
+    /// Ends a session. Its holds and waits end in portions.
+    pub(in crate::core::manager) fn end_session(&mut self, key: SessionKey) {
+        for (id, request) in self.sessions.end(key) {
+            self.forget_requirement(id, &request);
+        }
+    }
+
+    /// Ends every session.
+    pub(in crate::core::manager) fn end_all_sessions(&mut self) {
+        for key in self.sessions.keys() {
+            self.end_session(key);
+        }
     }
 
     /// Revokes an unacknowledged grant and marks its session as suspect (R1).
@@ -219,11 +255,44 @@ impl Parts {
         let loss = Loss { session: key, n, hold: None, lease_end: 0, why: Some(why) };
         self.sessions.lose(&loss, why, now.mono);
         self.mark_for_revocation(id);
-        self.sessions.suspect(key);
+        if !self.sessions.suspect(key) {
+            return;
+        }
         // Its waits no longer block those behind them.
         let waits = self.sessions.get(key).into_iter().flat_map(Session::waits);
         let locks: Vec<LockIdx> = waits.filter_map(|id| Some(self.waiters.queued(id)?.lock())).collect();
         locks.into_iter().for_each(|lock| self.table.set_ready(lock));
+    }
+
+    /// Revokes the renewed grants among the next `count` events of a session of which a third of the lease is
+    /// over. The client would trust such a grant for longer than its lease lasts (R1). Returns whether there
+    /// was one.
+    pub(in crate::core::manager) fn revoke_stale_grants(
+        &mut self,
+        key: SessionKey,
+        count: usize,
+        now: Now,
+    ) -> bool {
+        let Some(session) = self.sessions.get(key) else { return false };
+        let granted = session.events().take(count).filter(|event| event.content.is_grant());
+        let in_flight = granted.filter_map(|event| Some((event.n, session.in_flight(event.n)?)));
+        let stale = in_flight.filter(|(_, id)| self.is_stale(*id, now)).collect::<Vec<_>>();
+        for (n, id) in &stale {
+            self.statistics.count(Counted::Overdue);
+            let why = LossReason::Overdue;
+            let loss = Loss { session: key, n: *n, hold: None, lease_end: 0, why: Some(why) };
+            self.sessions.lose(&loss, why, now.mono);
+            self.mark_for_revocation(*id);
+        }
+        !stale.is_empty()
+    }
+
+    /// Whether a third of the lease of a renewed grant in flight is over.
+    fn is_stale(&self, id: WaiterId, now: Now) -> bool {
+        let Some(wait) = self.waiters.get(id) else { return false };
+        let is_renewed = wait.request().number().is_some_and(|call| call.renewed);
+        let lease_us = wait.request().lease_ms.unsigned_abs().saturating_mul(1000);
+        is_renewed && now.mono.saturating_sub(wait.since()) > lease_us / 3
     }
 
     /// Ends the holds and waits of a portion of the numbers of ended sessions.
@@ -311,13 +380,10 @@ impl Parts {
     }
 
     /// Forgets a number whose wait ended with an error, as if its acquire had never arrived.
-    pub(super) fn forget_number(&mut self, id: WaiterId, number: CallNumber, awaits_replicas: bool) {
+    pub(super) fn forget_number(&mut self, id: WaiterId, number: CallNumber, request: &Request) {
         if let Some(session) = self.sessions.of(number) {
             session.forget(number.n);
         }
-        if awaits_replicas {
-            // The driver forgets the requirement.
-            self.decisions.push_back((id, Decision::Cancelled));
-        }
+        self.forget_requirement(id, request);
     }
 }

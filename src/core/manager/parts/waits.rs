@@ -74,7 +74,7 @@ impl Parts {
             self.count_end(&wait, &decision);
             self.decide(id, lock, wait.request(), decision);
         } else if let Some(call) = wait.request().number() {
-            self.forget_number(id, call.number, wait.request().awaits_replicas);
+            self.forget_number(id, call.number, wait.request());
         }
         let Some(state) = self.table.get(lock) else { return defect!("a wait for an unknown lock", true) };
         let unblocks_next =

@@ -27,6 +27,8 @@ pub(in crate::core::manager) enum NumberIs {
     /// The number has a hold of this mode on this lock.
     Held(Mode),
     Answered(Answer),
+    /// The number has holds, but none on this lock.
+    HeldElsewhere,
 }
 
 impl Step<'_> {
@@ -170,8 +172,7 @@ impl Step<'_> {
                 match here {
                     Some(hold) => NumberIs::Held(hold.mode()),
                     None if held.is_lost => NumberIs::Answered(Answer::Ended),
-                    // A call that declares holds on several locks has not reached this lock yet.
-                    None => NumberIs::New,
+                    None => NumberIs::HeldElsewhere,
                 }
             }
             Some(NumberState::Answered(answer)) => NumberIs::Answered(answer.clone()),
@@ -218,7 +219,7 @@ impl Step<'_> {
         let state = self.parts.sessions.get(number.session).map(|session| session.state(number));
         let Some(Ok(Some(NumberState::Waiting(id)))) = state else { return false };
         let id = *id;
-        if self.parts.end_wait(id, None) || self.parts.sessions.unpark_one(number.session, id) {
+        if self.parts.end_wait(id, None) || self.parts.end_parked_wait(number, id) {
             return true;
         }
         // Replicas have not acknowledged the grant yet.
@@ -235,12 +236,10 @@ impl Step<'_> {
         let in_flight =
             self.parts.sessions.get(number.session).and_then(|session| session.in_flight(number.n));
         let (Some(id), Some(lock)) = (in_flight, self.lock) else { return false };
-        if self.holders.get(owner.as_bytes()).is_none() {
-            return false;
-        }
+        let stands = self.holders.get(owner.as_bytes()).is_some();
         self.parts.mark_for_revocation(id);
         self.revoke_marked(lock, Some(owner), usize::MAX);
-        true
+        stands
     }
 
     /// Returns the mode of a hold of this owner that has no number and belongs to no grant in flight.

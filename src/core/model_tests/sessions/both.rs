@@ -153,6 +153,7 @@ impl Both {
         }
         client.acknowledged = client.acknowledged.max(seq.min(last));
         let acknowledged: Vec<u64> = pending.iter().filter(|(of, _)| *of <= seq).map(|(_, n)| *n).collect();
+        self.real.locks.revoke_stale_grants(key, usize::MAX, self.real.time());
         let is_empty = self.real.locks.session(key).unwrap().pending() == 0;
         self.real.locks.set_polled(key, is_empty);
         self.settle();

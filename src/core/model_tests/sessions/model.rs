@@ -13,6 +13,9 @@ use crate::core::LossReason;
 /// Age at which an unacknowledged grant is revoked, in milliseconds (R1).
 const OVERDUE: i64 = 5_000;
 
+/// Time between the two checks that end a session or revoke a grant, in milliseconds.
+const RECHECK: i64 = 100;
+
 /// The position of a session among all that were ever opened.
 pub(super) type Serial = u64;
 
@@ -245,6 +248,15 @@ impl Session {
         (grant.at + OVERDUE).max(self.heard_at + self.grace)
     }
 
+    /// After a pause, the session's deadlines count only after this time.
+    fn patience(&self) -> i64 {
+        if self.grace == 0 {
+            self.ttl
+        } else {
+            self.grace
+        }
+    }
+
     fn grants(&self) -> impl Iterator<Item = &Event> {
         self.events.iter().filter(|event| matches!(event.content, Content::Granted(_)))
     }
@@ -284,6 +296,8 @@ pub(super) struct Model {
     pub(super) paused: bool,
     /// Whether the server was paused until now, so that it has renewed no lease.
     resumes: bool,
+    /// Time of the end of the last pause.
+    resumed_at: Option<i64>,
     step: u64,
     notifies_owners: bool,
     pub(super) locks: [Lock; LOCK_COUNT],
@@ -303,6 +317,7 @@ impl Model {
             now,
             paused: false,
             resumes: false,
+            resumed_at: None,
             step: 0,
             notifies_owners,
             locks: Default::default(),
@@ -341,9 +356,17 @@ impl Model {
         let leases = self.locks.iter().flat_map(|lock| lock.holds.values());
         let leases = leases.filter(|hold| !self.paused && !hold.is_renewed()).map(|hold| hold.expires_at + 1);
         let deadlines = self.locks.iter().flat_map(|lock| &lock.queue).filter_map(|wait| wait.deadline);
-        let checks =
-            self.sessions.values().map(|session| session.passed_at.map_or(session.next_check(), |at| at + 1));
+        let checks = self
+            .sessions
+            .values()
+            .map(|session| session.passed_at.map_or(self.checked_from(session), |at| at + RECHECK));
         leases.chain(deadlines).chain(checks).filter(|at| *at > self.now).min()
+    }
+
+    /// Time of the next check of a session.
+    fn checked_from(&self, session: &Session) -> i64 {
+        let resumed = self.resumed_at.map_or(0, |at| at + session.patience());
+        session.next_check().max(resumed)
     }
 
     pub(super) fn begin_step(&mut self) {
@@ -402,13 +425,20 @@ impl Model {
 
     fn check_sessions(&mut self) {
         for serial in self.sessions.keys().copied().collect::<Vec<_>>() {
-            let (now, paused) = (self.now, self.paused);
+            let (now, paused, resumed_at) = (self.now, self.paused, self.resumed_at);
             let session = self.of(serial);
             if paused {
                 session.passed_at = None;
                 continue;
             }
-            if let Some(found_at) = session.passed_at.filter(|at| *at < now) {
+            if resumed_at.is_some_and(|at| at + session.patience() > now) {
+                session.passed_at = None;
+                continue;
+            }
+            if session.passed_at.is_some_and(|at| at + RECHECK > now) {
+                continue;
+            }
+            if let Some(found_at) = session.passed_at {
                 if session.deadline <= found_at {
                     self.end_session(serial);
                     continue;
@@ -655,11 +685,28 @@ impl Model {
             self.confirm((serial, *n));
             self.of(serial).events.retain(|event| event.n != *n);
         }
+        self.revoke_stale_grants(serial);
         let session = self.of(serial);
         session.done += done;
         session.forget_done();
         session.is_polled = session.events.is_empty();
         self.settle();
+    }
+
+    /// Revokes renewed grants of which a third of the lease is over, instead of delivering them.
+    fn revoke_stale_grants(&mut self, serial: Serial) {
+        let session = &self.sessions[&serial];
+        let granted = session.grants().map(|grant| (grant.n, grant.at)).collect::<Vec<_>>();
+        let now = self.now;
+        for (n, at) in granted {
+            let (lock, owner, _) = self.sessions[&serial].numbers[&n];
+            let hold = self.hold(lock, owner).expect("the hold of a grant");
+            let of = hold.in_flight.iter().find(|of| of.number == (serial, n)).expect("a grant in flight");
+            if of.renewed && now - at > of.lease / 3 {
+                self.revoke((serial, n));
+                self.lose((serial, n), LossReason::Overdue);
+            }
+        }
     }
 
     fn apply(&mut self, op: &Op) -> Seen {
@@ -766,6 +813,9 @@ impl Model {
             }
             Op::Pause(paused) => {
                 self.resumes = self.paused && !paused;
+                if self.resumes && !self.sessions.is_empty() {
+                    self.resumed_at = Some(self.now);
+                }
                 self.paused = paused;
                 Seen::Done
             }
@@ -1042,8 +1092,12 @@ impl Model {
             Caller::Number(serial, n) => number(&(*serial, *n)),
             Caller::Plain(id) => panic!("blocked call {id} is in flight"),
         };
-        let mut look =
-            format!("{} {:?}", self.paused, self.slots.map(|serial| serial.map(|serial| names[&serial])));
+        let resumed = self.resumed_at.map(|at| (now - at).min(60_000));
+        let mut look = format!(
+            "{} {resumed:?} {:?}",
+            self.paused,
+            self.slots.map(|serial| serial.map(|serial| names[&serial]))
+        );
         for lock in &self.locks {
             for (owner, hold) in &lock.holds {
                 let leases: Vec<_> = hold
