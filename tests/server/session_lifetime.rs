@@ -28,6 +28,8 @@ crate::on_every_server!(
     events_wait_for_due_renewals,
     a_stall_above_the_lease_is_reported,
     events_report_that_renewals_fail,
+    refused_writes_end_no_session,
+    an_old_grant_is_not_delivered,
     many_holds_end_in_portions,
     many_sessions_end_together,
 );
@@ -411,6 +413,41 @@ fn events_report_that_renewals_fail(flavor: Flavor) {
         // The hold was renewed in time, or its loss is reported.
         let released = session.release(n);
         assert!(["0", "NOTOWNER"].contains(&prefix(&released)), "{released}");
+        drop(session);
+        until_tables_are_empty(world);
+    });
+}
+
+/// R20
+fn refused_writes_end_no_session(flavor: Flavor) {
+    in_world_with(flavor, &[], |world| {
+        let mut a = world.client();
+        let mut session = Session::open_on([world.client(), world.client()], 2_000, 2_000, "NAME first");
+        a.call("CONFIG SET min-replicas-to-write 2");
+        until("the deadline has passed", || a.call("LOCK.SESSION LIST MATCH first").contains("left, 0"));
+        a.call("CONFIG SET min-replicas-to-write 0");
+        // The end of another session shows that the timer has checked deadlines since.
+        let mut brief = world.client();
+        brief.call("LOCK.SESSION OPEN NEW 1 TTL 300 NAME brief");
+        until("the other session ends", || a.call("LOCK.SESSION LIST MATCH brief") == "[]");
+        assert_eq!(session.events(0), [""; 0]);
+        drop(session);
+        until_tables_are_empty(world);
+    });
+}
+
+/// R1
+fn an_old_grant_is_not_delivered(flavor: Flavor) {
+    in_world_with(flavor, &[], |world| {
+        let mut a = world.client();
+        let mut session = Session::open(world, TTL, 1_000);
+        a.call("LOCK.ACQUIRE k a");
+        let n = session.queue("k", "s", "WATCHDOG PX 3000");
+        a.call("LOCK.RELEASE k a");
+        // A third of the lease is over, and the grant is not overdue yet.
+        until("the lease is old", || a.call("PTTL k").parse::<i64>().unwrap() < 1_990);
+        assert_eq!(session.events(0), [format!("lost {n} overdue")]);
+        until("the lock is free", || a.call("EXISTS k") == "0");
         drop(session);
         until_tables_are_empty(world);
     });
