@@ -129,7 +129,7 @@ impl Stage<'_> {
     fn cancel(&mut self, line: usize, of: &Acquire, key: &str) -> Outcome {
         let (key, owner) = (self.key(key), of.owner.clone());
         let id = of.id.clone().unwrap_or_default();
-        self.call(line, Command::Cancel { key, owner, id })
+        self.call(line, Command::Cancel { key, owner, id, session: None })
     }
 
     fn check(&mut self, line: usize, owner: &str, key: &str) -> Outcome {
@@ -374,7 +374,7 @@ fn several_locks_cancelled_in_part(stage: &mut Stage<'_>) {
     let pending = stage.begin(1, both.clone());
     let (key, owner) = (stage.key("x"), stage.owner("a"));
     let release = Release { keys: vec![key.clone()], owner, ..Release::default() };
-    let cancel = Command::Cancel { key, owner: both.owner, id: "1".to_owned() };
+    let cancel = Command::Cancel { key, owner: both.owner, id: "1".to_owned(), session: None };
     // Both calls reach the server together.
     let calls = [Command::Release(release), cancel].map(|command| stage.lines[0].send(command));
     for call in calls {
