@@ -233,7 +233,7 @@ fn is_of_session(command: &Command) -> bool {
 /// Whether a call of a session can get this error.
 fn in_session(history: &History<'_>, call: &Call, word: &str) -> bool {
     match (&call.command, word) {
-        (_, "NOSESSION" | "LOADING") => true,
+        (_, "NOSESSION" | "LOADING" | "NOREPLICAS") => true,
         (Command::CloseSession { .. }, _) => false,
         (Command::Events(_), "UNBLOCKED") => is_disturbed(history, call),
         (Command::Events(_), "MISCONF") => {

@@ -12,6 +12,7 @@ mod notify;
 mod probe;
 mod scenes;
 mod session;
+mod session_scenes;
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};

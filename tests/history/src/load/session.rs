@@ -414,8 +414,17 @@ impl<'a> Caller<'a> {
 
     fn acquire(&mut self) {
         let slot = self.rng.random_range(0..self.shared.settings.keys);
-        let key = self.shared.key(slot, self.call);
-        let index = self.rng.random_range(0..OWNERS);
+        let mut key = self.shared.key(slot, self.call);
+        let mut index = self.rng.random_range(0..OWNERS);
+        // An owner that acquires a lock again soon, so that late calls find a later hold.
+        if let (true, Some(Command::Release(last))) = (self.rng.random(), self.past.front()) {
+            index = last
+                .owner
+                .find('o')
+                .and_then(|at| last.owner[at + 1..].chars().next()?.to_digit(10))
+                .unwrap_or(index);
+            key.clone_from(&last.keys[0]);
+        }
         let owner = format!("e{}o{index}e{}", self.client, self.names);
         // One number for each hold of an owner, so that each count is 1.
         if self.entries.iter().any(|entry| entry.acquire.owner == owner && entry.acquire.keys[0] == key) {
@@ -455,11 +464,13 @@ impl<'a> Caller<'a> {
         match outcome {
             Outcome::Reply(reply) if reply == 0 => self.entries[at].state = State::Waiting,
             Outcome::Reply(reply) if !reply.is_null() => self.is_granted(at, token(&reply)),
-            // It may be unknown whether an earlier attempt had an effect.
-            Outcome::Unknown | Outcome::Unsent => {}
-            Outcome::Error(error) if error.starts_with("NOSESSION") => {}
-            Outcome::Error(error) if is_temporary(&error) => {}
-            Outcome::Reply(_) | Outcome::Error(_) => self.is_over(at),
+            Outcome::Reply(_) => self.is_over(at),
+            Outcome::Error(error) if ["NOTOWNER", "LATE"].iter().any(|word| error.starts_with(word)) => {
+                self.is_over(at);
+            }
+            // An earlier attempt may have had an effect, or may still arrive, as the number of an error is unused. The client
+            // cancels it next.
+            Outcome::Error(_) | Outcome::Unknown | Outcome::Unsent => {}
         }
     }
 
@@ -480,8 +491,8 @@ impl<'a> Caller<'a> {
             Outcome::Error(error) if error.starts_with("NOTOWNER") => {}
             _ => return,
         }
-        self.past.push_front(command);
         self.is_over(at);
+        self.past.push_front(command);
     }
 
     fn renew(&mut self, at: usize) {
@@ -532,11 +543,4 @@ impl<'a> Caller<'a> {
             self.spare.call(old, None);
         }
     }
-}
-
-/// Whether a call with this error can be made again later.
-fn is_temporary(error: &str) -> bool {
-    ["LOADING", "READONLY", "MASTERDOWN", "NOREPLICAS", "OOM", "QUARANTINE", "MOVED"]
-        .iter()
-        .any(|word| error.starts_with(word))
 }
