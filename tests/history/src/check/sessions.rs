@@ -301,8 +301,7 @@ pub(super) fn check(history: &History<'_>, limits: &Limits, report: &mut Report)
     }
 }
 
-/// What a reply about a number, or an event, says about it. Later states follow earlier ones, as in the table of
-/// `docs/sessions.md`.
+/// The state of a number in a reply or an event. Later states follow earlier ones, as in the table of `docs/sessions.md`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum State {
     Waiting,

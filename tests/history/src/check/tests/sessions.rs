@@ -2,9 +2,9 @@
 
 //! Histories with sessions.
 //!
-//! `OPEN BEAT = ID` opens a session with a GRACE of 300 ms and a TTL of 1,000 ms. `EVENTS ID BEAT = EVENT …` reads events such as
-//! `granted:NUMBER:HOLDS`, `granted:NUMBER:HOLDS:TOKEN` and `lost:NUMBER:REASON`, or `none`. `SESSION ID NUMBER` gives other calls
-//! their number.
+//! `OPEN BEAT = ID` opens a session with a GRACE of 300 ms and a TTL of 1,000 ms. `EVENTS ID BEAT = EVENT …` reads events, such
+//! as `granted:NUMBER:HOLDS`, `granted:NUMBER:HOLDS:TOKEN` and `lost:NUMBER:REASON`, or `none`. `SESSION ID NUMBER` gives other
+//! calls their number.
 
 use serde_json::{json, Value};
 
