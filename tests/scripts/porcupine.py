@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Runs loads of exclusive and shared locks on the installed redis-server. Two checkers judge the clients' observations: the one
-of tests/history, and Porcupine, a linearizability checker by other authors.
+"""Runs loads of exclusive and shared locks on the installed redis-server. One client of each has a session. Two checkers judge
+the clients' observations: the one of tests/history, and Porcupine, a linearizability checker by other authors.
 
     tests/scripts/porcupine.py        four loads of 15 s
     tests/scripts/porcupine.py 8 30   eight loads of 30 s

@@ -184,6 +184,9 @@ pub(super) fn load(
     let at_most = all.at_most.min(if all.calls == u32::MAX { Duration::MAX } else { case.length });
     let load =
         Settings { features: Features::UNBOUND, listeners: 0, scenes: 0, calls: u32::MAX, at_most, ..all };
+    // The holds of a session are promised once replicas have them.
+    let sessions = u32::from(matches!(promise, Promise::Replicas(_)));
+    let load = Settings { sessions, ..load };
     let replicas = if case.prefix.is_empty() { 2 } else { 1 };
     let prefix = case.prefix;
     let load = Settings { replicas, prefix, stretch: *stretch, calls_per_key: *calls_per_key, ..load };

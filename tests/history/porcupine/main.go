@@ -5,7 +5,8 @@
 //
 // Each lock is checked on its own. Each call takes effect at some time between its sending and its reply. A history is right if
 // there is an order in which a plain lock gives the same replies. The plain lock has readers, limits, hold counts and tokens.
-// The model omits nil replies, which depend on the queue, and waiting times.
+// The model omits nil replies, which depend on the queue, and waiting times. The holds of a session last at least for its safe
+// time, see sessions.go.
 //
 //	go run . [-timeout 60s] history.jsonl
 package main
@@ -52,6 +53,11 @@ type call struct {
 	Outcome      string          `json:"outcome"`
 	Reply        json.RawMessage `json:"reply"`
 	DefaultLease int64           `json:"default_lease"`
+	Session      *number         `json:"session"`
+	Queue        *int64          `json:"queue"`
+	SessionID    *string         `json:"session_id"`
+	Grace        *int64          `json:"grace"`
+	Count        int64           `json:"count"`
 }
 
 type claim struct {
@@ -285,6 +291,13 @@ func hashed(s state) uint64 {
 	return hash
 }
 
+func min(a, b int64) int64 {
+	if a < b {
+		return a
+	}
+	return b
+}
+
 func max(a, b int64) int64 {
 	if a > b {
 		return a
@@ -463,6 +476,9 @@ func operations(calls []call, opened map[int64]int64, lease int64) (map[string][
 	}
 	for at := range calls {
 		c := calls[at]
+		if c.isOfSession() {
+			continue
+		}
 		_, _, known := c.input(0)
 		releasesShared := c.Shared && c.Command != "acquire"
 		if c.Several || c.Once || releasesShared || c.Watchdog || c.Ephemeral || c.Notify != nil || c.Command == "cancel" {
@@ -509,6 +525,7 @@ func operations(calls []call, opened map[int64]int64, lease int64) (map[string][
 			add(*first, first.Sent, never, output{unknown: true})
 		}
 	}
+	newSessions(calls).operations(calls, number, locks)
 	return locks, nil
 }
 

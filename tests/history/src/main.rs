@@ -50,6 +50,9 @@ struct Run {
     /// Number of clients that wait with NOTIFY.
     #[arg(long, default_value_t = 1)]
     listeners: u32,
+    /// Number of clients with a session.
+    #[arg(long, default_value_t = 1)]
+    sessions: u32,
     /// Number of scenes that run at a time: a few clients each, in an order that chance rarely produces.
     #[arg(long, default_value_t = 0)]
     scenes: u32,
@@ -128,6 +131,7 @@ fn run_load(run: &Run) -> Result<(Vec<Record>, i64), String> {
         seed: run.seed,
         clients: run.clients,
         listeners: if is_plain { 0 } else { run.listeners },
+        sessions: run.sessions,
         scenes: if is_plain { 0 } else { run.scenes },
         calls: run.calls,
         at_most: Duration::from_secs(run.seconds),

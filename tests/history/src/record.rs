@@ -4,6 +4,8 @@
 //!
 //! All times are microseconds since the start of the run, read by all threads from one monotonic clock.
 
+mod sessions;
+
 use std::io::{BufRead, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -11,6 +13,8 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+
+pub use sessions::{Events, Number, OpenSession};
 
 /// Microseconds since the start of the run.
 pub type Micros = i64;
@@ -210,8 +214,11 @@ pub enum Command {
         key: String,
         /// The owner of the acquire.
         owner: String,
-        /// The `ID` of the acquire.
+        /// The `ID` of the acquire; empty with `SESSION`.
         id: String,
+        /// `SESSION`.
+        #[serde(default)]
+        session: Option<Number>,
     },
     /// `LOCK.CHECK`.
     Check {
@@ -243,6 +250,15 @@ pub enum Command {
     Log {
         /// The lock.
         key: String,
+    },
+    /// `LOCK.SESSION OPEN`.
+    OpenSession(OpenSession),
+    /// `LOCK.EVENTS`.
+    Events(Events),
+    /// `LOCK.SESSION CLOSE`.
+    CloseSession {
+        /// The id of the session.
+        session_id: String,
     },
 }
 
@@ -294,6 +310,10 @@ pub struct Acquire {
     pub id: Option<String>,
     /// `REPLICAS`.
     pub replicas: Option<u32>,
+    /// `SESSION`.
+    pub session: Option<Number>,
+    /// `QUEUE`, in milliseconds; 0 waits without limit.
+    pub queue: Option<i64>,
 }
 
 /// The arguments of a release.
@@ -314,6 +334,8 @@ pub struct Release {
     pub all: bool,
     /// `ID`.
     pub id: Option<String>,
+    /// `SESSION`.
+    pub session: Option<Number>,
 }
 
 /// The arguments of a renewal.
@@ -336,6 +358,8 @@ pub struct Renew {
     pub ephemeral: bool,
     /// `REPLICAS`.
     pub replicas: Option<u32>,
+    /// `SESSION`.
+    pub session: Option<Number>,
 }
 
 /// The words of a command in order.
@@ -371,6 +395,13 @@ impl Words {
         let words = Words::new(&format!("LOCK.{}{name}", if several { "M" } else { "" }));
         let words = if several { words.word(&keys.len().to_string()) } else { words };
         keys.iter().fold(words, |words, key| words.word(key))
+    }
+
+    fn session(self, number: Option<&Number>) -> Words {
+        match number {
+            Some(Number { id, n }) => self.option("SESSION", Some(id)).word(&n.to_string()),
+            None => self,
+        }
     }
 
     fn claim(self, claim: &Claim) -> Words {
@@ -414,13 +445,16 @@ impl Command {
                     .option("ID", acquire.id.as_ref())
                     .option("REPLICAS", acquire.replicas)
                     .option("WITHIN", acquire.replicas.and(Some(WITHIN)))
+                    .session(acquire.session.as_ref())
+                    .option("QUEUE", acquire.queue)
             }
             Command::Release(release) => Words::of_keys("RELEASE", release.several, &release.keys)
                 .word(&release.owner)
                 .option("PX", release.lease)
                 .flag("SHARED", release.shared)
                 .flag("ALL", release.all)
-                .option("ID", release.id.as_ref()),
+                .option("ID", release.id.as_ref())
+                .session(release.session.as_ref()),
             Command::Renew(renew) => Words::of_keys("RENEW", renew.several, &renew.keys)
                 .word(&renew.owner)
                 .option("PX", renew.lease)
@@ -428,11 +462,14 @@ impl Command {
                 .option("MAX", renew.watchdog_max)
                 .flag("EPHEMERAL", renew.ephemeral)
                 .option("REPLICAS", renew.replicas)
-                .option("WITHIN", renew.replicas.and(Some(WITHIN))),
+                .option("WITHIN", renew.replicas.and(Some(WITHIN)))
+                .session(renew.session.as_ref()),
             Command::Break { key } => Words::new("LOCK.BREAK").word(key),
-            Command::Cancel { key, owner, id } => {
-                Words::new("LOCK.CANCEL").word(key).word(owner).option("ID", Some(id))
-            }
+            Command::Cancel { key, owner, id, session } => Words::new("LOCK.CANCEL")
+                .word(key)
+                .word(owner)
+                .option("ID", session.is_none().then_some(id))
+                .session(session.as_ref()),
             Command::Check { key, claim } => Words::new("LOCK.CHECK").word(key).claim(claim),
             Command::Guard { key, claim, entry } => {
                 Words::new("LOCK.GUARD").word(key).claim(claim).option("RPUSH", Some(log_of(key))).word(entry)
@@ -440,8 +477,33 @@ impl Command {
             Command::Info { key } => Words::new("LOCK.INFO").word(key),
             Command::Waiters { key } => Words::new("LOCK.WAITERS").word(key).option("COUNT", Some(1000)),
             Command::Log { key } => Words::new("LRANGE").word(&log_of(key)).word("0").word("-1"),
+            Command::OpenSession(open) => Words(open.words()),
+            Command::Events(events) => Words(events.words()),
+            Command::CloseSession { session_id } => Words::new("LOCK.SESSION").word("CLOSE").word(session_id),
         };
         words.0
+    }
+
+    /// The name of a request that has one effect, however often it is sent: its `ID`, or its number in a session.
+    pub fn request(&self) -> Option<String> {
+        let (id, session) = match self {
+            Command::Acquire(acquire) => (acquire.id.as_ref(), acquire.session.as_ref()),
+            Command::Release(release) => (release.id.as_ref(), release.session.as_ref()),
+            Command::Cancel { id, session, .. } => (Some(id), session.as_ref()),
+            _ => (None, None),
+        };
+        session.map(|Number { id, n }| format!("{id} {n}")).or_else(|| id.cloned())
+    }
+
+    /// The number in a session that the call is about.
+    pub fn session(&self) -> Option<&Number> {
+        match self {
+            Command::Acquire(acquire) => acquire.session.as_ref(),
+            Command::Release(release) => release.session.as_ref(),
+            Command::Renew(renew) => renew.session.as_ref(),
+            Command::Cancel { session, .. } => session.as_ref(),
+            _ => None,
+        }
     }
 }
 

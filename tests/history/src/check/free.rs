@@ -66,6 +66,8 @@ pub(super) fn check(views: &BTreeMap<&str, View<'_>>, report: &mut Report) {
                 let waiter = Waiter { operation, acquire, call };
                 match acquire.block {
                     Some(_) => check_wait(views, &waiter, report),
+                    // A repeated number gets the first nil.
+                    None if acquire.session.is_some() && operation.calls.len() > 1 => {}
                     None if acquire.keys.len() == 1 => check_refusal(view, &waiter, report),
                     None => {}
                 }
@@ -219,8 +221,14 @@ fn unconfirmed_time(view: &View<'_>, waiter: &Waiter<'_, '_>, gap: (Micros, Micr
 /// The interval in which an operation may have been in the queue.
 pub(super) fn possible_wait(view: &View<'_>, one: &Operation<'_>) -> Option<(Micros, Micros)> {
     let acquire = one.acquire()?;
-    if acquire.block.is_none() && acquire.notify.is_none() {
+    if acquire.block.is_none() && acquire.notify.is_none() && acquire.queue.is_none() {
         return None;
+    }
+    if let Some(number) = &acquire.session {
+        let sessions = &view.history.sessions;
+        let over = sessions.over(number).into_iter().chain(one.end).min();
+        let until = over.unwrap_or_else(|| sessions.exists_until(&number.id, view.limits.late));
+        return Some((one.first_sent, until));
     }
     let closed = one.calls.iter().map(|call| view.history.closed_by(call.connection)).max()?;
     let until = one.end.unwrap_or_else(|| closed.saturating_add(view.limits.late));

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use super::operations::{millis, reply, Done, History, Kind, Lock, Operation, NEVER};
+use super::sessions::{self, Bound};
 use super::Limits;
 use crate::record::{Call, Disturbance, Micros};
 
@@ -116,8 +117,10 @@ impl<'a> View<'a> {
             (Kind::Acquire(_) | Kind::Release(_) | Kind::Renew(_) | Kind::Check, Done::Count(count)) => {
                 Some(count)
             }
+            // With a number, the error says nothing about other holds of the owner.
             (Kind::Release(_) | Kind::Renew(_) | Kind::Check | Kind::Guard, Done::Refused(error)) => {
-                (operation.is_alone() && error.starts_with("NOTOWNER")).then_some(0)
+                let is_about_owner = operation.is_alone() && operation.session().is_none();
+                (is_about_owner && error.starts_with("NOTOWNER")).then_some(0)
             }
             _ => None,
         }
@@ -154,14 +157,26 @@ impl<'a> View<'a> {
         if count < 1 {
             return 0;
         }
+        let (leased_until, safe_until) = match sessions::bound(self, of) {
+            Bound::No => (self.leased_until(of, ignored), NEVER),
+            Bound::Renewed(until) => (NEVER, until),
+            Bound::Leased(until) => (self.leased_until(of, ignored), until),
+        };
         let ends = [
             self.count_until(of, count, ignored),
-            self.leased_until(of, ignored),
+            leased_until,
+            safe_until,
             self.unbroken_until(of),
             self.connected_until(of, ignored),
             self.stored_until(of),
         ];
         ends.into_iter().min().unwrap_or(0)
+    }
+
+    /// The end of a certain hold, if its lease were endless.
+    pub(super) fn certain_without_lease(&self, of: &Operation<'a>) -> Micros {
+        let count = Self::reported_count(of).unwrap_or(0);
+        self.count_until(of, count, None).min(self.unbroken_until(of)).min(self.stored_until(of))
     }
 
     /// The times at which the count may decrease, or certainly increases again.
@@ -331,7 +346,7 @@ impl<'a> View<'a> {
             return 0;
         }
         match one.end {
-            Some(end) if !one.is_watched() => {
+            Some(end) if !one.is_watched() && one.session().is_none() => {
                 let lease = millis(one.lease().unwrap_or(self.history.run.default_lease));
                 let longer = millis(self.history.set_back_since(one.sent));
                 end + lease + longer + self.limits.slack
@@ -385,9 +400,16 @@ impl<'a> View<'a> {
                 + self.history.set_back_since(one.sent),
         );
         let connections = one.calls.iter().map(|call| self.history.closed_by(call.connection));
-        let closed = connections.max().unwrap_or(NEVER).saturating_add(self.limits.late);
+        let closed = match one.session() {
+            Some(number) => {
+                let sessions = &self.history.sessions;
+                let until = sessions.exists_until(&number.id, self.limits.late);
+                until.saturating_add(sessions.least_lease(&number.id))
+            }
+            None => connections.max().unwrap_or(NEVER).saturating_add(self.limits.late),
+        };
         let mut until = match one.end {
-            Some(end) if !one.is_watched() => end,
+            Some(end) if !one.is_watched() && one.session().is_none() => end,
             Some(end) => end.max(closed),
             None => closed,
         }
@@ -407,6 +429,8 @@ impl<'a> View<'a> {
                 self.lock.breaks.iter().filter(|other| other.count.is_some() && other.call.sent > end);
             until = broken.filter_map(|other| other.call.answered).fold(until, Micros::min);
         }
+        let over = one.session().and_then(|number| self.history.sessions.over(number));
+        until = until.min(over.unwrap_or(NEVER));
         Some((one.first_sent, until.min(one.void_after.unwrap_or(NEVER))))
     }
 }

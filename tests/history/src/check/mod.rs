@@ -14,6 +14,7 @@ mod holds;
 mod operations;
 mod queue;
 mod replies;
+mod sessions;
 #[cfg(test)]
 mod tests;
 mod tokens;
@@ -156,6 +157,7 @@ pub fn check(records: &[Record], limits: &Limits) -> Report {
         if !history.has_failover() {
             exclusion::check_reports(view, &mut report);
             replies::check_counts(view, &mut report);
+            sessions::check_losses(view, &mut report);
             replies::check_cancels(view, &mut report);
             replies::check_pauses(view, &mut report);
             queue::check_order(view, &mut report);
@@ -166,6 +168,7 @@ pub fn check(records: &[Record], limits: &Limits) -> Report {
         free::check(&views, &mut report);
         deadlocks::check(&history, &views, limits, &mut report);
     }
+    sessions::check(&history, limits, &mut report);
     replies::check_calls(&history, limits, &mut report);
     report
 }

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use serde_json::Value;
 
+use super::sessions::Sessions;
 use crate::record::{
     Acquire, Call, Claim, Closed, Command, Disturbance, Fault, Listened, Message, Micros, Outcome, Record,
     Release, Renew, Run, MS,
@@ -104,8 +105,10 @@ impl<'a> Operation<'a> {
         }
     }
 
+    /// Whether the hold ends with the connection of its call.
     pub(super) fn is_ephemeral(&self) -> bool {
         match self.kind {
+            _ if self.session().is_some() => false,
             Kind::Acquire(acquire) => acquire.ephemeral,
             Kind::Renew(renew) => renew.ephemeral,
             _ => false,
@@ -127,8 +130,10 @@ impl<'a> Operation<'a> {
         Some(by_message.grace.unwrap_or(5_000))
     }
 
+    /// Whether the lease is renewed while the connection of its call is open.
     pub(super) fn is_watched(&self) -> bool {
         match self.kind {
+            _ if self.session().is_some() => false,
             Kind::Acquire(acquire) => acquire.watchdog,
             Kind::Renew(renew) => renew.watchdog,
             _ => false,
@@ -194,6 +199,7 @@ pub(super) struct History<'a> {
     pub(super) faults: Vec<&'a Fault>,
     pub(super) messages: Vec<&'a Message>,
     pub(super) listened: Vec<&'a Listened>,
+    pub(super) sessions: Sessions<'a>,
     /// Times at which owners were seen waiting, by lock, owner and ID of the connection.
     sightings: HashMap<(&'a str, &'a str, i64), Times>,
 }
@@ -208,6 +214,7 @@ impl<'a> History<'a> {
             faults: Vec::new(),
             messages: Vec::new(),
             listened: Vec::new(),
+            sessions: Sessions::default(),
             sightings: HashMap::new(),
         };
         for record in records {
@@ -222,6 +229,7 @@ impl<'a> History<'a> {
         }
         history.calls.sort_by_key(|call| (call.sent, call.number));
         history.connections = connections(records, &history.calls);
+        history.sessions = Sessions::new(records, &history.calls);
         history.sort_by_lock();
         history
     }
@@ -273,6 +281,7 @@ impl<'a> History<'a> {
         let owners: Vec<&str> = std::iter::once(acquire.owner.as_str()).chain(made).collect();
         self.calls.iter().take_while(|call| call.sent <= by).any(|call| {
             let (ephemeral, owner, keys) = match &call.command {
+                command if command.session().is_some() => return false,
                 Command::Renew(renew) => (renew.ephemeral, &renew.owner, &renew.keys),
                 Command::Acquire(other) => (other.ephemeral, &other.owner, &other.keys),
                 _ => return false,
@@ -287,6 +296,9 @@ impl<'a> History<'a> {
     /// Whether a grant with a reply may have been revoked, as its client was already being killed.
     fn may_be_killed(&self, call: &Call) -> bool {
         let Some(id) = self.connections.get(&call.connection).map(|one| one.server_id) else { return false };
+        if call.command.session().is_some() {
+            return false;
+        }
         let until = call.answered.unwrap_or(NEVER);
         self.disturbed(call.sent, until, |what| *what == Disturbance::Kill { server_id: id })
     }
@@ -299,19 +311,20 @@ impl<'a> History<'a> {
 
     fn sort_by_lock(&mut self) {
         // The calls of each request, by lock, owner and kind.
-        let mut requests: BTreeMap<(&str, &str, u8, &str), Vec<&'a Call>> = BTreeMap::new();
+        let mut requests: BTreeMap<(&str, &str, u8, String), Vec<&'a Call>> = BTreeMap::new();
         let mut single: Vec<(&'a str, Operation<'a>)> = Vec::new();
         for call in self.calls.clone() {
             if call.outcome == Outcome::Unsent {
                 continue;
             }
-            let mut sort_in = |key: &'a str, owner: &'a str, which: u8, id: Option<&'a String>| match id {
+            let request = call.command.request();
+            let mut sort_in = |key: &'a str, owner: &'a str, which: u8| match request.clone() {
                 Some(id) => requests.entry((key, owner, which, id)).or_default().push(call),
                 None => single.extend(self.operation(key, &[call]).map(|operation| (key, operation))),
             };
             match &call.command {
                 Command::Acquire(acquire) => {
-                    acquire.keys.iter().for_each(|key| sort_in(key, &acquire.owner, 0, acquire.id.as_ref()));
+                    acquire.keys.iter().for_each(|key| sort_in(key, &acquire.owner, 0));
                     if acquire.fence
                         && matches!(&call.outcome, Outcome::Error(error) if error.starts_with("UNBLOCKED"))
                     {
@@ -319,16 +332,14 @@ impl<'a> History<'a> {
                     }
                 }
                 Command::Release(release) => {
-                    release.keys.iter().for_each(|key| sort_in(key, &release.owner, 1, release.id.as_ref()));
+                    release.keys.iter().for_each(|key| sort_in(key, &release.owner, 1));
                 }
-                Command::Renew(renew) => {
-                    renew.keys.iter().for_each(|key| sort_in(key, &renew.owner, 2, None))
-                }
-                Command::Cancel { key, owner, id } => sort_in(key, owner, 3, Some(id)),
-                Command::Check { key, claim: Claim::Owner(owner) } => sort_in(key, owner, 4, None),
+                Command::Renew(renew) => renew.keys.iter().for_each(|key| sort_in(key, &renew.owner, 2)),
+                Command::Cancel { key, owner, .. } => sort_in(key, owner, 3),
+                Command::Check { key, claim: Claim::Owner(owner) } => sort_in(key, owner, 4),
                 Command::Guard { key, claim, .. } => {
                     if let Claim::Owner(owner) = claim {
-                        sort_in(key, owner, 5, None);
+                        sort_in(key, owner, 5);
                     }
                     self.lock(key).guards.push(call);
                 }
@@ -340,18 +351,19 @@ impl<'a> History<'a> {
                 Command::Info { key } => self.lock(key).infos.push(call),
                 Command::Log { key } => self.lock(key).logs.push(call),
                 Command::Waiters { key } => self.lock(key).observations.push(call),
+                Command::OpenSession(_) | Command::Events(_) | Command::CloseSession { .. } => {}
             }
             if let Command::Acquire(acquire) = &call.command {
                 acquire.keys.iter().for_each(|key| self.lock(key).acquires.push(call));
             }
         }
-        let cancelled: HashMap<(&str, &str, &str), Micros> = requests
+        let cancelled: HashMap<(&str, &str, String), Micros> = requests
             .iter()
             .filter(|((_, _, which, _), _)| *which == 3)
             .filter_map(|((key, owner, _, id), calls)| {
                 let answered =
                     calls.iter().filter(|call| reply(call).is_some()).filter_map(|call| call.answered);
-                Some(((*key, *owner, *id), answered.min()?))
+                Some(((*key, *owner, id.clone()), answered.min()?))
             })
             .collect();
         for ((key, owner, which, id), calls) in &requests {
@@ -366,7 +378,9 @@ impl<'a> History<'a> {
                 }
                 before = calls;
                 if *which == 0 && operation.done == Done::Unknown {
-                    operation.void_after = cancelled.get(&(*key, *owner, *id)).copied();
+                    let over = operation.session().and_then(|number| self.sessions.over(number));
+                    let cancelled = cancelled.get(&(*key, *owner, id.clone())).copied();
+                    operation.void_after = over.or(cancelled);
                 }
                 single.push((key, operation));
             }
@@ -394,6 +408,10 @@ impl<'a> History<'a> {
     /// Splits the calls of one request into parts. A late call can be a new request, as the record of the first call may
     /// have expired. So can a retry after a hold of the owner has ended with its connection.
     fn split_by_record<'b>(&self, calls: &'b [&'a Call]) -> Vec<&'b [&'a Call]> {
+        // A session remembers its numbers.
+        if calls[0].command.session().is_some() {
+            return vec![calls];
+        }
         let ttl = millis(self.run.request_ttl);
         let mut parts = Vec::new();
         let mut begin = 0;
@@ -444,7 +462,8 @@ impl<'a> History<'a> {
             | Command::Renew(Renew { keys, several: true, .. }) => keys.iter().position(|one| one == key),
             _ => None,
         };
-        let waits_by_message = matches!(kind, Kind::Acquire(Acquire { notify: Some(_), .. }));
+        let waits_by_message =
+            matches!(kind, Kind::Acquire(Acquire { notify: Some(_), .. } | Acquire { queue: Some(_), .. }));
         let part = |call: &&'a Call| -> Option<&'a Value> {
             let reply = reply(call)?;
             number.map_or(Some(reply), |number| reply.get(number))
@@ -458,6 +477,11 @@ impl<'a> History<'a> {
             .iter()
             .position(is_final)
             .filter(|at| !matches!(kind, Kind::Acquire(_)) || !self.may_be_killed(calls[*at]));
+        let session = first.command.session().filter(|_| matches!(kind, Kind::Acquire(_)));
+        let granted = session.and_then(|number| self.sessions.granted(number)).filter(|event| {
+            answered.is_none_or(|at| calls[at].answered.is_none_or(|answered| event.at < answered))
+        });
+        let answered = answered.filter(|_| granted.is_none());
         let relevant = answered.map_or(calls, |at| &calls[..=at]);
         let mut may: Vec<&'a Call> = relevant.iter().copied().filter(|call| is_unknown(call)).collect();
         let is_queued = |call: &&&'a Call| waits_by_message && part(call).and_then(Value::as_i64) == Some(0);
@@ -470,6 +494,10 @@ impl<'a> History<'a> {
             Some(at) => {
                 let reply = part(&calls[at])?;
                 (Done::Count(count(reply)?), calls[at].answered, token(reply))
+            }
+            None if granted.is_some() => {
+                let event = granted?;
+                (Done::Count(event.holds()?), Some(event.at), event.token())
             }
             None if !may.is_empty() => (Done::Unknown, None, None),
             None => {

@@ -70,7 +70,14 @@ pub(super) fn check_queued(view: &View<'_>, report: &mut Report) {
             let waits = |call: &&Call| {
                 let Command::Acquire(acquire) = &call.command else { return false };
                 let closed = || view.history.closed_by(call.connection).saturating_add(view.limits.late);
-                let until = call.answered.filter(|_| acquire.notify.is_none()).unwrap_or_else(closed);
+                let until = match &acquire.session {
+                    Some(number) => {
+                        let sessions = &view.history.sessions;
+                        let over = sessions.over(number).or(sessions.granted(number).map(|event| event.at));
+                        over.unwrap_or_else(|| sessions.exists_until(&number.id, view.limits.late))
+                    }
+                    None => call.answered.filter(|_| acquire.notify.is_none()).unwrap_or_else(closed),
+                };
                 acquire.owner == owner && call.sent <= observed && until >= look.sent
             };
             if !view.lock.acquires.iter().any(waits) {

@@ -96,7 +96,7 @@ pub(super) fn check_pauses(view: &View<'_>, report: &mut Report) {
 pub(super) fn check_cancels(view: &View<'_>, report: &mut Report) {
     let cancels = view.lock.operations.iter().filter(|one| matches!(one.kind, Kind::Cancel));
     for cancel in cancels.filter(|one| one.done == Done::Count(1)) {
-        let Command::Cancel { id, .. } = &cancel.call().command else { continue };
+        let Command::Cancel { id, session: None, .. } = &cancel.call().command else { continue };
         let is_meant = |acquire: &Acquire| acquire.id.as_ref() == Some(id);
         let mut granted = view.of(cancel.owner).iter().filter(|one| one.acquire().is_some_and(is_meant));
         let (Some(only), None) = (granted.next(), granted.next()) else { continue };
@@ -119,19 +119,14 @@ pub(super) fn check_cancels(view: &View<'_>, report: &mut Report) {
 /// Checks each call on its own or together with the calls of its request.
 pub(super) fn check_calls(history: &History<'_>, limits: &Limits, report: &mut Report) {
     let mut requests: HashMap<String, Vec<&Call>> = HashMap::new();
-    let mut cancels: HashMap<(&str, &str, &str), &Call> = HashMap::new();
+    let mut cancels: HashMap<(&str, &str, String), &Call> = HashMap::new();
     for call in &history.calls {
-        let id = match &call.command {
-            Command::Acquire(acquire) => acquire.id.as_ref(),
-            Command::Release(release) => release.id.as_ref(),
-            Command::Cancel { key, owner, id } => {
-                // Keeps the first one that was sent; later ones repeat it.
-                cancels.entry((key, owner, id)).or_insert(call);
-                Some(id)
-            }
-            _ => None,
-        };
-        if id.is_some() {
+        let request = call.command.request();
+        if let (Command::Cancel { key, owner, .. }, Some(id)) = (&call.command, &request) {
+            // Keeps the first one that was sent; later ones repeat it.
+            cancels.entry((key, owner, id.clone())).or_insert(call);
+        }
+        if request.is_some() {
             requests.entry(call.command.words().join(" ")).or_default().push(call);
         }
     }
@@ -146,17 +141,18 @@ pub(super) fn check_calls(history: &History<'_>, limits: &Limits, report: &mut R
     for call in &history.calls {
         let key = key_of(&call.command);
         if let Command::Acquire(acquire) = &call.command {
-            let cancel = acquire.id.as_deref().and_then(|id| {
+            let request = call.command.request();
+            let cancel = request.as_ref().and_then(|id| {
                 acquire
                     .keys
                     .iter()
-                    .find_map(|key| cancels.get(&(key.as_str(), acquire.owner.as_str(), id)).copied())
+                    .find_map(|key| cancels.get(&(key.as_str(), acquire.owner.as_str(), id.clone())).copied())
             });
             if !history.has_failover() {
                 check_cancelled(history, key, acquire, call, cancel, report);
             }
-            let id = acquire.id.is_some().then(|| call.command.words().join(" "));
-            let repeated = id.and_then(|words| requests.get(&words)).is_some_and(|calls| calls.len() > 1);
+            let words = request.is_some().then(|| call.command.words().join(" "));
+            let repeated = words.and_then(|words| requests.get(&words)).is_some_and(|calls| calls.len() > 1);
             if !repeated {
                 check_time(history, limits, key, acquire, call, report);
             }
@@ -173,7 +169,7 @@ pub(super) fn check_calls(history: &History<'_>, limits: &Limits, report: &mut R
                         &[call],
                     );
                 }
-                if error.starts_with("DEADLOCK") && acquire.block.is_none() && acquire.notify.is_none() {
+                if error.starts_with("DEADLOCK") && !may_wait(acquire) {
                     report.add(
                         Rule::Error,
                         key,
@@ -205,18 +201,21 @@ pub(super) fn check_calls(history: &History<'_>, limits: &Limits, report: &mut R
             let in_place = match &call.command {
                 // Only some of its locks have a record of the request.
                 Command::Acquire(acquire) if word == "ERR" => {
-                    let id = acquire.id.as_deref().unwrap_or_default();
-                    let cancelled =
-                        |key: &String| cancels.contains_key(&(key.as_str(), acquire.owner.as_str(), id));
+                    let id = acquire.id.clone().unwrap_or_default();
+                    let cancelled = |key: &String| {
+                        cancels.contains_key(&(key.as_str(), acquire.owner.as_str(), id.clone()))
+                    };
                     let in_part = acquire.ephemeral || acquire.keys.iter().any(cancelled);
                     acquire.several && in_part && error.contains("with this ID was made before")
                 }
+                command if is_of_session(command) => in_session(history, call, word),
                 // Its lease may have expired before replicas acknowledged it.
                 Command::Acquire(acquire) => word != "NOTOWNER" || acquire.replicas.is_some(),
                 command if waits_for_replicas(command) => !matches!(word, "ERR" | "DEADLOCK" | "QUARANTINE"),
                 _ => !matches!(word, "ERR" | "DEADLOCK" | "UNBLOCKED" | "QUARANTINE"),
             };
-            if !known.contains(&word) || !in_place {
+            let is_known = known.contains(&word) || is_of_session(&call.command);
+            if !is_known || !in_place {
                 report.add(Rule::Error, key, format!("this call cannot get {word}"), &[call]);
             }
         }
@@ -224,7 +223,37 @@ pub(super) fn check_calls(history: &History<'_>, limits: &Limits, report: &mut R
     check_messages(history, report);
 }
 
-fn key_of(command: &Command) -> &str {
+/// Whether the call is about a session or a number of one.
+fn is_of_session(command: &Command) -> bool {
+    let is_session =
+        matches!(command, Command::OpenSession(_) | Command::Events(_) | Command::CloseSession { .. });
+    is_session || command.session().is_some()
+}
+
+/// Whether a call of a session can get this error.
+fn in_session(history: &History<'_>, call: &Call, word: &str) -> bool {
+    match (&call.command, word) {
+        (_, "NOSESSION" | "LOADING" | "NOREPLICAS") => true,
+        (Command::CloseSession { .. }, _) => false,
+        (Command::Events(_), "UNBLOCKED") => is_disturbed(history, call),
+        (Command::Events(_), "MISCONF") => {
+            history.disturbed(call.sent, call.answered.unwrap_or(Micros::MAX), |_| true)
+        }
+        (Command::Acquire(acquire), "DEADLOCK") => may_wait(acquire),
+        (Command::Acquire(_), "NOTOWNER" | "CANCELLED" | "QUARANTINE") => true,
+        (Command::Release(_) | Command::Renew(_), "NOTOWNER") => true,
+        (_, "LATE") => !matches!(call.command, Command::Release(_) | Command::Cancel { .. }),
+        _ => false,
+    }
+}
+
+/// Whether the acquire waits for the lock.
+fn may_wait(acquire: &Acquire) -> bool {
+    acquire.block.is_some() || acquire.notify.is_some() || acquire.queue.is_some()
+}
+
+/// The lock of a command.
+pub(super) fn key_of(command: &Command) -> &str {
     match command {
         Command::Acquire(acquire) => &acquire.keys[0],
         Command::Release(release) => &release.keys[0],
@@ -236,6 +265,7 @@ fn key_of(command: &Command) -> &str {
         | Command::Info { key }
         | Command::Waiters { key }
         | Command::Log { key } => key,
+        Command::OpenSession(_) | Command::Events(_) | Command::CloseSession { .. } => "sessions",
     }
 }
 
@@ -243,6 +273,10 @@ fn key_of(command: &Command) -> &str {
 /// hold ends with a connection, whichever call has bound it.
 fn check_repetitions(history: &History<'_>, key: &str, words: &str, calls: &[&Call], report: &mut Report) {
     let (may_end, by_message) = match &calls[0].command {
+        // A number gets the outcome so far, which `sessions` checks.
+        Command::Acquire(Acquire { session: Some(_), .. }) => return,
+        // The server forgets cancels below `done`.
+        Command::Cancel { session: Some(_), .. } => return,
         Command::Acquire(acquire) => {
             let last = calls.iter().map(|call| call.answered.unwrap_or(Micros::MAX)).max();
             let may_end = last.is_some_and(|last| history.may_have_disconnected(acquire, calls, last));
@@ -276,8 +310,9 @@ fn check_cancelled(
 ) {
     let (Some(cancel), Some(answered)) = (cancel, call.answered) else { return };
     let (Some(_), Some(cancelled)) = (reply(cancel), cancel.answered) else { return };
-    let is_grant = reply(call).is_some();
-    let is_fresh = answered - cancel.sent < millis(history.run.request_ttl);
+    // A number that was answered nil stays that.
+    let is_grant = reply(call).is_some_and(|reply| acquire.session.is_none() || !reply.is_null());
+    let is_fresh = acquire.session.is_some() || answered - cancel.sent < millis(history.run.request_ttl);
     if is_grant && cancelled < call.sent && is_fresh && !acquire.several {
         report.add(
             Rule::Cancel,

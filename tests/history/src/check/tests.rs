@@ -7,6 +7,8 @@
 //! that the call was not sent completely. `close CONNECTION AT` closes a connection, and `fault KIND [CONNECTION]
 //! FROM..UNTIL` is a disturbance. `listen INBOX FROM..UNTIL` is a subscription.
 
+mod sessions;
+
 use serde_json::{json, Value};
 
 use super::{check, Limits, Report, Rule};
@@ -32,6 +34,9 @@ fn text(words: &[&str], name: &str) -> Option<String> {
 fn command(line: &str) -> Command {
     let mut words: Vec<&str> = line.split_whitespace().collect();
     let name = words.remove(0);
+    if let Some(command) = sessions::command(name, &words) {
+        return command;
+    }
     let several = name.starts_with('M');
     let count = if several { words.remove(0).parse().unwrap() } else { 1 };
     let keys: Vec<String> = words.drain(..count).map(str::to_owned).collect();
@@ -39,6 +44,7 @@ fn command(line: &str) -> Command {
     let owner = words.first().map(|word| (*word).to_owned()).unwrap_or_default();
     let has = |name: &str| words.contains(&name);
     let (lease, id) = (number(&words, "PX"), text(&words, "ID"));
+    let session = sessions::number_of(&words);
     let replicas = number(&words, "REPLICAS").map(|replicas| u32::try_from(replicas).unwrap());
     let claim = || match text(&words, "OWNER") {
         Some(owner) => Claim::Owner(owner),
@@ -62,6 +68,8 @@ fn command(line: &str) -> Command {
             grace: number(&words, "GRACE"),
             id,
             replicas,
+            session,
+            queue: number(&words, "QUEUE"),
             ..Acquire::default()
         }),
         "RELEASE" => Command::Release(Release {
@@ -72,6 +80,7 @@ fn command(line: &str) -> Command {
             shared: has("SHARED"),
             all: has("ALL"),
             id,
+            session,
         }),
         "RENEW" => {
             let (watchdog, ephemeral) = (has("WATCHDOG"), has("EPHEMERAL"));
@@ -83,11 +92,12 @@ fn command(line: &str) -> Command {
                 watchdog,
                 ephemeral,
                 replicas,
+                session,
                 ..Renew::default()
             })
         }
         "BREAK" => Command::Break { key },
-        "CANCEL" => Command::Cancel { key, owner, id: id.unwrap() },
+        "CANCEL" => Command::Cancel { key, owner, id: id.unwrap_or_default(), session },
         "CHECK" => Command::Check { key, claim: claim() },
         "GUARD" => Command::Guard { key, claim: claim(), entry: (*words.last().unwrap()).to_owned() },
         "INFO" => Command::Info { key },
@@ -114,6 +124,7 @@ fn value(command: &Command, text: &str) -> Value {
     };
     let words = || text.split_whitespace();
     match command {
+        Command::OpenSession(_) | Command::Events(_) => sessions::value(command, text),
         Command::Log { .. } => words().filter(|word| *word != "none").collect(),
         // The mode and the owners.
         Command::Info { .. } if text != "nil" => {

@@ -68,7 +68,7 @@ fn begins(view: &View<'_>, operation: &Operation<'_>) -> bool {
 /// Earliest time at which the token was drawn. With `NOTIFY` that may be long before the confirmation.
 fn granted_from(operation: &Operation<'_>) -> Micros {
     match operation.acquire() {
-        Some(acquire) if acquire.notify.is_some() => operation.first_sent,
+        Some(acquire) if acquire.notify.is_some() || acquire.queue.is_some() => operation.first_sent,
         _ => operation.low(),
     }
 }

@@ -303,7 +303,7 @@ impl<'a> Client<'a> {
         // A lease that was set without the required acknowledgement may be lost.
         let may_set = self.shared.settings.promise == Promise::Primary;
         let lease = if may_set && !several && self.chance(10) { self.lease() } else { None };
-        let release = Release { keys, several, owner: owner.clone(), lease, shared: false, all, id };
+        let release = Release { keys, several, owner: owner.clone(), lease, all, id, ..Release::default() };
         let breakage = self.breakage();
         let mut outcome = self.line.call(Command::Release(release.clone()), breakage);
         let mut was_unknown = false;
@@ -338,8 +338,17 @@ impl<'a> Client<'a> {
         let (keys, owner) = (vec![held.key], held.owner);
         let owner_name = owner.clone();
         let replicas = self.shared.settings.promise.replicas();
-        let renew =
-            Renew { keys, several, owner: owner_name, lease, watchdog, watchdog_max, ephemeral, replicas };
+        let renew = Renew {
+            keys,
+            several,
+            owner: owner_name,
+            lease,
+            watchdog,
+            watchdog_max,
+            ephemeral,
+            replicas,
+            session: None,
+        };
         let breakage = self.breakage();
         if self.line.call(Command::Renew(renew), breakage) == Outcome::Unknown {
             self.rename(&owner);
@@ -358,7 +367,7 @@ impl<'a> Client<'a> {
 
     fn cancel_held(&mut self, held: &Held) {
         let Some(id) = held.id.clone() else { return };
-        let command = Command::Cancel { key: held.key.clone(), owner: held.owner.clone(), id };
+        let command = Command::Cancel { key: held.key.clone(), owner: held.owner.clone(), id, session: None };
         let breakage = self.breakage();
         if self.line.call(command, breakage) == Outcome::Unknown {
             self.rename(&held.owner);
@@ -382,14 +391,15 @@ impl<'a> Client<'a> {
 fn cancel(line: &mut Line<'_>, acquire: &Acquire) -> bool {
     let Some(id) = &acquire.id else { return false };
     acquire.keys.iter().fold(true, |all, key| {
-        let command = Command::Cancel { key: key.clone(), owner: acquire.owner.clone(), id: id.clone() };
+        let command =
+            Command::Cancel { key: key.clone(), owner: acquire.owner.clone(), id: id.clone(), session: None };
         // A repeated cancel gets the same reply.
         let answered = (0..4).any(|_| matches!(line.call(command.clone(), None), Outcome::Reply(_)));
         all && answered
     })
 }
 
-fn token(reply: &Value) -> Option<i64> {
+pub(super) fn token(reply: &Value) -> Option<i64> {
     let parts = reply.as_array()?;
     let at = parts.iter().position(|part| part == "token")?;
     parts.get(at + 1)?.as_i64()

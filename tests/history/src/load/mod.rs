@@ -11,6 +11,8 @@ mod link;
 mod notify;
 mod probe;
 mod scenes;
+mod session;
+mod session_scenes;
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -35,6 +37,8 @@ pub struct Settings {
     pub clients: u32,
     /// Number of clients that wait with `NOTIFY`.
     pub listeners: u32,
+    /// Number of clients with a session.
+    pub sessions: u32,
     /// Number of [scenes] that run at a time: a few clients each, with locks of their own.
     pub scenes: u32,
     /// Approximate number of calls of each client.
@@ -158,6 +162,7 @@ impl Default for Settings {
             seed: 1,
             clients: 8,
             listeners: 1,
+            sessions: 1,
             scenes: 0,
             calls: 400,
             grants: 0,
@@ -268,14 +273,18 @@ impl Shared {
 pub fn run(shared: &Shared, disturb: impl FnOnce(&Shared) + Send) -> Result<Vec<Record>, String> {
     let settings = &shared.settings;
     configure(shared)?;
-    let watchers = settings.clients + settings.listeners;
+    let listeners = settings.clients + settings.listeners;
+    let watchers = listeners + settings.sessions;
     thread::scope(|scope| {
         let mut workers = Vec::new();
         for number in 0..settings.clients {
             workers.push(scope.spawn(move || Client::new(shared, number).run()));
         }
-        for number in settings.clients..watchers {
+        for number in settings.clients..listeners {
             workers.push(scope.spawn(move || notify::run(shared, number)));
+        }
+        for number in listeners..watchers {
+            workers.push(scope.spawn(move || session::run(shared, number)));
         }
         scope.spawn(move || probe::run(shared, watchers));
         scope.spawn(move || faults::run(shared, watchers + 1));

@@ -108,7 +108,8 @@ impl<'a> Listener<'a> {
             self.receive_message();
         }
         for _ in 0..5 {
-            let cancel = Command::Cancel { key: key.clone(), owner: owner.clone(), id: owner.clone() };
+            let cancel =
+                Command::Cancel { key: key.clone(), owner: owner.clone(), id: owner.clone(), session: None };
             if self.line.call(cancel, None) != Outcome::Unknown {
                 break;
             }

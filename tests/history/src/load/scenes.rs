@@ -14,16 +14,17 @@ use serde_json::Value;
 
 use super::link::{Line, Pending};
 use super::notify::Inbox;
+use super::session_scenes::{a_grant_that_is_overdue, a_late_release_of_a_number, a_session_that_is_resumed};
 use super::Shared;
 use crate::record::{Acquire, Claim, Command, Disturbance, Fault, Outcome, Record, Release};
 use crate::wire::{End, Wire};
 
 /// Lease of a hold that outlasts its scene, in milliseconds.
-const LONG: i64 = 8_000;
+pub(super) const LONG: i64 = 8_000;
 /// Longest wait in milliseconds; shorter than the lease [`LONG`].
 const WAIT_LIMIT: i64 = 5_000;
 /// Lease of a hold that ends within its scene, in milliseconds.
-const SHORT: i64 = 40;
+pub(super) const SHORT: i64 = 40;
 /// Number of connections of a scene, besides the observer's.
 const CONNECTIONS: usize = 4;
 /// Number of checks whether an owner waits.
@@ -33,7 +34,7 @@ const LONG_CHECKS: usize = 2_000;
 
 type Scene = fn(&mut Stage<'_>);
 
-const SCENES: [Scene; 27] = [
+const SCENES: [Scene; 30] = [
     a_writer_gives_up_before_readers,
     permits_end_one_by_one,
     expired_permits,
@@ -61,6 +62,9 @@ const SCENES: [Scene; 27] = [
     a_reader_behind_a_writer,
     a_re_entry_without_a_lease,
     a_lease_that_ends_in_a_pause,
+    a_late_release_of_a_number,
+    a_session_that_is_resumed,
+    a_grant_that_is_overdue,
 ];
 
 /// Plays one scene after another until the load is over.
@@ -78,10 +82,10 @@ pub(super) fn run(shared: &Shared, client: u32) {
 }
 
 /// The connections and names of a scene.
-struct Stage<'a> {
-    shared: &'a Shared,
+pub(super) struct Stage<'a> {
+    pub(super) shared: &'a Shared,
     client: u32,
-    lines: Vec<Line<'a>>,
+    pub(super) lines: Vec<Line<'a>>,
     observer: Line<'a>,
     rng: StdRng,
     /// Number of the scene.
@@ -98,7 +102,7 @@ impl Stage<'_> {
     }
 
     /// A long hold of a lock.
-    fn acquire(&self, owner: &str, keys: &[&str]) -> Acquire {
+    pub(super) fn acquire(&self, owner: &str, keys: &[&str]) -> Acquire {
         Acquire {
             keys: keys.iter().map(|key| self.key(key)).collect(),
             several: keys.len() > 1,
@@ -113,15 +117,15 @@ impl Stage<'_> {
         Acquire { block: Some(WAIT_LIMIT), ..self.acquire(owner, keys) }
     }
 
-    fn call(&mut self, line: usize, command: Command) -> Outcome {
+    pub(super) fn call(&mut self, line: usize, command: Command) -> Outcome {
         self.lines[line].call(command, None)
     }
 
-    fn take(&mut self, line: usize, acquire: Acquire) -> Outcome {
+    pub(super) fn take(&mut self, line: usize, acquire: Acquire) -> Outcome {
         self.call(line, Command::Acquire(acquire))
     }
 
-    fn release(&mut self, line: usize, owner: &str, key: &str) -> Outcome {
+    pub(super) fn release(&mut self, line: usize, owner: &str, key: &str) -> Outcome {
         let (keys, owner) = (vec![self.key(key)], self.owner(owner));
         self.call(line, Command::Release(Release { keys, owner, ..Release::default() }))
     }
@@ -129,16 +133,16 @@ impl Stage<'_> {
     fn cancel(&mut self, line: usize, of: &Acquire, key: &str) -> Outcome {
         let (key, owner) = (self.key(key), of.owner.clone());
         let id = of.id.clone().unwrap_or_default();
-        self.call(line, Command::Cancel { key, owner, id })
+        self.call(line, Command::Cancel { key, owner, id, session: None })
     }
 
-    fn check(&mut self, line: usize, owner: &str, key: &str) -> Outcome {
+    pub(super) fn check(&mut self, line: usize, owner: &str, key: &str) -> Outcome {
         let (key, claim) = (self.key(key), Claim::Owner(self.owner(owner)));
         self.call(line, Command::Check { key, claim })
     }
 
     /// Sends a call that waits, and returns once the call is queued or has a reply.
-    fn begin(&mut self, line: usize, acquire: Acquire) -> Option<Pending> {
+    pub(super) fn begin(&mut self, line: usize, acquire: Acquire) -> Option<Pending> {
         let (key, owner) = (acquire.keys[0].clone(), acquire.owner.clone());
         let pending = self.lines[line].send(Command::Acquire(acquire));
         self.until(&key, &owner, true);
@@ -159,13 +163,13 @@ impl Stage<'_> {
         }
     }
 
-    fn end(&mut self, line: usize, pending: Option<Pending>) {
+    pub(super) fn end(&mut self, line: usize, pending: Option<Pending>) {
         if let Some(pending) = pending {
             self.lines[line].receive(pending);
         }
     }
 
-    fn pause(&mut self, ms: i64) {
+    pub(super) fn pause(&mut self, ms: i64) {
         thread::sleep(Duration::from_millis(ms.unsigned_abs()));
     }
 
@@ -374,7 +378,7 @@ fn several_locks_cancelled_in_part(stage: &mut Stage<'_>) {
     let pending = stage.begin(1, both.clone());
     let (key, owner) = (stage.key("x"), stage.owner("a"));
     let release = Release { keys: vec![key.clone()], owner, ..Release::default() };
-    let cancel = Command::Cancel { key, owner: both.owner, id: "1".to_owned() };
+    let cancel = Command::Cancel { key, owner: both.owner, id: "1".to_owned(), session: None };
     // Both calls reach the server together.
     let calls = [Command::Release(release), cancel].map(|command| stage.lines[0].send(command));
     for call in calls {
