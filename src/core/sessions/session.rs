@@ -402,9 +402,9 @@ impl Session {
 
     /// Returns the number of holds and the number of waits. A grant in flight counts as a hold.
     pub(crate) fn counts(&self) -> (usize, usize) {
-        self.states().fold((0, 0), |(holds, waits), (_, state)| match state {
+        self.states().fold((0, 0), |(holds, waits), (n, state)| match state {
             NumberState::Waiting(_) => (holds, waits + 1),
-            NumberState::InFlight(_) => (holds + 1, waits),
+            NumberState::InFlight(_) => (holds + self.in_flight_len(n), waits),
             NumberState::Held(held) => (holds + held.holds.len(), waits),
             NumberState::Answered(_) => (holds, waits),
         })
@@ -412,12 +412,21 @@ impl Session {
 
     /// Number of holds that are released if the session ends now (R8).
     pub(in crate::core) fn released_by_end(&self) -> usize {
-        let of = |state: &NumberState| match state {
-            NumberState::InFlight(_) => 1,
+        let of = |(n, state): (u64, &NumberState)| match state {
+            NumberState::InFlight(_) => self.in_flight_len(n),
             NumberState::Held(held) => held.holds.iter().filter(|hold| hold.ephemeral).count(),
             NumberState::Waiting(_) | NumberState::Answered(_) => 0,
         };
-        self.states().map(|(_, state)| of(state)).sum()
+        self.states().map(of).sum()
+    }
+
+    /// Number of holds of a grant in flight.
+    fn in_flight_len(&self, n: u64) -> usize {
+        let event = self.numbers.get(n).and_then(|entry| self.events.get(entry.event?));
+        match event.map(|event| &event.content) {
+            Some(EventContent::GrantedAll(replies)) => replies.len(),
+            _ => 1,
+        }
     }
 
     /// The longest time for which EVENTS may block, in microseconds (R19).
