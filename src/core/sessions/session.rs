@@ -252,6 +252,12 @@ impl Session {
         self.numbers.answer(n, answer);
     }
 
+    /// Whether any hold of a number was lost, although others are left.
+    pub(in crate::core) fn is_partly_lost(&self, n: u64) -> bool {
+        let state = self.numbers.get(n).map(|entry| &entry.state);
+        matches!(state, Some(NumberState::Held(held)) if held.is_lost)
+    }
+
     /// Removes one hold of a number. Returns whether it was the last one.
     pub(in crate::core) fn remove_hold(&mut self, n: u64, lock: LockIdx, owner: &Owner) -> bool {
         let Some(Entry { state: NumberState::Held(held), .. }) = self.numbers.get_mut(n) else {
