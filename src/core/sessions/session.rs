@@ -129,7 +129,7 @@ impl Session {
         let Some(entry) = self.numbers.get(n) else {
             return if n < self.done { Known::Late } else { Known::New };
         };
-        if entry.target != target {
+        if !entry.is_of(target) {
             return Known::OtherTarget;
         }
         match &entry.state {
@@ -162,7 +162,7 @@ impl Session {
     /// Returns the state of a number. Fails if it was used with another target.
     pub(in crate::core) fn state(&self, number: CallNumber) -> Result<Option<&NumberState>, OtherTarget> {
         match self.numbers.get(number.n) {
-            Some(entry) if entry.target != number.target => Err(OtherTarget),
+            Some(entry) if !entry.is_of(number.target) => Err(OtherTarget),
             entry => Ok(entry.map(|entry| &entry.state)),
         }
     }
