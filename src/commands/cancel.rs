@@ -6,7 +6,7 @@ use super::args::{CommandName, Cursor};
 use super::checks;
 use super::options::{SessionNumber, KEY, OWNER, SESSION_NUMBER};
 use super::Target;
-use crate::core::{CallNumber, LockId, Now, OtherTarget, Owner};
+use crate::core::{CallNumber, LockId, LockRef, Now, OtherTarget, Owner};
 use crate::driver;
 use crate::error::Error;
 use crate::server::registration::arguments::{Argument, ArgumentKind, Arguments};
@@ -79,10 +79,12 @@ fn cancel_number(
 ) -> Result<(), Error> {
     let number = checks::number(ctx, command, number, std::slice::from_ref(key), owner)?;
     let (owner_name, now) = (Owner::new(owner.as_bytes()), ctx.now());
+    let named = LockRef { db: ctx.db(), key: key.as_bytes() };
     let (number, locks) = driver::with(ctx, |driver| {
         let number = driver.locks.number_to_cancel(number);
-        (number, driver.locks.locks_of_number(number))
-    });
+        driver.locks.locks_of_number(number, named).map(|locks| (number, locks))
+    })
+    .map_err(|OtherTarget| Error::OtherTarget)?;
     if locks.iter().any(|lock| *lock.key != *key.as_bytes()) {
         return cancel_several(ctx, number, &locks, (owner, &owner_name), now);
     }

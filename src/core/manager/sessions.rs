@@ -7,8 +7,8 @@ use crate::core::manager::step::Step;
 use crate::core::owner::AffectedOwners;
 use crate::core::sessions::{Acknowledged, Answer, NumberState};
 use crate::core::{
-    CallNumber, ConnectionId, Counted, Decision, Known, Late, LockId, LossReason, NewSession, NotRenewed,
-    Now, Renewal, Session, SessionId, SessionKey, WaiterId,
+    CallNumber, ConnectionId, Counted, Decision, Known, Late, LockId, LockRef, LossReason, NewSession,
+    NotRenewed, Now, OtherTarget, Renewal, Session, SessionId, SessionKey, WaiterId,
 };
 
 /// The arguments of `LOCK.EVENTS`.
@@ -196,11 +196,16 @@ impl LockManager {
         CallNumber { target: target.unwrap_or(number.target), ..number }
     }
 
-    /// Returns the locks of a number. A cancel of a call for several locks concerns all of them.
-    pub(crate) fn locks_of_number(&self, number: CallNumber) -> Vec<LockId> {
+    /// Returns the locks of a number. A cancel of a call for several locks concerns all of them. Fails if it names
+    /// another lock.
+    pub(crate) fn locks_of_number(
+        &self,
+        number: CallNumber,
+        named: LockRef<'_>,
+    ) -> Result<Vec<LockId>, OtherTarget> {
         let parts = &self.parts;
-        let Some(session) = parts.sessions.get(number.session) else { return Vec::new() };
-        match session.state(number) {
+        let Some(session) = parts.sessions.get(number.session) else { return Ok(Vec::new()) };
+        let locks: Vec<LockId> = match session.state(number) {
             Ok(Some(NumberState::Waiting(id) | NumberState::InFlight(id))) => {
                 let waits = parts.waiters.together(*id).into_iter();
                 waits.filter_map(|id| parts.name(parts.waiters.get(id)?.lock())).collect()
@@ -209,7 +214,15 @@ impl LockManager {
                 held.holds.iter().filter_map(|hold| parts.name(hold.lock)).collect()
             }
             _ => Vec::new(),
+        };
+        // The client may name a lock that it has lost.
+        let may_be = |lock: &LockId| {
+            lock.db == named.db && (*lock.key == *named.key || session.is_partly_lost(number.n))
+        };
+        if locks.is_empty() || locks.iter().any(may_be) {
+            return Ok(locks);
         }
+        Err(OtherTarget)
     }
 
     /// Passes the decision about a wait with `REPLICAS` to its session.
