@@ -64,6 +64,8 @@ mod scripts;
 mod session_faults;
 mod session_lifetime;
 mod session_nodes;
+mod session_options;
+mod session_several;
 mod session_waits;
 mod sessions;
 mod setups;

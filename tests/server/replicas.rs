@@ -34,7 +34,7 @@ crate::on_every_server!(
 );
 
 /// Waits until this number of replicas is online.
-fn until_online(client: &mut Client, replicas: usize) {
+pub(super) fn until_online(client: &mut Client, replicas: usize) {
     until("the replicas are online", || match client.call_value("ROLE") {
         Value::Array(role) => matches!(&role[2], Value::Array(list) if list.len() == replicas),
         _ => false,

@@ -32,26 +32,26 @@ const TTL: u64 = 600_000;
 const GRACE: u64 = 10_000;
 
 /// A connection that delays the calls that it carries.
-struct Delayed {
+pub(super) struct Delayed {
     proxy: Proxy,
     client: Client,
 }
 
 impl Delayed {
-    fn new(world: &World) -> Delayed {
+    pub(super) fn new(world: &World) -> Delayed {
         let proxy = Proxy::freezable(world.port);
         let client = Client::connect(proxy.port);
         Delayed { proxy, client }
     }
 
     /// Sends calls, which arrive in [`deliver`](Self::deliver) only.
-    fn hold_back(&mut self, calls: &[String]) {
+    pub(super) fn hold_back(&mut self, calls: &[String]) {
         self.proxy.freeze_old();
         self.client.send_at_once(&calls.iter().map(String::as_str).collect::<Vec<_>>());
     }
 
     /// Lets the calls arrive, and returns their replies.
-    fn deliver(&mut self, number: usize) -> Vec<String> {
+    pub(super) fn deliver(&mut self, number: usize) -> Vec<String> {
         self.proxy.thaw();
         (0..number).map(|_| self.client.recv()).collect()
     }

@@ -459,9 +459,11 @@ fn many_holds_end_in_portions(flavor: Flavor) {
     const HOLDS: usize = 10_000;
     with_sessions(flavor, |world| {
         let mut a = world.client();
-        for end in ["close", "kill"] {
-            let mut session = Session::open(world, TTL, 0);
+        for end in ["close", "kill", "silence"] {
+            let ttl = if end == "silence" { 5_000 } else { TTL };
+            let mut session = Session::open(world, ttl, 0);
             for chunk in (0..HOLDS).collect::<Vec<_>>().chunks(1_000) {
+                assert_eq!(session.events(0), [""; 0]);
                 let calls: Vec<String> = chunk
                     .iter()
                     .map(|key| {
@@ -472,19 +474,19 @@ fn many_holds_end_in_portions(flavor: Flavor) {
                 session.pool.send_at_once(&calls.iter().map(String::as_str).collect::<Vec<_>>());
                 calls.iter().for_each(|_| assert_eq!(session.pool.recv(), "1"));
             }
-            let mut next = world.waiting("LOCK.ACQUIRE k0 next BLOCK 0 PX 600000");
-            if end == "close" {
-                let close = format!("LOCK.SESSION CLOSE {}", session.id);
-                a.send_at_once(&[&close, "DBSIZE"]);
-                assert_eq!(a.recv(), HOLDS.to_string());
-                let left: usize = a.recv().parse().unwrap();
-                assert!(left > HOLDS / 2, "CLOSE released {} holds at once", HOLDS - left);
-            } else {
-                kill_reader(world, &session);
+            // The newest number ends first. Its lock is granted, and the next call is answered, before the others end.
+            let mut next = world.waiting(&format!("LOCK.ACQUIRE k{} next BLOCK 0 PX 600000", HOLDS - 1));
+            next.send("DBSIZE");
+            match end {
+                "close" => assert_eq!(session.close(), HOLDS.to_string()),
+                "kill" => kill_reader(world, &session),
+                _ => {}
             }
             assert_eq!(next.recv(), "1");
+            let left: usize = next.recv().parse().unwrap();
+            assert!(left > HOLDS / 2, "{end}: {} holds ended at once", HOLDS - left);
             until("all locks are free", || a.call("DBSIZE") == "1");
-            assert_eq!(next.call("LOCK.RELEASE k0 next"), "0");
+            assert_eq!(next.call(&format!("LOCK.RELEASE k{} next", HOLDS - 1)), "0");
         }
     });
 }

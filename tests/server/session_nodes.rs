@@ -22,6 +22,8 @@ crate::on_every_server!(
     holds_survive_a_restart_with_rdb,
 );
 
+crate::on_servers_that_move_slots!(an_atomic_move_loses_holds_and_waits);
+
 const TTL: u64 = 600_000;
 const GRACE: u64 = 10_000;
 
@@ -51,38 +53,64 @@ fn keyless_commands_go_to_the_node(flavor: Flavor) {
     cluster.assert_healthy();
 }
 
-fn a_moved_slot_loses_holds_and_waits(flavor: Flavor) {
+/// Moves a slot of which a session has holds, a grant in flight and waits, also for several locks, while its reader is blocked.
+fn loses_a_slot(flavor: Flavor, move_slot: impl FnOnce(&Cluster)) {
     let cluster = Cluster::start(flavor);
     let mut first = cluster.nodes[0].client();
     let mut session = Session::open(&cluster.nodes[0], TTL, TTL);
-    assert_eq!(first.call("LOCK.ACQUIRE {b}busy other"), "1");
+    for key in ["{b}busy", "{b}granted"] {
+        assert_eq!(first.call(&format!("LOCK.ACQUIRE {key} other PX 600000")), "1");
+    }
     let hold = session.acquire("b", "s", "EPHEMERAL WATCHDOG PX 2000000").0;
     let plain = session.acquire("{b}plain", "s", "PX 600000").0;
+    let several = session.acquire("{b}1 {b}2", "s", "PX 600000").0;
     let wait = session.queue("{b}busy", "s", "");
+    let bundle = session.queue("{b}3 {b}busy", "s", "");
+    let granted = session.queue("{b}granted", "s", "PX 600000");
     let other = session.acquire("{c}", "s", "");
+    session.events(0);
+    assert_eq!(first.call("LOCK.RELEASE {b}granted other"), "0");
+    assert_eq!(session.events(0), [format!("granted {granted} 1")]);
     session.send_events(TTL);
-    cluster.migrate_all("b", 0, 1);
+    cluster.nodes[0].until_blocked(&session.reader);
+    move_slot(&cluster);
+    let numbers = [hold, plain, several, wait, bundle, granted];
     let mut lost = session.recv_events().unwrap();
     until("all losses are reported", || {
-        if lost.len() < 3 {
+        if lost.len() < numbers.len() {
             lost.extend(session.events(100));
         }
-        lost.len() == 3
+        lost.len() == numbers.len()
     });
     lost.sort();
-    assert_eq!(lost, [hold, plain, wait].map(|n| format!("lost {n} moved")));
+    assert_eq!(lost, numbers.map(|n| format!("lost {n} moved")));
     assert_eq!(session.progress(other.0), if other.1 == "1" { Progress::Held } else { Progress::Over });
-    for n in [hold, plain, wait] {
+    assert_eq!(first.number_of_waiters(), 0);
+    for n in numbers {
         let call = session.command("RELEASE", n, "");
         assert_eq!(prefix(&session.pool.call(&call)), "MOVED");
     }
     let mut second = cluster.nodes[1].client();
-    assert_eq!(second.call("HGETALL b"), "[s, 1]", "an ephemeral hold ends with its session only");
+    let kept = ["b", "{b}plain", "{b}1", "{b}2", "{b}granted"];
+    let check = |second: &mut Client| kept.map(|key| second.call(&format!("HGETALL {key}")));
+    assert_eq!(check(&mut second), ["[s, 1]"; 5], "an ephemeral hold ends with its session only");
     session.close();
-    assert_eq!(second.call("HGETALL b"), "[s, 1]");
+    assert_eq!(check(&mut second), ["[s, 1]"; 5]);
     drop(session);
     until_tables_are_empty(&cluster.nodes[0]);
     cluster.assert_healthy();
+}
+
+fn a_moved_slot_loses_holds_and_waits(flavor: Flavor) {
+    loses_a_slot(flavor, |cluster| cluster.migrate_all("b", 0, 1));
+}
+
+/// The server moves the whole slot at once, with all its keys.
+fn an_atomic_move_loses_holds_and_waits(flavor: Flavor) {
+    loses_a_slot(flavor, |cluster| {
+        cluster.begin_to_move("b", 0, 1);
+        cluster.until_moved("b", 0, 1);
+    });
 }
 
 fn a_moved_hold_is_declared_at_its_node(flavor: Flavor) {

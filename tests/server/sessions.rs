@@ -798,6 +798,7 @@ fn every_loss_is_reported_with_its_reason(flavor: Flavor) {
                 (&["UNLINK k"], "deleted"),
                 (&["FLUSHALL"], "deleted"),
                 (&["FLUSHDB ASYNC"], "deleted"),
+                (&["SWAPDB 0 1"], "deleted"),
                 (&["LOCK.BREAK k"], "broken"),
                 (&["RENAME k elsewhere"], "deleted"),
                 (&["MOVE k 3"], "deleted"),

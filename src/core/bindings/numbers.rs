@@ -135,6 +135,15 @@ impl Bindings {
         bound.map_or(0, |bound| bound.ended.len())
     }
 
+    /// Iterates over the locks with numbered holds, in no particular order.
+    pub(in crate::core) fn numbered_locks(&self) -> impl Iterator<Item = LockIdx> + '_ {
+        let is_numbered = |(_, binding): (_, &Binding)| !binding.numbers().is_empty();
+        self.by_lock
+            .iter()
+            .filter(move |(_, bound)| bound.bindings.iter().any(is_numbered))
+            .map(|(lock, _)| *lock)
+    }
+
     /// Whether any hold of this owner has a number.
     pub(in crate::core) fn has_numbers(&self, lock: LockIdx, owner: &Owner) -> bool {
         self.numbers(lock, owner).next().is_some()

@@ -121,6 +121,13 @@ impl LockManager {
         is_remembered
     }
 
+    /// Marks as ready every lock that is held by a session.
+    pub(crate) fn recheck_sessions(&mut self) {
+        for lock in self.parts.bindings.numbered_locks() {
+            self.parts.table.set_ready(lock);
+        }
+    }
+
     /// Starts a quarantine until this time: only owners that hold a lock are granted it, because other holds
     /// may have been forgotten. The caller repeats the call after that time, and waiters are then served.
     pub(crate) fn quarantine(&mut self, until: Option<MonoUs>, now: Now) {

@@ -220,12 +220,15 @@ impl LockManager {
             NumberState::Answered(_) => return Ok((CallNumber { target, ..number }, Vec::new())),
         };
         let locks: Vec<LockId> = holds.iter().filter_map(|(lock, _)| parts.name(*lock)).collect();
-        let is_named = locks.iter().any(|of| of.as_ref() == lock) && holds.iter().all(|(_, of)| *of == owner);
-        if is_named {
-            Ok((CallNumber { target, ..number }, locks))
-        } else {
-            Err(OtherTarget)
+        // The client may name a lock that it has lost.
+        let is_one = |of: &LockId| {
+            of.db == lock.db
+                && (*of.key == *lock.key || session.is_some_and(|of| of.is_partly_lost(number.n)))
+        };
+        if !locks.iter().any(is_one) || holds.iter().any(|(_, of)| *of != owner) {
+            return Err(OtherTarget);
         }
+        Ok((CallNumber { target, ..number }, locks))
     }
 
     /// Passes the decision about a wait with `REPLICAS` to its session.

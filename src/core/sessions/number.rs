@@ -77,3 +77,13 @@ pub(super) struct Entry {
     /// Sequence number of the unacknowledged event about this number.
     pub(super) event: Option<u64>,
 }
+
+impl Entry {
+    /// Whether the number stands for this target. A cancel that arrives before its acquire names only one of
+    /// several locks.
+    pub(super) fn is_of(&self, target: Target) -> bool {
+        let is_early_cancel =
+            matches!(self.state, NumberState::Answered(Answer::Cancelled { undone: false }));
+        self.target == target || is_early_cancel && target.is_several() && !self.target.is_several()
+    }
+}

@@ -122,7 +122,7 @@ impl Session {
         let Some(entry) = self.numbers.get(n) else {
             return if n < self.done { Known::Late } else { Known::New };
         };
-        if entry.target != target {
+        if !entry.is_of(target) {
             return Known::OtherTarget;
         }
         match &entry.state {
@@ -155,7 +155,7 @@ impl Session {
     /// Returns the state of a number. Fails if it was used with another target.
     pub(in crate::core) fn state(&self, number: CallNumber) -> Result<Option<&NumberState>, OtherTarget> {
         match self.numbers.get(number.n) {
-            Some(entry) if entry.target != number.target => Err(OtherTarget),
+            Some(entry) if !entry.is_of(number.target) => Err(OtherTarget),
             entry => Ok(entry.map(|entry| &entry.state)),
         }
     }
@@ -227,10 +227,6 @@ impl Session {
     /// Records the final answer about a number and drops its event.
     pub(in crate::core) fn answer(&mut self, CallNumber { n, target, .. }: CallNumber, answer: Answer) {
         let is_done = self.is_done(n);
-        // A repeated release of a lost number gets the first reply again: an error.
-        let is_lost = |entry: &Entry| matches!(&entry.state, NumberState::Held(held) if held.is_lost);
-        let is_lost = matches!(answer, Answer::Released(_)) && self.numbers.get(n).is_some_and(is_lost);
-        let answer = if is_lost { Answer::Ended } else { answer };
         match self.numbers.get_mut(n).map(|entry| entry.event.take()) {
             Some(event) => {
                 if let Some(seq) = event {
@@ -248,6 +244,12 @@ impl Session {
             }
         }
         self.numbers.answer(n, answer);
+    }
+
+    /// Whether any hold of a number was lost, although others are left.
+    pub(in crate::core) fn is_partly_lost(&self, n: u64) -> bool {
+        let state = self.numbers.get(n).map(|entry| &entry.state);
+        matches!(state, Some(NumberState::Held(held)) if held.is_lost)
     }
 
     /// Removes one hold of a number. Returns whether it was the last one.
@@ -405,9 +407,9 @@ impl Session {
 
     /// Returns the number of holds and the number of waits. A grant in flight counts as a hold.
     pub(crate) fn counts(&self) -> (usize, usize) {
-        self.states().fold((0, 0), |(holds, waits), (_, state)| match state {
+        self.states().fold((0, 0), |(holds, waits), (n, state)| match state {
             NumberState::Waiting(_) => (holds, waits + 1),
-            NumberState::InFlight(_) => (holds + 1, waits),
+            NumberState::InFlight(_) => (holds + self.in_flight_len(n), waits),
             NumberState::Held(held) => (holds + held.holds.len(), waits),
             NumberState::Answered(_) => (holds, waits),
         })
@@ -415,12 +417,21 @@ impl Session {
 
     /// Number of holds that are released if the session ends now (R8).
     pub(in crate::core) fn released_by_end(&self) -> usize {
-        let of = |state: &NumberState| match state {
-            NumberState::InFlight(_) => 1,
+        let of = |(n, state): (u64, &NumberState)| match state {
+            NumberState::InFlight(_) => self.in_flight_len(n),
             NumberState::Held(held) => held.holds.iter().filter(|hold| hold.ephemeral).count(),
             NumberState::Waiting(_) | NumberState::Answered(_) => 0,
         };
-        self.states().map(|(_, state)| of(state)).sum()
+        self.states().map(of).sum()
+    }
+
+    /// Number of holds of a grant in flight.
+    fn in_flight_len(&self, n: u64) -> usize {
+        let event = self.numbers.get(n).and_then(|entry| self.events.get(entry.event?));
+        match event.map(|event| &event.content) {
+            Some(EventContent::GrantedAll(replies)) => replies.len(),
+            _ => 1,
+        }
     }
 
     /// Returns the time in which a connected client calls EVENTS several times, in microseconds.

@@ -44,6 +44,14 @@ pub(crate) fn on_timer(ctx: Ctx<'_>) {
                 driver.rechecks.plan_remembered(started);
             }
         }
+        if driver.in_cluster {
+            if driver.rechecks.take_sessions_due(started) {
+                driver.locks.recheck_sessions();
+            }
+            if driver.locks.session_count() > 0 {
+                driver.rechecks.plan_sessions(started);
+            }
+        }
         if may_write {
             driver.recheck_fragile(started);
         }

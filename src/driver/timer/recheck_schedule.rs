@@ -12,6 +12,10 @@ const ALL_INTERVAL_US: MonoUs = 500_000;
 /// microseconds.
 const REMEMBERED_INTERVAL_US: MonoUs = 5_000_000;
 
+/// In a cluster, the interval between rereads of locks that are held by sessions, in microseconds. Redis 8.4 and later
+/// move a slot as a whole without events for its keys.
+const SESSIONS_INTERVAL_US: MonoUs = 5_000_000;
+
 /// Delay between a wakeup of the server and the reread of fragile locks with waiters, in microseconds.
 ///
 /// If a foreign write deletes only the owner's field, the token's field remains. The only events that report
@@ -27,6 +31,8 @@ const NEXT_BATCH_DELAY_US: MonoUs = 1_000;
 pub(crate) struct RecheckSchedule {
     /// The time of the next reread of all locks; in a cluster only.
     all: Option<MonoUs>,
+    /// The time of the next reread of locks that are held by sessions; in a cluster only.
+    sessions: Option<MonoUs>,
     /// The time of the next reread of fragile locks, which a foreign write can free without an event.
     fragile: Option<MonoUs>,
     /// Whether the server was woken up after the last reread of fragile locks.
@@ -44,7 +50,7 @@ pub(crate) enum FragileRound {
 impl RecheckSchedule {
     /// The earliest reread.
     pub(crate) fn first_due(&self) -> Option<MonoUs> {
-        self.all.into_iter().chain(self.fragile).min()
+        self.all.into_iter().chain(self.sessions).chain(self.fragile).min()
     }
 
     /// Schedules a reread of all locks. Called in a cluster when a wait begins or continues.
@@ -61,6 +67,16 @@ impl RecheckSchedule {
     /// Schedules a reread of remembered locks without waiters.
     pub(crate) fn plan_remembered(&mut self, now: MonoUs) {
         self.all = Some(now + REMEMBERED_INTERVAL_US);
+    }
+
+    /// Schedules a reread of locks that are held by sessions, unless one is scheduled already.
+    pub(crate) fn plan_sessions(&mut self, now: MonoUs) {
+        self.sessions.get_or_insert(now + SESSIONS_INTERVAL_US);
+    }
+
+    /// Whether the locks that are held by sessions have to be reread now.
+    pub(crate) fn take_sessions_due(&mut self, now: MonoUs) -> bool {
+        self.sessions.take_if(|at| *at <= now).is_some()
     }
 
     /// Records that the server has woken up. It executes its input before any timer fires. Returns whether

@@ -27,6 +27,7 @@ pub enum Progress {
 
 /// An acquire or a declaration.
 struct Acquire {
+    /// The key, or several keys with spaces between them.
     key: String,
     owner: String,
     progress: Progress,
@@ -162,7 +163,7 @@ impl Session {
         }
     }
 
-    /// Takes a new number for an acquire that the caller sends.
+    /// Takes a new number for an acquire that the caller sends. `key` is one key, or several with spaces between them.
     pub fn number(&mut self, key: &str, owner: &str) -> u64 {
         let n = self.acquires.len() as u64 + 1;
         let acquire = Acquire { key: key.to_owned(), owner: owner.to_owned(), progress: Progress::Unknown };
@@ -170,10 +171,15 @@ impl Session {
         n
     }
 
-    /// The command about a number.
+    /// The command about a number. Commands for several keys begin with an M, except `CANCEL`, which names the first key.
     pub fn command(&self, command: &str, n: u64, options: &str) -> String {
         let Acquire { key, owner, .. } = &self.acquires[&n];
-        format!("LOCK.{command} {key} {owner} SESSION {} {n} {options}", self.id)
+        let call = match key.split_once(' ') {
+            None => format!("{command} {key}"),
+            Some((first, _)) if command == "CANCEL" => format!("CANCEL {first}"),
+            Some(_) => format!("M{command} {} {key}", key.split(' ').count()),
+        };
+        format!("LOCK.{call} {owner} SESSION {} {n} {options}", self.id)
     }
 
     /// Acquires a lock. Returns its number and the reply.
@@ -188,7 +194,7 @@ impl Session {
         let reply = self.pool.call(&self.command("ACQUIRE", n, options));
         let of_reply = match reply.as_str() {
             "0" => Progress::Waiting,
-            reply if is_count(reply) || reply.starts_with(['[', '{']) => Progress::Held,
+            reply if is_granted(reply) => Progress::Held,
             _ => Progress::Over,
         };
         let acquire = self.acquires.get_mut(&n).unwrap();
@@ -222,7 +228,7 @@ impl Session {
     /// Renews a hold. At `NOTOWNER`, the hold is lost.
     pub fn renew(&mut self, n: u64, options: &str) -> String {
         let reply = self.pool.call(&self.command("RENEW", n, options));
-        if is_count(&reply) {
+        if is_granted(&reply) {
             self.note(n, Progress::Held);
         } else if reply.starts_with("NOTOWNER ") {
             self.note(n, Progress::Over);
@@ -269,6 +275,8 @@ impl Drop for Session {
     }
 }
 
-fn is_count(reply: &str) -> bool {
-    !reply.is_empty() && reply.bytes().all(|byte| byte.is_ascii_digit())
+/// Whether a reply is a count or a map, or an array of them.
+fn is_granted(reply: &str) -> bool {
+    let is_count = !reply.is_empty() && reply.bytes().all(|byte| byte.is_ascii_digit());
+    is_count || reply.starts_with(['[', '{'])
 }

@@ -204,6 +204,11 @@ impl Step<'_> {
         }
     }
 
+    /// Whether a call for several locks has lost one of them, but not all.
+    pub(in crate::core::manager) fn is_partly_lost(&self, number: CallNumber) -> bool {
+        self.parts.sessions.get(number.session).is_some_and(|session| session.is_partly_lost(number.n))
+    }
+
     /// Whether a number has any hold on a lock.
     pub(in crate::core::manager) fn has_hold(&self, number: CallNumber) -> bool {
         self.parts.sessions.get(number.session).is_some_and(|session| session.has_hold(number.n))
