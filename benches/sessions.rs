@@ -30,6 +30,9 @@ use support::{callgrind, is_requested, packed, session_ring, thousands, unless_q
 const TASKS: usize = 200;
 const PROCESSES: usize = 4;
 
+/// Measures one part.
+type Part = fn(&mut Results) -> Outcome<()>;
+
 fn main() -> Outcome<()> {
     if !is_requested("sessions") {
         return Ok(());
@@ -38,7 +41,7 @@ fn main() -> Outcome<()> {
     raise_open_files(CLIENTS);
     let parts: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
     let mut results = Results::of("sessions");
-    let all: [(&str, fn(&mut Results) -> Outcome<()>); 6] = [
+    let all: [(&str, Part); 6] = [
         ("pairs", pairs),
         ("handovers", hand_overs),
         ("memory", memory),

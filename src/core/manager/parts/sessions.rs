@@ -130,11 +130,11 @@ impl Parts {
         match content {
             EventContent::Granted(reply) => self.confirm_hold_of_session(id, reply, now),
             EventContent::GrantedAll(replies) => {
-                let waits = self.waiters.together(id).into_iter();
-                let confirmed = waits
-                    .zip(replies.iter())
-                    .map(|(id, reply)| self.confirm_hold_of_session(id, reply.clone(), now));
-                confirmed.fold(true, |all, stands| all && stands)
+                let mut stands = true;
+                for (id, reply) in self.waiters.together(id).into_iter().zip(replies.iter()) {
+                    stands &= self.confirm_hold_of_session(id, reply.clone(), now);
+                }
+                stands
             }
             EventContent::Lost(_) | EventContent::Contended => false,
         }
