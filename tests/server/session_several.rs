@@ -175,8 +175,13 @@ fn cancel_undoes_all_locks(flavor: Flavor) {
         // Waiting.
         assert_eq!(a.call("LOCK.ACQUIRE k a"), "1");
         let waiting = session.queue("k l", "s", "");
-        let other = format!("LOCK.CANCEL other s SESSION {} {waiting}", session.id);
-        assert!(a.call(&other).starts_with("ERR number was used before"), "no lock of the call");
+        // Neither another key nor the same key of another database is a lock of the call.
+        let mut elsewhere = world.client();
+        assert_eq!(elsewhere.call("SELECT 1"), "OK");
+        for (client, key) in [(&mut a, "other"), (&mut elsewhere, "k")] {
+            let reply = client.call(&format!("LOCK.CANCEL {key} s SESSION {} {waiting}", session.id));
+            assert!(reply.starts_with("ERR number was used before"), "{key}: {reply}");
+        }
         assert_eq!([session.cancel(waiting), session.cancel(waiting)], ["1", "1"]);
         assert_eq!(prefix(&session.acquire_again(waiting, "QUEUE 0")), "CANCELLED");
         assert_eq!(a.number_of_waiters(), 0);
