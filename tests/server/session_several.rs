@@ -182,6 +182,8 @@ fn cancel_undoes_all_locks(flavor: Flavor) {
             let reply = client.call(&format!("LOCK.CANCEL {key} s SESSION {} {waiting}", session.id));
             assert!(reply.starts_with("ERR number was used before"), "{key}: {reply}");
         }
+        let reply = a.call(&format!("LOCK.CANCEL k other SESSION {} {waiting}", session.id));
+        assert!(reply.starts_with("ERR number was used before"), "{reply}");
         assert_eq!([session.cancel(waiting), session.cancel(waiting)], ["1", "1"]);
         assert_eq!(prefix(&session.acquire_again(waiting, "QUEUE 0")), "CANCELLED");
         assert_eq!(a.number_of_waiters(), 0);

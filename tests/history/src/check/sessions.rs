@@ -368,25 +368,22 @@ fn check_outcomes(history: &History<'_>, key: &str, number: &Number, calls: &[&C
 
 /// Checks that the newest beat is never late, and that a late one has no effect.
 fn check_beats(session: &Session<'_>, report: &mut Report) {
-    let mut newest_sent = 0;
-    let mut newest_done: Vec<(Micros, i64)> = Vec::new();
+    let replied = |call: &Call| matches!(call.outcome, Outcome::Reply(_));
     for (beat, call) in &session.beats {
         report.pairs += 1;
-        let greatest = newest_done.iter().filter(|one| one.0 < call.sent).map(|one| one.1).max().unwrap_or(0);
-        match &call.outcome {
-            Outcome::Error(error) if error.starts_with("LATE") && *beat > newest_sent => {
-                let text = format!("beat {beat} is the newest, and got LATE");
-                report.add(Rule::Error, "sessions", text, &[session.opened, call]);
-            }
-            Outcome::Reply(_) if *beat <= greatest => {
-                let text = format!("beat {beat} has a reply, though beat {greatest} came first");
-                report.add(Rule::Error, "sessions", text, &[session.opened, call]);
-            }
-            _ => {}
+        let is_late = matches!(&call.outcome, Outcome::Error(error) if error.starts_with("LATE"));
+        // A newer call may end one that is blocked.
+        let before =
+            |other: &Call| is_late && other.number != call.number && Some(other.sent) < call.answered;
+        if is_late && !session.beats.iter().any(|(other, newer)| other >= beat && before(newer)) {
+            let text = format!("beat {beat} is the newest, and got LATE");
+            report.add(Rule::Error, "sessions", text, &[session.opened, call]);
         }
-        newest_sent = newest_sent.max(*beat);
-        if let (Outcome::Reply(_), Some(answered)) = (&call.outcome, call.answered) {
-            newest_done.push((answered, *beat));
+        let before = |other: &Call| replied(other) && other.answered < Some(call.sent);
+        let newer = session.beats.iter().find(|(other, newer)| other >= beat && before(newer));
+        if let Some((other, newer)) = newer.filter(|_| replied(call)) {
+            let text = format!("beat {beat} has a reply, though beat {other} came first");
+            report.add(Rule::Error, "sessions", text, &[session.opened, newer, call]);
         }
     }
 }

@@ -199,6 +199,8 @@ fn tokens_of_events_must_grow() {
 #[test]
 fn late_beats_have_no_effect() {
     accepts(&after("3 120..121 EVENTS s 2 = !LATE\n1 130..131 EVENTS s 4 = none"));
+    // A newer call ends a blocked one.
+    accepts(&after("1 120..131 EVENTS s 4 = !LATE\n3 130..132 EVENTS s 5 = none"));
     refuses(Rule::Error, &after("3 120..121 EVENTS s 2 = none"));
     refuses(Rule::Error, &after("3 120..121 EVENTS s 3 = none"));
     refuses(Rule::Error, &after("3 120..121 EVENTS s 4 = !LATE"));
