@@ -433,7 +433,7 @@ fn refused_writes_end_no_session(flavor: Flavor) {
         brief.call("LOCK.SESSION OPEN NEW 1 TTL 300 NAME brief");
         until("the other session ends", || a.call("LOCK.SESSION LIST MATCH brief") == "[]");
         assert_eq!(session.events(0), [""; 0]);
-        drop(session);
+        drop((session, brief));
         until_tables_are_empty(world);
     });
 }
