@@ -31,6 +31,9 @@ const REFUSED_RETRY_MS: u64 = 10;
 /// and unregistering it costs more than keeping it.
 const HOOK_LINGER_MS: u64 = 100;
 
+/// While there are sessions, the timer notices within this time, in milliseconds, that the server refuses writes.
+const OBSERVE_MS: u64 = 500;
+
 static DRIVER: ServerCell<RefCell<Option<Driver>>> = ServerCell::new(RefCell::new(None));
 
 /// All state in memory.
@@ -322,7 +325,8 @@ impl Driver {
         } else {
             self.rechecks.clear_fragile();
         }
-        let lock_work = self.locks.next_wakeup(now, obstacle.is_none());
+        let observed_in = (self.locks.session_count() > 0).then_some(OBSERVE_MS);
+        let lock_work = earlier(self.locks.next_wakeup(now, obstacle.is_none()), observed_in);
         let delay_ms = if self.has_work_besides_locks() || obstacle.is_some() {
             self.next_timer_ms(lock_work, now, obstacle)
         } else {

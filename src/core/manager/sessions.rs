@@ -241,7 +241,7 @@ impl LockManager {
 
     /// Records that too few replicas acknowledged the grant of this number.
     pub(crate) fn note_unacknowledged(&mut self, number: CallNumber) {
-        self.parts.lose_wait(number, LossReason::NoReplicas);
+        self.parts.lose_wait(number.session, number.n, LossReason::NoReplicas);
     }
 
     /// Returns the number of a wait that belongs to a session.
@@ -251,6 +251,6 @@ impl LockManager {
 
     /// Records that the wait of this number ends because of a deadlock.
     pub(crate) fn note_deadlocked(&mut self, number: CallNumber) {
-        self.parts.lose_wait(number, LossReason::Deadlock);
+        self.parts.lose_wait(number.session, number.n, LossReason::Deadlock);
     }
 }

@@ -66,7 +66,7 @@ pub(in crate::core) enum Checked {
 #[derive(Default)]
 pub(in crate::core) struct Sessions {
     by_id: HashMap<SessionId, SessionKey>,
-    sessions: HashMap<SessionKey, Session>,
+    sessions: HashMap<SessionKey, Box<Session>>,
     last_key: u64,
     /// Sessions by reader.
     readers: BTreeSet<(ConnectionId, SessionKey)>,
@@ -101,7 +101,7 @@ impl Sessions {
         self.by_id.insert(new.id, key);
         let session = Session::new(new, beat, now);
         self.checks.set(&key, Some(session.next_check()));
-        self.sessions.insert(key, session);
+        self.sessions.insert(key, Box::new(session));
         self.set_reader(key, reader);
         key
     }
@@ -111,7 +111,7 @@ impl Sessions {
     }
 
     pub(in crate::core) fn get(&self, key: SessionKey) -> Option<&Session> {
-        self.sessions.get(&key)
+        self.sessions.get(&key).map(Box::as_ref)
     }
 
     /// Returns the session of a number, mutably.
@@ -120,7 +120,7 @@ impl Sessions {
     }
 
     pub(in crate::core) fn get_mut(&mut self, key: SessionKey) -> Option<&mut Session> {
-        self.sessions.get_mut(&key)
+        self.sessions.get_mut(&key).map(Box::as_mut)
     }
 
     /// Whether this number is new to its session.
@@ -149,7 +149,7 @@ impl Sessions {
     }
 
     pub(in crate::core) fn iter(&self) -> impl Iterator<Item = (SessionKey, &Session)> {
-        self.sessions.iter().map(|(key, session)| (*key, session))
+        self.sessions.iter().map(|(key, session)| (*key, &**session))
     }
 
     /// Records an OPEN or EVENTS of the client: extends the deadline and makes `reader` the session's reader.

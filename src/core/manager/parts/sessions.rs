@@ -101,12 +101,12 @@ impl Parts {
             // The session's own calls or its end cause these, so they need no event.
             Decision::Superseded | Decision::Cancelled | Decision::Demoted => return,
         };
-        self.lose_wait(number, why);
+        self.lose_wait(number.session, number.n, why);
     }
 
     /// Records the end of a session's wait or grant in flight.
-    pub(in crate::core::manager) fn lose_wait(&mut self, number: CallNumber, why: LossReason) {
-        let loss = Loss { session: number.session, n: number.n, hold: None, lease_end: 0, why: Some(why) };
+    pub(in crate::core::manager) fn lose_wait(&mut self, session: SessionKey, n: u64, why: LossReason) {
+        let loss = Loss { session, n, hold: None, lease_end: 0, why: Some(why) };
         self.sessions.lose(&loss, why, self.input_at.mono);
     }
 
@@ -162,7 +162,7 @@ impl Parts {
         if is_member {
             // The call waits for several locks. A wait for several locks cannot be parked.
             self.forget_requirement(id, wait.request());
-            return self.lose_wait(number, LossReason::Overdue);
+            return self.lose_wait(number.session, number.n, LossReason::Overdue);
         }
         let wait = NewWait {
             lock: wait.lock(),
@@ -211,7 +211,7 @@ impl Parts {
             self.statistics.count(Counted::TimedOut);
             self.forget_requirement(id, &parked.wait.request);
             if let Some(call) = parked.wait.request.number() {
-                self.lose_wait(call.number, LossReason::TimedOut);
+                self.lose_wait(call.number.session, call.number.n, LossReason::TimedOut);
             }
         }
     }
@@ -221,7 +221,7 @@ impl Parts {
         for _ in 0..4 * self.portion.0 {
             match self.sessions.check(now.mono) {
                 Some(Checked::Over(key)) => self.expire_session(key),
-                Some(Checked::Overdue(key, n)) => self.revoke_overdue(key, n, now),
+                Some(Checked::Overdue(key, n)) => self.revoke_overdue(key, n),
                 None => break,
             }
         }
@@ -248,12 +248,10 @@ impl Parts {
     }
 
     /// Revokes an unacknowledged grant and marks its session as suspect (R1).
-    fn revoke_overdue(&mut self, key: SessionKey, n: u64, now: Now) {
+    fn revoke_overdue(&mut self, key: SessionKey, n: u64) {
         let Some(id) = self.sessions.get(key).and_then(|session| session.in_flight(n)) else { return };
         self.statistics.count(Counted::Overdue);
-        let why = LossReason::Overdue;
-        let loss = Loss { session: key, n, hold: None, lease_end: 0, why: Some(why) };
-        self.sessions.lose(&loss, why, now.mono);
+        self.lose_wait(key, n, LossReason::Overdue);
         self.mark_for_revocation(id);
         if !self.sessions.suspect(key) {
             return;
@@ -279,9 +277,7 @@ impl Parts {
         let stale = in_flight.filter(|(_, id)| self.is_stale(*id, now)).collect::<Vec<_>>();
         for (n, id) in &stale {
             self.statistics.count(Counted::Overdue);
-            let why = LossReason::Overdue;
-            let loss = Loss { session: key, n: *n, hold: None, lease_end: 0, why: Some(why) };
-            self.sessions.lose(&loss, why, now.mono);
+            self.lose_wait(key, *n, LossReason::Overdue);
             self.mark_for_revocation(*id);
         }
         !stale.is_empty()
