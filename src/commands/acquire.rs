@@ -3,7 +3,7 @@
 //! `LOCK.ACQUIRE`
 
 use super::args::{CommandName, Cursor};
-use super::checks::{self, NotifyCall, SessionHold};
+use super::checks::{self, HoldOfCall, HoldOptions, NotifyCall};
 use super::options::{
     options, Ephemeral, Fence, Id, Lease, Once, Replicas, SessionNumber, Shared, Wait, WaitMode, Watchdog,
     KEY, NEW_OWNER,
@@ -217,20 +217,10 @@ fn check<'a>(ctx: Ctx<'_>, words: Words<'a>) -> Result<Call<'a>, Error> {
     let awaits_replicas = options.replicas.is_given();
     let session = options.session.get();
     check_session_options(command, session, wait, (options.id.get().is_some(), awaits_replicas))?;
-    let (number, bind, lease_ms) = match session {
-        None => {
-            let binding = options.watchdog.binding(&options.ephemeral, command)?;
-            let lease_ms = options.lease.ms().unwrap_or_else(config::default_lease);
-            (None, checks::bind(ctx, command, binding)?, lease_ms)
-        }
-        Some(number) => {
-            let number = checks::number(ctx, command, number, std::slice::from_ref(&key), &owner)?;
-            let Options { lease, watchdog, ephemeral, .. } = &options;
-            let hold = SessionHold { lease, watchdog, ephemeral };
-            let (call, lease_ms) = checks::session_hold(ctx, command, number, hold)?;
-            (Some(call), None, lease_ms)
-        }
-    };
+    let Options { lease, watchdog, ephemeral, .. } = &options;
+    let hold = HoldOptions { session, lease, watchdog, ephemeral };
+    let keys = std::slice::from_ref(&key);
+    let HoldOfCall { number, bind, lease_ms } = checks::hold(ctx, command, keys, &owner, &hold)?;
     let request = Request {
         owner: super::owner_or_random(&owner),
         wants,

@@ -220,20 +220,50 @@ fn target_of(db: i32, keys: &[Str<'_>], owner: &Str<'_>) -> Target {
     Target::new(hasher.finish(), keys.len() > 1)
 }
 
-/// The options of a call that binds a hold to a session, to be checked.
-pub(super) struct SessionHold<'o> {
+/// The options of a call about a hold, to be checked.
+pub(super) struct HoldOptions<'o> {
+    pub(super) session: Option<(&'o [u8], u64)>,
     pub(super) lease: &'o Lease,
     pub(super) watchdog: &'o Watchdog,
     pub(super) ephemeral: &'o Ephemeral,
 }
 
+/// The number or binding, and the lease, of a hold.
+pub(super) struct HoldOfCall {
+    /// The number of the hold in its session, if the call has one.
+    pub(super) number: Option<NumberedCall>,
+    /// The binding to the caller's connection. A hold of a session has none.
+    pub(super) bind: Option<Bind>,
+    /// Length of the lease, in milliseconds.
+    pub(super) lease_ms: i64,
+}
+
+/// Checks what the hold of a call depends on: a session, a connection or neither.
+#[inline(always)]
+pub(super) fn hold(
+    ctx: Ctx<'_>,
+    command: CommandName,
+    keys: &[Str<'_>],
+    owner: &Str<'_>,
+    options: &HoldOptions<'_>,
+) -> Result<HoldOfCall, Error> {
+    let Some(session) = options.session else {
+        let binding = options.watchdog.binding(options.ephemeral, command)?;
+        let lease_ms = options.lease.ms().unwrap_or_else(config::default_lease);
+        return Ok(HoldOfCall { number: None, bind: bind(ctx, command, binding)?, lease_ms });
+    };
+    let number = number(ctx, command, session, keys, owner)?;
+    let (call, lease_ms) = session_hold(ctx, command, number, options)?;
+    Ok(HoldOfCall { number: Some(call), bind: None, lease_ms })
+}
+
 /// The hold that a call binds to a session, and the length of its lease in milliseconds. Without a lease of its
 /// own, the hold is renewed as long as the session lives.
-pub(super) fn session_hold(
+fn session_hold(
     ctx: Ctx<'_>,
     command: CommandName,
     number: CallNumber,
-    SessionHold { lease, watchdog, ephemeral }: SessionHold<'_>,
+    HoldOptions { lease, watchdog, ephemeral, .. }: &HoldOptions<'_>,
 ) -> Result<(NumberedCall, i64), Error> {
     let max_ms = watchdog.binding(ephemeral, command)?.and_then(|binding| binding.max_ms);
     let max_ms = max_ms.or_else(config::max_watchdog);

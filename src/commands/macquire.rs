@@ -3,7 +3,7 @@
 //! `LOCK.MACQUIRE`
 
 use super::args::Cursor;
-use super::checks::{self, SessionHold};
+use super::checks::{self, HoldOfCall, HoldOptions};
 use super::options::{
     options, BlockOrQueue, Ephemeral, Fence, Id, Lease, Once, Replicas, SessionNumber, SharedFlag, WaitMode,
     Watchdog, KEYS, NEW_OWNER, NUMKEYS,
@@ -268,20 +268,9 @@ fn read<'a>(ctx: Ctx<'_>, args: Args<'a>) -> Result<Call<'a>, Error> {
     let session = options.session.get();
     let has_id = options.id.get().is_some();
     super::acquire::check_session_options(command, session, wait, (has_id, options.replicas.is_given()))?;
-    let number = match session {
-        Some(number) => {
-            let number = checks::number(ctx, command, number, &keys, &owner)?;
-            let Options { lease, watchdog, ephemeral, .. } = &options;
-            Some(checks::session_hold(ctx, command, number, SessionHold { lease, watchdog, ephemeral })?)
-        }
-        None => None,
-    };
-    let of_call = || options.lease.ms().unwrap_or_else(config::default_lease);
-    let (number, lease_ms) = number.map_or_else(|| (None, of_call()), |(number, ms)| (Some(number), ms));
-    let bind = match number {
-        Some(_) => None,
-        None => checks::bind(ctx, command, options.watchdog.binding(&options.ephemeral, command)?)?,
-    };
+    let Options { lease, watchdog, ephemeral, .. } = &options;
+    let hold = HoldOptions { session, lease, watchdog, ephemeral };
+    let HoldOfCall { number, bind, lease_ms } = checks::hold(ctx, command, &keys, &owner, &hold)?;
     let mut id = None;
     for key in &keys {
         id = options.id.get().map(|id| checks::request(ctx, command, key, &owner, id)).transpose()?;

@@ -3,10 +3,9 @@
 //! `LOCK.MRENEW`
 
 use super::args::Cursor;
-use super::checks::{self, SessionHold};
+use super::checks::{self, HoldOfCall, HoldOptions};
 use super::options::{options, Ephemeral, Lease, SessionNumber, Watchdog, KEYS, NUMKEYS, OWNER};
 use super::Target;
-use crate::config;
 use crate::core::{NotRenewed, Now, Owner, Renewal};
 use crate::driver;
 use crate::error::Error;
@@ -45,20 +44,9 @@ impl Command for Mrenew {
         let mut options = Options::default();
         options.read(&mut args)?;
         let command = args.command();
-        let number = match options.session.get() {
-            Some(number) => {
-                let number = checks::number(ctx, command, number, &keys, &owner)?;
-                let Options { lease, watchdog, ephemeral, .. } = &options;
-                Some(checks::session_hold(ctx, command, number, SessionHold { lease, watchdog, ephemeral })?)
-            }
-            None => None,
-        };
-        let of_call = || options.lease.ms().unwrap_or_else(config::default_lease);
-        let (number, lease_ms) = number.map_or_else(|| (None, of_call()), |(number, ms)| (Some(number), ms));
-        let bind = match number {
-            Some(_) => None,
-            None => checks::bind(ctx, command, options.watchdog.binding(&options.ephemeral, command)?)?,
-        };
+        let Options { lease, watchdog, ephemeral, session, .. } = &options;
+        let hold = HoldOptions { session: session.get(), lease, watchdog, ephemeral };
+        let HoldOfCall { number, bind, lease_ms } = checks::hold(ctx, command, &keys, &owner, &hold)?;
         let call = Renewal {
             owner: Owner::new(owner.as_bytes()),
             lease_ms,

@@ -5,10 +5,9 @@
 use std::rc::Rc;
 
 use super::args::Cursor;
-use super::checks::{self, SessionHold};
+use super::checks::{self, HoldOfCall, HoldOptions};
 use super::options::{options, Ephemeral, From, Lease, Replicas, SessionNumber, Watchdog, KEY, OWNER};
 use super::Target;
-use crate::config;
 use crate::core::{HandOver, Owner, Renewal};
 use crate::driver::{self, AwaitedHold, HoldRef};
 use crate::error::Error;
@@ -49,20 +48,10 @@ impl Command for Renew {
         let mut options = Options::default();
         options.read(&mut args)?;
         let command = args.command();
-        let number = match options.session.get() {
-            Some(number) => {
-                let number = checks::number(ctx, command, number, std::slice::from_ref(&key), &owner)?;
-                let Options { lease, watchdog, ephemeral, .. } = &options;
-                Some(checks::session_hold(ctx, command, number, SessionHold { lease, watchdog, ephemeral })?)
-            }
-            None => None,
-        };
-        let of_call = || options.lease.ms().unwrap_or_else(config::default_lease);
-        let (number, lease_ms) = number.map_or_else(|| (None, of_call()), |(number, ms)| (Some(number), ms));
-        let bind = match number {
-            Some(_) => None,
-            None => checks::bind(ctx, command, options.watchdog.binding(&options.ephemeral, command)?)?,
-        };
+        let Options { lease, watchdog, ephemeral, session, .. } = &options;
+        let hold = HoldOptions { session: session.get(), lease, watchdog, ephemeral };
+        let HoldOfCall { number, bind, lease_ms } =
+            checks::hold(ctx, command, std::slice::from_ref(&key), &owner, &hold)?;
         let acknowledgement = checks::replicas(ctx, command, options.replicas.acknowledgement(command)?)?;
         let from = options.from.get().map(|(name, n)| HandOver { name: Rc::from(name), n });
         if from.is_some() && number.is_none() {

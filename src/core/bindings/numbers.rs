@@ -34,7 +34,7 @@ impl Bindings {
         }
     }
 
-    /// Unbinds the hold of a number. Returns whether it was bound.
+    /// Unbinds the hold of a number.
     pub(in crate::core) fn unbind_number(
         &mut self,
         lock: LockIdx,
@@ -42,11 +42,11 @@ impl Bindings {
         session: SessionKey,
         n: u64,
         now: MonoUs,
-    ) -> bool {
-        let Some(binding) = self.binding(lock, owner) else { return false };
+    ) {
+        let Some(binding) = self.binding(lock, owner) else { return };
         let before = binding.due();
         if !binding.unbind_number(session, n) {
-            return false;
+            return;
         }
         let (after, is_idle) = (binding.due(), binding.is_idle(now));
         let hold = (lock, owner.clone());
@@ -54,7 +54,6 @@ impl Bindings {
         if is_idle {
             self.take(&hold);
         }
-        true
     }
 
     /// Starts the renewal of a number's lease. It ends at `until`, if given.

@@ -67,8 +67,7 @@ impl LockManager {
     }
 
     /// Handles an EVENTS: extends the deadline, acknowledges the events up to `seq` and confirms their grants.
-    /// Returns whether any lock needs a step.
-    pub(crate) fn poll_session(&mut self, key: SessionKey, poll: Poll, now: Now) -> Result<bool, Late> {
+    pub(crate) fn poll_session(&mut self, key: SessionKey, poll: Poll, now: Now) -> Result<(), Late> {
         self.hear(key, poll.beat, poll.reader, now)?;
         while let Some(acknowledged) = self.parts.sessions.acknowledge(key, poll.seq) {
             if let Acknowledged::Grant(id, content) = acknowledged {
@@ -81,7 +80,7 @@ impl LockManager {
         if self.parts.any_losses() {
             self.parts.report_losses(None);
         }
-        Ok(self.parts.table.any_ready())
+        Ok(())
     }
 
     /// Revokes the renewed grants among the next `count` events of a session that are too old to be delivered.
