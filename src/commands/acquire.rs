@@ -2,6 +2,8 @@
 
 //! `LOCK.ACQUIRE`
 
+use std::rc::Rc;
+
 use super::args::{CommandName, Cursor};
 use super::checks::{self, HoldOfCall, HoldOptions, NotifyCall};
 use super::options::{
@@ -230,7 +232,7 @@ fn check<'a>(ctx: Ctx<'_>, words: Words<'a>) -> Result<Call<'a>, Error> {
         names_owner: owner.as_bytes() == b"*" || options.fence.is_given(),
         id: options.id.get().map(|id| checks::request(ctx, command, &key, &owner, id)).transpose()?,
         bind,
-        numbered: number.map(Box::new),
+        numbered: number.map(Rc::new),
         client: super::client_for_events(ctx),
         awaits_replicas,
         notify: match wait {

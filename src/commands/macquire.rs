@@ -2,6 +2,8 @@
 
 //! `LOCK.MACQUIRE`
 
+use std::rc::Rc;
+
 use super::args::Cursor;
 use super::checks::{self, HoldOfCall, HoldOptions};
 use super::options::{
@@ -286,7 +288,7 @@ fn read<'a>(ctx: Ctx<'_>, args: Args<'a>) -> Result<Call<'a>, Error> {
         fence: options.fence.is_given(),
         names_owner: owner.as_bytes() == b"*" || options.fence.is_given(),
         id,
-        numbered: number.map(Box::new),
+        numbered: number.map(Rc::new),
         bind,
         client: super::client_for_events(ctx),
         awaits_replicas: options.replicas.is_given(),

@@ -37,8 +37,9 @@ pub(crate) struct Request {
     pub(crate) awaits_replicas: bool,
     /// Set if the wait blocks no client and a message announces the grant.
     pub(crate) notify: Option<Rc<Notify>>,
-    /// The number of the acquire, if it belongs to a session. Boxed because most requests have none.
-    pub(crate) numbered: Option<Box<NumberedCall>>,
+    /// The number of the acquire, if it belongs to a session. Shared because most requests have none, and a
+    /// request is cloned when it waits and when it is granted.
+    pub(crate) numbered: Option<Rc<NumberedCall>>,
 }
 
 /// A call that binds its hold to a session.

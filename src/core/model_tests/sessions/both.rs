@@ -327,7 +327,7 @@ impl Both {
             client: None,
             awaits_replicas: false,
             notify: None,
-            numbered: number.map(Box::new),
+            numbered: number.map(Rc::new),
         };
         let policy = queue.map_or(WaitPolicy::NoWait, |ms| WaitPolicy::Wait {
             deadline: (ms > 0).then_some(now.mono + us(ms)),
