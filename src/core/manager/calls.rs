@@ -178,11 +178,7 @@ fn release_numbered(
         }
     };
     let left = release_hold(step, owner, ReleaseScope::OneOf(mode), None, lease_ms)?;
-    let is_lost = step.is_partly_lost(number);
-    if step.remove_hold(owner, number) {
-        let released = || Answer::Released(std::iter::once(left).collect());
-        step.answer(number, if is_lost { Answer::Ended } else { released() });
-    }
+    step.note_released(owner, number, left);
     Ok(left)
 }
 

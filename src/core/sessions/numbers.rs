@@ -7,7 +7,7 @@ use std::collections::{hash_map, BinaryHeap};
 
 use foldhash::HashMap;
 
-use super::number::{Answer, Entry, NumberState};
+use super::number::{Entry, NumberState};
 use crate::core::spare::{free_spare, is_too_large};
 
 /// Numbers with their entries. Finding a number does not depend on how many there are.
@@ -39,10 +39,8 @@ impl Numbers {
         entry
     }
 
-    /// Records the final answer about a number that has an entry. Its event stays.
-    pub(super) fn answer(&mut self, n: u64, answer: Answer) {
-        let Some(entry) = self.entries.get_mut(&n) else { return };
-        entry.state = NumberState::Answered(answer);
+    /// Records that a number has got its final answer.
+    pub(super) fn note_answered(&mut self, n: u64) {
         self.answered.push(Reverse(n));
     }
 

@@ -227,23 +227,24 @@ impl Session {
     /// Records the final answer about a number and drops its event.
     pub(in crate::core) fn answer(&mut self, CallNumber { n, target, .. }: CallNumber, answer: Answer) {
         let is_done = self.is_done(n);
-        match self.numbers.get_mut(n).map(|entry| entry.event.take()) {
-            Some(event) => {
-                if let Some(seq) = event {
+        let state = NumberState::Answered(answer);
+        match self.numbers.entry(n) {
+            hash_map::Entry::Occupied(mut entry) => {
+                if let Some(seq) = entry.get_mut().event.take() {
                     self.events.remove(seq);
                 }
                 if is_done {
                     self.numbers.remove(n);
                     return;
                 }
+                entry.into_mut().state = state;
             }
-            None if is_done => return,
-            None => {
-                let state = NumberState::Answered(answer.clone());
-                self.numbers.entry(n).or_insert(Entry { target, state, event: None });
+            hash_map::Entry::Vacant(_) if is_done => return,
+            hash_map::Entry::Vacant(entry) => {
+                entry.insert(Entry { target, state, event: None });
             }
         }
-        self.numbers.answer(n, answer);
+        self.numbers.note_answered(n);
     }
 
     /// Whether any hold of a number was lost, although others are left.
@@ -252,12 +253,19 @@ impl Session {
         matches!(state, Some(NumberState::Held(held)) if held.is_lost)
     }
 
-    /// Removes one hold of a number. Returns whether it was the last one.
-    pub(in crate::core) fn remove_hold(&mut self, n: u64, lock: LockIdx, owner: &Owner) -> bool {
-        let Some(Entry { state: NumberState::Held(held), .. }) = self.numbers.get_mut(n) else {
-            return true;
-        };
-        held.remove(lock, owner)
+    /// Records the release of a number's hold, which left this number of holds to the owner. After the last
+    /// hold of the number, this is the answer.
+    pub(in crate::core) fn released(&mut self, number: CallNumber, at: (LockIdx, &Owner), left: i64) {
+        let mut answer = Answer::Released(smallvec![left]);
+        if let Some(Entry { state: NumberState::Held(held), .. }) = self.numbers.get_mut(number.n) {
+            if !held.remove(at.0, at.1) {
+                return;
+            }
+            if held.is_lost {
+                answer = Answer::Ended;
+            }
+        }
+        self.answer(number, answer);
     }
 
     /// Records the loss of a number's hold on the lock `at`, or of its wait or grant in flight if `at` is
@@ -284,7 +292,8 @@ impl Session {
         };
         if is_last {
             let answer = if why == LossReason::TimedOut { Answer::Busy } else { Answer::Ended };
-            self.numbers.answer(n, answer);
+            entry.state = NumberState::Answered(answer);
+            self.numbers.note_answered(n);
         }
         if !was_lost {
             self.replace_event(n, EventContent::Lost(why), now);

@@ -204,11 +204,6 @@ impl Step<'_> {
         }
     }
 
-    /// Whether a call for several locks has lost one of them, but not all.
-    pub(in crate::core::manager) fn is_partly_lost(&self, number: CallNumber) -> bool {
-        self.parts.sessions.get(number.session).is_some_and(|session| session.is_partly_lost(number.n))
-    }
-
     /// Whether a number has any hold on a lock.
     pub(in crate::core::manager) fn has_hold(&self, number: CallNumber) -> bool {
         self.parts.sessions.get(number.session).is_some_and(|session| session.has_hold(number.n))
@@ -279,15 +274,16 @@ impl Step<'_> {
         }
     }
 
-    /// Removes the hold of a number on this lock. Returns whether the number has no hold left.
-    pub(in crate::core::manager) fn remove_hold(&mut self, owner: &Owner, number: CallNumber) -> bool {
-        let Some(lock) = self.lock else { return true };
+    /// Records the release of a number's hold on this lock, which left this number of holds to the owner.
+    pub(in crate::core::manager) fn note_released(&mut self, owner: &Owner, number: CallNumber, left: i64) {
+        let Some(lock) = self.lock else { return };
         self.parts.bindings.unbind_number(lock, owner, number.session, number.n, self.now.mono);
         if self.is_crowded {
             self.hold_changed(lock, owner);
         }
-        let session = self.parts.sessions.of(number);
-        session.is_none_or(|session| session.remove_hold(number.n, lock, owner))
+        if let Some(session) = self.parts.sessions.of(number) {
+            session.released(number, (lock, owner), left);
+        }
     }
 
     /// Returns a lease of this length from now. It ends no earlier than the present one if the owner has a
