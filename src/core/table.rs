@@ -20,6 +20,13 @@ pub(crate) struct LockIdx {
     generation: u32,
 }
 
+impl LockIdx {
+    /// The place of the lock in the table. A later lock may have the same place.
+    pub(super) fn slot(self) -> usize {
+        self.slot as usize
+    }
+}
+
 #[cfg(test)]
 impl LockIdx {
     pub(super) fn nth(slot: u32) -> LockIdx {

@@ -6,6 +6,7 @@ use smallvec::SmallVec;
 
 use super::ended::rounded;
 use crate::core::lease::Lease;
+use crate::core::schedule::earlier;
 use crate::core::sessions::SessionKey;
 use crate::core::{Bind, ConnectionId, Hold, Mode, MonoUs, Now, RequestId, WallMs};
 
@@ -197,7 +198,7 @@ impl Binding {
 
     /// Whether the owner has more numbers than holds.
     pub(in crate::core) fn has_excess(&self, hold: &Hold) -> bool {
-        [Mode::Exclusive, Mode::Shared].into_iter().any(|mode| self.exceeds(hold, mode))
+        self.exceeds(hold, Mode::Exclusive) || self.exceeds(hold, Mode::Shared)
     }
 
     fn exceeds(&self, hold: &Hold, mode: Mode) -> bool {
@@ -348,11 +349,12 @@ impl Binding {
 
     /// Time of the next renewal. The schedule of renewals stores the same time.
     pub(in crate::core) fn due(&self) -> Option<MonoUs> {
+        let next = self.next?;
         let is_limited = || !self.is_renewed_for_session();
-        let next = self.next.filter(|at| self.renewed_until.is_none_or(|until| *at < until || !is_limited()));
+        let is_over = self.renewed_until.is_some_and(|until| next >= until && is_limited());
         // The session gets an event as soon as a hold of it is no longer renewed (R9).
         let limits = self.numbers.iter().filter(|number| number.renewed).filter_map(|number| number.until);
-        next.into_iter().chain(limits.filter(|_| self.next.is_some())).min()
+        earlier(Some(next).filter(|_| !is_over), limits.min())
     }
 
     pub(in crate::core) fn sweep_at(&self) -> Option<MonoUs> {

@@ -28,7 +28,7 @@ impl Bindings {
     }
 
     fn close_hold(&mut self, connection: ConnectionId, hold: BoundHold, now: Now) -> Option<(LockIdx, bool)> {
-        let bound = self.by_lock.get_mut(&hold.0);
+        let bound = self.by_lock.get_mut(hold.0);
         let bound = bound.and_then(|bound| Some((bound.bindings.get_mut(&hold.1)?, &mut bound.closed)));
         let Some((binding, closed)) = bound else {
             return defect!("a connection is linked to a missing binding", None);
@@ -39,20 +39,20 @@ impl Bindings {
             closed.insert(hold.1.clone(), ());
         }
         self.ephemeral -= usize::from(was_ephemeral && !binding.is_ephemeral());
-        self.renewals.plan(&hold, due, binding.due());
+        self.renewals.plan(hold.0, &hold.1, due, binding.due());
         self.drop_if_idle(&hold, now.mono);
         Some((hold.0, ends))
     }
 
     /// The owners whose holds must end because a connection closed.
     pub(in crate::core) fn closed(&self, lock: LockIdx) -> impl Iterator<Item = &Owner> {
-        let bound = self.by_lock.get(&lock).filter(|_| !self.suspended);
+        let bound = self.by_lock.get(lock).filter(|_| !self.suspended);
         bound.into_iter().flat_map(|bound| bound.closed.keys())
     }
 
     /// Number of holds that must end because a connection closed.
     pub(in crate::core) fn closed_len(&self, lock: LockIdx) -> usize {
-        let bound = self.by_lock.get(&lock).filter(|_| !self.suspended);
+        let bound = self.by_lock.get(lock).filter(|_| !self.suspended);
         bound.map_or(0, |bound| bound.closed.len())
     }
 }

@@ -7,9 +7,86 @@ use std::collections::BTreeSet;
 use foldhash::HashMap;
 
 use crate::core::small_map::SmallMap;
-use crate::core::spare::free_spare;
+use crate::core::spare::{free_spare, is_too_large};
 use crate::core::table::LockIdx;
 use crate::core::{ConnectionId, MonoUs, Owner};
+
+/// Values by lock. Finds a lock by its slot in the table, without hashing.
+pub(super) struct LockMap<V> {
+    /// One more than the index of a lock's entry, by the slot of the lock. 0 if it has no entry.
+    places: Vec<u32>,
+    entries: Vec<(LockIdx, V)>,
+}
+
+impl<V> Default for LockMap<V> {
+    fn default() -> LockMap<V> {
+        LockMap { places: Vec::new(), entries: Vec::new() }
+    }
+}
+
+impl<V: Default> LockMap<V> {
+    #[inline]
+    fn index(&self, lock: LockIdx) -> Option<usize> {
+        let index = (*self.places.get(lock.slot())? as usize).checked_sub(1)?;
+        self.entries.get(index).filter(|(of, _)| *of == lock).map(|_| index)
+    }
+
+    #[inline]
+    pub(super) fn contains(&self, lock: LockIdx) -> bool {
+        self.index(lock).is_some()
+    }
+
+    #[inline]
+    pub(super) fn get(&self, lock: LockIdx) -> Option<&V> {
+        self.index(lock).map(|index| &self.entries[index].1)
+    }
+
+    #[inline]
+    pub(super) fn get_mut(&mut self, lock: LockIdx) -> Option<&mut V> {
+        self.index(lock).map(|index| &mut self.entries[index].1)
+    }
+
+    /// Returns the value of a lock, inserting the default if it is missing.
+    pub(super) fn get_or_default(&mut self, lock: LockIdx) -> &mut V {
+        let index = self.index(lock).unwrap_or_else(|| self.insert(lock));
+        &mut self.entries[index].1
+    }
+
+    fn insert(&mut self, lock: LockIdx) -> usize {
+        if self.places.len() <= lock.slot() {
+            self.places.resize(lock.slot() + 1, 0);
+        }
+        let index = self.entries.len();
+        self.entries.push((lock, V::default()));
+        self.places[lock.slot()] = u32::try_from(index + 1).unwrap_or(0);
+        index
+    }
+
+    pub(super) fn remove(&mut self, lock: LockIdx) {
+        let Some(index) = self.index(lock) else { return };
+        self.entries.swap_remove(index);
+        if let Some((moved, _)) = self.entries.get(index) {
+            self.places[moved.slot()] = self.places[lock.slot()];
+        }
+        self.places[lock.slot()] = 0;
+        if is_too_large(self.entries.capacity(), self.entries.len()) {
+            self.entries.shrink_to(2 * self.entries.len());
+        }
+        if self.entries.is_empty() && is_too_large(self.places.len(), 0) {
+            self.places = Vec::new();
+        }
+    }
+
+    /// Iterates over all entries, in no particular order.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (LockIdx, &V)> {
+        self.entries.iter().map(|(lock, value)| (*lock, value))
+    }
+
+    /// Iterates over all values, in no particular order.
+    pub(super) fn values_mut(&mut self) -> impl Iterator<Item = &mut V> {
+        self.entries.iter_mut().map(|(_, value)| value)
+    }
+}
 
 /// A hold that depends on a connection.
 pub(in crate::core) type BoundHold = (LockIdx, Owner);
@@ -20,15 +97,22 @@ pub(super) struct HoldSchedule(BTreeSet<(MonoUs, BoundHold)>);
 
 impl HoldSchedule {
     /// Moves a hold from one time to another.
-    pub(super) fn plan(&mut self, hold: &BoundHold, before: Option<MonoUs>, after: Option<MonoUs>) {
+    #[inline]
+    pub(super) fn plan(
+        &mut self,
+        lock: LockIdx,
+        owner: &Owner,
+        before: Option<MonoUs>,
+        after: Option<MonoUs>,
+    ) {
         if before == after {
             return;
         }
         if let Some(before) = before {
-            self.0.remove(&(before, hold.clone()));
+            self.0.remove(&(before, (lock, owner.clone())));
         }
         if let Some(after) = after {
-            self.0.insert((after, hold.clone()));
+            self.0.insert((after, (lock, owner.clone())));
         }
     }
 
@@ -109,5 +193,31 @@ impl HoldsByConnection {
     #[cfg(test)]
     pub(super) fn iter(&self) -> impl Iterator<Item = (ConnectionId, &BoundHold)> {
         self.0.iter().flat_map(|(connection, holds)| holds.keys().map(|hold| (*connection, hold)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{LockIdx, LockMap};
+
+    #[test]
+    fn removed_locks_leave_the_others_in_place() {
+        let mut map = LockMap::default();
+        let locks = (0..1000).map(LockIdx::nth);
+        for lock in locks.clone() {
+            *map.get_or_default(lock) = lock.slot();
+        }
+        for lock in locks.clone().step_by(3) {
+            map.remove(lock);
+            map.remove(lock);
+        }
+        for lock in locks.clone() {
+            let left = Some(lock.slot()).filter(|slot| slot % 3 > 0);
+            assert_eq!((map.get(lock).copied(), map.contains(lock)), (left, left.is_some()));
+            assert_eq!(map.get_mut(lock).copied(), left);
+        }
+        assert_eq!(map.iter().count(), 666);
+        locks.for_each(|lock| map.remove(lock));
+        assert!(map.entries.is_empty() && map.places.is_empty() && map.entries.capacity() <= 128);
     }
 }

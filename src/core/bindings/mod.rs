@@ -21,19 +21,17 @@ mod verify;
 
 pub(in crate::core) use reconcile::{Followed, OpenBindings, RenewedLease};
 
-use foldhash::HashMap;
 use smallvec::SmallVec;
 
 use super::lease::Lease;
 use super::schedule::earlier;
 use super::sessions::Loss;
 use super::small_map::SmallMap;
-use super::spare::free_spare;
 use super::table::LockIdx;
 use super::{AffectedOwners, LockId, MonoUs, Now, Owner, RequestId, WallMs};
 use binding::{Binding, NewBind};
 use ended::EndedRequests;
-use indexes::{BoundHold, HoldSchedule, HoldsByConnection};
+use indexes::{BoundHold, HoldSchedule, HoldsByConnection, LockMap};
 
 /// Maximum number of bindings per sweep.
 const SWEEP_BATCH: usize = 1_000;
@@ -56,7 +54,7 @@ struct LockBindings {
 #[derive(Default)]
 pub(super) struct Bindings {
     /// The bindings of each lock that has any.
-    by_lock: HashMap<LockIdx, LockBindings>,
+    by_lock: LockMap<LockBindings>,
     /// The holds that depend on each connection.
     by_connection: HoldsByConnection,
     /// Times of the next renewals by watchdogs. Each binding stores its time too.
@@ -83,7 +81,7 @@ impl Bindings {
     /// Whether a hold of this lock depends on a connection, or once did.
     #[inline(always)]
     pub(super) fn knows(&self, lock: LockIdx) -> bool {
-        !self.by_lock.is_empty() && self.by_lock.contains_key(&lock)
+        self.by_lock.contains(lock)
     }
 
     /// Whether any hold depends on a connection.
@@ -92,10 +90,7 @@ impl Bindings {
     }
 
     fn binding(&mut self, lock: LockIdx, owner: &Owner) -> Option<&mut Binding> {
-        if self.by_lock.is_empty() {
-            return None;
-        }
-        self.by_lock.get_mut(&lock)?.bindings.get_mut(owner)
+        self.by_lock.get_mut(lock)?.bindings.get_mut(owner)
     }
 
     /// Makes the owner's hold depend on a connection.
@@ -108,7 +103,7 @@ impl Bindings {
         lease: Lease,
         now: Now,
     ) {
-        let bindings = &mut self.by_lock.entry(lock).or_default().bindings;
+        let bindings = &mut self.by_lock.get_or_default(lock).bindings;
         let new = || Binding::new(lease, bind.begins.then_some(bind.since));
         let Some(binding) = bindings.get_or_insert_with(owner, new) else {
             return defect!("a new binding is missing");
@@ -120,8 +115,8 @@ impl Bindings {
         self.ephemeral += usize::from(binding.is_ephemeral() && !was_ephemeral);
         binding.note_lease(lease, now);
         let depends = binding.depends_on(connection);
-        self.sweeps.plan(&hold, sweep_at, binding.sweep_at());
-        self.renewals.plan(&hold, due, binding.due());
+        self.sweeps.plan(hold.0, &hold.1, sweep_at, binding.sweep_at());
+        self.renewals.plan(hold.0, &hold.1, due, binding.due());
         for other in replaced {
             self.by_connection.remove(other, &hold);
         }
@@ -148,19 +143,19 @@ impl Bindings {
         change(binding);
         let after = binding.due();
         if before != after {
-            self.renewals.plan(&(lock, owner.clone()), before, after);
+            self.renewals.plan(lock, owner, before, after);
         }
     }
 
     /// The binding of the owner's hold, if it is verified and has a connection or a session.
     pub(super) fn binding_of(&self, lock: LockIdx, owner: &Owner) -> Option<&Binding> {
-        let bound = self.by_lock.get(&lock).filter(|bound| !bound.unverified && !self.suspended)?;
+        let bound = self.by_lock.get(lock).filter(|bound| !bound.unverified && !self.suspended)?;
         bound.bindings.get(owner).filter(|binding| !binding.is_unverified() && binding.is_bound())
     }
 
     /// Whether this request bound the owner's hold to a connection.
     pub(super) fn has_bound(&self, lock: LockIdx, owner: &Owner, id: &RequestId) -> bool {
-        let binding = self.by_lock.get(&lock).and_then(|bound| bound.bindings.get(owner));
+        let binding = self.by_lock.get(lock).and_then(|bound| bound.bindings.get(owner));
         binding.is_some_and(|binding| binding.has_bound(id))
     }
 
@@ -204,17 +199,14 @@ impl Bindings {
         let (hold, after) = ((lock, owner.clone()), binding.due());
         let is_ephemeral = binding.is_ephemeral();
         self.ephemeral -= usize::from(was_ephemeral && !is_ephemeral);
-        self.renewals.plan(&hold, before, after);
+        self.renewals.plan(hold.0, &hold.1, before, after);
         self.by_connection.remove(connection, &hold);
         self.drop_if_idle(&hold, now.mono);
     }
 
     /// Number of holds of this lock that depend on connections.
     pub(super) fn len_of(&self, lock: LockIdx) -> usize {
-        if self.by_lock.is_empty() {
-            return 0;
-        }
-        self.by_lock.get(&lock).map_or(0, |bound| bound.bindings.len())
+        self.by_lock.get(lock).map_or(0, |bound| bound.bindings.len())
     }
 
     /// The locks with a renewal that is due now. They stay due until they are reconciled.
@@ -241,7 +233,7 @@ impl Bindings {
             let Some(hold) = self.sweeps.pop_due(now) else { break };
             let Some(binding) = self.binding(hold.0, &hold.1) else { continue };
             let again = binding.sweep(now);
-            self.sweeps.plan(&hold, None, again);
+            self.sweeps.plan(hold.0, &hold.1, None, again);
             if again.is_none() && self.drop_if_idle(&hold, now) {
                 dropped.push(hold.0);
             }
@@ -259,7 +251,7 @@ impl Bindings {
 
     /// Removes a binding from every index.
     fn take(&mut self, hold: &BoundHold) -> Option<impl Iterator<Item = (RequestId, MonoUs)>> {
-        let bound = self.by_lock.get_mut(&hold.0)?;
+        let bound = self.by_lock.get_mut(hold.0)?;
         let binding = bound.bindings.get_mut(&hold.1)?;
         if !bound.closed.is_empty() {
             bound.closed.remove(&hold.1);
@@ -268,16 +260,15 @@ impl Bindings {
             self.ended_owners -= usize::from(bound.ended.remove(&hold.1).is_some());
         }
         self.ephemeral -= usize::from(binding.is_ephemeral());
-        self.renewals.plan(hold, binding.due(), None);
-        self.sweeps.plan(hold, binding.sweep_at(), None);
+        self.renewals.plan(hold.0, &hold.1, binding.due(), None);
+        self.sweeps.plan(hold.0, &hold.1, binding.sweep_at(), None);
         for connection in binding.each_connection() {
             self.by_connection.remove(connection, hold);
         }
         let requests = binding.take_requests();
         bound.bindings.discard(&hold.1);
         if bound.bindings.is_empty() {
-            self.by_lock.remove(&hold.0);
-            free_spare(&mut self.by_lock);
+            self.by_lock.remove(hold.0);
         }
         Some(requests)
     }
@@ -299,7 +290,7 @@ impl Bindings {
         affected: AffectedOwners<'_>,
         ended: impl Fn(&Owner) -> bool,
     ) {
-        let Some(bound) = self.by_lock.get(&lock) else { return };
+        let Some(bound) = self.by_lock.get(lock) else { return };
         let gone: SmallVec<[Owner; 1]> = match affected {
             AffectedOwners::Only(owner) => {
                 Some(owner).filter(|owner| ended(owner)).cloned().into_iter().collect()
@@ -326,12 +317,12 @@ impl Bindings {
     /// Resumes after a promotion. Returns the locks to reconcile.
     pub(super) fn resume(&mut self) -> Vec<LockIdx> {
         self.suspended = false;
-        self.by_lock.keys().copied().collect()
+        self.by_lock.iter().map(|(lock, _)| lock).collect()
     }
 
     /// Records that the owners' holds may be different ones now.
     pub(super) fn mark_unverified(&mut self, lock: LockIdx) {
-        if let Some(bound) = self.by_lock.get_mut(&lock) {
+        if let Some(bound) = self.by_lock.get_mut(lock) {
             bound.unverified = true;
             bound.bindings.values_mut().for_each(Binding::mark_unverified);
         }

@@ -21,7 +21,7 @@ impl Bindings {
         lease: Lease,
         now: Now,
     ) {
-        let bindings = &mut self.by_lock.entry(lock).or_default().bindings;
+        let bindings = &mut self.by_lock.get_or_default(lock).bindings;
         let new = || Binding::new(lease, held_since);
         let Some(binding) = bindings.get_or_insert_with(owner, new) else {
             return defect!("a new binding is missing");
@@ -30,7 +30,7 @@ impl Bindings {
         binding.bind_number(number, lease, now);
         let after = binding.due();
         if before != after {
-            self.renewals.plan(&(lock, owner.clone()), before, after);
+            self.renewals.plan(lock, owner, before, after);
         }
     }
 
@@ -50,7 +50,7 @@ impl Bindings {
         }
         let (after, is_idle) = (binding.due(), binding.is_idle(now));
         let hold = (lock, owner.clone());
-        self.renewals.plan(&hold, before, after);
+        self.renewals.plan(hold.0, &hold.1, before, after);
         if is_idle {
             self.take(&hold);
         }
@@ -81,7 +81,7 @@ impl Bindings {
             return;
         }
         let (after, hold) = (binding.due(), (lock, owner.clone()));
-        self.renewals.plan(&hold, before, after);
+        self.renewals.plan(hold.0, &hold.1, before, after);
         let of_age = |number| Loss { why: Some(LossReason::Max), ..loss(number, &hold, lease_end) };
         self.losses.extend(lost.into_iter().map(of_age));
         self.drop_if_idle(&hold, now);
@@ -90,7 +90,7 @@ impl Bindings {
     /// Records that the session of a number has ended. The next step of the lock releases the hold.
     pub(in crate::core) fn end_number(&mut self, lock: LockIdx, owner: &Owner, session: SessionKey, n: u64) {
         self.reschedule(lock, owner, |binding| binding.end_number(session, n));
-        if let Some(bound) = self.by_lock.get_mut(&lock).filter(|bound| bound.bindings.get(owner).is_some()) {
+        if let Some(bound) = self.by_lock.get_mut(lock).filter(|bound| bound.bindings.get(owner).is_some()) {
             self.ended_owners += usize::from(bound.ended.get(owner).is_none());
             bound.ended.insert(owner.clone(), ());
         }
@@ -107,7 +107,7 @@ impl Bindings {
             return None;
         }
         loop {
-            let bound = self.by_lock.get_mut(&lock).filter(|bound| !bound.ended.is_empty())?;
+            let bound = self.by_lock.get_mut(lock).filter(|bound| !bound.ended.is_empty())?;
             let owner = match of {
                 Some(owner) => bound.ended.get(owner).map(|()| owner.clone())?,
                 None => bound.ended.keys().next().cloned()?,
@@ -130,7 +130,7 @@ impl Bindings {
 
     /// Returns the number of owners with holds to release because their sessions have ended.
     pub(in crate::core) fn ended_len(&self, lock: LockIdx) -> usize {
-        let bound = self.by_lock.get(&lock).filter(|_| !self.suspended);
+        let bound = self.by_lock.get(lock).filter(|_| !self.suspended);
         bound.map_or(0, |bound| bound.ended.len())
     }
 
@@ -140,7 +140,7 @@ impl Bindings {
         self.by_lock
             .iter()
             .filter(move |(_, bound)| bound.bindings.iter().any(is_numbered))
-            .map(|(lock, _)| *lock)
+            .map(|(lock, _)| lock)
     }
 
     /// Whether any hold of this owner has a number.
@@ -154,7 +154,7 @@ impl Bindings {
         lock: LockIdx,
         owner: &Owner,
     ) -> impl Iterator<Item = &BoundNumber> {
-        let binding = self.by_lock.get(&lock).and_then(|bound| bound.bindings.get(owner));
+        let binding = self.by_lock.get(lock).and_then(|bound| bound.bindings.get(owner));
         binding.into_iter().flat_map(Binding::numbers)
     }
 
@@ -165,7 +165,7 @@ impl Bindings {
 
     /// Whether the owner, with these present holds, has fewer holds than numbers.
     pub(in crate::core) fn has_excess(&self, lock: LockIdx, owner: &Owner, hold: &Hold) -> bool {
-        let binding = self.by_lock.get(&lock).and_then(|bound| bound.bindings.get(owner));
+        let binding = self.by_lock.get(lock).and_then(|bound| bound.bindings.get(owner));
         binding.is_some_and(|binding| binding.has_excess(hold))
     }
 
@@ -181,21 +181,21 @@ impl Bindings {
             return;
         }
         let (after, hold) = (binding.due(), (lock, owner.clone()));
-        self.renewals.plan(&hold, before, after);
+        self.renewals.plan(hold.0, &hold.1, before, after);
         self.losses.extend(lost.into_iter().map(|number| loss(number, &hold, lease_end)));
         self.drop_if_idle(&hold, now);
     }
 
     /// Returns the owners with numbered holds on this lock.
     pub(in crate::core) fn owners_with_numbers(&self, lock: LockIdx) -> Vec<Owner> {
-        let bindings = self.by_lock.get(&lock).into_iter().flat_map(|bound| bound.bindings.iter());
+        let bindings = self.by_lock.get(lock).into_iter().flat_map(|bound| bound.bindings.iter());
         let with_numbers = bindings.filter(|(_, binding)| !binding.numbers().is_empty());
         with_numbers.map(|(owner, _)| owner.clone()).collect()
     }
 
     /// Marks all numbers of an owner as lost, because its hold has ended.
     pub(super) fn lose_numbers(&mut self, hold: &BoundHold) {
-        let Some(binding) = self.by_lock.get(&hold.0).and_then(|bound| bound.bindings.get(&hold.1)) else {
+        let Some(binding) = self.by_lock.get(hold.0).and_then(|bound| bound.bindings.get(&hold.1)) else {
             return;
         };
         let lease_end = binding.lease_end();

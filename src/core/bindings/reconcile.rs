@@ -3,7 +3,7 @@
 //! The changes that a step makes because of connections: it ends holds and renews leases.
 
 use super::binding::Binding;
-use super::{repeatable_until, Bindings};
+use super::{repeatable_until, Bindings, LockBindings};
 use crate::core::lease::{Lease, SetLease};
 use crate::core::table::LockIdx;
 use crate::core::{AffectedOwners, Holders, LockId, Now, Owner, Records, ReleaseScope, WallMs};
@@ -40,6 +40,13 @@ pub(in crate::core) struct RenewedLease {
 }
 
 impl Bindings {
+    /// Whether no hold of this lock is due to be ended, verified or renewed.
+    pub(in crate::core) fn is_settled(&self, lock: LockIdx, now: Now) -> bool {
+        let is_settled =
+            |bound: &LockBindings| bound.closed.is_empty() && !bound.unverified && !bound.has_more_renewals;
+        self.by_lock.get(lock).is_none_or(is_settled) && self.next_renewal().is_none_or(|at| at > now.mono)
+    }
+
     /// Ends holds whose connection has closed, and renews leases that are due, at most a portion of each.
     pub(in crate::core) fn follow(&mut self, mut open: OpenBindings<'_>) -> Followed {
         if self.suspended || !self.knows(open.lock) {
@@ -76,13 +83,13 @@ impl Bindings {
 
     /// Whether the previous step left more holds of this lock to renew together.
     pub(in crate::core) fn has_more_renewals(&self, lock: LockIdx) -> bool {
-        self.by_lock.get(&lock).is_some_and(|bound| bound.has_more_renewals)
+        self.by_lock.get(lock).is_some_and(|bound| bound.has_more_renewals)
     }
 
     /// The owners whose leases to renew, with the lengths in milliseconds. If one lease is due, others that
     /// are due soon are included. Returns at most a portion, earliest first.
     fn due_of(&mut self, lock: LockIdx, portion: usize, now: Now) -> Vec<(Owner, i64)> {
-        let Some(bound) = self.by_lock.get_mut(&lock) else { return Vec::new() };
+        let Some(bound) = self.by_lock.get_mut(lock) else { return Vec::new() };
         let has_more_renewals = std::mem::take(&mut bound.has_more_renewals);
         let is_due =
             |binding: &Binding| !binding.is_closed() && binding.due().is_some_and(|at| at <= now.mono);
@@ -109,7 +116,7 @@ impl Bindings {
     /// owners.
     pub(in crate::core) fn end_closed(&mut self, open: &mut OpenBindings<'_>) -> Vec<Owner> {
         let OpenBindings { lock, name, affected, portion, now, .. } = *open;
-        let Some(bound) = self.by_lock.get(&lock).filter(|bound| !bound.closed.is_empty()) else {
+        let Some(bound) = self.by_lock.get(lock).filter(|bound| !bound.closed.is_empty()) else {
             return Vec::new();
         };
         let own = match affected {
@@ -139,7 +146,7 @@ impl Bindings {
 
     /// Ends bindings whose owner has a different hold now.
     fn revalidate_bindings(&mut self, lock: LockIdx, name: &LockId, holders: &Holders, now: Now) {
-        let Some(bound) = self.by_lock.get_mut(&lock) else { return };
+        let Some(bound) = self.by_lock.get_mut(lock) else { return };
         if !std::mem::take(&mut bound.unverified) {
             return;
         }
@@ -152,7 +159,7 @@ impl Bindings {
                 let before = binding.due();
                 binding.plan_renewal(now.mono);
                 let after = binding.due();
-                self.renewals.plan(&hold, before, after);
+                self.renewals.plan(hold.0, &hold.1, before, after);
             } else {
                 self.unbind(&hold, name);
             }

@@ -14,9 +14,9 @@ impl Bindings {
     pub(in crate::core) fn verify(&self, knows: impl Fn(LockIdx) -> bool) {
         let (mut links, mut renewals, mut sweeps) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
         let (mut ephemeral, mut ended_owners) = (0, 0);
-        for (lock, bound) in &self.by_lock {
+        for (lock, bound) in self.by_lock.iter() {
             assert!(
-                knows(*lock) && !bound.bindings.is_empty(),
+                knows(lock) && !bound.bindings.is_empty(),
                 "{lock:?} has bindings and is not in the table"
             );
             let closed = bound.bindings.iter().filter(|(_, binding)| binding.is_closed());
@@ -26,7 +26,7 @@ impl Bindings {
             );
             ended_owners += bound.ended.len();
             for (owner, binding) in bound.bindings.iter() {
-                let hold = (*lock, owner.clone());
+                let hold = (lock, owner.clone());
                 links.extend(binding.each_connection().map(|connection| (connection, hold.clone())));
                 renewals.extend(binding.due().map(|at| (at, hold.clone())));
                 sweeps.extend(binding.sweep_at().map(|at| (at, hold.clone())));
@@ -52,7 +52,7 @@ impl Bindings {
         let bindings = self
             .by_lock
             .iter()
-            .flat_map(|(lock, bound)| bound.bindings.iter().map(|(owner, binding)| (*lock, owner, binding)));
+            .flat_map(|(lock, bound)| bound.bindings.iter().map(move |(owner, binding)| (lock, owner, binding)));
         bindings.flat_map(|(lock, owner, binding)| {
             let numbers = binding.numbers().iter().filter(|number| !number.ended);
             numbers.map(move |number| (lock, owner.clone(), number.session, number.n, number.mode))

@@ -18,6 +18,13 @@ impl Step<'_> {
         if !self.parts.bindings.knows(lock) {
             return;
         }
+        let holds = |owner: &Owner| self.holders.get(owner.as_bytes()).is_some();
+        // Nearly always, a call finds the bindings of its lock up to date.
+        if matches!(self.affected, AffectedOwners::Only(owner) if holds(owner))
+            && self.parts.bindings.is_settled(lock, self.now)
+        {
+            return;
+        }
         let name = self.id();
         if self.examines_all || self.is_call() {
             let has_ended = |owner: &Owner| self.holders.get(owner.as_bytes()).is_none();
