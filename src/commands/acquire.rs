@@ -70,8 +70,9 @@ impl Command for Acquire {
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Error> {
-        let call = check(ctx, parse(args)?)?;
+        let words = parse(args)?;
         let now = ctx.now();
+        let call = check(ctx, words, now)?;
         let patience = match call.wait {
             WaitMode::NoWait => WaitPolicy::NoWait,
             WaitMode::Block(timeout) => super::blocking_patience(ctx, Some(timeout), now),
@@ -214,7 +215,7 @@ fn parse(args: Args<'_>) -> Result<Words<'_>, Error> {
     Ok(Words { command, key, owner, options, wait, wants })
 }
 
-fn check<'a>(ctx: Ctx<'_>, words: Words<'a>) -> Result<Call<'a>, Error> {
+fn check<'a>(ctx: Ctx<'_>, words: Words<'a>, now: Now) -> Result<Call<'a>, Error> {
     let Words { command, key, owner, options, wait, wants } = words;
     let awaits_replicas = options.replicas.is_given();
     let session = options.session.get();
@@ -222,7 +223,7 @@ fn check<'a>(ctx: Ctx<'_>, words: Words<'a>) -> Result<Call<'a>, Error> {
     let Options { lease, watchdog, ephemeral, .. } = &options;
     let hold = HoldOptions { session, lease, watchdog, ephemeral };
     let keys = std::slice::from_ref(&key);
-    let HoldOfCall { number, bind, lease_ms } = checks::hold(ctx, command, keys, &owner, &hold)?;
+    let HoldOfCall { number, bind, lease_ms } = checks::hold(ctx, command, keys, &owner, &hold, now)?;
     let request = Request {
         owner: super::owner_or_random(&owner),
         wants,

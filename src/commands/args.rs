@@ -158,17 +158,17 @@ impl<'a> Cursor<'a> {
     /// The value of the option `name`: an integer from `min` to `max`.
     pub(super) fn integer(&mut self, name: &str, min: i64, max: i64) -> Result<i64, Error> {
         let text = self.value(name)?;
-        // A fast path for the most common value, a wait without limit.
-        if text == b"0" && min <= 0 {
-            return Ok(0);
-        }
         // The syntax of Redis: an optional minus, no spaces, no leading zeros.
         let (negative, digits) = match text {
             [b'-', digits @ ..] => (true, digits),
             digits => (false, digits),
         };
-        let is_canonical = matches!(digits, [b'1'..=b'9', ..]) || text == b"0";
-        let Some(number) = decimal(digits).filter(|_| is_canonical) else {
+        let number = match digits {
+            [b'0'] if !negative => Some(0),
+            [b'1'..=b'9', ..] => decimal(digits),
+            _ => None,
+        };
+        let Some(number) = number else {
             return Err(self.command.problem(format_args!("{name} '{}' is not an integer", printable(text))));
         };
         // A number with too many digits wraps here, and the length check below rejects it.

@@ -77,8 +77,9 @@ fn cancel_number(
     key: &Str<'_>,
     owner: &Str<'_>,
 ) -> Result<(), Error> {
-    let number = checks::number(ctx, command, number, std::slice::from_ref(key), owner)?;
-    let (owner_name, now) = (Owner::new(owner.as_bytes()), ctx.now());
+    let now = ctx.now();
+    let number = checks::number(ctx, command, number, std::slice::from_ref(key), owner, now)?;
+    let owner_name = Owner::new(owner.as_bytes());
     let lock = LockRef { db: ctx.db(), key: key.as_bytes() };
     let to_cancel = driver::with(ctx, |driver| driver.locks.to_cancel(number, lock, &owner_name));
     let (number, locks) = to_cancel.map_err(|OtherTarget| Error::OtherTarget)?;

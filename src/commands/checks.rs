@@ -16,7 +16,7 @@ use super::args::CommandName;
 use super::options::{Binding, Ephemeral, Lease, NotifyOptions, Watchdog};
 use crate::config;
 use crate::core::{
-    Bind, CallNumber, ConnectionId, Notify, NumberedCall, Refusal, RequestId, Session, Target,
+    Bind, CallNumber, ConnectionId, Notify, Now, NumberedCall, Refusal, RequestId, Session, Target,
 };
 use crate::driver::{self, ReplicaRequirement};
 use crate::error::{printable, Error};
@@ -199,11 +199,12 @@ pub(super) fn number(
     (id, n): (&[u8], u64),
     keys: &[Str<'_>],
     owner: &Str<'_>,
+    now: Now,
 ) -> Result<CallNumber, Error> {
     if owner.as_bytes() == b"*" {
         return Err(command.problem("SESSION needs an owner other than *"));
     }
-    let session = driver::session(ctx, command_needs_connection(ctx, command)?, id)?;
+    let session = driver::session(ctx, command_needs_connection(ctx, command)?, id, now)?;
     Ok(CallNumber { session, n, target: target_of(ctx.db(), keys, owner) })
 }
 
@@ -246,13 +247,14 @@ pub(super) fn hold(
     keys: &[Str<'_>],
     owner: &Str<'_>,
     options: &HoldOptions<'_>,
+    now: Now,
 ) -> Result<HoldOfCall, Error> {
     let Some(session) = options.session else {
         let binding = options.watchdog.binding(options.ephemeral, command)?;
         let lease_ms = options.lease.ms().unwrap_or_else(config::default_lease);
         return Ok(HoldOfCall { number: None, bind: bind(ctx, command, binding)?, lease_ms });
     };
-    let number = number(ctx, command, session, keys, owner)?;
+    let number = number(ctx, command, session, keys, owner, now)?;
     let (call, lease_ms) = session_hold(ctx, command, number, options)?;
     Ok(HoldOfCall { number: Some(call), bind: None, lease_ms })
 }

@@ -67,8 +67,8 @@ impl Command for Events {
         let Some(client) = caller::connection_id(ctx) else {
             return Err(super::checks::no_connection(command, "LOCK.EVENTS"));
         };
-        let session = driver::session(ctx, client, id)?;
         let now = ctx.now();
+        let session = driver::session(ctx, client, id, now)?;
         let polled = driver::with(ctx, |driver| {
             let last = driver.locks.session(session).map_or(0, |session| session.event_range().1);
             if seq > last {

@@ -80,8 +80,8 @@ impl Command for Macquire {
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Error> {
-        let call = read(ctx, args)?;
         let now = ctx.now();
+        let call = read(ctx, args, now)?;
         let patience = match call.wait {
             WaitMode::Block(timeout) => super::blocking_patience(ctx, Some(timeout), now),
             WaitMode::Queue(timeout) => super::queue_patience(ctx, timeout, now),
@@ -257,7 +257,7 @@ fn queue(
     bundle.map(|bundle| (bundle, parts)).ok_or(Error::CannotBlock)
 }
 
-fn read<'a>(ctx: Ctx<'_>, args: Args<'a>) -> Result<Call<'a>, Error> {
+fn read<'a>(ctx: Ctx<'_>, args: Args<'a>, now: Now) -> Result<Call<'a>, Error> {
     let mut args = Cursor::new("lock.macquire", args);
     let keys = args.keys()?;
     checks::one_slot(ctx, &keys)?;
@@ -272,7 +272,7 @@ fn read<'a>(ctx: Ctx<'_>, args: Args<'a>) -> Result<Call<'a>, Error> {
     super::acquire::check_session_options(command, session, wait, (has_id, options.replicas.is_given()))?;
     let Options { lease, watchdog, ephemeral, .. } = &options;
     let hold = HoldOptions { session, lease, watchdog, ephemeral };
-    let HoldOfCall { number, bind, lease_ms } = checks::hold(ctx, command, &keys, &owner, &hold)?;
+    let HoldOfCall { number, bind, lease_ms } = checks::hold(ctx, command, &keys, &owner, &hold, now)?;
     let mut id = None;
     for key in &keys {
         id = options.id.get().map(|id| checks::request(ctx, command, key, &owner, id)).transpose()?;

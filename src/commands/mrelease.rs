@@ -84,10 +84,10 @@ fn release_numbered(
     if has_id {
         return Err(command.exclusive("SESSION", "ID"));
     }
-    let number = checks::number(ctx, command, number, keys, owner)?;
+    let now = ctx.now();
+    let number = checks::number(ctx, command, number, keys, owner, now)?;
     let name = Owner::new(owner.as_bytes());
     let call = Release { owner: name, scope, lease_ms: None, id: None, number: Some(number) };
-    let now = ctx.now();
     let before = driver::with(ctx, |driver| driver.locks.released_before(number));
     let left = match before {
         Some(left) => Ok(left),

@@ -46,7 +46,10 @@ impl Command for Mrenew {
         let command = args.command();
         let Options { lease, watchdog, ephemeral, session, .. } = &options;
         let hold = HoldOptions { session: session.get(), lease, watchdog, ephemeral };
-        let HoldOfCall { number, bind, lease_ms } = checks::hold(ctx, command, &keys, &owner, &hold)?;
+        // Uses one time for all locks. So a lease that is valid at the check cannot expire before the
+        // renewal.
+        let now = ctx.now();
+        let HoldOfCall { number, bind, lease_ms } = checks::hold(ctx, command, &keys, &owner, &hold, now)?;
         let call = Renewal {
             owner: Owner::new(owner.as_bytes()),
             lease_ms,
@@ -55,9 +58,6 @@ impl Command for Mrenew {
             number,
             from: None,
         };
-        // Uses one time for all locks. So a lease that is valid at the check cannot expire before the
-        // renewal.
-        let now = ctx.now();
         let renew_all = |()| {
             keys.iter().map(|key| renew(ctx, key, &owner, &call, now)).collect::<Result<Vec<i64>, Error>>()
         };

@@ -45,6 +45,7 @@ impl Command for Release {
         let command = args.command();
         let scope = options.scope.get(command)?;
         let id = options.id.get().map(|id| checks::request(ctx, command, &key, &owner, id)).transpose()?;
+        let now = ctx.now();
         let number = match options.session.get() {
             Some(_) if scope != ReleaseScope::One => {
                 // The number names one hold.
@@ -52,12 +53,13 @@ impl Command for Release {
                 return Err(command.exclusive("SESSION", other));
             }
             Some(_) if id.is_some() => return Err(command.exclusive("SESSION", "ID")),
-            Some(number) => Some(checks::number(ctx, command, number, std::slice::from_ref(&key), &owner)?),
+            Some(number) => {
+                Some(checks::number(ctx, command, number, std::slice::from_ref(&key), &owner, now)?)
+            }
             None => None,
         };
         let call =
             Call { number, owner: Owner::new(owner.as_bytes()), scope, lease_ms: options.lease.ms(), id };
-        let now = ctx.now();
         let (left, fair) = super::update(ctx, Target::of_owner(&key, &owner), now, |lock, known| {
             let (left, output) =
                 driver::with(ctx, |driver| driver.locks.release(lock.opened(known, now), &call));

@@ -50,8 +50,9 @@ impl Command for Renew {
         let command = args.command();
         let Options { lease, watchdog, ephemeral, session, .. } = &options;
         let hold = HoldOptions { session: session.get(), lease, watchdog, ephemeral };
+        let now = ctx.now();
         let HoldOfCall { number, bind, lease_ms } =
-            checks::hold(ctx, command, std::slice::from_ref(&key), &owner, &hold)?;
+            checks::hold(ctx, command, std::slice::from_ref(&key), &owner, &hold, now)?;
         let acknowledgement = checks::replicas(ctx, command, options.replicas.acknowledgement(command)?)?;
         let from = options.from.get().map(|(name, n)| HandOver { name: Rc::from(name), n });
         if from.is_some() && number.is_none() {
@@ -65,7 +66,6 @@ impl Command for Renew {
             from,
             client: super::client_for_events(ctx),
         };
-        let now = ctx.now();
         let (held, fair) = super::update(ctx, Target::of_owner(&key, &owner), now, |lock, known| {
             let (held, output) =
                 driver::with(ctx, |driver| driver.locks.renew(lock.opened(known, now), &call));

@@ -118,7 +118,7 @@ fn open(ctx: Ctx<'_>, command: CommandName, client: u64, mut args: Cursor<'_>) -
     let now = ctx.now();
     if !is_new {
         args.end()?;
-        let session = driver::session(ctx, client, id)?;
+        let session = driver::session(ctx, client, id, now)?;
         let resumed = driver::with(ctx, |driver| driver.locks.resume_session(session, beat, reader, now));
         let seen = resumed.map_err(|Late| Error::Late)?;
         driver::dispatch(ctx, now);
@@ -203,7 +203,7 @@ fn close(ctx: Ctx<'_>, client: u64, mut args: Cursor<'_>) -> Result<(), Error> {
     let id = args.value("session")?;
     args.end()?;
     let now = ctx.now();
-    let holds = match driver::session(ctx, client, id) {
+    let holds = match driver::session(ctx, client, id, now) {
         Ok(session) => driver::with(ctx, |driver| driver.locks.close_session(session, now)),
         // The session has ended, as the caller wants.
         Err(Error::NoSession) => 0,

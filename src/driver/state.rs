@@ -332,10 +332,11 @@ impl Driver {
         } else {
             lock_work
         };
-        self.alarm.set(ctx, delay_ms, now.mono, on_cron);
+        let poll_ends = self.polls.first_deadline().map(|at| at.saturating_sub(now.mono).div_ceil(1000));
+        self.alarm.set(ctx, earlier(delay_ms, poll_ends), now.mono, on_cron);
     }
 
-    /// Whether work other than that of the locks is pending.
+    /// Whether work other than that of the locks and of blocked polls is pending.
     fn has_work_besides_locks(&self) -> bool {
         self.flush_unannounced
             || self.wakeup_hook
@@ -343,7 +344,6 @@ impl Driver {
             || !self.rechecks.is_empty()
             || !self.replica_waits.is_idle()
             || self.inboxes.has_hook()
-            || self.polls.first_deadline().is_some()
             || self.polls.any_ready()
     }
 
@@ -364,9 +364,7 @@ impl Driver {
             self.has_stale_hook() || self.replica_waits.has_stale_hook() || self.inboxes.has_hook();
         let linger = (self.wakeup_hook || has_idle_hook).then_some(HOOK_LINGER_MS);
         let flush_unannounced = self.flush_unannounced.then_some(FLUSH_RETRY_MS);
-        let times =
-            [self.rechecks.first_due(), self.replica_waits.first_deadline(), self.polls.first_deadline()];
-        let next_time = times.into_iter().fold(None, earlier);
+        let next_time = earlier(self.rechecks.first_due(), self.replica_waits.first_deadline());
         let next_time = next_time.map(|at: MonoUs| at.saturating_sub(now.mono).div_ceil(1000));
         let ready = match obstacle {
             None => 0,

@@ -64,10 +64,13 @@ impl<V: Default> LockMap<V> {
 
     pub(super) fn remove(&mut self, lock: LockIdx) {
         let Some(index) = self.index(lock) else { return };
-        self.entries.swap_remove(index);
-        if let Some((moved, _)) = self.entries.get(index) {
-            self.places[moved.slot()] = self.places[lock.slot()];
+        let last = self.entries.len() - 1;
+        if index < last {
+            self.entries.swap(index, last);
+            self.places[self.entries[index].0.slot()] = self.places[lock.slot()];
         }
+        // Drops the value in place.
+        self.entries.truncate(last);
         self.places[lock.slot()] = 0;
         if is_too_large(self.entries.capacity(), self.entries.len()) {
             self.entries.shrink_to(2 * self.entries.len());

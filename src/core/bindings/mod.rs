@@ -142,9 +142,7 @@ impl Bindings {
         let before = binding.due();
         change(binding);
         let after = binding.due();
-        if before != after {
-            self.renewals.plan(lock, owner, before, after);
-        }
+        self.renewals.plan(lock, owner, before, after);
     }
 
     /// The binding of the owner's hold, if it is verified and has a connection or a session.
@@ -244,31 +242,35 @@ impl Bindings {
     fn drop_if_idle(&mut self, hold: &BoundHold, now: MonoUs) -> bool {
         let idle = self.binding(hold.0, &hold.1).is_some_and(|binding| binding.is_idle(now));
         if idle {
-            self.take(hold);
+            self.take(hold.0, &hold.1);
         }
         idle
     }
 
     /// Removes a binding from every index.
-    fn take(&mut self, hold: &BoundHold) -> Option<impl Iterator<Item = (RequestId, MonoUs)>> {
-        let bound = self.by_lock.get_mut(hold.0)?;
-        let binding = bound.bindings.get_mut(&hold.1)?;
+    fn take(
+        &mut self,
+        lock: LockIdx,
+        owner: &Owner,
+    ) -> Option<impl Iterator<Item = (RequestId, MonoUs)> + use<>> {
+        let bound = self.by_lock.get_mut(lock)?;
+        let binding = bound.bindings.get_mut(owner)?;
         if !bound.closed.is_empty() {
-            bound.closed.remove(&hold.1);
+            bound.closed.remove(owner);
         }
         if !bound.ended.is_empty() {
-            self.ended_owners -= usize::from(bound.ended.remove(&hold.1).is_some());
+            self.ended_owners -= usize::from(bound.ended.remove(owner).is_some());
         }
         self.ephemeral -= usize::from(binding.is_ephemeral());
-        self.renewals.plan(hold.0, &hold.1, binding.due(), None);
-        self.sweeps.plan(hold.0, &hold.1, binding.sweep_at(), None);
+        self.renewals.plan(lock, owner, binding.due(), None);
+        self.sweeps.plan(lock, owner, binding.sweep_at(), None);
         for connection in binding.each_connection() {
-            self.by_connection.remove(connection, hold);
+            self.by_connection.remove(connection, &(lock, owner.clone()));
         }
         let requests = binding.take_requests();
-        bound.bindings.discard(&hold.1);
+        bound.bindings.discard(owner);
         if bound.bindings.is_empty() {
-            self.by_lock.remove(hold.0);
+            self.by_lock.remove(lock);
         }
         Some(requests)
     }
@@ -276,7 +278,7 @@ impl Bindings {
     /// Ends the binding of an owner that holds nothing.
     fn unbind(&mut self, hold: &BoundHold, name: &LockId) {
         self.lose_numbers(hold);
-        for (request, until) in self.take(hold).into_iter().flatten() {
+        for (request, until) in self.take(hold.0, &hold.1).into_iter().flatten() {
             self.ended.insert(name.clone(), request, until);
         }
     }

@@ -29,9 +29,7 @@ impl Bindings {
         let before = binding.due();
         binding.bind_number(number, lease, now);
         let after = binding.due();
-        if before != after {
-            self.renewals.plan(lock, owner, before, after);
-        }
+        self.renewals.plan(lock, owner, before, after);
     }
 
     /// Unbinds the hold of a number.
@@ -49,10 +47,9 @@ impl Bindings {
             return;
         }
         let (after, is_idle) = (binding.due(), binding.is_idle(now));
-        let hold = (lock, owner.clone());
-        self.renewals.plan(hold.0, &hold.1, before, after);
+        self.renewals.plan(lock, owner, before, after);
         if is_idle {
-            self.take(&hold);
+            self.take(lock, owner);
         }
     }
 

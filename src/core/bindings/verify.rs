@@ -49,10 +49,9 @@ impl Bindings {
     pub(in crate::core) fn all_numbers(
         &self,
     ) -> impl Iterator<Item = (LockIdx, Owner, SessionKey, u64, Mode)> + '_ {
-        let bindings = self
-            .by_lock
-            .iter()
-            .flat_map(|(lock, bound)| bound.bindings.iter().map(move |(owner, binding)| (lock, owner, binding)));
+        let bindings = self.by_lock.iter().flat_map(|(lock, bound)| {
+            bound.bindings.iter().map(move |(owner, binding)| (lock, owner, binding))
+        });
         bindings.flat_map(|(lock, owner, binding)| {
             let numbers = binding.numbers().iter().filter(|number| !number.ended);
             numbers.map(move |number| (lock, owner.clone(), number.session, number.n, number.mode))

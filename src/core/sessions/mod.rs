@@ -32,7 +32,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use foldhash::HashMap;
 
 use super::request::Request;
-use super::schedule::Schedule;
+use super::schedule::{Calendar, Schedule};
 use super::spare::free_spare;
 use super::table::LockIdx;
 use super::{ConnectionId, Known, MonoUs, Owner, WaiterId, WallMs};
@@ -71,7 +71,7 @@ pub(in crate::core) struct Sessions {
     /// Sessions by reader.
     readers: BTreeSet<(ConnectionId, SessionKey)>,
     /// Times of the next checks. A time may be too early, because calls of the client do not move it.
-    checks: Schedule<MonoUs, SessionKey>,
+    checks: Calendar<MonoUs, SessionKey>,
     /// Deadlines of waits that are passed over.
     parked_deadlines: Schedule<MonoUs, (SessionKey, WaiterId)>,
     /// Whether the server was paused, or could not write, in the last round of the timer.
@@ -99,8 +99,8 @@ impl Sessions {
         self.last_key += 1;
         let key = SessionKey(self.last_key);
         self.by_id.insert(new.id, key);
-        let session = Session::new(new, beat, now);
-        self.checks.set(&key, Some(session.next_check()));
+        let mut session = Session::new(new, beat, now);
+        plan(&mut self.checks, key, &mut session);
         self.sessions.insert(key, Box::new(session));
         self.set_reader(key, reader);
         key
@@ -217,12 +217,8 @@ impl Sessions {
 
     /// Moves the next check of a session forward if it is due earlier.
     fn plan(&mut self, key: SessionKey) {
-        let Some(session) = self.sessions.get(&key).filter(|session| session.passed.is_none()) else {
-            return;
-        };
-        let at = session.next_check();
-        if self.checks.get(&key).is_none_or(|planned| at < planned) {
-            self.checks.set(&key, Some(at));
+        if let Some(session) = self.sessions.get_mut(&key) {
+            plan(&mut self.checks, key, session);
         }
     }
 
@@ -245,10 +241,11 @@ impl Sessions {
         loop {
             let key = self.checks.pop_due(now)?;
             let Some(session) = self.sessions.get_mut(&key) else { continue };
+            session.check_at = None;
             let resumed = self.resumed_at.map(|at| at.saturating_add(session.patience_us()));
             if let Some(counts_from) = resumed.filter(|at| *at > now) {
                 session.passed = None;
-                self.checks.set(&key, Some(counts_from));
+                self.checks.set(key, &mut session.check_at, Some(counts_from));
                 continue;
             }
             if let Some(found_at) = session.passed.filter(|at| *at < now) {
@@ -257,14 +254,15 @@ impl Sessions {
                 }
                 if let Some(n) = session.overdue_by(found_at) {
                     // Further grants may be overdue.
-                    self.checks.set(&key, Some(now));
+                    self.checks.set(key, &mut session.check_at, Some(now));
                     return Some(Checked::Overdue(key, n));
                 }
             }
             let at = session.next_check();
             let is_passed = at <= now;
             session.passed = is_passed.then_some(now);
-            self.checks.set(&key, Some(if is_passed { now.saturating_add(RECHECK_US) } else { at }));
+            let at = if is_passed { now.saturating_add(RECHECK_US) } else { at };
+            self.checks.set(key, &mut session.check_at, Some(at));
         }
     }
 
@@ -353,8 +351,10 @@ impl Sessions {
     ) {
         let Some(session) = self.sessions.get_mut(&number.session) else { return };
         session.granted(number.n, id, content, now);
-        self.plan(number.session);
-        self.wake(number.session);
+        plan(&mut self.checks, number.session, session);
+        if std::mem::take(&mut session.is_polled) {
+            self.woken.push(number.session);
+        }
     }
 
     /// Records the end of a hold, a wait or a grant in flight.
@@ -405,7 +405,7 @@ impl Sessions {
         let Some(mut session) = self.sessions.remove(&key) else { return Vec::new() };
         self.suspects -= usize::from(session.is_suspect);
         self.by_id.remove(&session.new.id);
-        self.checks.set(&key, None);
+        self.checks.set(key, &mut session.check_at, None);
         free_spare(&mut self.sessions);
         free_spare(&mut self.by_id);
         let parked = std::mem::take(&mut session.parked);
@@ -433,5 +433,13 @@ impl Sessions {
     /// Whether any session is ending.
     pub(in crate::core) fn any_ending(&self) -> bool {
         !self.ending.is_empty()
+    }
+}
+
+/// Moves the next check of a session forward if it is due earlier.
+fn plan(checks: &mut Calendar<MonoUs, SessionKey>, key: SessionKey, session: &mut Session) {
+    let at = session.next_check();
+    if session.passed.is_none() && session.check_at.is_none_or(|planned| at < planned) {
+        checks.set(key, &mut session.check_at, Some(at));
     }
 }

@@ -58,6 +58,8 @@ pub(crate) struct Session {
     pub(super) deadline: MonoUs,
     /// The connection of the last OPEN or EVENTS, while it is open.
     pub(super) reader: Option<ConnectionId>,
+    /// The session's time in the calendar of checks.
+    pub(super) check_at: Option<MonoUs>,
     /// Time at which the timer found a deadline passed. See `Sessions::check`.
     pub(super) passed: Option<MonoUs>,
     /// The client has the answers of all acquires with smaller numbers (R11).
@@ -82,6 +84,7 @@ impl Session {
             deadline: now.saturating_add(new.ttl_us),
             new,
             reader: None,
+            check_at: None,
             passed: None,
             done: 0,
             numbers: Numbers::default(),
@@ -174,7 +177,10 @@ impl Session {
     pub(super) fn granted(&mut self, n: u64, id: WaiterId, content: EventContent, now: MonoUs) {
         let Some(entry) = self.numbers.get_mut(n) else { return };
         entry.state = NumberState::InFlight(id);
-        self.replace_event(n, content, now);
+        let before = entry.event.replace(self.events.push(n, content, now));
+        if let Some(before) = before {
+            self.events.remove(before);
+        }
     }
 
     /// Forgets a number that still waits, as if its acquire had never arrived.

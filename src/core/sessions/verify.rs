@@ -29,7 +29,7 @@ impl Sessions {
         for (key, session) in &self.sessions {
             assert_eq!(self.by_id.get(&session.new.id), Some(key), "{key:?} is not found by its id");
             readers.extend(session.reader.map(|reader| (reader, *key)));
-            let planned = self.checks.get(key).unwrap_or_else(|| panic!("{key:?} is never checked"));
+            let planned = session.check_at.unwrap_or_else(|| panic!("{key:?} is never checked"));
             let counts_from = self.resumed_at.map_or(0, |at| at.saturating_add(session.patience_us()));
             let latest = session.next_check().max(counts_from);
             assert!(
@@ -63,7 +63,9 @@ impl Sessions {
             }
         }
         assert_eq!(self.readers, readers, "the index of readers is wrong");
-        assert_eq!(self.checks.len(), self.sessions.len(), "a session that is over is checked");
+        let checks: BTreeSet<_> = self.checks.iter().collect();
+        let planned = self.sessions.iter().filter_map(|(key, session)| Some((session.check_at?, *key)));
+        assert_eq!(checks, planned.collect(), "the calendar of checks is wrong");
         let suspects = self.sessions.values().filter(|session| session.is_suspect).count();
         assert_eq!(self.suspects, suspects, "the suspect sessions are miscounted");
         all

@@ -54,12 +54,11 @@ pub(crate) fn open_session(ctx: Ctx<'_>, client: u64, new: NewSession, beat: u64
 }
 
 /// Returns the session with this id. Fails if it has ended or belongs to another user than the caller's.
-pub(crate) fn session(ctx: Ctx<'_>, client: u64, id: &[u8]) -> Result<SessionKey, Error> {
+pub(crate) fn session(ctx: Ctx<'_>, client: u64, id: &[u8], now: Now) -> Result<SessionKey, Error> {
     let id = SessionId(<[u8; 32]>::try_from(id).map_err(|_| Error::NoSession)?);
-    let now = ctx.now().mono;
     let (session, is_checked) = with(ctx, |driver| {
         let session = driver.locks.find_session(&id)?;
-        Some((session, driver.polls.may_use(client, session, now)))
+        Some((session, driver.polls.may_use(client, session, now.mono)))
     })
     .ok_or(Error::NoSession)?;
     if is_checked {
@@ -70,7 +69,7 @@ pub(crate) fn session(ctx: Ctx<'_>, client: u64, id: &[u8]) -> Result<SessionKey
         if driver.locks.session(session).is_none_or(|session| *session.user() != *user) {
             return Err(Error::NoSession);
         }
-        driver.polls.remember(client, session, now);
+        driver.polls.remember(client, session, now.mono);
         Ok(session)
     })
 }
