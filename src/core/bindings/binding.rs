@@ -198,7 +198,9 @@ impl Binding {
 
     /// Whether the owner has more numbers than holds.
     pub(in crate::core) fn has_excess(&self, hold: &Hold) -> bool {
-        self.exceeds(hold, Mode::Exclusive) || self.exceeds(hold, Mode::Shared)
+        let exclusive = self.count_numbers(Mode::Exclusive);
+        let exceeds = |len: usize, mode| i64::try_from(len).is_ok_and(|len| len > hold.count(mode));
+        exceeds(exclusive, Mode::Exclusive) || exceeds(self.numbers.len() - exclusive, Mode::Shared)
     }
 
     fn exceeds(&self, hold: &Hold, mode: Mode) -> bool {

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 
 use foldhash::HashMap;
 
+use crate::core::schedule::earlier;
 use crate::core::small_map::SmallMap;
 use crate::core::spare::{free_spare, is_too_large};
 use crate::core::table::LockIdx;
@@ -94,9 +95,18 @@ impl<V: Default> LockMap<V> {
 /// A hold that depends on a connection.
 pub(in crate::core) type BoundHold = (LockIdx, Owner);
 
+/// Maximum number of entries of a schedule that are not in its tree yet.
+const MAX_NEWEST: usize = 16;
+
 /// Holds ordered by time. Each binding stores its time too.
+///
+/// The newest entries are in a short list, because most holds end soon after their grant.
 #[derive(Default)]
-pub(super) struct HoldSchedule(BTreeSet<(MonoUs, BoundHold)>);
+pub(super) struct HoldSchedule {
+    /// In order. Nearly always, a new entry is the last one.
+    newest: Vec<(MonoUs, BoundHold)>,
+    others: BTreeSet<(MonoUs, BoundHold)>,
+}
 
 impl HoldSchedule {
     /// Moves a hold from one time to another.
@@ -112,39 +122,63 @@ impl HoldSchedule {
             return;
         }
         if let Some(before) = before {
-            self.0.remove(&(before, (lock, owner.clone())));
+            self.remove(lock, owner, before);
         }
         if let Some(after) = after {
-            self.0.insert((after, (lock, owner.clone())));
+            self.insert((after, (lock, owner.clone())));
+        }
+    }
+
+    fn insert(&mut self, entry: (MonoUs, BoundHold)) {
+        if self.newest.len() == MAX_NEWEST {
+            self.others.extend(self.newest.drain(..));
+        }
+        let before = self.newest.iter().rposition(|other| *other < entry);
+        self.newest.insert(before.map_or(0, |index| index + 1), entry);
+    }
+
+    fn remove(&mut self, lock: LockIdx, owner: &Owner, at: MonoUs) {
+        let is_same =
+            |entry: &(MonoUs, BoundHold)| entry.0 == at && entry.1 .0 == lock && entry.1 .1 == *owner;
+        match self.newest.iter().rposition(is_same) {
+            Some(index) => drop(self.newest.remove(index)),
+            None => drop(self.others.take(&(at, (lock, owner.clone())))),
         }
     }
 
     /// The earliest time.
     pub(super) fn first(&self) -> Option<MonoUs> {
-        self.0.first().map(|(at, _)| *at)
+        let time = |(at, _): &(MonoUs, BoundHold)| *at;
+        earlier(self.newest.first().map(time), self.others.first().map(time))
     }
 
     /// Removes and returns the hold with the earliest time, if that time is at most `by`.
     pub(super) fn pop_due(&mut self, by: MonoUs) -> Option<BoundHold> {
-        self.0.first().filter(|(at, _)| *at <= by)?;
-        self.0.pop_first().map(|(_, hold)| hold)
+        let (at, hold) = self.iter().next().filter(|(at, _)| *at <= by)?.clone();
+        self.remove(hold.0, &hold.1, at);
+        Some(hold)
     }
 
     /// Iterates over all entries, ordered by time.
     pub(super) fn iter(&self) -> impl Iterator<Item = &(MonoUs, BoundHold)> {
-        self.0.iter()
+        let (mut newest, mut others) = (self.newest.iter().peekable(), self.others.iter().peekable());
+        std::iter::from_fn(move || match (newest.peek(), others.peek()) {
+            (Some(one), Some(other)) if one > other => others.next(),
+            (Some(_), _) => newest.next(),
+            (None, _) => others.next(),
+        })
     }
 
     pub(super) fn clear(&mut self) {
-        self.0.clear();
+        *self = HoldSchedule::default();
     }
 
     pub(super) fn len(&self) -> usize {
-        self.0.len()
+        self.newest.len() + self.others.len()
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.newest.is_empty() && self.others.is_empty()
     }
 }
 
@@ -201,7 +235,25 @@ impl HoldsByConnection {
 
 #[cfg(test)]
 mod tests {
-    use super::{LockIdx, LockMap};
+    use super::{HoldSchedule, LockIdx, LockMap, Owner};
+
+    #[test]
+    fn a_schedule_is_ordered_by_time() {
+        let mut schedule = HoldSchedule::default();
+        let (lock, owner) = (LockIdx::nth(1), Owner::new(b"a"));
+        let times = (0..100).map(|number| number * 37 % 100);
+        times.clone().for_each(|at| schedule.plan(lock, &owner, None, Some(at)));
+        times.clone().filter(|at| at % 3 == 0).for_each(|at| schedule.plan(lock, &owner, Some(at), None));
+        let left: Vec<u64> = (0..100).filter(|at| at % 3 > 0).collect();
+        assert!(schedule.iter().map(|(at, _)| *at).eq(left.iter().copied()));
+        assert_eq!((schedule.len(), schedule.first()), (left.len(), Some(1)));
+        for _ in &left[..50] {
+            assert_eq!(schedule.pop_due(left[49]).map(|hold| hold.0), Some(lock));
+        }
+        assert_eq!((schedule.pop_due(left[49]), schedule.first()), (None, Some(left[50])));
+        left[50..].iter().for_each(|at| schedule.plan(lock, &owner, Some(*at), None));
+        assert!(schedule.is_empty());
+    }
 
     #[test]
     fn removed_locks_leave_the_others_in_place() {
