@@ -159,6 +159,7 @@ impl<S: Default> LockTable<S> {
             Some(Named { id: LockId { db: lock.db, key: key.clone() }, ready: None, state: S::default() });
         let idx = LockIdx { slot, generation: place.generation };
         self.names.entry(lock.db).or_default().insert(key, idx);
+        self.last.set(Some(idx));
         self.most = self.most.max(self.len());
         idx
     }
