@@ -68,20 +68,16 @@ impl LockManager {
     /// Time until the next [`tick`](LockManager::tick), in milliseconds; `None` if none is needed.
     pub(crate) fn next_wakeup(&self, now: Now, may_write: bool) -> Option<u64> {
         let parts = &self.parts;
+        if !parts.notices.is_empty() || !parts.ending_connections.is_empty() || parts.sessions.any_ending() {
+            return Some(0);
+        }
         let until = |at: MonoUs| at.saturating_sub(now.mono).div_ceil(1000);
         let without_writing = earlier(first_deadline(parts), parts.bindings.next_sweep()).map(until);
-        let is_ending = !parts.ending_connections.is_empty() || parts.sessions.any_ending();
-        let is_at_once = !parts.notices.is_empty() || is_ending;
-        let without_writing = if is_at_once { Some(0) } else { without_writing };
-        let searches = parts.searches.next().map(until);
-        let searches = if may_write { searches } else { searches.map(|ms| ms.max(PAUSE_RETRY_MS)) };
-        let without_writing = earlier(without_writing, searches);
-        if parts.table.any_ready() {
-            return earlier(without_writing, Some(if may_write { 0 } else { PAUSE_RETRY_MS }));
-        }
+        let ready = parts.table.any_ready().then_some(now.mono);
         let planned = earlier(parts.bindings.next_renewal(), parts.windows.first());
         let planned = earlier(planned, end_of_quarantine(parts));
-        let planned = earlier(planned, parts.sessions.next_check()).map(until);
+        let planned = earlier(planned, parts.sessions.next_check());
+        let planned = earlier(planned, earlier(ready, parts.searches.next())).map(until);
         // At least 1: the server decides by a cached clock, so a key may outlive its lease.
         let lease = parts.leases.first();
         let lease = lease.map(|end| end.saturating_sub(now.wall).saturating_add(1).max(1).unsigned_abs());

@@ -32,7 +32,9 @@ pub(in crate::core) struct Held {
 impl Held {
     /// Removes the owner's hold of a lock. Returns whether none is left.
     pub(super) fn remove(&mut self, lock: LockIdx, owner: &Owner) -> bool {
-        self.holds.retain(|hold| hold.lock != lock || hold.owner != *owner);
+        if let Some(at) = self.holds.iter().position(|hold| hold.lock == lock && hold.owner == *owner) {
+            self.holds.remove(at);
+        }
         self.holds.is_empty()
     }
 }
