@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: MIT
+"""What locks of threads and of asyncio have in common: a session for each node, and the verbs."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import socket
+import uuid
+import weakref
+from time import monotonic
+from typing import Any, Callable, Dict, List, Optional
+
+from redis.exceptions import RedisError
+
+from . import errors
+from ._io import Io, Node
+from ._request import Request
+from ._session import HELD, OVER, Acquire, Mutex, Options, Owner, Session
+from .errors import Busy, Cancelled, Deadlock, Lost, Misuse, Moved, TimedOut, Unavailable
+
+# Ends of a wait that are final. After all others, the wait continues with a new number.
+FINAL = {"deadlock": Deadlock, "noreplicas": Unavailable, "refused": Misuse}
+
+
+class Core:
+    def __init__(
+        self,
+        client: Any,
+        io_class: Callable[[Node, float], Io],
+        owners: Any,
+        owner: Callable[["Core"], Owner],
+        options: Options,
+    ) -> None:
+        if not 0 <= options.grace <= options.ttl:
+            raise Misuse("grace must be at least 0, and at most ttl")
+        self.client, self.io_class, self.options = client, io_class, options
+        # The owners of threads or tasks, and the way to find that of the calling one.
+        self.owners, self._owner = owners, owner
+        self._sessions: Dict[str, Session] = {}
+        self._last_owner = 0
+        self.closed = False
+        cores.add(self)
+
+    def new_owner(self) -> Owner:
+        self._last_owner += 1
+        return Owner(f"{self.options.name}:{self._last_owner}".encode())
+
+    async def session_of(self, key: bytes) -> Session:
+        """The session on the node that serves this key."""
+        if self.closed:
+            raise Misuse("the locks are closed; make new ones")
+        session = self._sessions.get("") or await self._session_at(await self._node_of(key))
+        return session
+
+    async def _session_at(self, node: Node) -> Session:
+        session = self._sessions.get(node.name)
+        if session is None:
+            options = self.options
+            session = self._sessions.setdefault(node.name, Session(self.io_class(node, options.patience), options, self._adopt))
+        return session
+
+    async def _node_of(self, key: bytes) -> Node:
+        pool = getattr(self.client, "connection_pool", None)
+        if pool is not None:
+            return Node("", pool.connection_class, pool.connection_kwargs)
+        if not hasattr(self.client, "get_node_from_key"):
+            raise Misuse(f"{type(self.client).__name__} is no client of redis-py")
+        if inspect.iscoroutinefunction(self.client.initialize):
+            await self.client.initialize()
+        node = self.client.get_node_from_key(key)
+        if hasattr(node, "connection_kwargs"):
+            return Node(node.name, node.connection_class, node.connection_kwargs)
+        pool = self.client.get_redis_connection(node).connection_pool
+        return Node(node.name, pool.connection_class, pool.connection_kwargs)
+
+    async def _refresh(self) -> None:
+        """Asks the cluster which node serves which slot."""
+        update = self.client.nodes_manager.initialize()
+        if inspect.isawaitable(update):
+            await update
+
+    async def acquire(
+        self, request: Request, wait: Optional[float], on_ask: Optional[Callable[[Session, Acquire], None]] = None
+    ) -> Optional[Acquire]:
+        """The hold, or None if the limit of the wait is over. `on_ask` gets each acquire that may wait."""
+        began, outcome = monotonic(), "granted"
+        try:
+            hold = await self._acquire(request, wait, on_ask)
+            if hold is None:
+                outcome = Busy.kind if wait == 0 else TimedOut.kind
+            return hold
+        except BaseException as error:
+            outcome = getattr(error, "kind", Cancelled.kind)
+            raise
+        finally:
+            self.options.notify(request.label, "waited", outcome, monotonic() - began)
+
+    async def _acquire(
+        self, request: Request, wait: Optional[float], on_ask: Optional[Callable[[Session, Acquire], None]]
+    ) -> Optional[Acquire]:
+        while True:
+            began = monotonic()
+            asked = Acquire(request, self._owner(self) if request.owner is None else Owner(request.owner), wait)
+            await self._ask(asked, on_ask)
+            if asked.state is HELD:
+                return await self._checked(asked)
+            if asked.reason == "timeout":
+                return None
+            if asked.reason in FINAL:
+                raise FINAL[asked.reason](f"{request.name}: the wait ended ({asked.reason})")
+            if wait:
+                wait = max(0.001, wait - (monotonic() - began))
+
+    async def _ask(self, asked: Acquire, on_ask: Optional[Callable[[Session, Acquire], None]] = None) -> None:
+        session = await self.session_of(asked.request.keys[0])
+        try:
+            if on_ask is not None:
+                on_ask(session, asked)
+            await session.ask(asked)
+        except BaseException as error:
+            await session.io.finish(session.cancel(asked))
+            if not isinstance(error, Moved):
+                raise
+            await self._refresh()
+
+    async def _checked(self, hold: Acquire) -> Acquire:
+        assert hold.at is not None
+        if hold.holds > 1 and not hold.request.reentrant:
+            await hold.at.session.release(hold)
+            raise Deadlock(f"{hold.request.name}: this owner has the lock already; release it first, or use reentrant=True")
+        lease = hold.request.lease
+        if lease is not None and hold.lease_ends - monotonic() < lease / 2:
+            # The grant waited for the reader, and its lease was running.
+            await hold.at.session.renew(hold, lease)
+        return hold
+
+    async def attach(self, request: Request, ticket: str) -> Acquire:
+        owner, _, rest = ticket.partition("|")
+        m, _, giver = rest.partition("|")
+        if not m.isdecimal():
+            raise Misuse("the ticket was not made by hand_over()")
+        asked = Acquire(request, Owner(bytes.fromhex(owner)), source=("FROM", giver, int(m)))
+        await self._ask(asked)
+        if asked.state is not HELD:
+            raise asked.lost()
+        return asked
+
+    def ticket(self, hold: Acquire) -> str:
+        """Lets another process take the hold over. Until then, this process renews it, and does not release it."""
+        if hold.is_lost() or hold.state is not HELD:
+            raise hold.lost()
+        if hold.request.several:
+            raise Misuse("several locks cannot be handed over together")
+        hold.handed_over = hold.owner.retired = True
+        assert hold.at is not None
+        return f"{hold.owner.name.hex()}|{hold.at.n}|{self.options.name}"
+
+    async def _adopt(self, holds: List[Acquire]) -> None:
+        """Declares holds on the nodes that serve their slots now."""
+        await self._refresh()
+        for hold in holds:
+            await (await self.session_of(hold.request.keys[0])).adopt(hold)
+
+    async def wait_lost(self, hold: Acquire, timeout: float) -> bool:
+        until = monotonic() + timeout
+        while hold.state is HELD and not hold.is_lost() and monotonic() < until and hold.at is not None:
+            if hold.changed is None:
+                hold.changed = hold.at.session.io.signal()
+            hold.changed.clear()
+            if hold.state is HELD:
+                await hold.changed.wait(min(until, hold.lease_ends) - monotonic())
+        return hold.is_lost()
+
+    async def execute(self, *words: Any) -> Any:
+        """A command with the user's own client, so with its encodings and hooks."""
+        try:
+            reply = self.client.execute_command(*words)
+            return await reply if inspect.isawaitable(reply) else reply
+        except (RedisError, OSError) as error:
+            raise errors.of(error) from error
+
+    async def query(self, key: bytes) -> Optional[Dict[str, Any]]:
+        reply = await self.execute("LOCK.INFO", key)
+        if reply is None:
+            return None
+        info = _as_dict(reply)
+        return {**info, "holders": [_as_dict(holder) for holder in info["holders"]]}
+
+    async def close(self) -> None:
+        self.closed = True
+        for session in list(self._sessions.values()):
+            await session.close()
+
+    def leave(self) -> None:
+        """Ends the sessions soon. Called by the garbage collector, so it does not lock."""
+        self.closed = True
+        for session in list(self._sessions.values()):
+            session.closed = True
+
+    def forget(self) -> None:
+        """R17: a forked child has no hold and no connection of its parent."""
+        for session in self._sessions.values():
+            session.mutex = Mutex(self.options)
+            session.closed = True
+            for acquire in session.numbers.values():
+                acquire.state, acquire.reason = OVER, "forked"
+        self._sessions, self.owners = {}, type(self.owners)()
+        self.options = self.options._replace(name=default_name())
+
+
+cores: "weakref.WeakSet[Core]" = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for core in list(cores):
+        core.forget()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _as_dict(reply: Any) -> Dict[str, Any]:
+    """A map is a list in RESP2, and its keys are bytes unless the user's client decodes them."""
+    pairs = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2])
+    return {key.decode() if isinstance(key, bytes) else key: value for key, value in pairs}
+
+
+def default_name() -> str:
+    return f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4().hex[:8]}"
+

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: MIT
+"""Each call suspends the task that makes it."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Any, Callable, Coroutine, List, Optional, Sequence, Set
+
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError, ResponseError
+
+from . import errors
+from ._io import Io, Node
+from ._io import Signal as AnySignal
+from ._request import Words
+from .errors import Misuse
+
+
+class Signal:
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+        self.set, self.clear = self._event.set, self._event.clear
+
+    async def wait(self, timeout: Optional[float]) -> bool:
+        try:
+            await asyncio.wait_for(self._event.wait(), timeout)
+        except asyncio.TimeoutError:
+            return False
+        return True
+
+
+class Tasks(Io):
+    def __init__(self, node: Node, patience: float) -> None:
+        super().__init__(node, patience)
+        self._loop = asyncio.get_running_loop()
+        self._task: "Optional[asyncio.Task[None]]" = None
+        self._finishing: "Set[asyncio.Task[None]]" = set()
+
+    def connection(self) -> Any:
+        return self.node.connection(Retry(NoBackoff(), 0), self.patience)
+
+    async def exchange(self, connection: Any, calls: Sequence[Words], timeout: float) -> List[Any]:
+        if asyncio.get_running_loop() is not self._loop:
+            raise Misuse("these locks belong to another event loop; make new ones in this one")
+        replies: List[Any] = []
+        try:
+            await connection.connect()
+            if len(calls) == 1:
+                await connection.send_command(*calls[0], check_health=False)
+            else:
+                await connection.send_packed_command(connection.pack_commands(calls), check_health=False)
+            for _ in calls:
+                try:
+                    replies.append(await connection.read_response(timeout=timeout))
+                except ResponseError as error:
+                    replies.append(errors.of(error))
+            return replies
+        except (RedisError, OSError) as error:
+            await connection.disconnect(nowait=True)
+            raise errors.of(error) from error
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
+
+    async def disconnect(self, connection: Any) -> None:
+        await connection.disconnect(nowait=True)
+
+    def signal(self) -> AnySignal:
+        return Signal()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def finish(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._finishing.add(task)
+        task.add_done_callback(self._finishing.discard)
+        with suppress(asyncio.CancelledError):
+            await asyncio.shield(task)
+
+    def start(self, reader: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._task = asyncio.ensure_future(reader())
+
+    async def join(self) -> None:
+        if self._task is not None and self._task is not asyncio.current_task():
+            await asyncio.wait({self._task, *self._finishing})
