@@ -130,7 +130,7 @@ class BaseLocks(Generic[L]):
     """
 
     _lock_class: Type[L]
-    _io_class: Callable[[Node, float], Io]
+    _io_class: Callable[[Node], Io]
     _owners_class: Callable[[], Any]
 
     def __init__(

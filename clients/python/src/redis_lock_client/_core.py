@@ -27,7 +27,7 @@ class Core:
     def __init__(
         self,
         client: Any,
-        io_class: Callable[[Node, float], Io],
+        io_class: Callable[[Node], Io],
         owners: Any,
         owner: Callable[["Core"], Owner],
         options: Options,
@@ -57,7 +57,7 @@ class Core:
         session = self._sessions.get(node.name)
         if session is None:
             options = self.options
-            session = self._sessions.setdefault(node.name, Session(self.io_class(node, options.patience), options, self._adopt))
+            session = self._sessions.setdefault(node.name, Session(self.io_class(node), options, self._adopt))
         return session
 
     async def _node_of(self, key: bytes) -> Node:

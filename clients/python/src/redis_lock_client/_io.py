@@ -13,6 +13,8 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from ._request import Words
 from .errors import LockError, Transient
 
+# Limit for one call without a reply. Then it is repeated on another connection.
+CALL_TIMEOUT = 2.0
 # Settings that belong to the pool of the user's connections.
 UNUSED = ("maint_notifications", "orig_", "event_dispatcher", "response_callbacks")
 
@@ -23,12 +25,12 @@ class Node(NamedTuple):
     connection_class: Any
     settings: Dict[str, Any]
 
-    def connection(self, retry: Any, timeout: float) -> Any:
-        """A new connection of redis-py with the user's settings. Repetitions and time limits are this package's own affair."""
+    def connection(self, retry: Any) -> Any:
+        """A new connection of redis-py with the user's settings. Only repetitions and time limits are this package's own."""
         settings = {name: value for name, value in self.settings.items() if not name.startswith(UNUSED)}
-        settings.update(decode_responses=False, health_check_interval=0, retry=retry, retry_on_error=[], socket_timeout=timeout)
+        settings.update(decode_responses=False, health_check_interval=0, retry=retry, retry_on_error=[], socket_timeout=CALL_TIMEOUT)
         if "path" not in settings:
-            settings["socket_connect_timeout"] = min(settings.get("socket_connect_timeout") or timeout, timeout)
+            settings["socket_connect_timeout"] = min(settings.get("socket_connect_timeout") or CALL_TIMEOUT, CALL_TIMEOUT)
         return self.connection_class(**settings)
 
 
@@ -41,8 +43,8 @@ class Signal(Protocol):
 class Io:
     """The connections of a session: one for the reader, and as many others as calls are made at the same time."""
 
-    def __init__(self, node: Node, patience: float) -> None:
-        self.node, self.patience = node, patience
+    def __init__(self, node: Node) -> None:
+        self.node = node
         # The connections that carry no call, the last used one last.
         self._idle: List[Any] = []
         self._reader: Any = None

@@ -14,7 +14,7 @@ from collections import Counter
 from time import monotonic
 from typing import Any, Awaitable, Callable, Dict, List, NamedTuple, Optional, Tuple
 
-from ._io import Io, Signal
+from ._io import CALL_TIMEOUT, Io, Signal
 from ._request import Request, Words, milliseconds
 from .errors import Cancelled, Late, LockError, Lost, Misuse, Moved, NoSession, Transient, Unavailable
 
@@ -24,7 +24,7 @@ TTL, GRACE = 30.0, 3.0
 EVENTS_BLOCK = 1.0
 # Maximum number of events in a reply. A full reply confirms nothing (R2).
 EVENTS_COUNT = 1000
-# Limit for a call without a reply, and for a wait without a server.
+# Limit for a try or a release, and for a wait without a limit while no server answers.
 PATIENCE = 5.0
 # Extra time for the reply to a call that waits in the server.
 REPLY_GRACE = 1.0
@@ -155,7 +155,7 @@ class Session:
         self.io, self.options, self._adopt_elsewhere = io, options, adopt
         self.mutex = Mutex(options)
         self.id: Optional[bytes] = None
-        # Every hold of the previous session has been declared in this one (R3).
+        # Every hold of the previous session has been declared in this one (R3), and an EVENTS has confirmed them.
         self._is_up, self._up = False, io.signal()
         self._error: Optional[LockError] = None
         self._beat = self._seen = self._last_n = 0
@@ -253,14 +253,14 @@ class Session:
     ) -> Tuple[Any, Optional[Number], float]:
         """The reply to a call that may be sent again, as it has a number; that number; and the time when it was sent."""
         failing, sent = math.inf, 0.0
-        while acquire.state is state and acquire.error is None:
+        while acquire.state is state and (acquire.error is None or state is not ASKED):
             at = acquire.at
             session = self if at is None else at.session
             await session._until_up(give_up, patient=True)
             sent = monotonic()
             try:
                 if at is not None and at is acquire.at:
-                    reply = await session.io.call(words(at), min(self.options.patience, max(REPLY_GRACE, give_up - sent)))
+                    reply = await session.io.call(words(at), min(CALL_TIMEOUT, max(REPLY_GRACE, give_up - sent)))
                     return reply, at, sent
             except NoSession:
                 # The reader opens a new session, and declares the acquire there.
@@ -353,6 +353,9 @@ class Session:
                 if not self._is_up:
                     await self._open()
                 await self._poll()
+                if not self._is_up:
+                    self._is_up = not self.closed
+                    self._up.set()
                 await self._repeat_orphans()
                 failing, pause, self._error = math.inf, RETRY_PAUSE, None
                 continue
@@ -391,8 +394,6 @@ class Session:
                         self._enrol(acquire)
                         acquire.undeclared = True
         await self._declare([acquire for acquire in list(self.numbers.values()) if acquire.undeclared])
-        self._is_up = not self.closed
-        self._up.set()
 
     async def _declare(self, acquires: List[Acquire]) -> None:
         """R3, R6, R13: binds holds to this session, and unanswered acquires that were granted."""

@@ -32,14 +32,14 @@ class Signal:
 
 
 class Tasks(Io):
-    def __init__(self, node: Node, patience: float) -> None:
-        super().__init__(node, patience)
+    def __init__(self, node: Node) -> None:
+        super().__init__(node)
         self._loop = asyncio.get_running_loop()
         self._task: "Optional[asyncio.Task[None]]" = None
         self._finishing: "Set[asyncio.Task[None]]" = set()
 
     def connection(self) -> Any:
-        return self.node.connection(Retry(NoBackoff(), 0), self.patience)
+        return self.node.connection(Retry(NoBackoff(), 0))
 
     async def exchange(self, connection: Any, calls: Sequence[Words], timeout: float) -> List[Any]:
         if asyncio.get_running_loop() is not self._loop:
@@ -47,13 +47,15 @@ class Tasks(Io):
         replies: List[Any] = []
         try:
             await connection.connect()
+            # With a time-out as its argument, read_response would return None, which is a reply, too.
+            connection.socket_timeout = timeout
             if len(calls) == 1:
                 await connection.send_command(*calls[0], check_health=False)
             else:
                 await connection.send_packed_command(connection.pack_commands(calls), check_health=False)
             for _ in calls:
                 try:
-                    replies.append(await connection.read_response(timeout=timeout))
+                    replies.append(await connection.read_response())
                 except ResponseError as error:
                     replies.append(errors.of(error))
             return replies

@@ -13,7 +13,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
 from . import errors
-from ._io import Io, Node
+from ._io import CALL_TIMEOUT, Io, Node
 from ._io import Signal as AnySignal
 from ._request import Words
 
@@ -40,12 +40,12 @@ class Signal:
 
 
 class Threads(Io):
-    def __init__(self, node: Node, patience: float) -> None:
-        super().__init__(node, patience)
+    def __init__(self, node: Node) -> None:
+        super().__init__(node)
         self._thread: Optional[threading.Thread] = None
 
     def connection(self) -> Any:
-        return self.node.connection(Retry(NoBackoff(), 0), self.patience)
+        return self.node.connection(Retry(NoBackoff(), 0))
 
     async def exchange(self, connection: Any, calls: Sequence[Words], timeout: float) -> List[Any]:
         replies: List[Any] = []
@@ -56,7 +56,7 @@ class Threads(Io):
             else:
                 connection.send_packed_command(connection.pack_commands(calls), check_health=False)
             for _ in calls:
-                if timeout < self.patience and not connection.can_read(timeout):
+                if timeout < CALL_TIMEOUT and not connection.can_read(timeout):
                     raise RedisTimeoutError(f"no reply within {timeout:.3g} s")
                 try:
                     replies.append(connection.read_response())
