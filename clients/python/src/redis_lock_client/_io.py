@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from typing import Any, Callable, Coroutine, Dict, List, NamedTuple, Optional, Protocol, Sequence
 
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from . import errors
 from ._request import Words
 from .errors import LockError, Transient
 
@@ -58,14 +61,15 @@ class Io:
 
     async def batch(self, calls: Sequence[Words], timeout: float) -> List[Any]:
         """The replies to calls in one round trip, over any connection. Errors of the server are elements of the list."""
+        self.check_caller()
         while True:
             is_new = not self._idle
             try:
                 connection = self._idle.pop()
             except IndexError:
-                connection = self.connection()
+                connection = self._connection()
             try:
-                replies = await self.exchange(connection, calls, timeout)
+                replies = await self._exchange(connection, calls, timeout)
             except Transient as error:
                 if is_new or isinstance(error.__cause__, RedisTimeoutError):
                     raise
@@ -73,39 +77,67 @@ class Io:
                 continue
             self._idle.append(connection)
             if any(is_demoted(reply) for reply in replies):
-                await self.disconnect_idle()
+                await self._disconnect_idle()
             return replies
 
     async def read(self, words: Words, timeout: float) -> Any:
         """The reply to a call over the reader's connection. Raises errors of `errors`."""
-        self._reader = self._reader or self.connection()
-        [reply] = await self.exchange(self._reader, [words], timeout)
+        self._reader = self._reader or self._connection()
+        [reply] = await self._exchange(self._reader, [words], timeout)
         if is_demoted(reply):
-            await self.disconnect(self._reader)
+            await self.result(self._reader.disconnect())
         if isinstance(reply, LockError):
             raise reply
         return reply
+
+    def _connection(self) -> Any:
+        return self.node.connection(self.retry_class(NoBackoff(), 0))
+
+    async def _exchange(self, connection: Any, calls: Sequence[Words], timeout: float) -> List[Any]:
+        replies: List[Any] = []
+        try:
+            await self.result(connection.connect())
+            if len(calls) == 1:
+                await self.result(connection.send_command(*calls[0], check_health=False))
+            else:
+                await self.result(connection.send_packed_command(connection.pack_commands(calls), check_health=False))
+            for _ in calls:
+                self.await_reply(connection, timeout)
+                try:
+                    replies.append(await self.result(connection.read_response()))
+                except ResponseError as error:
+                    replies.append(errors.of(error))
+            return replies
+        except BaseException as error:
+            await self.result(connection.disconnect())
+            if isinstance(error, (RedisError, OSError)):
+                raise errors.of(error) from error
+            raise
 
     async def close(self) -> None:
         """Waits until the reader has ended, and closes all connections."""
         await self.join()
         if self._reader is not None:
-            await self.disconnect(self._reader)
-        await self.disconnect_idle()
+            await self.result(self._reader.disconnect())
+        await self._disconnect_idle()
 
-    async def disconnect_idle(self) -> None:
+    async def _disconnect_idle(self) -> None:
         while self._idle:
-            await self.disconnect(self._idle.pop())
+            await self.result(self._idle.pop().disconnect())
 
     # What threads and asyncio do in their own way.
 
-    def connection(self) -> Any:
+    retry_class: Any
+
+    def check_caller(self) -> None:
+        """Raises `Misuse` in an event loop to which the connections do not belong."""
+
+    async def result(self, call: Any) -> Any:
+        """The result of a method of redis-py, which blocks or returns a coroutine."""
         raise NotImplementedError
 
-    async def exchange(self, connection: Any, calls: Sequence[Words], timeout: float) -> List[Any]:
-        raise NotImplementedError
-
-    async def disconnect(self, connection: Any) -> None:
+    def await_reply(self, connection: Any, timeout: float) -> None:
+        """Limits the time of the next reply."""
         raise NotImplementedError
 
     def signal(self) -> Signal:

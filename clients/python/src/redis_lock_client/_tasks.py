@@ -5,16 +5,12 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import Any, Callable, Coroutine, List, Optional, Sequence, Set
+from typing import Any, Callable, Coroutine, Optional, Set
 
 from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import RedisError, ResponseError
 
-from . import errors
 from ._io import Io, Node
 from ._io import Signal as AnySignal
-from ._request import Words
 from .errors import Misuse
 
 
@@ -32,42 +28,24 @@ class Signal:
 
 
 class Tasks(Io):
+    retry_class = Retry
+
     def __init__(self, node: Node) -> None:
         super().__init__(node)
         self._loop = asyncio.get_running_loop()
         self._task: "Optional[asyncio.Task[None]]" = None
         self._finishing: "Set[asyncio.Task[None]]" = set()
 
-    def connection(self) -> Any:
-        return self.node.connection(Retry(NoBackoff(), 0))
-
-    async def exchange(self, connection: Any, calls: Sequence[Words], timeout: float) -> List[Any]:
+    def check_caller(self) -> None:
         if asyncio.get_running_loop() is not self._loop:
             raise Misuse("these locks belong to another event loop; make new ones in this one")
-        replies: List[Any] = []
-        try:
-            await connection.connect()
-            # With a time-out as its argument, read_response would return None, which is a reply, too.
-            connection.socket_timeout = timeout
-            if len(calls) == 1:
-                await connection.send_command(*calls[0], check_health=False)
-            else:
-                await connection.send_packed_command(connection.pack_commands(calls), check_health=False)
-            for _ in calls:
-                try:
-                    replies.append(await connection.read_response())
-                except ResponseError as error:
-                    replies.append(errors.of(error))
-            return replies
-        except (RedisError, OSError) as error:
-            await connection.disconnect(nowait=True)
-            raise errors.of(error) from error
-        except BaseException:
-            await connection.disconnect(nowait=True)
-            raise
 
-    async def disconnect(self, connection: Any) -> None:
-        await connection.disconnect(nowait=True)
+    async def result(self, call: Any) -> Any:
+        return await call
+
+    def await_reply(self, connection: Any, timeout: float) -> None:
+        # With a time-out as its argument, read_response would return None, which is a reply, too.
+        connection.socket_timeout = timeout
 
     def signal(self) -> AnySignal:
         return Signal()

@@ -5,17 +5,13 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any, Callable, Coroutine, List, Optional, Sequence, TypeVar
+from typing import Any, Callable, Coroutine, Optional, TypeVar
 
-from redis.backoff import NoBackoff
-from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
-from . import errors
 from ._io import CALL_TIMEOUT, Io, Node
 from ._io import Signal as AnySignal
-from ._request import Words
 
 T = TypeVar("T")
 
@@ -40,38 +36,18 @@ class Signal:
 
 
 class Threads(Io):
+    retry_class = Retry
+
     def __init__(self, node: Node) -> None:
         super().__init__(node)
         self._thread: Optional[threading.Thread] = None
 
-    def connection(self) -> Any:
-        return self.node.connection(Retry(NoBackoff(), 0))
+    async def result(self, call: Any) -> Any:
+        return call
 
-    async def exchange(self, connection: Any, calls: Sequence[Words], timeout: float) -> List[Any]:
-        replies: List[Any] = []
-        try:
-            connection.connect()
-            if len(calls) == 1:
-                connection.send_command(*calls[0], check_health=False)
-            else:
-                connection.send_packed_command(connection.pack_commands(calls), check_health=False)
-            for _ in calls:
-                if timeout < CALL_TIMEOUT and not connection.can_read(timeout):
-                    raise RedisTimeoutError(f"no reply within {timeout:.3g} s")
-                try:
-                    replies.append(connection.read_response())
-                except ResponseError as error:
-                    replies.append(errors.of(error))
-            return replies
-        except (RedisError, OSError) as error:
-            connection.disconnect()
-            raise errors.of(error) from error
-        except BaseException:
-            connection.disconnect()
-            raise
-
-    async def disconnect(self, connection: Any) -> None:
-        connection.disconnect()
+    def await_reply(self, connection: Any, timeout: float) -> None:
+        if timeout < CALL_TIMEOUT and not connection.can_read(timeout):
+            raise RedisTimeoutError(f"no reply within {timeout:.3g} s")
 
     def signal(self) -> AnySignal:
         return Signal()
