@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import socket
 import uuid
@@ -99,40 +100,47 @@ class Core:
     async def _acquire(
         self, request: Request, wait: Optional[float], on_ask: Optional[Callable[[Session, Acquire], None]]
     ) -> Optional[Acquire]:
+        started = monotonic()
+        until = math.inf if wait is None else started + wait
         while True:
-            began = monotonic()
-            asked = Acquire(request, self._owner(self) if request.owner is None else Owner(request.owner), wait)
-            await self._ask(asked, on_ask)
-            if asked.state is HELD:
-                return await self._checked(asked)
+            owner = self._owner(self) if request.owner is None else Owner(request.owner)
+            asked = Acquire(request, owner, wait if not wait else max(0.001, until - monotonic()))
+            try:
+                await self._ask(asked, on_ask)
+                if asked.state is HELD:
+                    return await self._checked(asked)
+            except Moved:
+                if monotonic() >= (until if wait else started + self.options.patience):
+                    raise
+                await self._refresh()
             if asked.reason == "timeout":
                 return None
             if asked.reason in FINAL:
                 raise FINAL[asked.reason](f"{request.name}: the wait ended ({asked.reason})")
-            if wait:
-                wait = max(0.001, wait - (monotonic() - began))
 
     async def _ask(self, asked: Acquire, on_ask: Optional[Callable[[Session, Acquire], None]] = None) -> None:
+        """Ends the acquire if it fails in any way."""
         session = await self.session_of(asked.request.keys[0])
         try:
             if on_ask is not None:
                 on_ask(session, asked)
             await session.ask(asked)
-        except BaseException as error:
-            await session.io.finish(session.cancel(asked))
-            if not isinstance(error, Moved):
+            lease = asked.request.lease
+            if asked.state is HELD and lease is not None and asked.lease_ends - monotonic() < lease / 2:
+                # The grant was on its way, and its lease was running.
+                await session.renew(asked, lease)
+        except Lost:
+            if asked.source:
                 raise
-            await self._refresh()
+        except BaseException:
+            await session.io.finish(session.cancel(asked))
+            raise
 
     async def _checked(self, hold: Acquire) -> Acquire:
         assert hold.at is not None
         if hold.holds > 1 and not hold.request.reentrant:
             await hold.at.session.release(hold)
             raise Deadlock(f"{hold.request.name}: this owner has the lock already; release it first, or use reentrant=True")
-        lease = hold.request.lease
-        if lease is not None and hold.lease_ends - monotonic() < lease / 2:
-            # The grant waited for the reader, and its lease was running.
-            await hold.at.session.renew(hold, lease)
         return hold
 
     async def attach(self, request: Request, ticket: str) -> Acquire:

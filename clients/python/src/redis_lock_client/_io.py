@@ -129,6 +129,10 @@ class Io:
 
     retry_class: Any
 
+    def is_reader(self) -> bool:
+        """Whether a listener makes the call, in the reader."""
+        return False
+
     def check_caller(self) -> None:
         """Raises `Misuse` in an event loop to which the connections do not belong."""
 

@@ -173,6 +173,8 @@ class Session:
 
     async def ask(self, asked: Acquire) -> None:
         """Returns when the acquire has been granted or is over. After an error it may still be granted, so end it."""
+        if self.io.is_reader():
+            raise Misuse("a listener must not acquire locks; use another thread")
         give_up = asked.began + self.options.patience if asked.is_try or asked.source else asked.until + REPLY_GRACE
         await self._until_up(give_up, patient=not asked.is_try)
         with self.mutex:
@@ -188,7 +190,7 @@ class Session:
         if asked.changed is not None and not await asked.changed.wait(_left(give_up)):
             raise Unavailable(f"{asked.request.name}: the server does not answer; try again")
         if asked.error is not None:
-            raise asked.error
+            raise type(asked.error)(str(asked.error))
 
     def interrupt(self, asked: Acquire, error: LockError) -> None:
         """Ends a wait from another thread."""
@@ -199,7 +201,7 @@ class Session:
     async def end(self, acquire: Acquire, verb: str, patience: float) -> None:
         """Releases exactly this hold, or cancels an acquire in any state. The reader continues an attempt that fails."""
         with self.mutex:
-            if acquire.state in (ENDING, OVER) or acquire.handed_over:
+            if acquire.state is OVER or acquire.verb == CANCEL or acquire.handed_over:
                 return
             if acquire.at is None or acquire.state is ASKED and acquire.at.id != self.id:
                 return self._over(acquire, REASONS[verb])
@@ -222,7 +224,7 @@ class Session:
 
     async def release(self, hold: Acquire) -> None:
         if not hold.is_lost():
-            await self.end(hold, RELEASE, self.options.patience)
+            await self.end(hold, RELEASE, 0.0 if self.io.is_reader() else self.options.patience)
         if hold.is_lost():
             raise hold.lost()
 
@@ -251,8 +253,11 @@ class Session:
     async def _repeat(
         self, acquire: Acquire, state: str, words: Callable[[Number], Words], give_up: float
     ) -> Tuple[Any, Optional[Number], float]:
-        """The reply to a call that may be sent again, as it has a number; that number; and the time when it was sent."""
-        failing, sent = math.inf, 0.0
+        """The reply to a call that may be sent again, as it has a number; that number; and the time of the first attempt.
+
+        A lease counts from the first attempt, as that one may have succeeded.
+        """
+        failing, first = math.inf, math.inf
         while acquire.state is state and (acquire.error is None or state is not ASKED):
             at = acquire.at
             session = self if at is None else at.session
@@ -260,8 +265,9 @@ class Session:
             sent = monotonic()
             try:
                 if at is not None and at is acquire.at:
+                    first = min(first, sent)
                     reply = await session.io.call(words(at), min(CALL_TIMEOUT, max(REPLY_GRACE, give_up - sent)))
-                    return reply, at, sent
+                    return reply, at, first
             except NoSession:
                 # The reader opens a new session, and declares the acquire there.
                 await self.io.sleep(RETRY_PAUSE)
@@ -270,7 +276,7 @@ class Session:
                 if monotonic() >= (give_up if give_up < math.inf else failing + self.options.patience):
                     raise
                 await self.io.sleep(RETRY_PAUSE)
-        return 0, None, sent
+        return 0, None, first
 
     async def _until_up(self, give_up: float, patient: bool) -> None:
         if not self._started:
@@ -283,7 +289,7 @@ class Session:
                 raise Cancelled("the locks are closed; make new ones")
             error = self._error
             if error is not None and not (patient and give_up < math.inf and isinstance(error, Transient)):
-                raise error
+                raise type(error)(str(error))
             if not await self._up.wait(_left(give_up)) and monotonic() >= give_up:
                 raise Unavailable("no connection to the server; try again")
 
@@ -317,8 +323,9 @@ class Session:
         """The acquire neither waits nor holds any longer."""
         was_held = acquire.state is HELD or acquire.verb == RELEASE
         acquire.state, acquire.reason = OVER, reason
-        self.numbers.pop(self._n(acquire), None)
-        self._unanswered.pop(self._n(acquire), None)
+        if acquire.at is not None:
+            acquire.at.session.numbers.pop(acquire.at.n, None)
+            acquire.at.session._unanswered.pop(acquire.at.n, None)
         if was_held and not acquire.handed_over:
             self._notify(acquire, "held", "released" if reason == "released" else "lost")
         self._signal(acquire)
@@ -330,10 +337,10 @@ class Session:
 
     def _lose(self, acquire: Acquire, reason: str) -> None:
         """Ends a hold here, and leaves to the reader to cancel by its number what the server may still have of it."""
-        at = acquire.at
         self._over(acquire, reason)
         rest = Acquire(acquire.request, acquire.owner)
-        rest.at, rest.state, rest.verb = at, ENDING, CANCEL
+        rest.at, rest.state, rest.verb = acquire.at, ENDING, CANCEL
+        self._unanswered[self._n(rest)] = rest
         self._orphans.append(rest)
 
     def _signal(self, acquire: Acquire) -> None:
@@ -441,7 +448,7 @@ class Session:
 
     async def _poll(self) -> None:
         """One LOCK.EVENTS: heartbeat, acknowledgement and events. The first one after a failure does not wait."""
-        block = min(EVENTS_BLOCK, self.options.grace / 3) if self._polled else 0.0
+        block = min(EVENTS_BLOCK, (self.options.grace or self.options.ttl) / 3) if self._polled else 0.0
         with self.mutex:
             done = min(self._unanswered, default=self._last_n + 1)
         sent = monotonic()
@@ -457,13 +464,14 @@ class Session:
                     # The lease began after the previous reply, which did not have this event.
                     self._grant(acquire, rest[0], max(acquire.began, self._polled))
                     acquire.token = rest[1] if len(rest) > 1 else None
-                elif kind == b"lost" and rest[0] == b"moved" and acquire.state is HELD:
+                elif kind == b"lost" and rest[0] == b"moved" and acquire.state is not ASKED:
                     moved.append(self.numbers.pop(n))
+                    self._unanswered.pop(n, None)
                 elif kind == b"lost":
                     # Perhaps only one of several locks was lost.
                     (self._lose if acquire.request.several else self._over)(acquire, rest[0].decode())
-            self._polled = sent
             if len(events) < EVENTS_COUNT:
+                self._polled = sent
                 self._confirmed, self.safe_until = sent, sent + self.options.grace
                 self._set_jeopardy(False)
         if moved:

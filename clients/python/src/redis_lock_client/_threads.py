@@ -62,6 +62,9 @@ class Threads(Io):
         self._thread = threading.Thread(target=lambda: run(reader()), name="redis-lock", daemon=True)
         self._thread.start()
 
+    def is_reader(self) -> bool:
+        return self._thread is threading.current_thread()
+
     async def join(self) -> None:
-        if self._thread is not None and self._thread is not threading.current_thread():
+        if self._thread is not None and not self.is_reader():
             self._thread.join()
