@@ -33,7 +33,7 @@ class BaseHold:
 
     @property
     def token(self) -> Any:
-        """With `fence`, a number greater than those of all earlier grants: a list of numbers for several locks. Otherwise None."""
+        """With `fence`, a number greater than those of all earlier grants, or a list for several locks. Otherwise None."""
         return self._acquire.token
 
     @property
@@ -74,7 +74,9 @@ class BaseHold:
         return ("LOCK.GUARD", self.key, "OWNER", self.owner, *command)
 
     def __repr__(self) -> str:
-        state = "lost" if self.lost else "in jeopardy" if self._acquire.state is HELD and not self.valid_for() else self._acquire.state
+        state = "lost" if self.lost else self._acquire.state
+        if state is HELD and not self.valid_for():
+            state = "in jeopardy"
         return f"<{type(self).__qualname__} of {self._acquire.request.name}: {state}>"
 
     def __reduce__(self) -> Any:
