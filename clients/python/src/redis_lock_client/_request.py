@@ -37,7 +37,8 @@ def seconds(value: Optional[float], what: str, least: float = 0.001) -> Optional
 
 
 def milliseconds(value: float) -> int:
-    return max(1, math.ceil(value * 1000))
+    # Rounded first: 10.493 + 10.5 is a little more than 20.993.
+    return max(1, math.ceil(round(value * 1000, 3)))
 
 
 class Request:
