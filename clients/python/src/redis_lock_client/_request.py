@@ -58,6 +58,8 @@ class Request:
         owner: Optional[Name] = None,
         label: Optional[str] = None,
     ) -> None:
+        if not keys:
+            raise Misuse("a lock needs a key")
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
             raise Misuse("limit must be a positive integer")
         if lease is not None and max_hold is not None:
