@@ -51,9 +51,11 @@ class Tasks(Io):
                 await connection.send_command(*calls[0], check_health=False)
             else:
                 await connection.send_packed_command(connection.pack_commands(calls), check_health=False)
+            # With the argument `timeout`, a reply that is missing would be None, as a reply that is nil.
+            connection.socket_timeout = timeout
             for _ in calls:
                 try:
-                    replies.append(await connection.read_response(timeout=timeout))
+                    replies.append(await connection.read_response())
                 except ResponseError as error:
                     replies.append(errors.of(error))
             return replies
