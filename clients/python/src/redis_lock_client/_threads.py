@@ -56,7 +56,7 @@ class Threads(Io):
             else:
                 connection.send_packed_command(connection.pack_commands(calls), check_health=False)
             for _ in calls:
-                if timeout < self.patience and not connection.can_read(timeout):
+                if timeout != self.patience and not connection.can_read(timeout):
                     raise RedisTimeoutError(f"no reply within {timeout:.3g} s")
                 try:
                     replies.append(connection.read_response())
