@@ -127,7 +127,8 @@ class Lock(BaseLock):
         return bool(run(self._core.execute("LOCK.BREAK", self._request.keys[0])))
 
     def __enter__(self) -> Hold:
-        hold = self._scopes[threading.get_ident()] = self.acquire()
+        hold = self.acquire()
+        self._scopes.setdefault(threading.get_ident(), []).append(hold)
         return hold
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:

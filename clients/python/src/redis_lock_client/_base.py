@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from typing import Any, Callable, Dict, Generic, Optional, Type, TypeVar
+from typing import Any, Callable, Dict, Generic, List, Optional, Type, TypeVar
 
 from ._core import Core, default_name
 from ._io import Io, Node
@@ -33,7 +33,7 @@ class BaseHold:
 
     @property
     def token(self) -> Any:
-        """With `fence`, a number greater than those of all earlier grants: a list of numbers for several locks. Otherwise None."""
+        """With `fence`, a number greater than those of all earlier grants, or a list for several locks. Otherwise None."""
         return self._acquire.token
 
     @property
@@ -74,7 +74,9 @@ class BaseHold:
         return ("LOCK.GUARD", self.key, "OWNER", self.owner, *command)
 
     def __repr__(self) -> str:
-        state = "lost" if self.lost else "in jeopardy" if self._acquire.state is HELD and not self.valid_for() else self._acquire.state
+        state = "lost" if self.lost else self._acquire.state
+        if state is HELD and not self.valid_for():
+            state = "in jeopardy"
         return f"<{type(self).__qualname__} of {self._acquire.request.name}: {state}>"
 
     def __reduce__(self) -> Any:
@@ -92,7 +94,8 @@ class BaseLock:
 
     def __init__(self, core: Core, request: Request, locks: Any) -> None:
         self._core, self._request, self._locks = core, request, locks
-        self._scopes: Dict[Any, Any] = {}
+        # The holds of the scopes that each thread or task has entered, the innermost last.
+        self._scopes: Dict[Any, List[Any]] = {}
 
     def _not_granted(self, wait: Optional[float]) -> LockError:
         return (Busy if wait == 0 else TimedOut)(f"{self._request.name}: another owner holds the lock")
@@ -101,10 +104,12 @@ class BaseLock:
         return self._request.wait if wait is None else wait
 
     def _left(self, scope: Any) -> Any:
-        hold = self._scopes.pop(scope, None)
-        if hold is None:
+        holds = self._scopes.get(scope)
+        if holds is None:
             raise Misuse(f"{self._request.name}: this thread or task did not enter the scope that it leaves")
-        return hold
+        if len(holds) == 1:
+            del self._scopes[scope]
+        return holds.pop()
 
     def __repr__(self) -> str:
         return f"<{type(self).__qualname__} of {self._request.name}>"

@@ -37,7 +37,8 @@ def seconds(value: Optional[float], what: str, least: float = 0.001) -> Optional
 
 
 def milliseconds(value: float) -> int:
-    return max(1, math.ceil(value * 1000))
+    # Rounded first: 10.493 + 10.5 is a little more than 20.993.
+    return max(1, math.ceil(round(value * 1000, 3)))
 
 
 class Request:
@@ -57,6 +58,8 @@ class Request:
         owner: Optional[Name] = None,
         label: Optional[str] = None,
     ) -> None:
+        if not keys:
+            raise Misuse("a lock needs a key")
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
             raise Misuse("limit must be a positive integer")
         if lease is not None and max_hold is not None:

@@ -16,7 +16,7 @@ from typing import Any, Awaitable, Callable, Dict, List, NamedTuple, Optional, T
 
 from ._io import CALL_TIMEOUT, Io, Signal
 from ._request import Request, Words, milliseconds
-from .errors import Cancelled, Late, LockError, Lost, Misuse, Moved, NoSession, Transient, Unavailable
+from .errors import Cancelled, Late, LockError, Lost, Moved, NoSession, Transient, Unavailable
 
 # The session ends if its client is silent for TTL, or its connection is closed for GRACE.
 TTL, GRACE = 30.0, 3.0
@@ -147,7 +147,8 @@ class Acquire:
         return self.state is OVER and self.reason not in REASONS.values() and not self.handed_over
 
     def lost(self) -> Lost:
-        return Lost(f"{self.request.name}: the hold ended before its release ({self.reason or 'expired'}); acquire the lock again")
+        reason = self.reason or "expired"
+        return Lost(f"{self.request.name}: the hold ended before its release ({reason}); acquire the lock again")
 
 
 class Session:

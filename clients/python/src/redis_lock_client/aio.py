@@ -84,7 +84,7 @@ class Lock(BaseLock):
 
     async def __aenter__(self) -> Hold:
         hold = await self.acquire()
-        self._scopes[asyncio.current_task()] = hold
+        self._scopes.setdefault(asyncio.current_task(), []).append(hold)
         return hold
 
     async def __aexit__(self, kind: Any, error: Any, trace: Any) -> None:

@@ -3,9 +3,8 @@
 
 from typing import Optional
 
-from redis.exceptions import AuthenticationError
+from redis.exceptions import AuthenticationError, LockError, LockNotOwnedError, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import LockError, LockNotOwnedError, RedisError, ResponseError
 
 __all__ = ["Busy", "Cancelled", "Deadlock", "LockError", "Lost", "Misuse", "TimedOut", "Unavailable"]
 
