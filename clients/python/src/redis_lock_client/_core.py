@@ -18,7 +18,7 @@ from . import errors
 from ._io import Io, Node
 from ._request import Request
 from ._session import HELD, OVER, Acquire, Mutex, Options, Owner, Session
-from .errors import Busy, Cancelled, Deadlock, Misuse, Moved, TimedOut, Unavailable
+from .errors import Busy, Cancelled, Deadlock, Lost, Misuse, Moved, TimedOut, Unavailable
 
 # Ends of a wait that are final. After all others, the wait continues with a new number.
 FINAL = {"deadlock": Deadlock, "noreplicas": Unavailable, "refused": Misuse}

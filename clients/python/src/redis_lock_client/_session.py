@@ -16,7 +16,7 @@ from typing import Any, Awaitable, Callable, Dict, List, NamedTuple, Optional, T
 
 from ._io import CALL_TIMEOUT, Io, Signal
 from ._request import Request, Words, milliseconds
-from .errors import Cancelled, Late, LockError, Lost, Moved, NoSession, Transient, Unavailable
+from .errors import Cancelled, Late, LockError, Lost, Misuse, Moved, NoSession, Transient, Unavailable
 
 # The session ends if its client is silent for TTL, or its connection is closed for GRACE.
 TTL, GRACE = 30.0, 3.0
