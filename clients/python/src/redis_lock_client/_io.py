@@ -31,7 +31,8 @@ class Node(NamedTuple):
     def connection(self, retry: Any) -> Any:
         """A new connection of redis-py with the user's settings. Only repetitions and time limits are this package's own."""
         settings = {name: value for name, value in self.settings.items() if not name.startswith(UNUSED)}
-        settings.update(decode_responses=False, health_check_interval=0, retry=retry, retry_on_error=[], socket_timeout=CALL_TIMEOUT)
+        settings.update(decode_responses=False, health_check_interval=0, retry=retry, retry_on_error=[])
+        settings["socket_timeout"] = CALL_TIMEOUT
         if "path" not in settings:
             settings["socket_connect_timeout"] = min(settings.get("socket_connect_timeout") or CALL_TIMEOUT, CALL_TIMEOUT)
         return self.connection_class(**settings)
@@ -61,7 +62,6 @@ class Io:
 
     async def batch(self, calls: Sequence[Words], timeout: float) -> List[Any]:
         """The replies to calls in one round trip, over any connection. Errors of the server are elements of the list."""
-        self.check_caller()
         while True:
             is_new = not self._idle
             try:
@@ -132,9 +132,6 @@ class Io:
     def is_reader(self) -> bool:
         """Whether a listener makes the call, in the reader."""
         return False
-
-    def check_caller(self) -> None:
-        """Raises `Misuse` in an event loop to which the connections do not belong."""
 
     async def result(self, call: Any) -> Any:
         """The result of a method of redis-py, which blocks or returns a coroutine."""

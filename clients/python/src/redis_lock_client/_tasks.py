@@ -5,13 +5,17 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import Any, Callable, Coroutine, Optional, Set
+from typing import Any, Callable, Coroutine, List, Optional, Sequence, Set
 
 from redis.asyncio.retry import Retry
 
 from ._io import Io, Node
 from ._io import Signal as AnySignal
-from .errors import Misuse
+from ._request import Words
+from .errors import Misuse, Transient
+
+# Maximum number of connections for calls. Thousands of tasks may call at once, and a wait needs no connection.
+CALL_CONNECTIONS = 32
 
 
 class Signal:
@@ -33,12 +37,21 @@ class Tasks(Io):
     def __init__(self, node: Node) -> None:
         super().__init__(node)
         self._loop = asyncio.get_running_loop()
+        self._slots = asyncio.Semaphore(CALL_CONNECTIONS)
         self._task: "Optional[asyncio.Task[None]]" = None
         self._finishing: "Set[asyncio.Task[None]]" = set()
 
-    def check_caller(self) -> None:
+    async def batch(self, calls: Sequence[Words], timeout: float) -> List[Any]:
         if asyncio.get_running_loop() is not self._loop:
             raise Misuse("these locks belong to another event loop; make new ones in this one")
+        try:
+            await asyncio.wait_for(self._slots.acquire(), timeout if self._slots.locked() else None)
+        except asyncio.TimeoutError as error:
+            raise Transient("all connections wait for replies") from error
+        try:
+            return await super().batch(calls, timeout)
+        finally:
+            self._slots.release()
 
     async def result(self, call: Any) -> Any:
         return await call

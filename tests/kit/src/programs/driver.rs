@@ -43,6 +43,11 @@ impl Package {
         Package::JavaJedis,
     ];
 
+    /// Whether holds and waits of the package belong to a session, not to a connection.
+    pub fn uses_sessions(self) -> bool {
+        matches!(self, Package::Python | Package::PythonAsync)
+    }
+
     /// Returns the words that start the driver, without the server's URL, or `None` if the driver is not built.
     fn program(self) -> Option<Vec<PathBuf>> {
         let at = |path: &str| root().join(path);
