@@ -2,6 +2,8 @@
 
 //! Plays a scenario: a server, drivers behind proxies, and steps.
 //!
+//! Packages with sessions get error replies without their text, as only the codes are part of the protocol.
+//!
 //! A step has one of these forms:
 //! * `on`, `do` and further fields: a request to driver `a` or `b` of the package, or to driver `other` of another package.
 //!   `is` lists the accepted answers. With `later` the request continues under that name until a step `ends` it. `token:
@@ -73,6 +75,9 @@ impl Stage {
                 continue;
             }
             let proxy = Proxy::freezable(primary.port);
+            if package.uses_sessions() {
+                proxy.hide_prose();
+            }
             let user = scenario["users"][name].as_str();
             let user = user.map_or_else(String::new, |user| format!("{user}:secret@"));
             let url = format!("redis://{user}127.0.0.1:{}", proxy.port);
