@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import socket
 import uuid
@@ -17,7 +18,7 @@ from . import errors
 from ._io import Io, Node
 from ._request import Request
 from ._session import HELD, OVER, Acquire, Mutex, Options, Owner, Session
-from .errors import Busy, Cancelled, Deadlock, Misuse, Moved, TimedOut, Unavailable
+from .errors import Busy, Cancelled, Deadlock, Lost, Misuse, Moved, TimedOut, Unavailable
 
 # Ends of a wait that are final. After all others, the wait continues with a new number.
 FINAL = {"deadlock": Deadlock, "noreplicas": Unavailable, "refused": Misuse}
@@ -104,7 +105,10 @@ class Core:
             asked = Acquire(request, self._owner(self) if request.owner is None else Owner(request.owner), wait)
             await self._ask(asked, on_ask)
             if asked.state is HELD:
-                return await self._checked(asked)
+                if await self._is_usable(asked):
+                    return asked
+                if asked.is_try:
+                    raise Unavailable(f"{request.name}: the grant arrived after the end of its lease")
             if asked.reason == "timeout":
                 return None
             if asked.reason in FINAL:
@@ -124,16 +128,27 @@ class Core:
                 raise
             await self._refresh()
 
-    async def _checked(self, hold: Acquire) -> Acquire:
+    async def _is_usable(self, hold: Acquire) -> bool:
+        """Whether the lease of a new hold has not ended. Raises `Deadlock` if the owner had the lock before."""
         assert hold.at is not None
+        session, lease = hold.at.session, hold.request.lease
         if hold.holds > 1 and not hold.request.reentrant:
-            await hold.at.session.release(hold)
+            await session.release(hold)
             raise Deadlock(f"{hold.request.name}: this owner has the lock already; release it first, or use reentrant=True")
-        lease = hold.request.lease
-        if lease is not None and hold.lease_ends - monotonic() < lease / 2:
-            # The grant waited for the reader, and its lease was running.
-            await hold.at.session.renew(hold, lease)
-        return hold
+        if lease is None or hold.lease_ends - monotonic() >= lease / 2:
+            return True
+        # The grant waited for the reader, and its lease was running. Perhaps it has ended.
+        hold.lease_ends = math.inf
+        try:
+            await session.renew(hold, lease)
+        except Lost:
+            return False
+        except BaseException:
+            await session.io.finish(session.cancel(hold))
+            raise
+        if hold.is_lost():
+            await session.cancel(hold)
+        return hold.state is HELD
 
     async def attach(self, request: Request, ticket: str) -> Acquire:
         owner, _, rest = ticket.partition("|")

@@ -236,14 +236,14 @@ class Session:
 
     async def renew(self, hold: Acquire, lease: Optional[float]) -> None:
         """Sets the lease, or checks a hold that the server renews."""
-        sent = 0.0
-        if not hold.is_lost():
-            give_up = monotonic() + self.options.patience
-            try:
-                _, _, sent = await self._repeat(hold, HELD, lambda at: hold.renew_words(at, lease, None), give_up)
-            except Lost:
-                with self.mutex:
-                    self._over(hold, "deleted")
+        if hold.is_lost():
+            raise hold.lost()
+        give_up = monotonic() + self.options.patience
+        try:
+            _, _, sent = await self._repeat(hold, HELD, lambda at: hold.renew_words(at, lease, None), give_up)
+        except Lost:
+            with self.mutex:
+                self._over(hold, "deleted")
         if hold.state is not HELD:
             raise hold.lost()
         if lease is not None:
