@@ -254,7 +254,8 @@ class Session:
     ) -> Tuple[Any, Optional[Number], float]:
         """The reply to a call that may be sent again, as it has a number; that number; and the time when it was sent."""
         failing, sent = math.inf, 0.0
-        while acquire.state is state and acquire.error is None:
+        # An error ends the wait of an acquire, but not its cancellation.
+        while acquire.state is state and (state is not ASKED or acquire.error is None):
             at = acquire.at
             session = self if at is None else at.session
             await session._until_up(give_up, patient=True)
