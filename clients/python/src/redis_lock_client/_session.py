@@ -228,7 +228,6 @@ class Session:
             raise hold.lost()
 
     async def cancel(self, asked: Acquire) -> None:
-        asked.owner.retired = True
         try:
             await self.end(asked, CANCEL, 0.0)
         except LockError:
