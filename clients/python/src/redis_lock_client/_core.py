@@ -108,7 +108,10 @@ class Core:
             try:
                 await self._ask(asked, on_ask)
                 if asked.state is HELD:
-                    return await self._checked(asked)
+                    if await self._is_usable(asked):
+                        return asked
+                    if asked.is_try:
+                        raise Unavailable(f"{request.name}: the grant arrived after the end of its lease")
             except Moved:
                 if monotonic() >= (until if wait else started + self.options.patience):
                     raise
@@ -125,23 +128,31 @@ class Core:
             if on_ask is not None:
                 on_ask(session, asked)
             await session.ask(asked)
-            lease = asked.request.lease
-            if asked.state is HELD and lease is not None and asked.lease_ends - monotonic() < lease / 2:
-                # The grant was on its way, and its lease was running.
-                await session.renew(asked, lease)
-        except Lost:
-            if asked.source:
-                raise
         except BaseException:
             await session.io.finish(session.cancel(asked))
             raise
 
-    async def _checked(self, hold: Acquire) -> Acquire:
+    async def _is_usable(self, hold: Acquire) -> bool:
+        """Whether the lease of a new hold has not ended. Raises `Deadlock` if the owner had the lock before."""
         assert hold.at is not None
+        session, lease = hold.at.session, hold.request.lease
         if hold.holds > 1 and not hold.request.reentrant:
-            await hold.at.session.release(hold)
+            await session.release(hold)
             raise Deadlock(f"{hold.request.name}: this owner has the lock already; release it first, or use reentrant=True")
-        return hold
+        if lease is None or hold.lease_ends - monotonic() >= lease / 2:
+            return True
+        # The grant waited for the reader, and its lease was running. Perhaps it has ended.
+        hold.lease_ends = math.inf
+        try:
+            await session.renew(hold, lease)
+        except Lost:
+            return False
+        except BaseException:
+            await session.io.finish(session.cancel(hold))
+            raise
+        if hold.is_lost():
+            await session.cancel(hold)
+        return hold.state is HELD
 
     async def attach(self, request: Request, ticket: str) -> Acquire:
         owner, _, rest = ticket.partition("|")

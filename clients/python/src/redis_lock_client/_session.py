@@ -230,7 +230,6 @@ class Session:
             raise hold.lost()
 
     async def cancel(self, asked: Acquire) -> None:
-        asked.owner.retired = True
         try:
             await self.end(asked, CANCEL, 0.0)
         except LockError:
@@ -238,14 +237,14 @@ class Session:
 
     async def renew(self, hold: Acquire, lease: Optional[float]) -> None:
         """Sets the lease, or checks a hold that the server renews."""
-        sent = 0.0
-        if not hold.is_lost():
-            give_up = monotonic() + self.options.patience
-            try:
-                _, _, sent = await self._repeat(hold, HELD, lambda at: hold.renew_words(at, lease, None), give_up)
-            except Lost:
-                with self.mutex:
-                    self._over(hold, "deleted")
+        if hold.is_lost():
+            raise hold.lost()
+        give_up = monotonic() + self.options.patience
+        try:
+            _, _, sent = await self._repeat(hold, HELD, lambda at: hold.renew_words(at, lease, None), give_up)
+        except Lost:
+            with self.mutex:
+                self._over(hold, "deleted")
         if hold.state is not HELD:
             raise hold.lost()
         if lease is not None:
@@ -259,7 +258,8 @@ class Session:
         A lease counts from the first attempt, as that one may have succeeded.
         """
         failing, first = math.inf, math.inf
-        while acquire.state is state and (acquire.error is None or state is not ASKED):
+        # An error ends the wait of an acquire, but not its cancellation.
+        while acquire.state is state and (state is not ASKED or acquire.error is None):
             at = acquire.at
             session = self if at is None else at.session
             await session._until_up(give_up, patient=True)
