@@ -19,16 +19,38 @@ from .errors import Misuse
 
 
 class Signal:
+    """An event with a time limit. `asyncio.wait_for` of Python 3.11 and earlier may swallow a cancellation."""
+
     def __init__(self) -> None:
-        self._event = asyncio.Event()
-        self.set, self.clear = self._event.set, self._event.clear
+        self._is_set = False
+        self._waiters: "Set[asyncio.Future[bool]]" = set()
+
+    def set(self) -> None:
+        self._is_set = True
+        for waiter in self._waiters:
+            _resolve(waiter, True)
+
+    def clear(self) -> None:
+        self._is_set = False
 
     async def wait(self, timeout: Optional[float]) -> bool:
+        if self._is_set:
+            return True
+        loop = asyncio.get_running_loop()
+        waiter: "asyncio.Future[bool]" = loop.create_future()
+        timer = None if timeout is None else loop.call_later(timeout, _resolve, waiter, False)
+        self._waiters.add(waiter)
         try:
-            await asyncio.wait_for(self._event.wait(), timeout)
-        except asyncio.TimeoutError:
-            return False
-        return True
+            return await waiter
+        finally:
+            self._waiters.discard(waiter)
+            if timer is not None:
+                timer.cancel()
+
+
+def _resolve(waiter: "asyncio.Future[bool]", value: bool) -> None:
+    if not waiter.done():
+        waiter.set_result(value)
 
 
 class Tasks(Io):
