@@ -53,6 +53,12 @@ def _resolve(waiter: "asyncio.Future[bool]", value: bool) -> None:
         waiter.set_result(value)
 
 
+def _cancellations() -> int:
+    """The number of cancellations of this task. Python 3.10 does not count them."""
+    task: Any = asyncio.current_task()
+    return int(task.cancelling()) if hasattr(task, "cancelling") else 0
+
+
 class Tasks(Io):
     def __init__(self, node: Node, patience: float) -> None:
         super().__init__(node, patience)
@@ -67,12 +73,17 @@ class Tasks(Io):
         if asyncio.get_running_loop() is not self._loop:
             raise Misuse("these locks belong to another event loop; make new ones in this one")
         replies: List[Any] = []
+        before = _cancellations()
         try:
             await connection.connect()
             if len(calls) == 1:
+                # With a time limit, redis-py sends by `asyncio.wait_for`, which may swallow a cancellation.
+                connection.socket_timeout = None
                 await connection.send_command(*calls[0], check_health=False)
             else:
                 await connection.send_packed_command(connection.pack_commands(calls), check_health=False)
+            if _cancellations() > before:
+                raise asyncio.CancelledError
             # With the argument `timeout`, a reply that is missing would be None, as a reply that is nil.
             connection.socket_timeout = timeout
             for _ in calls:
