@@ -83,8 +83,10 @@ class Threads(Io):
         await work
 
     def start(self, reader: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self._thread = threading.Thread(target=lambda: run(reader()), name="redis-lock", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=lambda: run(reader()), name="redis-lock", daemon=True)
+        thread.start()
+        # Last, because another thread may close the session now, and join this thread.
+        self._thread = thread
 
     async def join(self) -> None:
         if self._thread is not None and self._thread is not threading.current_thread():
