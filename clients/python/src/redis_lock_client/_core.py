@@ -153,9 +153,10 @@ class Core:
     async def attach(self, request: Request, ticket: str) -> Acquire:
         owner, _, rest = ticket.partition("|")
         m, _, giver = rest.partition("|")
-        if not m.isdecimal():
+        try:
+            asked = Acquire(request, Owner(bytes.fromhex(owner)), source=("FROM", giver, int(m)))
+        except ValueError:
             raise Misuse("the ticket was not made by hand_over()")
-        asked = Acquire(request, Owner(bytes.fromhex(owner)), source=("FROM", giver, int(m)))
         await self._ask(asked)
         if asked.state is not HELD:
             raise asked.lost()
