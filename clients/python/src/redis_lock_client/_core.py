@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 from . import errors
 from ._io import Io, Node
 from ._request import Request
-from ._session import HELD, OVER, Acquire, Mutex, Options, Owner, Session
+from ._session import CANCEL, HELD, OVER, Acquire, Mutex, Options, Owner, Session
 from .errors import Busy, Cancelled, Deadlock, Lost, Misuse, Moved, TimedOut, Unavailable
 
 # Ends of a wait that are final. After all others, the wait continues with a new number.
@@ -133,7 +133,7 @@ class Core:
         assert hold.at is not None
         session, lease = hold.at.session, hold.request.lease
         if hold.holds > 1 and not hold.request.reentrant:
-            await session.release(hold)
+            await session.end(hold, CANCEL, self.options.patience)
             raise Deadlock(f"{hold.request.name}: this owner has the lock already; release it first, or use reentrant=True")
         if lease is None or hold.lease_ends - monotonic() >= lease / 2:
             return True
