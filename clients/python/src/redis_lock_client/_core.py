@@ -217,6 +217,7 @@ class Core:
     def forget(self) -> None:
         """R17: a forked child has no hold and no connection of its parent."""
         for session in self._sessions.values():
+            session.io.forget()
             session.mutex = Mutex(self.options)
             session.closed = True
             for acquire in session.numbers.values():

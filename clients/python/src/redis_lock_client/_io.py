@@ -6,6 +6,8 @@ Coroutines of this package are written once. For threads they never suspend: eac
 
 from __future__ import annotations
 
+import os
+import weakref
 from typing import Any, Callable, Coroutine, Dict, List, NamedTuple, Optional, Protocol, Sequence
 
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -46,6 +48,22 @@ class Io:
         # The connections that carry no call, the last used one last.
         self._idle: List[Any] = []
         self._reader: Any = None
+        self._opened: "weakref.WeakSet[Any]" = weakref.WeakSet()
+
+    def _open(self) -> Any:
+        connection = self.connection()
+        self._opened.add(connection)
+        return connection
+
+    def forget(self) -> None:
+        """Closes the connections of a forked child, which its parent uses. Otherwise they would outlive the parent."""
+        for connection in list(self._opened):
+            writer = getattr(connection, "_writer", None)
+            sock = getattr(connection, "_sock", None) or writer and writer.get_extra_info("socket")._sock
+            if sock:
+                # A shutdown, or a change of the event loop, would concern the parent as well.
+                os.close(sock.detach())
+        self._idle, self._reader = [], None
 
     async def call(self, words: Words, timeout: float) -> Any:
         """The reply to a call, over any connection. Raises errors of `errors`."""
@@ -61,7 +79,7 @@ class Io:
             try:
                 connection = self._idle.pop()
             except IndexError:
-                connection = self.connection()
+                connection = self._open()
             try:
                 replies = await self.exchange(connection, calls, timeout)
             except Transient as error:
@@ -76,7 +94,7 @@ class Io:
 
     async def read(self, words: Words, timeout: float) -> Any:
         """The reply to a call over the reader's connection. Raises errors of `errors`."""
-        self._reader = self._reader or self.connection()
+        self._reader = self._reader or self._open()
         [reply] = await self.exchange(self._reader, [words], timeout)
         if is_demoted(reply):
             await self.disconnect(self._reader)
