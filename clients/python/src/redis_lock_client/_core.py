@@ -67,7 +67,7 @@ class Core:
             return Node("", pool.connection_class, pool.connection_kwargs)
         if not hasattr(self.client, "get_node_from_key"):
             raise Misuse(f"{type(self.client).__name__} is no client of redis-py")
-        if inspect.iscoroutinefunction(self.client.initialize):
+        if inspect.iscoroutinefunction(getattr(self.client, "initialize", None)):
             await self.client.initialize()
         node = self.client.get_node_from_key(key)
         if hasattr(node, "connection_kwargs"):
