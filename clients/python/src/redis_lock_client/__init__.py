@@ -14,13 +14,12 @@ from __future__ import annotations
 import atexit
 import functools
 import threading
-import weakref
-from typing import Any, Callable, Dict, Optional, TypeVar, cast
+from typing import Any, Callable, Dict, List, Optional, Tuple, TypeVar, cast
 
 from ._base import BaseHold, BaseLock, BaseLocks
 from ._core import Core, cores
 from ._request import seconds
-from ._session import Acquire, Event, Owner, Session
+from ._session import ASKED, Acquire, Event, Owner, Session
 from ._threads import Threads, run
 from .errors import Busy, Cancelled, Deadlock, LockError, Lost, Misuse, TimedOut, Unavailable
 
@@ -48,21 +47,21 @@ class Cancellation:
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
-        self._asked: "weakref.WeakKeyDictionary[Acquire, Session]" = weakref.WeakKeyDictionary()
+        self._asked: List[Tuple[Session, Acquire]] = []
         self.cancelled = False
 
     def cancel(self) -> None:
         """Every acquire with this object that has not returned raises `Cancelled`."""
         with self._mutex:
-            self.cancelled, asked = True, list(self._asked.items())
-        for acquire, session in asked:
+            self.cancelled, asked, self._asked = True, self._asked, []
+        for session, acquire in asked:
             session.interrupt(acquire, Cancelled("the acquire was cancelled"))
 
     def _add(self, session: Session, acquire: Acquire) -> None:
         with self._mutex:
             if self.cancelled:
                 raise Cancelled("the acquire was cancelled")
-            self._asked[acquire] = session
+            self._asked = [each for each in self._asked if each[1].state is ASKED] + [(session, acquire)]
 
 
 class Hold(BaseHold):

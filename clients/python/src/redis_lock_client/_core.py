@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What locks of threads and of asyncio have in common: a session for each node, and the verbs."""
+"""Shared by threads and asyncio: a session for each node, and the verbs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ import weakref
 from time import monotonic
 from typing import Any, Callable, Dict, List, Optional
 
-from redis.exceptions import RedisError
-
 from . import errors
 from ._io import Io, Node
 from ._request import Request
-from ._session import HELD, OVER, Acquire, Mutex, Options, Owner, Session
-from .errors import Busy, Cancelled, Deadlock, Lost, Misuse, Moved, TimedOut, Unavailable
+from ._session import CANCEL, HELD, OVER, Acquire, Mutex, Options, Owner, Session
+from .errors import Busy, Cancelled, Deadlock, LockError, Lost, Misuse, Moved, TimedOut, Unavailable
 
 # Ends of a wait that are final. After all others, the wait continues with a new number.
 FINAL = {"deadlock": Deadlock, "noreplicas": Unavailable, "refused": Misuse}
@@ -33,32 +31,34 @@ class Core:
         owner: Callable[["Core"], Owner],
         options: Options,
     ) -> None:
-        if not 0 <= options.grace <= options.ttl:
-            raise Misuse("grace must be at least 0, and at most ttl")
+        if options.grace != 0 and not 0.1 <= options.grace <= options.ttl:
+            raise Misuse("grace must be 0, or at least 0.1 and at most ttl")
         self.client, self.io_class, self.options = client, io_class, options
         # The owners of threads or tasks, and the way to find that of the calling one.
         self.owners, self._owner = owners, owner
         self._sessions: Dict[str, Session] = {}
-        self._last_owner = 0
+        self._mutex = Mutex(options)
         self.closed = False
         cores.add(self)
 
     def new_owner(self) -> Owner:
-        self._last_owner += 1
-        return Owner(f"{self.options.name}:{self._last_owner}".encode())
+        # Unique even if sessions have the same name.
+        return Owner(f"{self.options.name}:{os.urandom(6).hex()}".encode())
 
     async def session_of(self, key: bytes) -> Session:
         """The session on the node that serves this key."""
+        session = self._sessions.get("")
+        if session is None:
+            try:
+                node = await self._node_of(key)
+            except errors.FAILURES as error:
+                raise errors.of(error) from error
+            session = self._sessions.get(node.name)
+            if session is None:
+                session = Session(self.io_class(node), self.options, self._mutex, self._adopt)
+                session = self._sessions.setdefault(node.name, session)
         if self.closed:
             raise Misuse("the locks are closed; make new ones")
-        session = self._sessions.get("") or await self._session_at(await self._node_of(key))
-        return session
-
-    async def _session_at(self, node: Node) -> Session:
-        session = self._sessions.get(node.name)
-        if session is None:
-            options = self.options
-            session = self._sessions.setdefault(node.name, Session(self.io_class(node), options, self._adopt))
         return session
 
     async def _node_of(self, key: bytes) -> Node:
@@ -67,7 +67,7 @@ class Core:
             return Node("", pool.connection_class, pool.connection_kwargs)
         if not hasattr(self.client, "get_node_from_key"):
             raise Misuse(f"{type(self.client).__name__} is no client of redis-py")
-        if inspect.iscoroutinefunction(self.client.initialize):
+        if inspect.iscoroutinefunction(getattr(self.client, "initialize", None)):
             await self.client.initialize()
         node = self.client.get_node_from_key(key)
         if hasattr(node, "connection_kwargs"):
@@ -77,9 +77,12 @@ class Core:
 
     async def _refresh(self) -> None:
         """Asks the cluster which node serves which slot."""
-        update = self.client.nodes_manager.initialize()
-        if inspect.isawaitable(update):
-            await update
+        try:
+            update = self.client.nodes_manager.initialize()
+            if inspect.isawaitable(update):
+                await update
+        except errors.FAILURES as error:
+            raise errors.of(error) from error
 
     async def acquire(
         self, request: Request, wait: Optional[float], on_ask: Optional[Callable[[Session, Acquire], None]] = None
@@ -108,10 +111,12 @@ class Core:
             try:
                 await self._ask(asked, on_ask)
                 if asked.state is HELD:
-                    if await self._is_usable(asked):
+                    if await self._secure(asked):
                         return asked
                     if asked.is_try:
                         raise Unavailable(f"{request.name}: the grant arrived after the end of its lease")
+            except TimedOut:
+                return None
             except Moved:
                 if monotonic() >= (until if wait else started + self.options.patience):
                     raise
@@ -132,16 +137,16 @@ class Core:
             await session.io.finish(session.cancel(asked))
             raise
 
-    async def _is_usable(self, hold: Acquire) -> bool:
-        """Whether the lease of a new hold has not ended. Raises `Deadlock` if the owner had the lock before."""
+    async def _secure(self, hold: Acquire) -> bool:
+        """Returns whether the new hold can be used. Raises `Deadlock` if the owner had the lock before."""
         assert hold.at is not None
         session, lease = hold.at.session, hold.request.lease
         if hold.holds > 1 and not hold.request.reentrant:
-            await session.release(hold)
+            await session.end(hold, CANCEL, self.options.patience)
             raise Deadlock(f"{hold.request.name}: this owner has the lock already; release it first, or use reentrant=True")
         if lease is None or hold.lease_ends - monotonic() >= lease / 2:
             return True
-        # The grant waited for the reader, and its lease was running. Perhaps it has ended.
+        # The grant was on its way, and its lease was running. Perhaps it has ended.
         hold.lease_ends = math.inf
         try:
             await session.renew(hold, lease)
@@ -157,9 +162,10 @@ class Core:
     async def attach(self, request: Request, ticket: str) -> Acquire:
         owner, _, rest = ticket.partition("|")
         m, _, giver = rest.partition("|")
-        if not m.isdecimal():
+        try:
+            asked = Acquire(request, Owner(bytes.fromhex(owner)), source=("FROM", giver, int(m)))
+        except ValueError:
             raise Misuse("the ticket was not made by hand_over()")
-        asked = Acquire(request, Owner(bytes.fromhex(owner)), source=("FROM", giver, int(m)))
         await self._ask(asked)
         if asked.state is not HELD:
             raise asked.lost()
@@ -176,16 +182,22 @@ class Core:
         return f"{hold.owner.name.hex()}|{hold.at.n}|{self.options.name}"
 
     async def _adopt(self, holds: List[Acquire]) -> None:
-        """Declares holds on the nodes that serve their slots now."""
-        await self._refresh()
-        for hold in holds:
-            await (await self.session_of(hold.request.keys[0])).adopt(hold)
+        """Leaves holds to the sessions on the nodes that serve their slots now."""
+        try:
+            await self._refresh()
+            for hold in holds:
+                (await self.session_of(hold.request.keys[0])).adopt([hold])
+        except LockError:
+            with self._mutex:
+                for hold in holds:
+                    if hold.at is not None and not hold.undeclared:
+                        hold.at.session._over(hold, "moved")
 
     async def wait_lost(self, hold: Acquire, timeout: float) -> bool:
         until = monotonic() + timeout
         while hold.state is HELD and not hold.is_lost() and monotonic() < until and hold.at is not None:
-            if hold.changed is None:
-                hold.changed = hold.at.session.io.signal()
+            with self._mutex:
+                hold.changed = hold.changed or hold.at.session.io.signal()
             hold.changed.clear()
             if hold.state is HELD:
                 await hold.changed.wait(min(until, hold.lease_ends) - monotonic())
@@ -196,7 +208,7 @@ class Core:
         try:
             reply = self.client.execute_command(*words)
             return await reply if inspect.isawaitable(reply) else reply
-        except (RedisError, OSError) as error:
+        except errors.FAILURES as error:
             raise errors.of(error) from error
 
     async def query(self, key: bytes) -> Optional[Dict[str, Any]]:
@@ -220,11 +232,11 @@ class Core:
     def forget(self) -> None:
         """R17: a forked child has no hold and no connection of its parent."""
         for session in self._sessions.values():
-            session.mutex = Mutex(self.options)
-            session.closed = True
+            session.io.forget()
+            session.mutex, session.closed = Mutex(self.options), True
             for acquire in session.numbers.values():
                 acquire.state, acquire.reason = OVER, "forked"
-        self._sessions, self.owners = {}, type(self.owners)()
+        self._sessions, self.owners, self._mutex = {}, type(self.owners)(), Mutex(self.options)
         self.options = self.options._replace(name=default_name())
 
 

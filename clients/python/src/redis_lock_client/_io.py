@@ -6,6 +6,8 @@ Coroutines of this package are written once. For threads they never suspend: eac
 
 from __future__ import annotations
 
+import os
+import weakref
 from typing import Any, Callable, Coroutine, Dict, List, NamedTuple, Optional, Protocol, Sequence
 
 from redis.backoff import NoBackoff
@@ -18,7 +20,7 @@ from .errors import LockError, Transient
 
 # Limit for one call without a reply. Then it is repeated on another connection.
 CALL_TIMEOUT = 2.0
-# Settings that belong to the pool of the user's connections.
+# Settings of the user's connection pool, which a single connection rejects.
 UNUSED = ("maint_notifications", "orig_", "event_dispatcher", "response_callbacks")
 
 class Node(NamedTuple):
@@ -28,7 +30,7 @@ class Node(NamedTuple):
     connection_class: Any
     settings: Dict[str, Any]
 
-    def connection(self, retry: Any) -> Any:
+    def new_connection(self, retry: Any) -> Any:
         """A new connection of redis-py with the user's settings. Only repetitions and time limits are this package's own."""
         settings = {name: value for name, value in self.settings.items() if not name.startswith(UNUSED)}
         settings.update(decode_responses=False, health_check_interval=0, retry=retry, retry_on_error=[])
@@ -52,6 +54,23 @@ class Io:
         # The connections that carry no call, the last used one last.
         self._idle: List[Any] = []
         self._reader: Any = None
+        self._is_closed = False
+        self._opened: "weakref.WeakSet[Any]" = weakref.WeakSet()
+
+    def _open(self) -> Any:
+        connection = self.node.new_connection(self.retry_class(NoBackoff(), 0))
+        self._opened.add(connection)
+        return connection
+
+    def forget(self) -> None:
+        """Closes the connections of a forked child, which its parent uses. Otherwise they would outlive the parent."""
+        for connection in list(self._opened):
+            writer = getattr(connection, "_writer", None)
+            sock = getattr(connection, "_sock", None) or writer and writer.get_extra_info("socket")._sock
+            if sock:
+                # A shutdown, or a change of the event loop, would concern the parent as well.
+                os.close(sock.detach())
+        self._idle, self._reader = [], None
 
     async def call(self, words: Words, timeout: float) -> Any:
         """The reply to a call, over any connection. Raises errors of `errors`."""
@@ -67,7 +86,7 @@ class Io:
             try:
                 connection = self._idle.pop()
             except IndexError:
-                connection = self._connection()
+                connection = self._open()
             try:
                 replies = await self._exchange(connection, calls, timeout)
             except Transient as error:
@@ -75,34 +94,31 @@ class Io:
                     raise
                 # The server may have closed an idle connection. The calls have numbers, so they are sent again.
                 continue
-            self._idle.append(connection)
-            if any(is_demoted(reply) for reply in replies):
-                await self._disconnect_idle()
+            if self._is_closed:
+                await self.result(connection.disconnect())
+            else:
+                self._idle.append(connection)
             return replies
 
     async def read(self, words: Words, timeout: float) -> Any:
         """The reply to a call over the reader's connection. Raises errors of `errors`."""
-        self._reader = self._reader or self._connection()
+        self._reader = self._reader or self._open()
         [reply] = await self._exchange(self._reader, [words], timeout)
-        if is_demoted(reply):
-            await self.result(self._reader.disconnect())
         if isinstance(reply, LockError):
             raise reply
         return reply
-
-    def _connection(self) -> Any:
-        return self.node.connection(self.retry_class(NoBackoff(), 0))
 
     async def _exchange(self, connection: Any, calls: Sequence[Words], timeout: float) -> List[Any]:
         replies: List[Any] = []
         try:
             await self.result(connection.connect())
+            self.limit(connection, None)
             if len(calls) == 1:
                 await self.result(connection.send_command(*calls[0], check_health=False))
             else:
                 await self.result(connection.send_packed_command(connection.pack_commands(calls), check_health=False))
             for _ in calls:
-                self.await_reply(connection, timeout)
+                self.limit(connection, timeout)
                 try:
                     replies.append(await self.result(connection.read_response()))
                 except ResponseError as error:
@@ -116,12 +132,14 @@ class Io:
 
     async def close(self) -> None:
         """Waits until the reader has ended, and closes all connections."""
+        self._is_closed = True
         await self.join()
+        await self.disconnect()
+
+    async def disconnect(self) -> None:
+        """Closes the connections that carry no call. The next ones may lead to another primary."""
         if self._reader is not None:
             await self.result(self._reader.disconnect())
-        await self._disconnect_idle()
-
-    async def _disconnect_idle(self) -> None:
         while self._idle:
             await self.result(self._idle.pop().disconnect())
 
@@ -130,15 +148,15 @@ class Io:
     retry_class: Any
 
     def is_reader(self) -> bool:
-        """Whether a listener makes the call, in the reader."""
+        """Returns whether the caller runs in the reader: a listener."""
         return False
 
     async def result(self, call: Any) -> Any:
         """The result of a method of redis-py, which blocks or returns a coroutine."""
         raise NotImplementedError
 
-    def await_reply(self, connection: Any, timeout: float) -> None:
-        """Limits the time of the next reply."""
+    def limit(self, connection: Any, timeout: Optional[float]) -> None:
+        """Limits the time of the next reply. Without a limit, a call is sent."""
         raise NotImplementedError
 
     def signal(self) -> Signal:
@@ -157,8 +175,3 @@ class Io:
     async def join(self) -> None:
         """Waits until the reader has ended, unless it is the caller."""
         raise NotImplementedError
-
-
-def is_demoted(reply: Any) -> bool:
-    """Whether the connection leads to a former primary. The next one leads to its successor."""
-    return isinstance(reply, Transient) and str(reply).startswith("READONLY")

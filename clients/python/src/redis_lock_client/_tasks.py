@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from typing import Any, Callable, Coroutine, List, Optional, Sequence, Set
 
 from redis.asyncio.retry import Retry
@@ -12,23 +11,45 @@ from redis.asyncio.retry import Retry
 from ._io import Io, Node
 from ._io import Signal as AnySignal
 from ._request import Words
-from .errors import Misuse, Transient
+from .errors import Misuse
 
 # Maximum number of connections for calls. Thousands of tasks may call at once, and a wait needs no connection.
 CALL_CONNECTIONS = 32
 
 
 class Signal:
+    """An event with a time limit. `asyncio.wait_for` of Python 3.11 and earlier may swallow a cancellation."""
+
     def __init__(self) -> None:
-        self._event = asyncio.Event()
-        self.set, self.clear = self._event.set, self._event.clear
+        self._is_set = False
+        self._waiters: "Set[asyncio.Future[bool]]" = set()
+
+    def set(self) -> None:
+        self._is_set = True
+        for waiter in self._waiters:
+            _resolve(waiter, True)
+
+    def clear(self) -> None:
+        self._is_set = False
 
     async def wait(self, timeout: Optional[float]) -> bool:
+        if self._is_set:
+            return True
+        loop = asyncio.get_running_loop()
+        waiter: "asyncio.Future[bool]" = loop.create_future()
+        timer = None if timeout is None else loop.call_later(timeout, _resolve, waiter, False)
+        self._waiters.add(waiter)
         try:
-            await asyncio.wait_for(self._event.wait(), timeout)
-        except asyncio.TimeoutError:
-            return False
-        return True
+            return await waiter
+        finally:
+            self._waiters.discard(waiter)
+            if timer is not None:
+                timer.cancel()
+
+
+def _resolve(waiter: "asyncio.Future[bool]", value: bool) -> None:
+    if not waiter.done():
+        waiter.set_result(value)
 
 
 class Tasks(Io):
@@ -44,19 +65,20 @@ class Tasks(Io):
     async def batch(self, calls: Sequence[Words], timeout: float) -> List[Any]:
         if asyncio.get_running_loop() is not self._loop:
             raise Misuse("these locks belong to another event loop; make new ones in this one")
-        try:
-            await asyncio.wait_for(self._slots.acquire(), timeout if self._slots.locked() else None)
-        except asyncio.TimeoutError as error:
-            raise Transient("all connections wait for replies") from error
-        try:
+        async with self._slots:
             return await super().batch(calls, timeout)
-        finally:
-            self._slots.release()
 
     async def result(self, call: Any) -> Any:
-        return await call
+        # redis-py uses `asyncio.wait_for`, which may swallow a cancellation. Python 3.10 does not count cancellations.
+        task: Any = asyncio.current_task()
+        count = getattr(task, "cancelling", int)
+        before = count()
+        value = await call
+        if count() > before:
+            raise asyncio.CancelledError
+        return value
 
-    def await_reply(self, connection: Any, timeout: float) -> None:
+    def limit(self, connection: Any, timeout: Optional[float]) -> None:
         # With a time-out as its argument, read_response would return None, which is a reply, too.
         connection.socket_timeout = timeout
 
@@ -70,8 +92,7 @@ class Tasks(Io):
         task = asyncio.ensure_future(work)
         self._finishing.add(task)
         task.add_done_callback(self._finishing.discard)
-        with suppress(asyncio.CancelledError):
-            await asyncio.shield(task)
+        await asyncio.shield(task)
 
     def start(self, reader: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._task = asyncio.ensure_future(reader())

@@ -45,8 +45,8 @@ class Threads(Io):
     async def result(self, call: Any) -> Any:
         return call
 
-    def await_reply(self, connection: Any, timeout: float) -> None:
-        if timeout < CALL_TIMEOUT and not connection.can_read(timeout):
+    def limit(self, connection: Any, timeout: Optional[float]) -> None:
+        if timeout is not None and timeout < CALL_TIMEOUT and not connection.can_read(timeout):
             raise RedisTimeoutError(f"no reply within {timeout:.3g} s")
 
     def signal(self) -> AnySignal:
@@ -59,8 +59,10 @@ class Threads(Io):
         await work
 
     def start(self, reader: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self._thread = threading.Thread(target=lambda: run(reader()), name="redis-lock", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=lambda: run(reader()), name="redis-lock", daemon=True)
+        thread.start()
+        # Last, because another thread may close the session now, and join this thread.
+        self._thread = thread
 
     def is_reader(self) -> bool:
         return self._thread is threading.current_thread()

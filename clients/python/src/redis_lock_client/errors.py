@@ -3,7 +3,7 @@
 
 from typing import Optional
 
-from redis.exceptions import AuthenticationError, LockError, LockNotOwnedError, RedisError, ResponseError
+from redis.exceptions import AuthenticationError, LockError, LockNotOwnedError, RedisClusterException, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 __all__ = ["Busy", "Cancelled", "Deadlock", "LockError", "Lost", "Misuse", "TimedOut", "Unavailable"]
@@ -81,6 +81,10 @@ KINDS = {
 }
 TRANSIENT = "READONLY LOADING NOREPLICAS MISCONF BUSY TRYAGAIN MASTERDOWN CLUSTERDOWN QUARANTINE UNBLOCKED".split()
 KINDS.update(dict.fromkeys(TRANSIENT, Transient))
+
+
+# What redis-py raises.
+FAILURES = (RedisError, RedisClusterException, OSError)
 
 
 def code_of(error: ResponseError) -> str:
