@@ -375,6 +375,7 @@ class Session:
                 await self.io.sleep(pause)
                 pause = min(2 * pause, MAX_RETRY_PAUSE)
         await self._end_all()
+        await self.io.close()
 
     async def _open(self) -> None:
         if self.id is None:
