@@ -64,16 +64,15 @@ class Core:
     async def _node_of(self, key: bytes) -> Node:
         pool = getattr(self.client, "connection_pool", None)
         if pool is not None:
-            return Node("", pool.connection_class, pool.connection_kwargs)
+            return Node.of("", pool)
         if not hasattr(self.client, "get_node_from_key"):
             raise Misuse(f"{type(self.client).__name__} is no client of redis-py")
         if inspect.iscoroutinefunction(getattr(self.client, "initialize", None)):
             await self.client.initialize()
         node = self.client.get_node_from_key(key)
         if hasattr(node, "connection_kwargs"):
-            return Node(node.name, node.connection_class, node.connection_kwargs)
-        pool = self.client.get_redis_connection(node).connection_pool
-        return Node(node.name, pool.connection_class, pool.connection_kwargs)
+            return Node.of(node.name, node)
+        return Node.of(node.name, self.client.get_redis_connection(node).connection_pool)
 
     async def _refresh(self) -> None:
         """Asks the cluster which node serves which slot."""

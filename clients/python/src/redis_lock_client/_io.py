@@ -30,9 +30,15 @@ class Node(NamedTuple):
     connection_class: Any
     settings: Dict[str, Any]
 
+    @staticmethod
+    def of(name: str, pool: Any) -> "Node":
+        # Some settings refer to the pool, which must not live as long as the session.
+        settings = {name: value for name, value in pool.connection_kwargs.items() if not name.startswith(UNUSED)}
+        return Node(name, pool.connection_class, settings)
+
     def new_connection(self, retry: Any) -> Any:
         """A new connection of redis-py with the user's settings. Only repetitions and time limits are this package's own."""
-        settings = {name: value for name, value in self.settings.items() if not name.startswith(UNUSED)}
+        settings = dict(self.settings)
         settings.update(decode_responses=False, health_check_interval=0, retry=retry, retry_on_error=[])
         settings["socket_timeout"] = CALL_TIMEOUT
         if "path" not in settings:

@@ -446,6 +446,7 @@ class Session:
                     await self.io.sleep(pause)
                     pause = min(2 * pause, MAX_RETRY_PAUSE)
             await self._end_all()
+            await self.io.close()
         finally:
             # The event loop may end the task of the reader. The next acquire starts it again.
             self._started = self._is_up = False
