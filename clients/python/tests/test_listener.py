@@ -51,7 +51,7 @@ def test_a_listener_that_raises_does_no_harm(server, flavor, caplog):
         assert len(server.sessions()) == 1
 
 
-def test_a_listener_may_release_and_acquire(server, flavor):
+def test_a_listener_may_release_and_try(server, flavor):
     if flavor.name == "asyncio":
         pytest.skip("a listener of asyncio must not block the event loop")
     done = []
@@ -59,8 +59,11 @@ def test_a_listener_may_release_and_acquire(server, flavor):
     def listener(event):
         if event.event == "held" and event.label == "a" and event.outcome == "lost":
             other.release()
-            with locks.lock("c"):
-                done.append(server.held("c"))
+            with pytest.raises(Misuse):
+                locks.lock("c").acquire()
+            hold = locks.lock("c").try_acquire()
+            done.append(server.held("c"))
+            hold.release()
 
     locks = flavor.locks(server.port, listener=listener)
     hold, other = locks.lock("a", label="a").acquire(), locks.lock("b").acquire()

@@ -16,7 +16,7 @@ from typing import Any, Awaitable, Callable, Dict, List, NamedTuple, Optional, T
 
 from ._io import CALL_TIMEOUT, Io, Signal
 from ._request import Request, Words, milliseconds
-from .errors import Cancelled, Late, LockError, Lost, Misuse, Moved, NoSession, TimedOut, Transient, Unavailable
+from .errors import Cancelled, Late, LockError, Lost, Misuse, Moved, NoSession, Overwritten, TimedOut, Transient, Unavailable
 
 # The session ends if its client is silent for TTL, or its connection is closed for GRACE.
 TTL, GRACE = 30.0, 3.0
@@ -109,7 +109,7 @@ ASKED, HELD, ENDING, OVER = "asked", "held", "ending", "over"
 RELEASE, CANCEL = "RELEASE", "CANCEL"
 REASONS = {RELEASE: "released", CANCEL: "cancelled"}
 # Ends of a hold that are no loss.
-GOOD_ENDS = ("released", "cancelled", "closed", "taken")
+GOOD_ENDS = ("released", "cancelled", "taken")
 
 
 class Acquire:
@@ -187,8 +187,8 @@ class Session:
 
     async def ask(self, asked: Acquire) -> None:
         """Waits for the grant or the end of the acquire. If it raises, the caller cancels it: the server may still grant it."""
-        if self.io.is_reader():
-            raise Misuse("a listener must not acquire locks; use another thread")
+        if self.io.is_reader() and not asked.is_try:
+            raise Misuse("a listener must not wait for a lock; try to acquire it, or use another thread")
         give_up = asked.began + self.options.patience if asked.is_try or asked.source else asked.until + REPLY_GRACE
         await self._until_up(give_up, asked)
         with self.mutex:
@@ -209,7 +209,8 @@ class Session:
                 self._grant(asked, reply, first_sent)
             asked.changed = self.io.signal() if asked.state is ASKED and asked.error is None else None
         if asked.changed is not None and not await asked.changed.wait(_remaining(give_up)):
-            raise TimedOut(f"{asked.request.name}: the server has not answered in time")
+            is_there = self._polled > 0
+            raise (TimedOut if is_there else Unavailable)(f"{asked.request.name}: the server has not answered in time")
         if asked.error is not None:
             raise type(asked.error)(str(asked.error))
 
@@ -231,7 +232,7 @@ class Session:
             self._begin_end(acquire, verb)
         try:
             reply, _ = await self._repeat(acquire, ENDING, acquire.end_words, monotonic() + patience)
-        except Lost as error:
+        except (Lost, Overwritten) as error:
             reply = error
         except BaseException:
             with self.mutex:
@@ -382,11 +383,11 @@ class Session:
         self._signal(acquire)
 
     def _settle(self, ending: Acquire, reply: Any) -> None:
-        """Handles the reply to a release or a cancellation. Any other error than NOTOWNER is no answer."""
-        if ending.state is not ENDING or isinstance(reply, LockError) and not isinstance(reply, (Lost, Moved)):
+        """Handles the reply to a release or a cancellation. Most errors are no answer: the call may still be needed."""
+        if ending.state is not ENDING or isinstance(reply, LockError) and not isinstance(reply, (Lost, Overwritten, Moved)):
             return
         # NOTOWNER may be the reply to a repeated call, whose first attempt succeeded.
-        is_lost = isinstance(reply, Lost) and not ending.in_doubt
+        is_lost = ending.verb == RELEASE and isinstance(reply, (Lost, Overwritten)) and not ending.in_doubt
         self._over(ending, "deleted" if is_lost else REASONS[ending.verb])
 
     def _cancel_later(self, at: Number, acquire: Acquire) -> None:
@@ -428,6 +429,8 @@ class Session:
                     continue
                 except NoSession:
                     self._drop()
+                    # The connections for calls may lead to a former primary.
+                    await self.io.disconnect()
                 except Late:
                     # R16: another process uses the id.
                     self._drop()
@@ -439,8 +442,8 @@ class Session:
                     failing, self._polled = min(failing, monotonic()), 0.0
                     if not isinstance(error, Transient) or monotonic() >= failing + self.options.patience:
                         self._fail(error)
-                # The next connections may lead to another primary.
-                await self.io.disconnect()
+                    if str(error).startswith("READONLY"):
+                        await self.io.disconnect()
                 self._check_clock()
                 if not self.closed:
                     await self.io.sleep(pause)

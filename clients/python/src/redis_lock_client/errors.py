@@ -45,6 +45,10 @@ class Misuse(LockError):
     kind = "misuse"
 
 
+class Overwritten(Misuse):
+    """The key holds other data, so it is no lock."""
+
+
 class Unavailable(LockError, RedisConnectionError):
     """No server answered in time, or the server grants nothing now. Also a `redis.ConnectionError`."""
 
@@ -77,7 +81,8 @@ KINDS = {
     "ASK": Moved,
     "OOM": Unavailable,
     "LIMIT": Unavailable,
-    **dict.fromkeys(("ERR", "WRONGTYPE", "NOPERM", "NOAUTH", "WRONGPASS", "CROSSSLOT"), Misuse),
+    "WRONGTYPE": Overwritten,
+    **dict.fromkeys(("ERR", "NOPERM", "NOAUTH", "WRONGPASS", "CROSSSLOT"), Misuse),
 }
 TRANSIENT = "READONLY LOADING NOREPLICAS MISCONF BUSY TRYAGAIN MASTERDOWN CLUSTERDOWN QUARANTINE UNBLOCKED".split()
 KINDS.update(dict.fromkeys(TRANSIENT, Transient))
@@ -97,6 +102,8 @@ def code_of(error: ResponseError) -> str:
 
 def of(error: BaseException) -> LockError:
     """The error of a lock for an error of redis-py or of a socket."""
+    if isinstance(error, LockError):
+        return error
     if isinstance(error, AuthenticationError):
         return Misuse(str(error))
     if not isinstance(error, ResponseError):
