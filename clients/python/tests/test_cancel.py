@@ -2,18 +2,16 @@
 """Waits that end before their grant leave neither a waiter nor a hold, and few connections."""
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
 import redis
 from conftest import Call, comes_true, in_asyncio, until
 
-from redis_lock_client import Cancellation, Cancelled, Deadlock, Locks, Misuse, TimedOut, Unavailable
+from redis_lock_client import Cancellation, Cancelled, Deadlock, Misuse, TimedOut, Unavailable
 
 
 def is_idle(server, *keys):
@@ -240,7 +238,7 @@ def test_an_error_of_one_acquire_does_not_hide_a_deadlock(server, locks):
             locks.lock("a").acquire(2)
 
 
-INTERRUPTED = """
+INTERRUPTED = '''
 import os, signal, sys, redis
 from redis_lock_client import Locks
 locks = Locks(redis.Redis(port=int(sys.argv[1])))
@@ -251,7 +249,7 @@ except KeyboardInterrupt:
     hold.release()
     print("interrupted", flush=True)
     sys.stdin.readline()
-"""
+'''
 
 
 def test_an_interrupt_ends_a_wait(server):
@@ -266,7 +264,7 @@ def test_an_interrupt_ends_a_wait(server):
     assert child.returncode == 0
 
 
-INTERRUPTED_TASK = """
+INTERRUPTED_TASK = '''
 import asyncio, sys, redis.asyncio
 from redis_lock_client import aio
 async def main():
@@ -274,7 +272,7 @@ async def main():
     async with locks, locks.lock("b"), locks.lock("a"):
         pass
 asyncio.run(main())
-"""
+'''
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="asyncio.run handles SIGINT since 3.11")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What locks of threads and of asyncio have in common: a session for each node, and the verbs."""
+"""The core of the locks of threads and of asyncio: a session for each node, and the verbs."""
 
 from __future__ import annotations
 

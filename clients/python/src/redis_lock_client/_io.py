@@ -119,7 +119,7 @@ class Io:
         while self._idle:
             await self.disconnect(self._idle.pop())
 
-    # What threads and asyncio do in their own way.
+    # Threads and asyncio implement these methods.
 
     def connection(self) -> Any:
         raise NotImplementedError

@@ -37,14 +37,14 @@ log = logging.getLogger("redis_lock_client")
 
 
 class Event(NamedTuple):
-    """What a listener gets."""
+    """An event for a listener."""
 
     label: Optional[str]
     """The label of the lock, if it has one."""
     event: str
     """`waited`, `held`, `jeopardy` or `safe`."""
     outcome: str
-    """Of a wait: `granted`, or the kind of its error. Of a hold: `released` or `lost`. Otherwise empty."""
+    """For a wait, `granted` or the kind of its error. For a hold, `released` or `lost`. Otherwise empty."""
     seconds: float
     """Duration of the wait or of the hold so far."""
 
@@ -92,7 +92,7 @@ class Owner:
 
 
 class Number(NamedTuple):
-    """What identifies an acquire on the server."""
+    """The identity of an acquire on the server."""
 
     session: "Session"
     id: bytes
@@ -524,7 +524,7 @@ class Session:
             self._up.clear()
 
     def valid_for(self, hold: Acquire) -> float:
-        """Seconds for which no other owner can have the lock, whatever the network does."""
+        """Seconds for which no other owner can have the lock, even if the network fails."""
         if hold.state is not HELD or hold.at is None or hold.at.id != self.id:
             return 0.0
         end = self.safe_until if hold.request.lease is None else hold.lease_ends
