@@ -171,11 +171,10 @@ class Core:
         assert hold.at is not None
         return f"{hold.owner.name.hex()}|{hold.at.n}|{self.options.name}"
 
-    async def _adopt(self, holds: List[Acquire]) -> None:
-        """Declares holds on the nodes that serve their slots now."""
+    async def _adopt(self, holds: List[Acquire]) -> List[Acquire]:
+        """Declares holds on the nodes that serve their slots now. Returns those for which it is too early."""
         await self._refresh()
-        for hold in holds:
-            await (await self.session_of(hold.request.keys[0])).adopt(hold)
+        return [hold for hold in holds if not await (await self.session_of(hold.request.keys[0])).adopt(hold)]
 
     async def wait_lost(self, hold: Acquire, timeout: float) -> bool:
         until = monotonic() + timeout

@@ -14,6 +14,8 @@ from collections import Counter
 from time import monotonic
 from typing import Any, Awaitable, Callable, Dict, List, NamedTuple, Optional, Tuple
 
+from redis.exceptions import RedisError
+
 from ._io import Io, Signal
 from ._request import Request, Words, milliseconds
 from .errors import Cancelled, Late, LockError, Lost, Moved, NoSession, Transient, Unavailable
@@ -152,7 +154,7 @@ class Acquire:
 
 
 class Session:
-    def __init__(self, io: Io, options: Options, adopt: Callable[[List[Acquire]], Awaitable[None]]) -> None:
+    def __init__(self, io: Io, options: Options, adopt: Callable[[List[Acquire]], Awaitable[List[Acquire]]]) -> None:
         self.io, self.options, self._adopt_elsewhere = io, options, adopt
         self.mutex = Mutex(options)
         self.id: Optional[bytes] = None
@@ -166,6 +168,9 @@ class Session:
         self._orphans: List[Acquire] = []
         # Holds that no object refers to any longer. Filled by the garbage collector, which must not lock.
         self.dropped: List[Acquire] = []
+        # Holds whose slot moves to another node, and the time until which that may take.
+        self._moved: List[Acquire] = []
+        self._moved_until = 0.0
         self._confirmed = self.safe_until = -math.inf
         self._polled = 0.0
         self._started = self._in_jeopardy = self.closed = False
@@ -353,8 +358,11 @@ class Session:
             try:
                 if not self._is_up:
                     await self._open()
+                if self._moved:
+                    await self.io.sleep(RETRY_PAUSE)
                 await self._poll()
                 await self._repeat_orphans()
+                await self._follow_moved()
                 failing, pause, self._error = math.inf, RETRY_PAUSE, None
                 continue
             except NoSession:
@@ -424,16 +432,39 @@ class Session:
                 elif acquire.state is ASKED:
                     self._grant(acquire, reply, now)
 
-    async def adopt(self, hold: Acquire) -> None:
-        """Declares a hold whose slot has moved to this node."""
+    async def adopt(self, hold: Acquire) -> bool:
+        """Declares a hold whose slot has moved to this node. Returns whether its state is known then."""
         try:
-            await self._until_up(monotonic() + self.options.patience, patient=True)
+            await self._until_up(monotonic() + REPLY_GRACE, patient=True)
             with self.mutex:
                 self._enrol(hold)
             await self._declare([hold])
         except LockError:
             with self.mutex:
-                self._over(hold, "moved")
+                self._forget(hold)
+            return False
+        return True
+
+    def _forget(self, hold: Acquire) -> None:
+        """Removes the number of a hold, which then belongs to no session. Its release waits for another number."""
+        self.numbers.pop(self._n(hold), None)
+        self._unanswered.pop(self._n(hold), None)
+        if hold.at is not None:
+            hold.at = hold.at._replace(id=b"")
+
+    async def _follow_moved(self) -> None:
+        """The event may come before the other node serves the slot."""
+        if not self._moved:
+            return
+        try:
+            self._moved = await self._adopt_elsewhere(self._moved)
+        except (LockError, RedisError):
+            pass
+        if self._moved and monotonic() >= self._moved_until:
+            with self.mutex:
+                for hold in self._moved:
+                    self._over(hold, "moved")
+            self._moved = []
 
     def _next_beat(self) -> int:
         # R16: never taken from a reply.
@@ -442,13 +473,12 @@ class Session:
 
     async def _poll(self) -> None:
         """One LOCK.EVENTS: heartbeat, acknowledgement and events. The first one after a failure does not wait."""
-        block = min(EVENTS_BLOCK, self.options.grace / 3) if self._polled else 0.0
+        block = min(EVENTS_BLOCK, self.options.grace / 3) if self._polled and not self._moved else 0.0
         with self.mutex:
             done = min(self._unanswered, default=self._last_n + 1)
         sent = monotonic()
         words = ("LOCK.EVENTS", self.id, self._next_beat(), self._seen, done, int(block * 1000), EVENTS_COUNT)
         events = await self.io.read(words, block + REPLY_GRACE)
-        moved: List[Acquire] = []
         with self.mutex:
             for seq, kind, n, *rest in events:
                 self._seen, acquire = seq, self.numbers.get(n)
@@ -459,7 +489,9 @@ class Session:
                     self._grant(acquire, rest[0], max(acquire.began, self._polled))
                     acquire.token = rest[1] if len(rest) > 1 else None
                 elif kind == b"lost" and rest[0] == b"moved" and acquire.state is HELD:
-                    moved.append(self.numbers.pop(n))
+                    self._forget(acquire)
+                    self._moved.append(acquire)
+                    self._moved_until = monotonic() + self.options.patience
                 elif kind == b"lost":
                     # Perhaps only one of several locks was lost.
                     (self._lose if acquire.request.several else self._over)(acquire, rest[0].decode())
@@ -467,8 +499,6 @@ class Session:
             if len(events) < EVENTS_COUNT:
                 self._confirmed, self.safe_until = sent, sent + self.options.grace
                 self._set_jeopardy(False)
-        if moved:
-            await self._adopt_elsewhere(moved)
 
     async def _repeat_orphans(self) -> None:
         with self.mutex:
