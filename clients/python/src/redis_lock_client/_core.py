@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 from . import errors
 from ._io import Io, Node
 from ._request import Request
-from ._session import CANCEL, HELD, OVER, Acquire, Mutex, Options, Owner, Session
+from ._session import CANCEL, HELD, OVER, RETRY_PAUSE, Acquire, Mutex, Options, Owner, Session
 from .errors import Busy, Cancelled, Deadlock, Lost, Misuse, Moved, TimedOut, Unavailable
 
 # Ends of a wait that are final. After all others, the wait continues with a new number.
@@ -126,6 +126,8 @@ class Core:
             if not isinstance(error, Moved):
                 raise
             await self._refresh()
+            # The cluster may need a moment until all nodes agree.
+            await session.io.sleep(RETRY_PAUSE)
 
     async def _is_usable(self, hold: Acquire) -> bool:
         """Whether the lease of a new hold has not ended. Raises `Deadlock` if the owner had the lock before."""

@@ -271,8 +271,11 @@ class Session:
             except NoSession:
                 # The reader opens a new session, and declares the acquire there.
                 await self.io.sleep(RETRY_PAUSE)
-            except Transient:
+            except Transient as error:
                 failing = min(failing, sent)
+                # An acquire continues on the other node. ASK means that the slot is still moving.
+                if state is ASKED and isinstance(error, Moved) and str(error).startswith("MOVED"):
+                    raise
                 if monotonic() >= (give_up if give_up < math.inf else failing + self.options.patience):
                     raise
                 await self.io.sleep(RETRY_PAUSE)
