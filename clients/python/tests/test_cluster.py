@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Locks on the nodes of a cluster, slots that move, and a node that restarts."""
 
+import time
+
 import pytest
 import redis
 import redis.asyncio
@@ -121,10 +123,23 @@ def test_new_locks_find_a_slot_that_moved(cluster, locks):
     with locks.lock("x"):
         pass
     cluster.move("x", source, target)
+    began = time.monotonic()
     for wait in (None, 5, 0):
         hold = locks.lock("x", wait=wait).acquire()
         assert target.holder("x")["owner"].encode() == hold.owner
         hold.release()
+    assert time.monotonic() - began < 3
+
+
+@pytest.mark.parametrize("options", [{}, {"lease": 60}], ids=str)
+def test_a_release_follows_a_slot(cluster, locks, options):
+    source = cluster.node_of("y")
+    target = next(node for node in cluster.nodes if node is not source)
+    hold = locks.lock("y", **options).acquire()
+    cluster.move("y", source, target)
+    hold.release()
+    until(lambda: not target.held("y"), 5)
+    assert not hold.lost
 
 
 def test_a_node_restarts(cluster, locks):
