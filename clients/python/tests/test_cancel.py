@@ -175,9 +175,10 @@ def test_a_cancelled_wait_leaves_when_the_server_can_write(server):
     in_asyncio(server.port, body)
 
 
-def test_impatient_waiters_leave_nothing(server, locks):
+def test_impatient_waiters_leave_nothing(server, locks, flavor):
     server.take("a")
-    connections = server.clients()
+    # In asyncio, at most 20 calls run at the same time.
+    connections = server.clients() + (52 if flavor.name == "threads" else 22)
 
     def impatient(number):
         for turn in range(6):
@@ -185,7 +186,7 @@ def test_impatient_waiters_leave_nothing(server, locks):
 
     for call in [Call(lambda number=number: impatient(number)) for number in range(50)]:
         call.end(30)
-    assert server.waiters("a") == 0 and server.clients() - connections <= 52
+    assert server.waiters("a") == 0 and server.clients() <= connections
     server.give("a")
     calls = [Call(lambda: locks.lock("a").try_acquire(0.004)) for _ in range(50)]
     for hold in [call.end(30) for call in calls]:
@@ -193,7 +194,7 @@ def test_impatient_waiters_leave_nothing(server, locks):
             hold.release()
     hold = None
     until(lambda: is_idle(server, "a"))
-    assert server.clients() - connections <= 52
+    assert server.clients() <= connections
 
 
 def test_impatient_waiters_of_a_silent_server_leave_nothing(server, proxy, flavor):

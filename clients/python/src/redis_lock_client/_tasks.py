@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from contextlib import suppress
-from typing import Any, Callable, Coroutine, List, Optional, Sequence, Set
+from typing import Any, Callable, Coroutine, Deque, List, Optional, Sequence, Set
 
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -15,7 +16,11 @@ from . import errors
 from ._io import Io, Node
 from ._io import Signal as AnySignal
 from ._request import Words
-from .errors import Misuse
+from .errors import Misuse, Transient
+
+
+# Calls at the same time, each with a connection. Thousands of tasks may start to wait at once.
+MAX_CALLS = 20
 
 
 class Signal:
@@ -59,15 +64,57 @@ def _cancellations() -> int:
     return int(task.cancelling()) if hasattr(task, "cancelling") else 0
 
 
+class Slots:
+    """Limits the calls at the same time, in order of arrival."""
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._waiters: "Deque[asyncio.Future[bool]]" = deque()
+
+    async def take(self, timeout: float) -> bool:
+        """Returns whether a slot became free in time."""
+        if self._free > 0:
+            self._free -= 1
+            return True
+        loop = asyncio.get_running_loop()
+        waiter: "asyncio.Future[bool]" = loop.create_future()
+        timer = loop.call_later(timeout, _resolve, waiter, False)
+        self._waiters.append(waiter)
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled() and waiter.result():
+                self.give()
+            raise
+        finally:
+            timer.cancel()
+
+    def give(self) -> None:
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                return waiter.set_result(True)
+        self._free += 1
+
+
 class Tasks(Io):
     def __init__(self, node: Node, patience: float) -> None:
         super().__init__(node, patience)
+        self._slots = Slots(MAX_CALLS)
         self._loop = asyncio.get_running_loop()
         self._task: "Optional[asyncio.Task[None]]" = None
         self._finishing: "Set[asyncio.Task[None]]" = set()
 
     def connection(self) -> Any:
         return self.node.connection(Retry(NoBackoff(), 0), self.patience)
+
+    async def batch(self, calls: Sequence[Words], timeout: float) -> List[Any]:
+        if not await self._slots.take(timeout):
+            raise Transient("too many calls wait for a connection")
+        try:
+            return await super().batch(calls, timeout)
+        finally:
+            self._slots.give()
 
     async def exchange(self, connection: Any, calls: Sequence[Words], timeout: float) -> List[Any]:
         if asyncio.get_running_loop() is not self._loop:
