@@ -97,7 +97,7 @@ def test_a_waiter_follows_a_loss(server, locks):
 
 def test_a_key_that_changes_its_type_ends_waits(server, locks):
     server.take("a")
-    call = Call(lambda: locks.lock("a").acquire(5))
+    call = Call(lambda: locks.lock("a").acquire(1))
     until(lambda: server.waiters("a") == 1)
     server.admin.set("a", "x")
     with pytest.raises(Exception) as caught:
