@@ -113,6 +113,16 @@ def test_a_lease_is_extended(server, locks):
         assert 4 < hold.valid_for() <= 5 and server.admin.pttl("a") > 40_000
 
 
+def test_a_lease_that_was_shortened_leaves_nothing(server, locks):
+    hold = locks.lock("a", lease=60).acquire()
+    hold.extend(0.1)
+    assert hold.wait_lost(5)
+    with pytest.raises(Lost, match="expired"):
+        hold.release()
+    # The server never shortens the lease.
+    until(lambda: not server.held("a"))
+
+
 def test_a_renewed_hold_has_no_lease_to_extend(server, locks):
     with locks.lock("a") as hold:
         hold.extend()

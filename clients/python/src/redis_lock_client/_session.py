@@ -18,7 +18,7 @@ from redis.exceptions import RedisError
 
 from ._io import Io, Signal
 from ._request import Request, Words, milliseconds
-from .errors import Cancelled, Late, LockError, Lost, Moved, NoSession, Transient, Unavailable
+from .errors import Cancelled, Late, LockError, Lost, Misuse, Moved, NoSession, Transient, Unavailable
 
 # The session ends if its client is silent for TTL, or its connection is closed for GRACE.
 TTL, GRACE = 30.0, 3.0
@@ -220,7 +220,7 @@ class Session:
                 else:
                     acquire.owner.retired = True
                     self._orphans.append(acquire)
-            if not isinstance(error, Lost):
+            if not _reason_of(error):
                 raise
         else:
             with self.mutex:
@@ -229,6 +229,10 @@ class Session:
     async def release(self, hold: Acquire) -> None:
         if not hold.is_lost():
             await self.end(hold, RELEASE, self.options.patience)
+        elif hold.state is HELD:
+            # Expired by the local clock. The server never shortens a lease, so it may still have the hold.
+            with self.mutex:
+                self._lose(hold, "expired")
         if hold.is_lost():
             raise hold.lost()
 
@@ -245,9 +249,12 @@ class Session:
         give_up = monotonic() + self.options.patience
         try:
             _, _, sent = await self._repeat(hold, HELD, lambda at: hold.renew_words(at, lease, None), give_up)
-        except Lost:
+        except (Lost, Misuse) as error:
+            reason = _reason_of(error)
+            if not reason:
+                raise
             with self.mutex:
-                self._over(hold, "deleted")
+                self._over(hold, reason)
         if hold.state is not HELD:
             raise hold.lost()
         if lease is not None:
@@ -335,7 +342,7 @@ class Session:
     def _settle(self, ending: Acquire, reply: Any) -> None:
         """Handles the reply to a release or a cancellation. The server gives the same reply to a repeated call."""
         if ending.state is ENDING and (not isinstance(reply, Transient) or isinstance(reply, Moved)):
-            self._over(ending, "deleted" if isinstance(reply, Lost) else REASONS[ending.verb])
+            self._over(ending, _reason_of(reply) or REASONS[ending.verb])
 
     def _lose(self, acquire: Acquire, reason: str) -> None:
         """Ends a hold here, and leaves to the reader to cancel by its number what the server may still have of it."""
@@ -589,6 +596,13 @@ class Session:
 
 def _hold_of(acquire: Acquire) -> Tuple[Tuple[bytes, ...], bytes]:
     return tuple(acquire.request.keys), acquire.owner.name
+
+
+def _reason_of(reply: Any) -> str:
+    """Why a hold is lost according to a reply; empty if the reply does not say so."""
+    if isinstance(reply, Lost):
+        return "deleted"
+    return "wrongtype" if isinstance(reply, Misuse) and str(reply).startswith("WRONGTYPE") else ""
 
 
 def _left(until: float) -> Optional[float]:
