@@ -148,7 +148,9 @@ def test_a_node_restarts(cluster, locks):
     call = Call(lambda: locks.lock("a").acquire())
     until(lambda: node.waiters("a") == 1)
     node.restart()
-    until(lambda: cluster.is_complete(node) and node.waiters("a") == 1, 20)
+    until(lambda: cluster.is_complete(node), 20)
+    until(lambda: node.waiters("a") == 1 or hold.lost or not call.is_alive(), 20)
+    assert not hold.lost and call.is_alive(), (hold._acquire.reason, call.error)
     until(lambda: hold.valid_for() > 0 or hold.lost)
     assert not hold.lost and other.valid_for() > 0
     hold.release()
