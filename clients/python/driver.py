@@ -32,7 +32,7 @@ def lock_of(locks, request):
 
 
 def settings():
-    """Of the session, from the environment, in milliseconds."""
+    """Reads the times of the session from the environment, in milliseconds."""
     names = {"ttl": "REDIS_LOCK_TTL", "grace": "REDIS_LOCK_GRACE"}
     return {name: int(os.environ[variable]) / 1000 for name, variable in names.items() if variable in os.environ}
 
@@ -189,7 +189,7 @@ class Threads(Driver):
 
 
 class Task:
-    """What `cancel` finds before the task is there."""
+    """A task that `cancel` may name before it exists."""
 
     def __init__(self):
         self.task = None

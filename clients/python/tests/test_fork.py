@@ -80,7 +80,7 @@ def test_a_child_leaves_the_scope_of_its_parent(server, threaded):
     assert not hold.lost and not server.held("a")
 
 
-PROGRAM = """
+PROGRAM = '''
 import os, sys, redis
 from redis_lock_client import Locks
 locks = Locks(redis.Redis(port=int(sys.argv[1])), grace=0.3)
@@ -89,7 +89,7 @@ if os.fork():
     print("held", flush=True)
 sys.stdin.readline()
 os._exit(0)
-"""
+'''
 
 
 def test_a_child_keeps_nothing_alive(server):
@@ -106,7 +106,18 @@ def test_a_child_keeps_nothing_alive(server):
         parent.stdout.close()
 
 
-ASYNCIO = """
+CHILD = '''
+import asyncio, sys, redis.asyncio
+from redis_lock_client import aio
+async def main():
+    async with aio.Locks(redis.asyncio.Redis(port=int(sys.argv[1]))) as own:
+        assert await own.lock("a").try_acquire() is None
+        async with own.lock("b"):
+            pass
+asyncio.run(main())
+'''
+
+ASYNCIO = '''
 import asyncio, os, sys, redis, redis.asyncio
 from redis_lock_client import Lost, aio
 port = int(sys.argv[1])
@@ -124,32 +135,22 @@ async def main():
     assert os.waitpid(pid, 0)[1] == 0
     await hold.extend()
     if (pid := os.fork()) == 0:
-        os.execv(sys.executable, [sys.executable, "-c", CHILD, str(port)])
+        os.execv(sys.executable, [sys.executable, "-c", sys.argv[2], str(port)])
     assert await asyncio.to_thread(os.waitpid, pid, 0) == (pid, 0)
     await hold.release()
     assert not redis.Redis(port=port).exists("a")
     await locks.close()
-CHILD = '''
-import asyncio, sys, redis.asyncio
-from redis_lock_client import aio
-async def main():
-    async with aio.Locks(redis.asyncio.Redis(port=int(sys.argv[1]))) as own:
-        assert await own.lock("a").try_acquire() is None
-        async with own.lock("b"):
-            pass
-asyncio.run(main())
-'''
 asyncio.run(main())
 print("done")
-"""
+'''
 
 
 def test_a_child_of_asyncio_has_no_hold_of_its_parent(server):
-    ended = subprocess.run([sys.executable, "-c", ASYNCIO, str(server.port)], capture_output=True, text=True, timeout=30)
+    ended = subprocess.run([sys.executable, "-c", ASYNCIO, str(server.port), CHILD], capture_output=True, text=True, timeout=30)
     assert ended.stdout == "done\n", ended.stderr
 
 
-ENDING = """
+ENDING = '''
 import os, sys, redis
 from redis_lock_client import Locks, compat
 port = int(sys.argv[1])
@@ -161,7 +162,7 @@ if os.fork() == 0:
     locks.lock("c").acquire().release()
     sys.exit(0)
 os.wait()
-"""
+'''
 
 
 def test_the_end_of_a_process_is_quiet(server):

@@ -48,6 +48,15 @@ def test_an_overwritten_key_is_noticed_at_the_renewal(server, flavor):
         hold.release()
 
 
+@pytest.mark.parametrize("verb", ["release", "extend"])
+def test_a_call_for_an_overwritten_key_is_a_loss(server, locks, verb):
+    hold = locks.lock("a", lease=60).acquire()
+    server.admin.set("a", "x")
+    with pytest.raises(Lost, match="wrongtype"):
+        getattr(hold, verb)()
+    assert hold.lost and server.admin.get("a") == "x"
+
+
 def test_one_of_several_is_a_loss_of_all(server, locks):
     hold = locks.lock("a", "b").acquire()
     server.admin.delete("b")
@@ -97,7 +106,7 @@ def test_a_waiter_follows_a_loss(server, locks):
 
 def test_a_key_that_changes_its_type_ends_waits(server, locks):
     server.take("a")
-    call = Call(lambda: locks.lock("a").acquire(5))
+    call = Call(lambda: locks.lock("a").acquire(1))
     until(lambda: server.waiters("a") == 1)
     server.admin.set("a", "x")
     with pytest.raises(Exception) as caught:

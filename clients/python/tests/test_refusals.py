@@ -5,6 +5,7 @@ import time
 
 import pytest
 import redis
+import redis.asyncio
 from conftest import Call, Server, until
 
 from redis_lock_client import Lost, Misuse, TimedOut, Unavailable, errors
@@ -133,6 +134,12 @@ def test_errors_that_redis_py_knows_have_a_kind():
     assert str(errors.of(exceptions.NoPermissionError("no"))) == "NOPERM no"
     assert isinstance(errors.of(exceptions.ConnectionError("x")), exceptions.ConnectionError)
     assert issubclass(TimedOut, TimeoutError) and issubclass(Lost, exceptions.LockNotOwnedError)
+
+
+def test_a_client_of_the_other_kind_is_refused(flavor, server):
+    module = redis.asyncio if flavor.name == "threads" else redis
+    with pytest.raises(Misuse, match="aio.Locks"):
+        flavor.locks(module.Redis(port=server.port)).lock("a").acquire()
 
 
 def test_another_client_is_refused(flavor):

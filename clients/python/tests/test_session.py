@@ -5,9 +5,9 @@ import threading
 import time
 
 import pytest
-from conftest import SHORT, Call, Server, until
+from conftest import Call, Server, until
 
-from redis_lock_client import Lost, TimedOut, Unavailable
+from redis_lock_client import Lost, Unavailable
 
 
 def session_of(server):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the locks of threads and of asyncio have in common."""
+"""Base classes of the locks of threads and of asyncio."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class BaseHold:
         return self._acquire.is_lost()
 
     def valid_for(self) -> float:
-        """Seconds for which no other owner can have the lock, whatever the network does.
+        """Seconds for which no other owner can have the lock, even if the network fails.
 
         0 means that nothing is proven: the hold is in jeopardy, lost or released, or the session has a `grace` of 0.
         """

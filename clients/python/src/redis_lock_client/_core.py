@@ -12,10 +12,13 @@ import weakref
 from time import monotonic
 from typing import Any, Callable, Dict, List, Optional
 
+import redis.asyncio
+
 from . import errors
 from ._io import Io, Node
 from ._request import Request
-from ._session import CANCEL, HELD, OVER, Acquire, Mutex, Options, Owner, Session
+from ._session import CANCEL, HELD, OVER, RETRY_PAUSE, Acquire, Mutex, Options, Owner, Session
+from ._tasks import Tasks
 from .errors import Busy, Cancelled, Deadlock, LockError, Lost, Misuse, Moved, TimedOut, Unavailable
 
 # Ends of a wait that are final. After all others, the wait continues with a new number.
@@ -63,10 +66,13 @@ class Core:
 
     async def _node_of(self, key: bytes) -> Node:
         pool = getattr(self.client, "connection_pool", None)
+        if pool is None and not hasattr(self.client, "get_node_from_key"):
+            raise Misuse(f"{type(self.client).__name__} is no client of redis-py")
+        is_asyncio = isinstance(self.client, (redis.asyncio.Redis, redis.asyncio.RedisCluster))
+        if is_asyncio is not (self.io_class is Tasks):
+            raise Misuse("use aio.Locks with a client of redis.asyncio, and Locks with another one")
         if pool is not None:
             return Node.of("", pool)
-        if not hasattr(self.client, "get_node_from_key"):
-            raise Misuse(f"{type(self.client).__name__} is no client of redis-py")
         if inspect.iscoroutinefunction(getattr(self.client, "initialize", None)):
             await self.client.initialize()
         node = self.client.get_node_from_key(key)
@@ -119,7 +125,9 @@ class Core:
             except Moved:
                 if monotonic() >= (until if wait else started + self.options.patience):
                     raise
+                # The cluster may need a moment until all nodes agree.
                 await self._refresh()
+                await (await self.session_of(request.keys[0])).io.sleep(RETRY_PAUSE)
             if asked.reason == "timeout":
                 return None
             if asked.reason in FINAL:

@@ -149,7 +149,7 @@ class Io:
         while self._idle:
             await self.result(self._idle.pop().disconnect())
 
-    # What threads and asyncio do in their own way.
+    # Threads and asyncio implement these methods.
 
     retry_class: Any
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What an application asks for, as words of the protocol."""
+"""Requests of an application, as words of the protocol."""
 
 from __future__ import annotations
 

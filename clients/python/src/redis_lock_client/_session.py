@@ -44,7 +44,7 @@ class Event(NamedTuple):
     event: str
     """`waited`, `held`, `jeopardy` or `safe`."""
     outcome: str
-    """Of a wait: `granted`, or the kind of its error. Of a hold: `released` or `lost`. Otherwise empty."""
+    """For a wait, `granted` or the kind of its error. For a hold, `released` or `lost`. Otherwise empty."""
     seconds: float
     """Duration of the wait or of the hold so far."""
 
@@ -97,7 +97,7 @@ class Owner:
 
 
 class Number(NamedTuple):
-    """What identifies an acquire on the server."""
+    """The identity of an acquire on the server."""
 
     session: "Session"
     id: bytes
@@ -245,6 +245,10 @@ class Session:
     async def release(self, hold: Acquire) -> None:
         if not hold.is_lost():
             await self.end(hold, RELEASE, 0.0 if self.io.is_reader() else self.options.patience)
+        elif hold.state is HELD:
+            # Expired by the local clock. A lease is never shortened, so the server may still have the hold.
+            with self.mutex:
+                self._lose(hold, "expired")
         if hold.is_lost():
             raise hold.lost()
 
@@ -261,10 +265,10 @@ class Session:
         give_up, first_sent = monotonic() + self.options.patience, 0.0
         try:
             _, first_sent = await self._repeat(hold, HELD, lambda at: hold.renew_words(at, lease), give_up)
-        except Lost:
+        except (Lost, Overwritten) as error:
             with self.mutex:
                 if hold.state is HELD:
-                    self._over(hold, "deleted")
+                    self._over(hold, _reason_of(error))
         if hold.state is not HELD:
             raise hold.lost()
         if lease is not None:
@@ -295,7 +299,8 @@ class Session:
                 # After NOSESSION, the reader opens a new session, and declares the acquire there.
                 acquire.in_doubt |= not isinstance(error, NoSession)
                 failing = min(failing, now)
-                is_moved = isinstance(error, Moved) and state is ASKED
+                # ASK means that the slot is still moving.
+                is_moved = isinstance(error, Moved) and state is ASKED and str(error).startswith("MOVED")
                 if is_moved or monotonic() >= (give_up if give_up < math.inf else failing + self.options.patience):
                     raise
             except LockError:
@@ -388,7 +393,7 @@ class Session:
             return
         # NOTOWNER may be the reply to a repeated call, whose first attempt succeeded.
         is_lost = ending.verb == RELEASE and isinstance(reply, (Lost, Overwritten)) and not ending.in_doubt
-        self._over(ending, "deleted" if is_lost else REASONS[ending.verb])
+        self._over(ending, _reason_of(reply) if is_lost else REASONS[ending.verb])
 
     def _cancel_later(self, at: Number, acquire: Acquire) -> None:
         """Leaves to the reader to cancel a number whose acquire is over, but that the server may still hold."""
@@ -502,11 +507,16 @@ class Session:
             for acquire, reply in zip(acquires, replies)
             if acquire.state is HELD or not isinstance(reply, LockError)
         )
+        moved: List[Acquire] = []
         with self.mutex:
             for acquire, at, reply in zip(acquires, numbers, replies):
                 is_refused = isinstance(reply, LockError)
                 acquire.undeclared = False
-                if acquire.state is OVER and at is not None and not is_refused:
+                if isinstance(reply, Moved) and acquire.state is not OVER and at is not None:
+                    self.numbers.pop(at.n, None)
+                    self._answered(acquire)
+                    moved.append(acquire)
+                elif acquire.state is OVER and at is not None and not is_refused:
                     self._cancel_later(at, acquire)
                 elif acquire.state is ENDING and is_refused:
                     self._over(acquire, REASONS[acquire.verb] if acquire.in_doubt else "restarted")
@@ -522,6 +532,9 @@ class Session:
                     self._grant(acquire, reply, now)
                 elif acquire.state is HELD:
                     self._answered(acquire)
+        if moved:
+            # The nodes do not agree yet. The lease limits how long this may take.
+            await self._moved(moved)
 
     def adopt(self, holds: List[Acquire]) -> None:
         """Leaves to the reader to declare holds whose slots have moved to this node."""
@@ -661,6 +674,10 @@ class Session:
 
 def _hold_of(acquire: Acquire) -> Tuple[Tuple[bytes, ...], bytes]:
     return tuple(acquire.request.keys), acquire.owner.name
+
+
+def _reason_of(error: Any) -> str:
+    return "wrongtype" if isinstance(error, Overwritten) else "deleted"
 
 
 def _remaining(until: float) -> Optional[float]:

@@ -56,7 +56,7 @@ class Unavailable(LockError, RedisConnectionError):
 
 
 class Transient(Unavailable):
-    """The same call may succeed in a moment: no connection, a failover, a slow script."""
+    """A repetition of the call may succeed soon: no connection, a failover, a slow script."""
 
 
 class NoSession(Transient):
