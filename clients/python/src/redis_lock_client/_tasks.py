@@ -4,20 +4,21 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Callable, Coroutine, List, Optional, Sequence, Set
+from collections import deque
+from typing import Any, Callable, Coroutine, Deque, List, Optional, Sequence, Set
 
 from redis.asyncio.retry import Retry
 
 from ._io import Io, Node
 from ._io import Signal as AnySignal
 from ._request import Words
-from .errors import Misuse
+from .errors import Misuse, Transient
 
 # Calls at the same time, each with a connection. Thousands of tasks may start to wait at once.
 MAX_CALLS = 20
 
 # Maximum number of connections for calls. Thousands of tasks may call at once, and a wait needs no connection.
-CALL_CONNECTIONS = 32
+CALL_CONNECTIONS = 20
 
 
 class Signal:
@@ -55,21 +56,58 @@ def _resolve(waiter: "asyncio.Future[bool]", value: bool) -> None:
         waiter.set_result(value)
 
 
+class Slots:
+    """Limits the calls at the same time, in order of arrival."""
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._waiters: "Deque[asyncio.Future[bool]]" = deque()
+
+    async def take(self, timeout: float) -> bool:
+        """Returns whether a slot became free in time."""
+        if self._free > 0:
+            self._free -= 1
+            return True
+        loop = asyncio.get_running_loop()
+        waiter: "asyncio.Future[bool]" = loop.create_future()
+        timer = loop.call_later(timeout, _resolve, waiter, False)
+        self._waiters.append(waiter)
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled() and waiter.result():
+                self.give()
+            raise
+        finally:
+            timer.cancel()
+
+    def give(self) -> None:
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                return waiter.set_result(True)
+        self._free += 1
+
+
 class Tasks(Io):
     retry_class = Retry
 
     def __init__(self, node: Node) -> None:
         super().__init__(node)
         self._loop = asyncio.get_running_loop()
-        self._slots = asyncio.Semaphore(CALL_CONNECTIONS)
+        self._slots = Slots(CALL_CONNECTIONS)
         self._task: "Optional[asyncio.Task[None]]" = None
         self._finishing: "Set[asyncio.Task[None]]" = set()
 
     async def batch(self, calls: Sequence[Words], timeout: float) -> List[Any]:
         if asyncio.get_running_loop() is not self._loop:
             raise Misuse("these locks belong to another event loop; make new ones in this one")
-        async with self._slots:
+        if not await self._slots.take(timeout):
+            raise Transient("all connections are in use; try again")
+        try:
             return await super().batch(calls, timeout)
+        finally:
+            self._slots.give()
 
     async def result(self, call: Any) -> Any:
         # redis-py uses `asyncio.wait_for`, which may swallow a cancellation. Python 3.10 does not count cancellations.
