@@ -289,15 +289,15 @@ class Session:
             await session._until_up(give_up, acquire)
             now = monotonic()
             try:
-                if at is not None and at is acquire.at:
+                # A release of a number that is not declared yet would be refused, and remembered (R23).
+                if at is not None and at is acquire.at and not acquire.undeclared:
                     first_sent = min(first_sent, now)
                     reply = await session.io.call(words(at), min(CALL_TIMEOUT, max(REPLY_GRACE, give_up - now)))
                     if at is acquire.at:
                         return reply, first_sent
-                continue
             except Transient as error:
                 # After NOSESSION, the reader opens a new session, and declares the acquire there.
-                acquire.in_doubt |= not isinstance(error, NoSession)
+                acquire.in_doubt |= not isinstance(error, (NoSession, Moved))
                 failing = min(failing, now)
                 # ASK means that the slot is still moving.
                 is_moved = isinstance(error, Moved) and state is ASKED and str(error).startswith("MOVED")
@@ -343,8 +343,8 @@ class Session:
     def _enrol(self, acquire: Acquire) -> None:
         """Gives the acquire the next number of this session. A hold is not valid before its declaration."""
         self._last_n += 1
-        acquire.at = Number(self, self.id or b"", self._last_n)
         acquire.undeclared = acquire.state is not ASKED
+        acquire.at = Number(self, self.id or b"", self._last_n)
         self.numbers[self._last_n] = self._unanswered[self._last_n] = acquire
 
     def _answered(self, acquire: Acquire) -> None:
@@ -511,13 +511,14 @@ class Session:
         with self.mutex:
             for acquire, at, reply in zip(acquires, numbers, replies):
                 is_refused = isinstance(reply, LockError)
-                acquire.undeclared = False
+                acquire.undeclared = isinstance(reply, Moved)
                 if isinstance(reply, Moved) and acquire.state is not OVER and at is not None:
                     self.numbers.pop(at.n, None)
                     self._answered(acquire)
                     moved.append(acquire)
-                elif acquire.state is OVER and at is not None and not is_refused:
-                    self._cancel_later(at, acquire)
+                elif acquire.state is OVER:
+                    if at is not None and not is_refused:
+                        self._cancel_later(at, acquire)
                 elif acquire.state is ENDING and is_refused:
                     self._over(acquire, REASONS[acquire.verb] if acquire.in_doubt else "restarted")
                 elif acquire.state in (ASKED, HELD) and is_refused:
@@ -591,7 +592,7 @@ class Session:
                     self._begin_end(hold, RELEASE)
                     self._orphan(hold)
             numbered = [(each, each.at) for each in self._orphans if each.state is ENDING and each.at is not None]
-            orphans = [(each, at) for each, at in numbered if at.session is self and at.id == self.id]
+            orphans = [(each, at) for each, at in numbered if at.id == self.id and not each.undeclared]
             self._orphans = [each for each, _ in orphans]
         if orphans:
             try:

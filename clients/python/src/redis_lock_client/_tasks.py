@@ -14,9 +14,6 @@ from ._io import Signal as AnySignal
 from ._request import Words
 from .errors import Misuse, Transient
 
-# Calls at the same time, each with a connection. Thousands of tasks may start to wait at once.
-MAX_CALLS = 20
-
 # Maximum number of connections for calls. Thousands of tasks may call at once, and a wait needs no connection.
 CALL_CONNECTIONS = 20
 
