@@ -543,6 +543,8 @@ class Session:
         with self.mutex:
             for hold in holds:
                 if hold.state is not OVER:
+                    # A release may have begun meanwhile, under the old number.
+                    self._answered(hold)
                     self._enrol(hold)
                     if hold.state is ENDING:
                         self._orphan(hold)
