@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Counts under ten locks in a thousand tasks of asyncio. All wait over two connections.
+"""Counts under ten locks in a thousand tasks of asyncio. All wait over a few connections.
 
 python3 examples/tasks.py redis://127.0.0.1:6379 1000
 """

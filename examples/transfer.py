@@ -24,7 +24,7 @@ client.mset(dict.fromkeys(accounts, 1000))
 
 def transfer(_: int) -> None:
     rich, poor = random.sample(accounts, 2)
-    with locks.all_of(f"{rich}:lock", f"{poor}:lock"):
+    with locks.lock(f"{rich}:lock", f"{poor}:lock"):
         mine, theirs = map(int, client.mget(rich, poor))
         amount = random.randint(0, mine)
         client.mset({rich: mine - amount, poor: theirs + amount})

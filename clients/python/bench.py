@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""How this compares with redis-py's own Lock when many want one lock: `bench.py [SECONDS]`, with a server of its own.
+"""Compares this package with the lock of redis-py and with python-redis-lock: `bench.py [SECONDS]`, on a server of its own.
 
-Each of N threads takes the lock, gives it back, and begins again. Said are locks a second, the longest that a thread waited, and
-the server's CPU time for a lock. Everything shares this machine's cores: read ratios, not numbers.
+Each thread or task acquires a lock, releases it and begins again. The results are locks per second, the longest wait, and the
+server's CPU time per lock. Clients and server share the cores of this machine, so only the ratios matter. `python-redis-lock`
+is skipped if it is not installed.
 """
 
+import asyncio
 import sys
 import tempfile
 import threading
@@ -12,56 +14,148 @@ import time
 from pathlib import Path
 
 import redis
+import redis.asyncio
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "tests"))
 
 from conftest import Server  # noqa: E402
 
-from redis_lock_client import Locks  # noqa: E402
+from redis_lock_client import Locks, aio  # noqa: E402
+
+try:
+    import redis_lock as python_redis_lock
+except ImportError:
+    python_redis_lock = None
+
+LEASE = 30
 
 
 class Ours:
-    name = "redis-lock"
+    name = "this package"
 
-    def __init__(self, port):
+    def __init__(self, port, keys):
         self.locks = Locks(redis.Redis(port=port))
-        self.lock = self.locks.lock("bench", lease=30)
+        self.all = [self.locks.lock(key, lease=LEASE) for key in keys]
 
-    def once(self):
-        self.lock.acquire().release()
+    def once(self, number):
+        self.all[number].acquire().release()
 
     def close(self):
         self.locks.close()
 
 
-class OursBlocking(Ours):
-    name = "redis-lock, own_connection"
-
-    def __init__(self, port):
-        super().__init__(port)
-        self.lock = self.locks.lock("bench", lease=30, own_connection=True)
-
-
 class RedisPy:
-    name = "redis-py, sleep=0.1"
-    sleep = 0.1
+    name = "redis-py"
 
-    def __init__(self, port):
-        # Its default of 100 connections is too few for 200 threads: they fail, and leave the lock to its lease.
+    def __init__(self, port, keys):
         self.client = redis.Redis(port=port, max_connections=1000)
-        self.lock = self.client.lock("bench", timeout=30, sleep=self.sleep)
+        self.all = [self.client.lock(key, timeout=LEASE) for key in keys]
 
-    def once(self):
-        self.lock.acquire()
-        self.lock.release()
+    def once(self, number):
+        self.all[number].acquire()
+        self.all[number].release()
 
     def close(self):
         self.client.close()
 
 
-class RedisPyOften(RedisPy):
-    name = "redis-py, sleep=0.01"
-    sleep = 0.01
+class PythonRedisLock(RedisPy):
+    name = "python-redis-lock"
+
+    def __init__(self, port, keys):
+        self.client, self.all = redis.Redis(port=port, max_connections=1000), keys
+
+    def once(self, number):
+        with python_redis_lock.Lock(self.client, self.all[number], expire=LEASE):
+            pass
+
+
+class OursAsyncio:
+    name = "this package, asyncio"
+
+    def __init__(self, port, keys):
+        self.locks = aio.Locks(redis.asyncio.Redis(port=port))
+        self.all = [self.locks.lock(key, lease=LEASE) for key in keys]
+
+    async def once(self, number):
+        await (await self.all[number].acquire()).release()
+
+    async def close(self):
+        await self.locks.close()
+
+
+class RedisPyAsyncio:
+    name = "redis-py, asyncio"
+
+    def __init__(self, port, keys):
+        self.client = redis.asyncio.Redis(port=port, max_connections=1000)
+        self.all = [self.client.lock(key, timeout=LEASE) for key in keys]
+
+    async def once(self, number):
+        await self.all[number].acquire()
+        await self.all[number].release()
+
+    async def close(self):
+        await self.client.aclose()
+
+
+class Count:
+    """Locks of one worker."""
+
+    def __init__(self):
+        self.locks, self.longest, self.since = 0, 0.0, 0.0
+
+    def add(self):
+        self.longest = max(self.longest, time.monotonic() - self.since)
+        self.locks += 1
+
+
+def in_threads(kind, port, keys, begin, seconds):
+    subject, over = kind(port, keys), threading.Event()
+    counts, ready = [Count() for _ in keys], threading.Barrier(len(keys) + 1, action=begin)
+
+    def work(number):
+        # The first lock opens the connections.
+        subject.once(number)
+        ready.wait()
+        count = counts[number]
+        while not over.is_set():
+            count.since = time.monotonic()
+            subject.once(number)
+            count.add()
+
+    workers = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(len(keys))]
+    for worker in workers:
+        worker.start()
+    ready.wait(60)
+    time.sleep(seconds)
+    over.set()
+    for worker in workers:
+        worker.join(60)
+    subject.close()
+    return counts
+
+
+def in_asyncio(kind, port, keys, begin, seconds):
+    async def main():
+        subject = kind(port, keys)
+        counts = [Count() for _ in keys]
+        await asyncio.gather(*(subject.once(number) for number in range(len(keys))))
+        begin()
+        until = time.monotonic() + seconds
+
+        async def work(number):
+            count = counts[number]
+            while time.monotonic() < until:
+                count.since = time.monotonic()
+                await subject.once(number)
+                count.add()
+
+        await asyncio.gather(*map(work, range(len(keys))))
+        await subject.close()
+        return counts
+
+    return asyncio.run(main())
 
 
 def cpu(server):
@@ -69,52 +163,28 @@ def cpu(server):
     return info["used_cpu_sys"] + info["used_cpu_user"]
 
 
-def measure(kind, threads, seconds):
+def measure(run, kind, load, keys, seconds):
     with tempfile.TemporaryDirectory() as folder:
-        server = Server(folder)
-        subject = kind(server.port)
-        counts, longest, over = [0] * threads, [0.0] * threads, threading.Event()
-        failures = []
-        ready = threading.Barrier(threads + 1)
+        server, before = Server(folder), []
+        try:
+            counts = run(kind, server.port, keys, lambda: before.extend((cpu(server), time.monotonic())), seconds)
+            used, elapsed = cpu(server) - before[0], time.monotonic() - before[1]
+        finally:
+            server.stop()
+    locks, longest = sum(count.locks for count in counts), max(count.longest for count in counts)
+    print(f"| {load} | {kind.name} | {locks / elapsed:,.0f} | {longest:.3f} s | {used / locks * 1e6:.0f} µs |", flush=True)
 
-        def work(number):
-            # Connections are made before.
-            subject.once()
-            ready.wait()
-            while not over.is_set():
-                started = time.monotonic()
-                try:
-                    subject.once()
-                except Exception as error:
-                    failures.append(error)
-                    return
-                longest[number] = max(longest[number], time.monotonic() - started)
-                counts[number] += 1
 
-        workers = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(threads)]
-        for worker in workers:
-            worker.start()
-        ready.wait(60)
-        before, started = cpu(server), time.monotonic()
-        time.sleep(seconds)
-        total, used, elapsed = sum(counts), cpu(server) - before, time.monotonic() - started
-        over.set()
-        for worker in workers:
-            worker.join(60)
-        alive = sum(worker.is_alive() for worker in workers)
-        subject.close()
-        server.stop()
-    if failures or alive:
-        # Who fails leaves the lock to its lease: the numbers would be of something else.
-        sys.exit(f"{kind.name}, {threads} threads: {len(failures)} failed, {alive} hang: {failures[:1]}")
-    print(
-        f"{threads:4} threads  {kind.name:27} {total / elapsed:8.0f} locks/s  longest {max(longest):6.2f} s"
-        f"  least {min(counts):5} locks of a thread  {used / max(1, total) * 1e6:7.0f} us of server CPU a lock",
-        flush=True,
-    )
+def main():
+    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 5.0
+    print("| workers | library | locks/s | longest wait | server time per lock |\n|---|---|---|---|---|")
+    loads = {"1, 1 lock": ["a"], "50, 50 locks": [f"a{number}" for number in range(50)], "50, 1 lock": ["a"] * 50}
+    for load, keys in loads.items():
+        for kind in (Ours, RedisPy, *([PythonRedisLock] if python_redis_lock else [])):
+            measure(in_threads, kind, load, keys, seconds)
+        for kind in (OursAsyncio, RedisPyAsyncio):
+            measure(in_asyncio, kind, load, keys, seconds)
 
 
 if __name__ == "__main__":
-    for number in (2, 50, 200):
-        for each in (RedisPy, RedisPyOften, Ours, OursBlocking):
-            measure(each, number, float(sys.argv[1]) if len(sys.argv) > 1 else 5.0)
+    main()

@@ -3,6 +3,7 @@
 
 import asyncio
 import json
+import os
 import sys
 import threading
 import time
@@ -20,9 +21,24 @@ class Body(Exception):
 
 
 def how(request):
-    words = {name: request[name] for name in ("keep", "shared", "limit", "fence", "label") if name in request}
+    words = {name: request[name] for name in ("shared", "limit", "fence", "label", "owner", "reentrant") if name in request}
     times = {name: request[name] / 1000 for name in ("lease", "wait", "max_hold") if name in request}
-    return {**words, **times, "own_connection": request.get("own", False)}
+    return {**words, **times}
+
+
+def lock_of(locks, request):
+    keys = request["lock"]
+    return locks.lock(*([keys] if isinstance(keys, str) else keys), **how(request))
+
+
+def settings():
+    """Reads the times of the session from the environment, in milliseconds."""
+    names = {"ttl": "REDIS_LOCK_TTL", "grace": "REDIS_LOCK_GRACE"}
+    return {name: int(os.environ[variable]) / 1000 for name, variable in names.items() if variable in os.environ}
+
+
+def state(hold):
+    return {"is": "lost" if hold.lost else "safe" if hold.valid_for() > 0 else "jeopardy"}
 
 
 def granted(hold):
@@ -36,10 +52,6 @@ def kind(error):
 def failed(error):
     """Not of a lock: the driver's own client, or a mistake."""
     return {"is": "failed", "text": f"{type(error).__name__}: {error}"}
-
-
-def over(request):
-    return {"is": "timed out" if request.get("wait") != 0 and request["do"] != "try" else "busy"}
 
 
 def answer(request, reply):
@@ -77,7 +89,7 @@ class Driver:
         return {"is": "done"}
 
     def do_owner(self, request):
-        return {"is": "done", "owner": self.holds[request["as"]].owner}
+        return {"is": "done", "owner": self.holds[request["as"]].owner.decode()}
 
     def do_events(self, request):
         return {"is": "done", "events": [event[:3] for event in self.heard]}
@@ -93,7 +105,7 @@ class Threads(Driver):
     def __init__(self, url):
         super().__init__()
         self.client = redis.Redis.from_url(url)
-        self.locks = Locks(self.client, listener=self.heard.append)
+        self.locks = Locks(self.client, listener=self.heard.append, **settings())
 
     def main(self):
         for line in sys.stdin:
@@ -112,17 +124,13 @@ class Threads(Driver):
         answer(request, reply)
 
     def do_acquire(self, request):
-        lock = self.locks.lock(request["lock"], **how(request))
-        hold = lock.acquire(cancellation=self.cancels[request["as"]])
-        if hold is None:
-            return over(request)
-        self.holds[request["as"]] = hold
+        hold = self.holds[request["as"]] = lock_of(self.locks, request).acquire(cancellation=self.cancels[request["as"]])
         return granted(hold)
 
     def do_try(self, request):
-        hold = self.locks.lock(request["lock"], **how(request)).try_acquire()
+        hold = lock_of(self.locks, request).try_acquire()
         if hold is None:
-            return over(request)
+            return {"is": "busy"}
         self.holds[request["as"]] = hold
         return granted(hold)
 
@@ -135,7 +143,7 @@ class Threads(Driver):
         return {"is": "extended"}
 
     def do_state(self, request):
-        return {"is": "lost" if self.holds[request["as"]].lost else "held"}
+        return state(self.holds[request["as"]])
 
     def do_until_lost(self, request):
         return {"is": "lost" if self.holds[request["as"]].wait_lost(request["within"] / 1000) else "held"}
@@ -144,13 +152,13 @@ class Threads(Driver):
         return {"is": "done", "owner": self.holds[request["as"]].hand_over()}
 
     def do_attach(self, request):
-        hold = self.holds[request["as"]] = self.locks.lock(request["lock"], **how(request)).attach(request["owner"])
+        hold = self.holds[request["as"]] = lock_of(self.locks, request).attach(request["owner"])
         return granted(hold)
 
     def do_with(self, request):
         leave, fails = self.leaves[request["as"]]
         try:
-            with self.locks.lock(request["lock"], **how(request)) as self.holds[request["as"]]:
+            with lock_of(self.locks, request) as self.holds[request["as"]]:
                 leave.wait()
                 if fails[0]:
                     raise Body
@@ -181,7 +189,7 @@ class Threads(Driver):
 
 
 class Task:
-    """What `cancel` finds before the task is there."""
+    """A task that `cancel` may name before it exists."""
 
     def __init__(self):
         self.task = None
@@ -197,7 +205,7 @@ class Tasks(Driver):
     def __init__(self, url):
         super().__init__()
         self.client = redis.asyncio.Redis.from_url(url)
-        self.locks = aio.Locks(self.client, listener=self.heard.append)
+        self.locks = aio.Locks(self.client, listener=self.heard.append, **settings())
 
     async def run(self):
         reader, loop = asyncio.StreamReader(limit=1 << 20), asyncio.get_running_loop()
@@ -229,15 +237,16 @@ class Tasks(Driver):
             reply = failed(error)
         answer(request, reply)
 
-    async def do_acquire(self, request, wait=None):
-        hold = await self.locks.lock(request["lock"], **how(request)).acquire(wait)
-        if hold is None:
-            return over(request)
-        self.holds[request["as"]] = hold
+    async def do_acquire(self, request):
+        hold = self.holds[request["as"]] = await lock_of(self.locks, request).acquire()
         return granted(hold)
 
-    def do_try(self, request):
-        return self.do_acquire(request, 0)
+    async def do_try(self, request):
+        hold = await lock_of(self.locks, request).try_acquire()
+        if hold is None:
+            return {"is": "busy"}
+        self.holds[request["as"]] = hold
+        return granted(hold)
 
     async def do_release(self, request):
         await self.holds[request["as"]].release()
@@ -248,26 +257,22 @@ class Tasks(Driver):
         return {"is": "extended"}
 
     def do_state(self, request):
-        return {"is": "lost" if self.holds[request["as"]].lost.is_set() else "held"}
+        return state(self.holds[request["as"]])
 
     async def do_until_lost(self, request):
-        try:
-            await asyncio.wait_for(self.holds[request["as"]].lost.wait(), request["within"] / 1000)
-        except asyncio.TimeoutError:
-            return {"is": "held"}
-        return {"is": "lost"}
+        return {"is": "lost" if await self.holds[request["as"]].wait_lost(request["within"] / 1000) else "held"}
 
     async def do_hand_over(self, request):
-        return {"is": "done", "owner": await self.holds[request["as"]].hand_over()}
+        return {"is": "done", "owner": self.holds[request["as"]].hand_over()}
 
     async def do_attach(self, request):
-        hold = self.holds[request["as"]] = await self.locks.lock(request["lock"], **how(request)).attach(request["owner"])
+        hold = self.holds[request["as"]] = await lock_of(self.locks, request).attach(request["owner"])
         return granted(hold)
 
     async def do_with(self, request):
         leave, fails = self.leaves[request["as"]]
         try:
-            async with self.locks.lock(request["lock"], **how(request)) as self.holds[request["as"]]:
+            async with lock_of(self.locks, request) as self.holds[request["as"]]:
                 await leave.wait()
                 if fails[0]:
                     raise Body

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""CPython's tests of `threading.Lock` and `threading.RLock`, with ours in their place, each of a key of its own."""
+"""CPython's tests of `threading.Lock` and `threading.RLock`, with the locks of this package. Each lock has its own key."""
 
 import itertools
 import os

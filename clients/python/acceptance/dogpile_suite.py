@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""dogpile.cache's tests for the mutexes of anybody's backend, with ours. It finds the backend by its entry point."""
+"""dogpile.cache's tests for the mutexes of a backend, with those of this package. Its entry point names the backend."""
 
 import os
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A pytest plugin that gives redis-py's own tests our locks, before they import theirs."""
+"""A pytest plugin that replaces redis-py's locks by those of this package, before redis-py's tests import them."""
 
 import redis.asyncio.lock
 import redis.lock

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Runs the suites that others wrote, against a server of its own: `run.py FOLDER`, where what is downloaded is kept."""
+"""Runs the suites of other projects on a server of their own: `run.py FOLDER`. Downloads are kept in the folder."""
 
 import importlib.util
 import os

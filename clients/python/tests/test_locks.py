@@ -1,81 +1,67 @@
 # SPDX-License-Identifier: MIT
-"""What the README promises, under faults."""
+"""Acquires, options and releases, in threads and in asyncio."""
 
 import asyncio
-import os
-import signal
+import pickle
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 import redis
-import redis.asyncio
-from conftest import until
+from conftest import Call, comes_true, in_asyncio, until
 
-from redis_lock_client import Busy, Locks, Lost, Misuse, TimedOut, Unavailable, aio
-
-
-@pytest.fixture
-def far(proxy):
-    """Through the proxy."""
-    locks = Locks(redis.Redis(port=proxy.port), patience=2)
-    yield locks
-    locks.close()
+from redis_lock_client import Busy, Deadlock, Locks, Lost, Misuse, TimedOut, aio
 
 
-def in_asyncio(port, body):
-    async def main():
-        locks = aio.Locks(redis.asyncio.Redis(port=port))
-        try:
-            return await body(locks)
-        finally:
-            await locks.close()
-
-    return asyncio.run(main())
-
-
-def test_a_scope_holds_and_gives_back(server, locks):
+def test_a_scope_holds_and_releases(server, locks):
     with locks.lock("a", fence=True) as hold:
-        assert server.held("a") and hold.token > 0 and not hold.lost and hold.valid_for() > 20
-    assert not server.held("a")
+        assert server.held("a") and hold.token > 0 and not hold.lost and 0 < hold.valid_for() <= 3
+        assert hold.key == b"a" and server.holder("a")["owner"].encode() == hold.owner
+    assert not server.held("a") and not hold.lost and hold.valid_for() == 0
     with locks.lock("a", fence=True) as again:
         assert again.token > hold.token
 
 
-def test_busy_timed_out_and_misuse_differ(server, locks):
-    with locks.lock("a"):
-        assert locks.lock("a").try_acquire() is None
-        with pytest.raises(Busy), locks.lock("a", wait=0):
-            pass
-        with pytest.raises(TimedOut), locks.lock("a", wait=0.1):
-            pass
-        assert server.waiters("a") == 0
-    server.admin.set("text", "x")
-    with pytest.raises(Misuse):
-        locks.lock("text").acquire()
+def test_a_release_may_be_repeated(server, locks):
+    hold = locks.lock("a").acquire()
+    hold.release()
+    hold.release()
+    with pytest.raises(Lost, match="released"):
+        hold.extend()
+
+
+def test_busy_and_timed_out_differ(server, locks):
+    server.take("a")
+    assert locks.lock("a").try_acquire() is None and locks.lock("a").try_acquire(0.05) is None
+    with pytest.raises(Busy), locks.lock("a", wait=0):
+        pass
+    with pytest.raises(TimedOut), locks.lock("a", wait=0.1):
+        pass
+    with pytest.raises(TimeoutError):
+        locks.lock("a").acquire(0.1)
+    assert server.waiters("a") == 0
 
 
 def test_waits_are_served_in_order(server, locks):
-    order, threads = [], []
+    server.take("a")
+    order, calls = [], []
 
     def work(number):
         with locks.lock("a"):
             order.append(number)
 
-    with locks.lock("a"):
-        for number in range(5):
-            threads.append(threading.Thread(target=work, args=(number,)))
-            threads[-1].start()
-            until(lambda: server.waiters("a") == number + 1)
-    for thread in threads:
-        thread.join()
+    for number in range(5):
+        calls.append(Call(lambda number=number: work(number)))
+        until(lambda: server.waiters("a") == number + 1)
+    server.give("a")
+    for call in calls:
+        call.end()
     assert order == list(range(5))
 
 
-def test_a_thousand_waits_need_two_connections(server):
-    before = len(server.admin.client_list())
+def test_a_thousand_waits_need_few_connections(server):
+    server.take("a")
 
     async def body(locks):
         inside = 0
@@ -88,233 +74,358 @@ def test_a_thousand_waits_need_two_connections(server):
                 await asyncio.sleep(0)
                 inside -= 1
 
-        first = await locks.lock("a").acquire()
         tasks = [asyncio.ensure_future(work()) for _ in range(1000)]
-        while server.waiters_of("a") < 1000:
-            await asyncio.sleep(0.01)
-        assert len(server.admin.client_list()) == before + 2
-        await first.release()
+        await comes_true(lambda: server.waiters("a") == 1000)
+        # One carries the heartbeat.
+        assert server.clients() <= 21
+        server.give("a")
         await asyncio.gather(*tasks)
 
-    server.waiters_of = lambda key: len(server.admin.execute_command("LOCK.WAITERS", key, "COUNT", 2000))
     in_asyncio(server.port, body)
 
 
-def test_a_wait_cancelled_at_the_grant_leaves_nothing(server):
-    async def body(locks):
-        for number in range(200):
-            first = await locks.lock("a").acquire()
-            task = asyncio.ensure_future(locks.lock("a").acquire())
-            while not server.waiters("a"):
-                await asyncio.sleep(0)
-            release = asyncio.ensure_future(first.release())
-            for _ in range(number % 20):
-                await asyncio.sleep(0)
-            task.cancel()
-            await release
-            try:
-                await (await task).release()
-            except asyncio.CancelledError:
-                pass
-            assert not server.held("a") and server.waiters("a") == 0
-
-    in_asyncio(server.port, body)
+def test_a_renewed_hold_outlives_its_lease(server, flavor):
+    # The lease is three times the grace.
+    server.admin.config_set("lock.default-lease", 1500)
+    locks = flavor.locks(server.port, ttl=5, grace=0.5)
+    with locks.lock("a") as hold:
+        assert server.admin.pttl("a") <= 1500
+        assert not hold.wait_lost(2.5), hold._acquire.reason
+        assert server.holder("a")["owner"].encode() == hold.owner
 
 
-def test_the_reply_of_an_acquire_is_lost(server, proxy, far):
-    proxy.cut_reply_of = b"LOCK.ACQUIRE"
-    for ephemeral in (True, False):
-        with far.lock("a", keep=True, ephemeral=ephemeral) as hold:
-            assert server.admin.hgetall("a") == {hold.owner: "1"}
-            assert proxy.cut_reply_of is None
-            # The session's new connection keeps it, though it was granted to one that is gone.
-            assert server.holder("a")["watchdog"] == 1
-        assert not server.held("a")
-        proxy.cut_reply_of = b"LOCK.ACQUIRE"
-
-
-def test_the_reply_of_a_release_is_lost(server, proxy, far):
-    hold = far.lock("a", lease=60).acquire()
-    proxy.cut_reply_of = b"LOCK.RELEASE"
-    hold.release()
-    hold.release()
-    assert not server.held("a") and not hold.lost
-
-
-def test_a_wait_survives_a_cut(server, proxy, locks, far):
-    got = []
-    with locks.lock("a"):
-        thread = threading.Thread(target=lambda: got.append(far.lock("a").acquire()))
-        thread.start()
-        until(lambda: server.waiters("a") == 1)
-        proxy.cut()
-        until(lambda: server.waiters("a") == 1 and len(proxy._pairs) >= 4)
-    thread.join(10)
-    assert server.admin.hgetall("a") == {got[0].owner: "1"}
-
-
-def test_a_kept_hold_outlives_its_lease(server, locks):
-    with locks.lock("a", lease=0.3, keep=True) as hold:
-        assert not hold.wait_lost(1.2)
-        assert server.admin.hgetall("a") == {hold.owner: "1"}
-
-
-def test_it_is_kept_no_longer_than_max_hold(server, locks):
-    hold = locks.lock("a", lease=0.3, keep=True, max_hold=0.5).acquire()
-    assert hold.wait_lost(5)
+def test_a_lease_ends_by_itself(server, locks):
+    hold = locks.lock("a", lease=0.3).acquire()
+    assert 0 < hold.valid_for() <= 0.3
+    assert hold.wait_lost(5) and hold.lost
     until(lambda: not server.held("a"))
-
-
-def test_a_cut_is_a_loss_and_told_at_once(server, proxy, far):
-    hold = far.lock("a").acquire()
-    proxy.cut()
-    assert hold.wait_lost(5) and not server.held("a")
-    with pytest.raises(Lost):
+    with pytest.raises(Lost, match="expired"):
         hold.release()
 
 
-def test_a_kept_hold_that_is_not_ephemeral_survives_a_cut(server, proxy, far):
-    with far.lock("a", lease=3, keep=True, ephemeral=False) as hold:
-        proxy.cut()
-        assert not hold.wait_lost(4)
-        assert server.admin.hgetall("a") == {hold.owner: "1"}
+def test_a_lease_is_extended(server, locks):
+    lock = locks.lock("a", lease=5)
+    with lock as hold:
+        hold.extend(50)
+        assert 40 < hold.valid_for() <= 50 and 40_000 < server.admin.pttl("a") <= 50_000
+        hold.extend()
+        # The server never shortens the lease of a hold (R7).
+        assert 4 < hold.valid_for() <= 5 and server.admin.pttl("a") > 40_000
 
 
-def test_a_frozen_network_is_a_loss_by_the_own_clock(proxy, far):
-    hold = far.lock("a", lease=0.6, keep=True).acquire()
-    started = time.monotonic()
-    proxy.frozen.set()
-    # Before a call is given up.
-    assert hold.wait_lost(5) and time.monotonic() - started < 2.0
-
-
-def test_a_broken_lock_is_told_and_the_error_of_the_body_wins(server, locks):
-    with pytest.raises(ZeroDivisionError), locks.lock("a", lease=0.6, keep=True) as hold:
-        server.admin.execute_command("LOCK.BREAK", "a")
-        assert hold.wait_lost(5)
-        raise ZeroDivisionError
-
-
-def test_a_restarted_server_has_lost_it(server, locks):
-    hold = locks.lock("a").acquire()
-    server.stop()
-    server.start()
-    assert hold.wait_lost(10)
-    with locks.lock("a"):
-        pass
-
-
-def test_no_server_is_unavailable(server):
-    locks = Locks(redis.Redis(port=server.port), patience=0.3)
-    server.stop()
-    with pytest.raises(Unavailable):
-        locks.lock("a").acquire()
-    locks.close()
-
-
-CHILD = """
-import sys, time, redis
-from redis_lock_client import Locks
-lock = Locks(redis.Redis(port=int(sys.argv[1]))).lock("a", lease=float(sys.argv[2]), keep=True)
-hold = lock.acquire()
-print("held", flush=True)
-sys.stdin.readline()
-print("lost" if hold.wait_lost(0.5) else "kept", flush=True)
-sys.stdin.readline()
-"""
-
-
-@pytest.fixture
-def child(server, request):
-    pipe = subprocess.PIPE
-    words = [sys.executable, "-c", CHILD, str(server.port), str(request.param)]
-    child = subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True)
-    assert child.stdout.readline() == "held\n"
-    yield child
-    child.kill()
-    child.communicate()
-
-
-@pytest.mark.parametrize("child", [0.6], indirect=True)
-def test_a_process_that_was_frozen_for_two_leases_keeps_it(server, child):
-    # The server renews meanwhile: nobody else had it.
-    os.kill(child.pid, signal.SIGSTOP)
-    time.sleep(1.3)
-    assert server.held("a")
-    os.kill(child.pid, signal.SIGCONT)
-    child.stdin.write("\n")
-    child.stdin.flush()
-    assert child.stdout.readline() == "kept\n"
-
-
-@pytest.mark.parametrize("child", [60.0], indirect=True)
-def test_a_killed_process_frees_it_at_once(server, child):
-    child.kill()
+def test_a_lease_that_was_shortened_leaves_nothing(server, locks):
+    hold = locks.lock("a", lease=60).acquire()
+    hold.extend(0.1)
+    assert hold.wait_lost(5)
+    with pytest.raises(Lost, match="expired"):
+        hold.release()
+    # The server never shortens the lease.
     until(lambda: not server.held("a"))
 
 
-def test_readers_and_a_limit(server, locks):
-    with locks.lock("a", shared=True), locks.lock("a", shared=True):
-        assert locks.lock("a").try_acquire() is None
-    with locks.lock("s", limit=2), locks.lock("s", limit=2):
-        assert locks.lock("s", limit=2).try_acquire() is None
-    assert not server.held("a") and not server.held("s")
+def test_a_renewed_hold_has_no_lease_to_extend(server, locks):
+    with locks.lock("a") as hold:
+        hold.extend()
+        with pytest.raises(Misuse, match="renews"):
+            hold.extend(5)
 
 
-def test_a_write_is_guarded(server, locks):
+def test_max_hold_ends_the_renewals(server, flavor):
+    server.admin.config_set("lock.default-lease", 600)
+    locks = flavor.locks(server.port, ttl=2, grace=0.2)
+    hold = locks.lock("a", max_hold=0.5).acquire()
+    assert hold.wait_lost(5)
+    with pytest.raises(Lost, match="max"):
+        hold.release()
+    until(lambda: not server.held("a"))
+
+
+def test_shared_holds_and_permits(server, locks):
+    server.admin.execute_command("LOCK.ACQUIRE", "a", "x", "PX", 60000, "SHARED")
+    server.admin.execute_command("LOCK.ACQUIRE", "s", "x", "PX", 60000, "SHARED", "LIMIT", 2)
+    with locks.lock("a", shared=True), locks.lock("s", limit=2):
+        other = locks.lock("a", owner="other")
+        assert other.try_acquire() is None and locks.lock("s", limit=2, owner="other").try_acquire() is None
+        with locks.lock("a", shared=True, owner="other"):
+            pass
+
+
+def test_several_locks_are_granted_together(server, locks):
+    with locks.lock("a", "b", "c", fence=True) as hold:
+        assert all(server.holder(key)["owner"].encode() == hold.owner for key in "abc")
+        assert len(hold.token) == 3 and locks.lock("c", "d", owner="x").try_acquire() is None and not server.held("d")
+        with pytest.raises(Misuse):
+            hold.guard("SET", "x", "1")
+        with pytest.raises(Misuse):
+            hold.hand_over()
+    assert not any(server.held(key) for key in "abc")
+
+
+def test_a_wait_for_several_holds_none(server, locks):
+    server.take("b")
+    call = Call(lambda: locks.lock("a", "b", lease=60).acquire(20))
+    until(lambda: server.waiters("a") == 1)
+    assert not server.held("a")
+    with pytest.raises(TimedOut), locks.lock("a", "b", wait=0.05):
+        pass
+    server.give("b")
+    hold = call.end()
+    hold.extend(90)
+    assert all(60_000 < server.admin.pttl(key) <= 90_000 for key in "ab")
+    hold.release()
+    assert not server.held("a") and not server.held("b")
+
+
+def test_several_locks_in_any_order_do_not_deadlock(server, locks):
+    counter = [0]
+
+    def work(keys):
+        for _ in range(20):
+            with locks.lock(*keys):
+                before = counter[0]
+                server.admin.ping()
+                counter[0] = before + 1
+
+    for call in [Call(lambda keys=keys: work(keys)) for keys in ("ab", "ba", "bca", "cab")]:
+        call.end(30)
+    assert counter == [80]
+
+
+def test_an_own_lock_is_a_deadlock(server, locks):
+    with locks.lock("a"):
+        for options in ({}, {"wait": 0}, {"wait": 1}, {"shared": True}):
+            with pytest.raises(Deadlock):
+                locks.lock("a", **options).acquire()
+            assert server.holder("a")["holds"] == 1
+        with pytest.raises(Deadlock):
+            locks.lock("b", "a").try_acquire()
+        assert not server.held("b")
+    assert not server.held("a")
+
+
+def test_crossing_threads_or_tasks_are_a_deadlock(server, locks):
+    first = locks.lock("a").acquire()
+
+    def other():
+        with locks.lock("b"), locks.lock("a"):
+            pass
+
+    call = Call(other)
+    until(lambda: server.waiters("a") == 1)
+    with pytest.raises(Deadlock, match="(?s)a.*b|b.*a"):
+        locks.lock("b").acquire()
+    first.release()
+    call.end()
+    assert not server.held("a") and not server.held("b")
+
+
+def test_a_reentrant_lock_counts(server, locks):
+    lock = locks.lock("a", reentrant=True)
+    with lock as outer, lock as inner:
+        assert server.holder("a")["holds"] == 2 and outer.owner == inner.owner
+        inner.release()
+        assert server.holder("a")["holds"] == 1
+        call = Call(lock.try_acquire)
+        assert call.end() is None
+    assert not server.held("a")
+
+
+def test_a_named_owner_is_one_everywhere(server, locks, flavor):
+    other = flavor.locks(server.port)
+    with locks.lock("a", owner="me") as hold:
+        assert hold.owner == b"me"
+        with pytest.raises(Deadlock):
+            other.lock("a", owner="me").try_acquire()
+        with other.lock("a", owner=b"me", reentrant=True):
+            assert server.holder("a")["holds"] == 2
+        assert server.holder("a")["holds"] == 1
+
+
+def test_a_guarded_write_needs_the_lock(server, locks):
     hold = locks.lock("a").acquire()
     assert hold.guard("SET", "x", "1")
+    with pytest.raises(Misuse):
+        hold.guard("NONSENSE")
     server.admin.execute_command("LOCK.BREAK", "a")
     with pytest.raises(Lost):
         hold.guard("SET", "x", "2")
-    assert server.admin.get("x") == "1" and hold.lost
+    assert server.admin.get("x") == "1"
+    until(lambda: hold.lost)
 
 
-def test_a_forked_child_keeps_nothing_of_its_parent(server, locks):
-    hold = locks.lock("a").acquire()
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            ok = hold.lost and locks.lock("a").try_acquire() is None
-            with locks.lock("b"):
-                status = 0 if ok else 1
-        finally:
-            os._exit(status)
-    assert os.waitpid(pid, 0)[1] == 0
+def test_query_and_force_release(server, locks):
+    lock = locks.lock("a")
+    assert lock.query() is None and lock.force_release() is False
+    hold = lock.acquire()
+    assert lock.query()["holders"][0]["owner"] == hold.owner
+    assert lock.force_release() is True and hold.wait_lost(5)
+
+
+def test_a_decorated_function_holds_the_lock(server, threaded):
+    @threaded.lock("a")
+    def work(number):
+        """Work."""
+        assert server.held("a")
+        return number + 1
+
+    assert work(1) == 2 and work.__name__ == "work" and work.__doc__ == "Work." and not server.held("a")
+
+
+def test_a_decorated_coroutine_function_holds_the_lock(server):
+    async def body(locks):
+        @locks.lock("a")
+        async def work(number):
+            assert server.held("a")
+            return number + 1
+
+        assert await asyncio.gather(work(1), work(2), work(3)) == [2, 3, 4]
+        assert asyncio.iscoroutinefunction(work) and not server.held("a")
+
+    in_asyncio(server.port, body)
+
+
+def test_names_are_text_or_bytes(server, locks):
+    with locks.lock("schlüssel", owner="wer") as hold, locks.lock(b"\xff\x00"):
+        assert hold.key == "schlüssel".encode() and hold.owner == b"wer"
+        assert redis.Redis(port=server.port).exists(b"\xff\x00")
+    for wrong in ("\ud800", "", b"", None, 1, "a\udcff"):
+        with pytest.raises(Misuse):
+            locks.lock(wrong)
+        with pytest.raises(Misuse):
+            locks.lock("a", wrong)
+    with pytest.raises(Misuse):
+        locks.lock("a", owner="\ud800")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"lease": value} for value in (0, -1, float("nan"), float("inf"), 1e300, "x", True)),
+        *({"wait": value} for value in (-1, float("nan"), "x")),
+        *({"max_hold": value} for value in (0, -1, float("inf"))),
+        *({"limit": value} for value in (0, -1, 1.5, "x", True)),
+        {"lease": 5, "max_hold": 10},
+    ],
+    ids=str,
+)
+def test_wrong_options_are_refused(locks, options):
+    with pytest.raises(Misuse):
+        locks.lock("a", **options)
+
+
+def test_wrong_calls_are_refused(server, locks):
+    with pytest.raises(Misuse):
+        locks.lock()
+    for keys, options in ((("a", "b"), {"limit": 2}), (("a", "a"), {}), (("a",), {"owner": "*"})):
+        with pytest.raises(Misuse):
+            locks.lock(*keys, **options).acquire()
+    with pytest.raises(TypeError):
+        locks.lock("a", leese=1)
+    for wait in (-1, "x", float("nan")):
+        with pytest.raises(Misuse):
+            locks.lock("a").acquire(wait)
+        with pytest.raises(Misuse):
+            locks.lock("a").try_acquire(wait)
+    server.admin.set("text", "x")
+    with pytest.raises(Misuse, match="WRONGTYPE"):
+        locks.lock("text").acquire()
+    for times in ({"ttl": 1, "grace": 2}, {"grace": -1}):
+        with pytest.raises(Misuse):
+            Locks(redis.Redis(), **times)
+    # The session is unharmed.
+    with locks.lock("a"):
+        assert len(server.sessions()) == 1
+
+
+def test_a_reply_that_is_no_text_ends_nothing(server, flavor):
+    server.admin.set("blob", b"\xff\x00")
+    locks = flavor.locks(flavor.client(server.port, decode_responses=True))
+    with locks.lock("a", fence=True) as hold:
+        assert hold.guard("SET", "k", "v") == "OK" and hold.guard("MGET", "k", "none") == ["v", None]
+        with pytest.raises(UnicodeDecodeError):
+            hold.guard("GET", "blob")
+        assert hold.valid_for() > 0 and locks.lock("a").query()["holders"][0]["owner"] == hold.owner.decode()
+
+
+def test_a_client_of_resp3_works(server, flavor):
+    locks = flavor.locks(flavor.client(server.port, protocol=3))
+    server.take("a")
+    call = Call(lambda: locks.lock("a", fence=True).acquire())
+    until(lambda: server.waiters("a") == 1)
+    server.give("a")
+    hold = call.end()
+    assert hold.token > 0 and locks.lock("a").query()["holders"][0]["owner"] == hold.owner
+    hold.release()
+    with locks.lock("a", "b", fence=True) as hold:
+        assert len(hold.token) == 2
+
+
+def test_texts_of_holds_say_what_they_are(server, locks):
+    lock = locks.lock("a", "b")
+    hold = lock.acquire()
+    assert "a, b" in repr(lock) and repr(hold).endswith("a, b: held>")
+    hold.release()
+    assert repr(hold).endswith("a, b: over>")
+    hold = locks.lock("c").acquire()
+    server.admin.delete("c")
+    until(lambda: repr(hold).endswith("c: lost>"))
+
+
+def test_pickling_says_what_to_do(server, threaded):
+    hold = threaded.lock("a").acquire()
+    with pytest.raises(TypeError, match="hand_over"):
+        pickle.dumps(hold)
+    with pytest.raises(TypeError, match="make a new one"):
+        pickle.dumps(threaded.lock("a"))
     hold.release()
 
 
-def test_close_leaves_no_thread_and_no_hold(server):
-    threads, locks = threading.active_count(), Locks(redis.Redis(port=server.port))
-    holds = [locks.lock(f"l{number}").acquire() for number in range(5)]
-    locks.close()
-    assert threading.active_count() == threads
-    until(lambda: not any(server.held(f"l{n}") for n in range(5)))
-    assert all(hold.lost for hold in holds)
+def test_another_event_loop_is_refused(server):
+    locks = aio.Locks(redis.asyncio.Redis(port=server.port))
+
+    async def use():
+        async with locks.lock("a"):
+            pass
+
+    async def use_and_leave():
+        await use()
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(use_and_leave())
+    with pytest.raises(Misuse, match="another event loop"):
+        asyncio.run(asyncio.wait_for(use(), 10))
+    loop.run_until_complete(locks.close())
+    loop.close()
 
 
-FORKING = """
-import os, sys, redis
+DROPPED = '''
+import redis, sys
 from redis_lock_client import Locks
-hold = Locks(redis.Redis(port=int(sys.argv[1]))).lock("a").acquire()
-if os.fork():
-    print("held", flush=True)
+locks = Locks(redis.Redis(port=int(sys.argv[1])))
+locks.lock("a").acquire()
 sys.stdin.readline()
-os._exit(0)
-"""
+'''
 
 
-def test_a_forked_child_keeps_nothing_alive(server):
-    pipe = subprocess.PIPE
-    parent = subprocess.Popen([sys.executable, "-c", FORKING, str(server.port)], stdin=pipe, stdout=pipe, text=True)
-    try:
-        assert parent.stdout.readline() == "held\n" and server.held("a")
-        parent.kill()
+def test_a_dropped_hold_warns_and_is_released(server, locks):
+    with pytest.warns(ResourceWarning, match="never released"):
+        locks.lock("a").acquire()
         until(lambda: not server.held("a"))
-    finally:
-        # The child ends with its input.
-        parent.stdin.close()
-        parent.kill()
-        parent.wait()
-        parent.stdout.close()
+    words = [sys.executable, "-W", "error::ResourceWarning", "-c", DROPPED, str(server.port)]
+    ended = subprocess.run(words, input="\n", capture_output=True, text=True, timeout=20)
+    assert "was never released" in ended.stderr
+
+
+def test_a_lock_is_used_by_many_threads_at_once(server, locks):
+    lock, counter = locks.lock("a"), [0]
+
+    def work():
+        for _ in range(20):
+            with lock:
+                before = counter[0]
+                server.admin.ping()
+                counter[0] = before + 1
+
+    for call in [Call(work) for _ in range(8)]:
+        call.end(30)
+    assert counter == [160] and threading.active_count() < 40

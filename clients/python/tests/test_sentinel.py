@@ -1,23 +1,21 @@
 # SPDX-License-Identifier: MIT
-"""The primary that Sentinels know, whoever that is."""
+"""Locks follow the primary that Sentinels name."""
 
-import asyncio
 import contextlib
 import socket
 import subprocess
-import threading
 import time
 
 import pytest
 import redis
 import redis.asyncio
-from conftest import Server, free_port, until
+from conftest import Call, Server, free_port, until
 
-from redis_lock_client import Locks, Misuse, Unavailable, aio
+from redis_lock_client import Unavailable
 
 
 class Watched:
-    """A primary, a replica, and a Sentinel behind one that says nothing."""
+    """A primary, a replica, and a Sentinel listed after one that is silent."""
 
     def __init__(self, folder):
         self.primary = Server(folder / "primary")
@@ -67,57 +65,37 @@ def watched(tmp_path):
     watched.end()
 
 
-def waits_there(watched):
+def sentinel_of(flavor, addresses, **options):
+    module = redis.sentinel if flavor.name == "threads" else redis.asyncio.sentinel
+    return module.Sentinel(addresses, **options)
+
+
+def waiters(watched):
     with contextlib.suppress(redis.ConnectionError):
-        return watched.replica.waiters("k") == 1
-    return False
+        return watched.replica.waiters("k")
+    return 0
 
 
-def test_a_hold_and_a_wait_follow_the_primary(watched):
-    sentinel = redis.sentinel.Sentinel(watched.addresses, socket_timeout=0.5)
-    locks = Locks(sentinel.master_for("shop"))
-    hold = locks.lock("k", lease=60).acquire()
-    ended = []
-    wait = threading.Thread(target=lambda: ended.append(locks.lock("k", wait=60).acquire()), daemon=True)
-    wait.start()
+def test_holds_and_waits_follow_the_primary(watched, flavor):
+    locks = flavor.locks(sentinel_of(flavor, watched.addresses, socket_timeout=0.5).master_for("shop"))
+    leased, renewed = locks.lock("k", lease=60).acquire(), locks.lock("r").acquire()
+    call = Call(lambda: locks.lock("k").acquire(60))
     until(lambda: watched.primary.waiters("k") == 1)
+    watched.primary.admin.wait(1, 5000)
     watched.fail_over()
-    until(lambda: waits_there(watched))
-    assert watched.replica.holder("k")["owner"] == hold.owner
-    hold.release()
-    wait.join(10)
-    assert watched.replica.holder("k")["owner"] == ended[0].owner
-    ended[0].release()
-    assert not watched.replica.held("k")
-    locks.close()
+    until(lambda: waiters(watched) == 1, 20)
+    assert watched.replica.holder("k")["owner"].encode() == leased.owner
+    until(lambda: renewed.valid_for() > 0, 20)
+    assert not renewed.lost and watched.replica.holder("r")["owner"].encode() == renewed.owner
+    for hold in (leased, renewed, call):
+        (hold.end() if hold is call else hold).release()
+    assert not watched.replica.admin.exists("k", "r")
 
 
-def test_so_they_do_in_asyncio_on_connections_of_their_own(watched):
-    async def run():
-        sentinel = redis.asyncio.sentinel.Sentinel(watched.addresses, socket_timeout=0.5)
-        locks = aio.Locks(sentinel.master_for("shop"))
-        hold = await locks.lock("k", lease=60).acquire()
-        wait = asyncio.ensure_future(locks.lock("k", wait=60, own_connection=True).acquire())
-        while watched.primary.waiters("k") == 0:
-            await asyncio.sleep(0.01)
-        watched.fail_over()
-        deadline = time.monotonic() + 20
-        while not waits_there(watched):
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.01)
-        await hold.release()
-        await (await wait).release()
-        assert not watched.replica.held("k")
-        await locks.close()
-
-    asyncio.run(run())
-
-
-def test_what_is_no_primary_is_refused(watched):
-    sentinel = redis.sentinel.Sentinel(watched.addresses)
-    with pytest.raises(Misuse):
-        Locks(sentinel.slave_for("shop"))
-    locks = Locks(sentinel.master_for("unknown"), patience=1)
-    with pytest.raises(Unavailable, match="knows no primary unknown"):
-        locks.lock("k").try_acquire()
-    locks.close()
+def test_an_unknown_primary_is_unavailable(watched, flavor):
+    locks = flavor.locks(sentinel_of(flavor, watched.addresses[1:]).master_for("unknown"), patience=0.5)
+    began = time.monotonic()
+    for wait in (0, 1):
+        with pytest.raises(Unavailable):
+            locks.lock("k").acquire(wait)
+    assert time.monotonic() - began < 10

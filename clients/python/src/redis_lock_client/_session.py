@@ -1,713 +1,687 @@
 # SPDX-License-Identifier: MIT
-"""Two connections that carry all waits and holds of a process: one for commands, one for messages."""
+"""A client's presence on one server: its numbers, holds and waits, and the loop that reads events.
+
+Rules R1 to R23 are those of docs/sessions.md. Nothing here knows threads or asyncio: an `Io` blocks the calling thread, or
+suspends the calling task. Times are in seconds, by the monotonic clock.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import os
-import socket as sockets
-import struct
-import time
-import uuid
-import weakref
-from collections import deque
-from contextlib import contextmanager, suppress
-from socket import AF_UNIX, SO_KEEPALIVE, SO_LINGER, SOL_SOCKET
-from typing import Any, Callable, Coroutine, Deque, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple, Type
+import math
+import threading
+from collections import Counter
+from time import monotonic
+from typing import Any, Awaitable, Callable, Dict, List, NamedTuple, Optional, Tuple
 
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError, ResponseError
+from ._io import CALL_TIMEOUT, Io, Signal
+from ._request import Request, Words, milliseconds
+from .errors import Cancelled, Late, LockError, Lost, Misuse, Moved, NoSession, Overwritten, TimedOut, Transient, Unavailable
 
-from ._place import Place
-from .errors import Disconnected, LockError, Misuse, Passing, Unavailable, of
-
-BROKEN = (OSError, RedisConnectionError, asyncio.TimeoutError, asyncio.IncompleteReadError)
-
-# A call that has no time to wait has so many seconds for its reply.
-SOON = 1.0
-
-SILENT = "no connection: the server does not answer"
-
-# What a server says to one connection too many.
-FULL = "max number of clients"
-
-# So often, in seconds at most and in patiences, who waits in the server looks whether it is there, and has so many seconds for
-# that at most: a server remembers a call for longer than both.
-LOOK_AGAIN = (8.0, 1.6)
-LOOKS_FOR = 5.0
-
-# After a broken connection, in seconds; then twice as long, and so on up to this.
-TRY_AGAIN = 0.05
-TRY_RARELY = 1.0
-
-# So TCP finds in seconds that a server has vanished from a connection that is silent for long, where it can be told so.
-KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+# The session ends if its client is silent for TTL, or its connection is closed for GRACE.
+TTL, GRACE = 30.0, 3.0
+# Time that LOCK.EVENTS waits in the server, and at most a third of GRACE.
+EVENTS_BLOCK = 1.0
+# Maximum number of events in a reply. A full reply confirms nothing (R2).
+EVENTS_COUNT = 1000
+# Limit for a try or a release, and for a wait without a limit while no server answers.
+PATIENCE = 5.0
+# Extra time for the reply to a call that waits in the server.
+REPLY_GRACE = 1.0
+# The first and the longest pause before a call is repeated.
+RETRY_PAUSE, MAX_RETRY_PAUSE = 0.05, 1.0
+# Limit for the last call of a session, LOCK.SESSION CLOSE.
+CLOSE_TIMEOUT = 1.0
 
 log = logging.getLogger("redis_lock_client")
 
 
 class Event(NamedTuple):
-    """What a listener hears: `waited` when an acquire ends, `held` when a hold does."""
+    """A notification to the listener."""
 
-    label: str
+    label: Optional[str]
+    """The label of the lock, if it has one."""
     event: str
-    """`waited` or `held`."""
+    """`waited`, `held`, `jeopardy` or `safe`."""
     outcome: str
-    """Of a wait `granted`, or a kind of error; of a hold `released` or `lost`."""
+    """For a wait, `granted` or the kind of its error. For a hold, `released` or `lost`. Otherwise empty."""
     seconds: float
-    """How long it was."""
+    """Duration of the wait or of the hold so far."""
 
 
 Listener = Callable[[Event], None]
 
-_links: "weakref.WeakSet[Link]" = weakref.WeakSet()
 
-# A loop alone keeps no task, and a connection that was given up is nobody's.
-_readers: "Set[asyncio.Task[None]]" = set()
+class Options(NamedTuple):
+    name: str
+    ttl: float = TTL
+    grace: float = GRACE
+    patience: float = PATIENCE
+    listener: Optional[Listener] = None
 
-
-def text(value: Any) -> Any:
-    return value.decode(errors="replace") if isinstance(value, bytes) else value
-
-
-def _let_go(descriptors: Iterable[int]) -> None:
-    """In a forked child: a copy of a socket would keep the holds of a parent that has died. Something harmless takes its number,
-    as whoever collects the copy closes that number."""
-    null = os.open(os.devnull, os.O_RDWR)
-    for descriptor in descriptors:
-        os.dup2(null, descriptor)
-    os.close(null)
+    def notify(self, *event: Any) -> None:
+        if self.listener is not None:
+            try:
+                self.listener(Event(*event))
+            except Exception:
+                log.exception("a listener of locks failed")
 
 
-def _after_fork() -> None:
-    links = list(_links)
-    _let_go(link.descriptor for link in links if link.descriptor is not None)
-    for link in links:
-        link.descriptor = None
+class Mutex:
+    """Protects the state of the sessions of a `Locks`. Calls the listener after releasing the lock, so it may use locks.
 
+    It is re-entrant, as the garbage collector or a signal may run code of the user at any time.
+    """
 
-os.register_at_fork(after_in_child=_after_fork)
+    def __init__(self, options: Options) -> None:
+        self._options, self._lock = options, threading.RLock()
+        self.events: List[Tuple[Any, ...]] = []
 
+    def __enter__(self) -> None:
+        self._lock.acquire()
 
-class Loop(asyncio.SelectorEventLoop):
-    """Knows its sockets before they are connected: a child that is forked meanwhile must not keep them open."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._sockets: "weakref.WeakSet[sockets.socket]" = weakref.WeakSet()
-
-    async def sock_connect(self, sock: sockets.socket, address: Any) -> None:
-        self._sockets.add(sock)
-        await super().sock_connect(sock, address)
-
-    def let_go(self) -> None:
-        """In a child."""
-        _let_go(sock.fileno() for sock in list(self._sockets) if sock.fileno() >= 0)
-
-
-async def within(future: "asyncio.Future[Any]", seconds: Optional[float]) -> Any:
-    """`asyncio.wait_for` swallows a cancellation that comes with the result, before Python 3.12: here it counts."""
-    done, _ = await asyncio.wait({future}, timeout=None if seconds is None else max(0.0, seconds))
-    if not done:
-        raise asyncio.TimeoutError
-    return future.result()
-
-
-async def told_within(event: asyncio.Event, seconds: float) -> None:
-    """Waits for the event, or for that long."""
-    task = asyncio.ensure_future(event.wait())
-    try:
-        await asyncio.wait({task}, timeout=max(0.0, seconds))
-    finally:
-        task.cancel()
-
-
-class Link:
-    """A connection on which calls overtake nothing and wait for nothing: replies come in the order of the calls."""
-
-    def __init__(self, connection: Any, on_message: Optional[Callable[[Any], None]]) -> None:
-        self._connection, self._on_message = connection, on_message
-        self.on_end: Callable[[], None] = lambda: None
-        # With the time at which each was asked for.
-        self._replies: Deque[Tuple["asyncio.Future[Any]", float]] = deque()
-        # For so long it may be silent, if there is a limit.
-        self._patience = float("inf")
-        self._timer: Optional[asyncio.TimerHandle] = None
-        self._suspect: Optional["asyncio.Future[Any]"] = None
-        self.made = float("-inf")
-        self._socket: Any = None
-        self.open = True
-        self.descriptor: Optional[int] = None
-
-    async def start(self) -> None:
-        # A new task of redis-py would read with this time-out, and a message may be long in coming.
+    def __exit__(self, *error: Any) -> None:
         try:
-            await self._connection.connect()
-        except BaseException:
-            # Half a connection is none.
-            self._abort()
-            raise
-        self._connection.socket_timeout = None
-        self._socket = socket = self._connection._writer.get_extra_info("socket")
-        self.descriptor = socket.fileno() if socket is not None else None
-        if socket is not None and socket.family != AF_UNIX:
-            # A wait without limit has no other way to find that its server has vanished.
-            socket.setsockopt(SOL_SOCKET, SO_KEEPALIVE, 1)
-            for name, value in KEEPALIVE.items():
-                if hasattr(sockets, name):
-                    socket.setsockopt(sockets.IPPROTO_TCP, getattr(sockets, name), value)
-        _links.add(self)
-        self.made = time.monotonic()
-        self._reader = asyncio.ensure_future(self._read())
-        _readers.add(self._reader)
-        self._reader.add_done_callback(_readers.discard)
-
-    def limit(self, patience: float) -> None:
-        """It is given up when a call was not answered for so long, whether anybody still waits for the reply or not."""
-        self._patience = patience
-
-    @property
-    def asked(self) -> bool:
-        """Whether something is not answered yet."""
-        return len(self._replies) > 0
-
-    def _expect(self) -> None:
-        if self._timer is None and self._replies and self._patience < float("inf"):
-            again = TRY_AGAIN if self._suspect is self._replies[0][0] else 0.0
-            left = self._replies[0][1] + self._patience - time.monotonic()
-            self._timer = asyncio.get_running_loop().call_later(max(again, left), self._look)
-
-    def _look(self) -> None:
-        self._timer = None
-        if self._replies and self._replies[0][1] + self._patience <= time.monotonic():
-            if self._suspect is self._replies[0][0]:
-                return self.break_off(why="the server does not answer")
-            # In a loop that was busy, what has come is read first.
-            self._suspect = self._replies[0][0]
-        self._expect()
-
-    def send(self, *words: Any) -> "asyncio.Future[Any]":
-        """The reply, when it comes. Nothing waits until the socket takes the words: who is silent is given up."""
-        try:
-            packed = self._connection.pack_command(*words)
-        except (RedisError, ValueError) as error:
-            raise Misuse(str(error)) from error
-        if not self.open:
-            raise Disconnected("the connection is lost")
-        writer = self._connection._writer
-        reply: "asyncio.Future[Any]" = asyncio.get_running_loop().create_future()
-        self._replies.append((reply, time.monotonic()))
-        # Not by redis-py's own call: that makes a new connection if this one has just been broken off, and nobody would know.
-        try:
-            if writer.transport.is_closing():
-                raise Disconnected("the connection is lost")
-            writer.writelines(packed)
-        except Exception as error:
-            # Event loops say in many ways that a transport has ended.
-            self.break_off()
-            raise Disconnected("the connection is lost") from error
-        self._expect()
-        return reply
-
-    async def _read(self) -> None:
-        try:
-            while True:
-                result: Any
-                try:
-                    result = await self._connection.read_response(disconnect_on_error=False)
-                except ResponseError as error:
-                    result = error
-                if self._on_message is not None and isinstance(result, list) and text(result[0]) == "message":
-                    self._on_message(text(result[2]))
-                    continue
-                reply, _ = self._replies.popleft()
-                if reply.done():
-                    continue
-                if isinstance(result, ResponseError):
-                    reply.set_exception(result)
-                    reply.exception()  # Nobody may be left to look at it.
-                else:
-                    reply.set_result(result)
-        except (*BROKEN, RedisError, IndexError) as error:
-            self.break_off(why=str(error))
-        except Exception:
-            log.exception("a reply cannot be read")
+            events, self.events = self.events, []
         finally:
-            self.break_off()
-
-    def break_off(self, reset: bool = True, why: str = "the connection is lost") -> None:
-        """Nothing of what is not answered will be. What the kernel has yet must not come to the server behind what is said on the
-        next connection: so it is forgotten with a reset, unless the server is only to hear of the end."""
-        if not self.open:
-            return
-        self.open = False
-        if reset and self._socket is not None:
-            with suppress(OSError):
-                self._socket.setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
-        self.descriptor = None
-        _links.discard(self)
-        if self._timer is not None:
-            self._timer.cancel()
-        for reply, _ in self._replies:
-            if not reply.done():
-                reply.set_exception(Disconnected(why))
-                reply.exception()  # Nobody may be left to look at it.
-        self._abort()
-        self.on_end()
-
-    def _abort(self) -> None:
-        writer, self._connection._writer = self._connection._writer, None
-        if writer is not None:
-            writer.transport.abort()
-
-    async def close(self) -> None:
-        self.break_off(reset=False)
-        self._reader.cancel()
-        await asyncio.gather(self._reader, return_exceptions=True)
-        await self._connection.disconnect(nowait=True)
+            self._lock.release()
+        for event in events:
+            self._options.notify(*event)
 
 
-# How a call is sent on a connection: made into words only then, as much may change before there is one.
-Send = Callable[[Link], "asyncio.Future[Any]"]
+class Owner:
+    """The name under which a thread or task acquires locks. A retired owner is not used again: a call of it may be late."""
+
+    def __init__(self, name: bytes) -> None:
+        self.name, self.retired = name, False
 
 
-def say(*words: Any) -> Send:
-    return lambda link: link.send(*words)
+class Number(NamedTuple):
+    """The identity of an acquire on the server."""
+
+    session: "Session"
+    id: bytes
+    n: int
 
 
-def _link_of(made: "asyncio.Task[Link]") -> Optional[Link]:
-    """The connection that this has made, if it is there."""
-    if not made.done() or made.cancelled() or made.exception() is not None:
-        return None
-    link = made.result()
-    return link if link.open else None
+ASKED, HELD, ENDING, OVER = "asked", "held", "ending", "over"
+# The two ways to end an acquire, with the reason that each leaves.
+RELEASE, CANCEL = "RELEASE", "CANCEL"
+REASONS = {RELEASE: "released", CANCEL: "cancelled"}
+# Ends of a hold that are no loss.
+GOOD_ENDS = ("released", "cancelled", "taken")
+
+
+class Acquire:
+    """One numbered acquire, from its first call to the end of its hold."""
+
+    def __init__(self, request: Request, owner: Owner, wait: Optional[float] = None, source: Words = ()) -> None:
+        self.request, self.owner, self.is_try = request, owner, wait == 0
+        # The hold of another session that this acquire takes over: FROM, name, number.
+        self.source = source
+        self.at: Optional[Number] = None
+        self.state, self.verb, self.reason = ASKED, "", ""
+        # The error to raise from the wait. The server may still keep the wait.
+        self.error: Optional[LockError] = None
+        self.holds = 0
+        self.token: Any = None
+        self.began = self.granted = monotonic()
+        self.until = math.inf if wait is None else self.began + wait
+        self.lease_ends = math.inf
+        # A leased grant can be revoked until this number of LOCK.EVENTS was answered (R1).
+        self.acknowledged_at = 0
+        self.in_doubt = self.undeclared = self.handed_over = False
+        self.changed: Optional[Signal] = None
+
+    def ask_words(self, at: Number) -> Words:
+        if self.source:
+            return (*self.renew_words(at, self.request.lease), *self.source)
+        left = self.until - monotonic()
+        queue: Words = () if self.is_try else ("QUEUE", 0 if left == math.inf else milliseconds(left))
+        return (*self.request.acquire(self.owner.name), "SESSION", at.id, at.n, *queue)
+
+    def end_words(self, at: Number) -> Words:
+        if self.verb == CANCEL:
+            return ("LOCK.CANCEL", self.request.keys[0], self.owner.name, "SESSION", at.id, at.n)
+        return (*self.request.words(RELEASE, self.owner.name), "SESSION", at.id, at.n)
+
+    def renew_words(self, at: Number, lease: Optional[float]) -> Words:
+        max_hold = self.request.max_hold
+        left = None if max_hold is None else max(0.001, max_hold - (monotonic() - self.granted))
+        return (*self.request.words("RENEW", self.owner.name), *self.request.hold(lease, left), "SESSION", at.id, at.n)
+
+    def is_lost(self) -> bool:
+        """Whether the hold ended before its release."""
+        if self.state is HELD:
+            return self.lease_ends <= monotonic()
+        return self.state is OVER and self.reason not in GOOD_ENDS and not self.handed_over
+
+    def lost(self) -> Lost:
+        reason = self.reason or "expired"
+        return Lost(f"{self.request.name}: the hold ended before its release ({reason}); acquire the lock again")
 
 
 class Session:
-    """The connections, made when they are needed, and again when they broke."""
+    """The session on one server."""
 
-    def __init__(self, place: Place, patience: float, listener: Optional[Listener]) -> None:
-        self._place, self._sentinels = place, list(place.sentinels)
-        self.patience, self._listener = patience, listener
-        self.inbox = f"inbox-{uuid.uuid4()}"
-        self.waits: Dict[str, asyncio.Event] = {}
-        # Whom it concerns that a connection broke: the holds that are bound to it. And what tells each that it has ended.
-        self.holds: Dict[asyncio.Event, Tuple[Iterable[Any], Any, Callable[[bool], None]]] = {}
-        self.tasks: Set["asyncio.Task[None]"] = set()
-        # Whose hold of what is being given back, or whose wait is taken back.
-        self._giving: Dict["asyncio.Future[None]", Tuple[Set[str], str]] = {}
-        # Of commands and of messages, each made by a task that all wait for who need it.
-        self._made: Dict[str, "asyncio.Task[Link]"] = {}
-        # For waits that have a connection of their own: those that wait, and one that is kept for the next.
-        self._own: Set[Link] = set()
-        self._idle: Optional[Link] = None
-        # What has been found since there was a connection, for those who leave before an attempt is over.
-        self._why = SILENT
-        # How often another server had the locks, since the last good reply; and until when nobody connects for that.
-        self._elsewhere, self._not_before = 0, float("-inf")
-        # What acquires, and is to end before the connections do.
-        self._attempts: Set["asyncio.Future[None]"] = set()
-        self.ending, self._closing = False, asyncio.Event()
+    def __init__(self, io: Io, options: Options, mutex: Mutex, moved: Callable[[List[Acquire]], Awaitable[None]]) -> None:
+        self.io, self.options, self.mutex, self._moved = io, options, mutex, moved
+        self.id: Optional[bytes] = None
+        # Every hold of the previous session has been declared in this one (R3), and an EVENTS has confirmed them.
+        self._is_up, self._up = False, io.signal()
+        self._error: Optional[LockError] = None
+        self._beat = self._seen = self._last_n = self._polls = 0
+        # The acquires by number; those whose last call has no answer (R11), or that are not declared yet.
+        self.numbers: Dict[int, Acquire] = {}
+        self._unanswered: Dict[int, Acquire] = {}
+        # The releases and cancellations that the reader repeats.
+        self._orphans: List[Acquire] = []
+        # Holds whose `Hold` was collected. `__del__` appends here, because it must not lock.
+        self.dropped: List[Acquire] = []
+        self._confirmed = self.safe_until = -math.inf
+        # When the previous LOCK.EVENTS was sent. 0 after a failure: the next one does not wait in the server.
+        self._polled = 0.0
+        self._started = self._in_jeopardy = self.closed = False
 
-    async def _shared(self, name: str, make: Callable[[], Coroutine[Any, Any, Link]], patience: float) -> Link:
-        """The connection that all share. Who has waited for another's attempt shares its failure, or leaves earlier."""
-        if self.closed:
-            raise Unavailable("closed")
-        task = self._made.get(name)
-        if task is None or (task.done() and _link_of(task) is None):
-            self._may_connect()
-            task = self._made[name] = asyncio.ensure_future(make())
-            # Nobody may be left to look at it.
-            task.add_done_callback(lambda made: made.cancelled() or made.exception())
-        if not task.done():
-            await asyncio.wait({task}, timeout=max(0.0, patience))
-        if not task.done():
-            raise Disconnected(self._why)
-        if task.cancelled():
-            raise Unavailable("closed")
-        return task.result()
+    # The life of an acquire.
 
-    async def _open(
-        self, on_message: Optional[Callable[[str], None]], on_end: Callable[[], None], patience: float
-    ) -> Link:
-        if self._place.name is None:
-            return await self._connect(self._place, patience, on_message, on_end)
-        failure = Disconnected("no connection: there is no Sentinel")
-        for _ in list(self._sentinels):
-            sentinel = self._sentinels[0]
-            try:
-                place = await self._primary(sentinel, self._place.name)
-            except LockError as error:
-                # What one knows of the name, the others know, too; but a Sentinel may be new, or away: it comes last now.
-                failure = Disconnected(str(error))
-                self._why = str(error)
-                if self._sentinels[0] is sentinel:
-                    self._sentinels.append(self._sentinels.pop(0))
-                continue
-            link = await self._connect(place, patience, on_message, on_end)
-            role = await self._ask(link, patience, "ROLE")
-            # After a failover they may name the old one for a moment. Who has no permission to ask is told by the first call.
-            if isinstance(role, list) and text(role[0]) != "master":
-                await link.close()
-                raise Disconnected(f"no connection: {place.settings['host']}:{place.settings['port']} is no primary")
-            self._why = SILENT
-            return link
-        raise failure
-
-    async def _primary(self, of: Place, name: str) -> Place:
-        """The primary that this Sentinel knows."""
-        # Whoever calls does not wait much longer than for one.
-        patience = min(SOON, self.patience) if len(self._sentinels) > 1 else self.patience
-        sentinel = await self._connect(of, patience, None, lambda: None)
+    async def ask(self, asked: Acquire) -> None:
+        """Waits for the grant or the end of the acquire. If it raises, the caller cancels it: the server may still grant it."""
+        if self.io.is_reader() and not asked.is_try:
+            raise Misuse("a listener must not wait for a lock; try to acquire it, or use another thread")
+        give_up = asked.began + self.options.patience if asked.is_try or asked.source else asked.until + REPLY_GRACE
+        await self._until_up(give_up, asked)
+        with self.mutex:
+            self._enrol(asked)
         try:
-            found = await self._ask(sentinel, patience, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", name)
-        finally:
-            await sentinel.close()
-        if not isinstance(found, list):
-            raise Disconnected(f"no connection: a Sentinel knows no primary {name}")
-        return self._place.at(text(found[0]), int(found[1]))
-
-    async def _ask(self, link: Link, patience: float, *words: Any) -> Any:
-        """The reply, or the error that is one."""
-        try:
-            return await within(link.send(*words), patience)
-        except ResponseError as error:
-            return error
-        except BaseException as error:
-            link.break_off()
-            if isinstance(error, (*BROKEN, LockError)):
-                raise Disconnected(f"no connection: {error}") from error
-            raise
-
-    async def _connect(
-        self, place: Place, patience: float, on_message: Optional[Callable[[str], None]], on_end: Callable[[], None]
-    ) -> Link:
-        # RESP2, in which a message comes as a reply does: redis-py keeps those of RESP3 to itself. When to try again is this
-        # package's own affair, and what is no text must not end a connection.
-        ours = {"protocol": 2, "retry": Retry(NoBackoff(), 0), "retry_on_error": [], "health_check_interval": 0}
-        ours["decode_responses"] = False
-        kind: Any = place.kind
-        link = Link(kind(**{**place.settings, **ours}), on_message)
-        start = asyncio.ensure_future(link.start())
-        try:
-            await within(start, patience)
-        except BaseException as error:
-            start.cancel()
-            try:
-                await asyncio.gather(start, return_exceptions=True)
-            finally:
-                link.break_off()
-            # Also that of whoever gives the password.
-            if isinstance(error, Exception):
-                raise Disconnected(f"no connection: {error}") from error
-            raise
-        # One that never was concerns nobody.
-        link.on_end = on_end
-        return link
-
-    def tell(self, label: str, event: str, outcome: str, seconds: float) -> None:
-        if self._listener is not None:
-            try:
-                self._listener(Event(label, event, outcome, seconds))
-            except Exception:
-                # Its author's mistake is no reason to lose a lock.
-                log.exception("a listener of locks failed")
-
-    def _wake(self) -> None:
-        for event in (*self.waits.values(), *self.holds):
-            event.set()
-
-    def _told(self, message: str) -> None:
-        # "granted <request> <key>" and "lost <request> <key>" both mean: ask again.
-        event = self.waits.get(message.split(" ", 2)[1])
-        if event is not None:
-            event.set()
-
-    async def _commands(self) -> Link:
-        link = await self._open(None, self._wake, self.patience)
-        link.limit(self.patience)
-        return link
-
-    async def _messages(self) -> Link:
-        link = await self._open(self._told, self._wake, self.patience)
-        link.limit(self.patience)
-        try:
-            await link.send("SUBSCRIBE", f"lock:inbox:{self.inbox}")
-        except BaseException as error:
-            await link.close()
-            if isinstance(error, ResponseError):
-                raise of(error) from error
-            raise
-        return link
-
-    async def listen(self, patience: float) -> None:
-        """Before a wait: a message that nobody hears is taken for a refusal."""
-        await self._shared("messages", self._messages, min(patience, self.patience))
-
-    def look(self) -> None:
-        """Who waits has heard nothing for long: is anybody there on the connection for messages? It may be idle for hours, and
-        whatever is between drops it in silence."""
-        made = self._made.get("messages")
-        link = _link_of(made) if made is not None else None
-        if link is not None and not link.asked:
-            with suppress(LockError):
-                link.send("PING")
-
-    async def call(self, *words: Any, patience: Optional[float] = None) -> Any:
-        return await self.ask(say(*words), patience)
-
-    async def ask(self, send: Send, patience: Optional[float] = None, foreign: bool = False) -> Any:
-        """The reply. `Disconnected` if there is none in `patience` seconds: the session's own is the most. A foreign command has
-        errors of its own."""
-        most = self.patience if patience is None else min(patience, self.patience)
-        deadline = time.monotonic() + most
-        link = await self._shared("commands", self._commands, most)
-        reply = send(link)
-        try:
-            # Who says nothing of patience hears of the connection's own end.
-            result = await within(reply, None if patience is None else deadline - time.monotonic())
-            self._elsewhere = 0
-            return result
-        except asyncio.TimeoutError:
-            raise Disconnected("the server does not answer") from None
-        except ResponseError as error:
-            ours = of(error)
-            if isinstance(ours, Disconnected) and not foreign:
-                self._was_elsewhere()
-                for made in map(_link_of, self._made.values()):
-                    if made is not None:
-                        made.break_off()
-            raise ours from error
-
-    def _was_elsewhere(self) -> None:
-        """The next connections may lead to another server, but who asks at once might make thousands of them. Many hear of it at
-        the same time."""
-        if self.pause() == 0:
-            self._elsewhere += 1
-            self._not_before = time.monotonic() + min(TRY_RARELY, TRY_AGAIN * 2 ** min(10, self._elsewhere - 1))
-
-    def pause(self) -> float:
-        """For how many seconds no connection is made, as another server has the locks."""
-        return max(0.0, self._not_before - time.monotonic())
-
-    def _may_connect(self) -> None:
-        if self.pause() > 0:
-            raise Disconnected("no connection: another server is the primary")
-
-    @property
-    def closed(self) -> bool:
-        return self._closing.is_set()
-
-    def decoded(self, reply: Any) -> Any:
-        """As the user's own client gives it."""
-        settings = self._place.settings
-        if isinstance(reply, list):
-            return [self.decoded(one) for one in reply]
-        if isinstance(reply, bytes) and settings.get("decode_responses"):
-            return reply.decode(settings.get("encoding", "utf-8"), settings.get("encoding_errors", "strict"))
-        return reply
-
-    async def block(self, send: Send, deadline: Optional[float]) -> Tuple[Any, Link]:
-        """The reply to a call that waits in the server, until then or without limit, and the connection that no other call has
-        meanwhile: it is to be broken off, or to `rest`."""
-        if self.closed:
-            raise Unavailable("closed")
-
-        def patience() -> float:
-            return self.patience if deadline is None else min(self.patience, max(SOON, deadline - time.monotonic()))
-
-        # First that on which it is looked whether anybody is there: an answer on a younger one would say nothing, and the wait
-        # would lose its place.
-        await self._shared("commands", self._commands, patience())
-        idle, self._idle = self._idle, None
-        if idle is not None and self._is_older(idle):
-            idle.break_off()
-        link = idle if idle is not None and idle.open else await self._open_own(patience())
-        reply: "asyncio.Future[Any]"
-
-        async def move() -> None:
-            """The wait keeps its place if its connection ends after the same call has come on another, and the server tells the
-            old one so."""
-            nonlocal link, reply
-            old, fresh = link, await self._open_own(patience())
-            try:
-                reply, link = send(fresh), fresh
-            except BaseException:
-                fresh.break_off()
+            reply, first_sent = await self._repeat(asked, ASKED, asked.ask_words, give_up)
+        except Lost:
+            if asked.source:
                 raise
-            asyncio.get_running_loop().call_later(TRY_AGAIN, old.break_off)
+            # R12: the hold of a repeated acquire has ended.
+            reply, first_sent = 0, 0.0
+            with self.mutex:
+                self._over(asked, "restarted")
+        with self.mutex:
+            if asked.state is ASKED and reply is None:
+                self._over(asked, "timeout")
+            elif asked.state is ASKED and reply != 0:
+                self._grant(asked, reply, first_sent)
+            asked.changed = self.io.signal() if asked.state is ASKED and asked.error is None else None
+        if asked.changed is not None and not await asked.changed.wait(_remaining(give_up)):
+            is_there = self._polled > 0
+            raise (TimedOut if is_there else Unavailable)(f"{asked.request.name}: the server has not answered in time")
+        if asked.error is not None:
+            raise type(asked.error)(str(asked.error))
 
-        probe = asyncio.ensure_future(self._probe(lambda: link, move))
+    def interrupt(self, asked: Acquire, error: LockError) -> None:
+        """Ends a wait from another thread."""
+        with self.mutex:
+            asked.error = error
+            self._signal(asked)
+            if not self._is_up:
+                self._wake_waiting()
+
+    async def end(self, acquire: Acquire, verb: str, patience: float) -> None:
+        """Releases exactly this hold, or cancels an acquire in any state. The reader continues an attempt that fails."""
+        with self.mutex:
+            if acquire.state is OVER or acquire.verb == CANCEL or acquire.handed_over:
+                return
+            if acquire.at is None or acquire.state is ASKED and acquire.at.id != self.id:
+                return self._over(acquire, REASONS[verb])
+            self._begin_end(acquire, verb)
         try:
-            if self.closed:
-                raise Unavailable("closed")
-            reply, heard = send(link), None
-            while heard is not reply:
-                heard = reply
-                await asyncio.wait({heard}, timeout=None if deadline is None else max(0.0, deadline - time.monotonic() + SOON))
-            result = await within(reply, 0)
-            self._elsewhere = 0
-            return result, link
-        except ResponseError as error:
-            ours = of(error)
-            if isinstance(ours, Disconnected):
-                self._was_elsewhere()
-            if isinstance(ours, Disconnected) or (isinstance(ours, Passing) and self._place.name is not None):
-                # Sentinels may know another by now.
-                link.break_off()
-            else:
-                # It got nothing.
-                self.rest(link)
-            raise ours from error
-        except BaseException as error:
-            link.break_off()
-            if isinstance(error, asyncio.TimeoutError):
-                raise Disconnected("the server does not answer") from None
+            reply, _ = await self._repeat(acquire, ENDING, acquire.end_words, monotonic() + patience)
+        except (Lost, Overwritten) as error:
+            reply = error
+        except BaseException:
+            with self.mutex:
+                acquire.owner.retired = True
+                self._orphan(acquire)
             raise
-        finally:
-            probe.cancel()
+        with self.mutex:
+            self._settle(acquire, reply)
 
-    async def _open_own(self, patience: float) -> Link:
-        self._may_connect()
-        link = await self._open(None, self._forget, patience)
-        self._own.add(link)
-        # Redis-py may have said nothing: then nobody may be there who answers. A refusal is an answer, too.
-        await self._ask(link, patience, "PING")
-        return link
+    async def release(self, hold: Acquire) -> None:
+        if not hold.is_lost():
+            await self.end(hold, RELEASE, 0.0 if self.io.is_reader() else self.options.patience)
+        elif hold.state is HELD:
+            # Expired by the local clock. A lease is never shortened, so the server may still have the hold.
+            with self.mutex:
+                self._lose(hold, "expired")
+        if hold.is_lost():
+            raise hold.lost()
 
-    def rest(self, link: Link) -> None:
-        """Nothing is bound to the connection of `block` any more: it may carry the next."""
-        if self._idle is None and link.open and not self.closed:
-            self._idle = link
-        else:
-            link.break_off(reset=False)
-
-    def _forget(self) -> None:
-        self._own = {link for link in self._own if link.open}
-
-    def _is_older(self, link: Link) -> bool:
-        made = self._made.get("commands")
-        commands = _link_of(made) if made is not None else None
-        return commands is not None and link.made < commands.made
-
-    async def _probe(self, link: Callable[[], Link], move: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """TCP may take long to find that nobody is there. An answer on the other connection tells that somebody is, unless that
-        was made later: then it may lead to another server. If nothing tells, the wait moves."""
-        while link().open:
-            await asyncio.sleep(min(LOOK_AGAIN[0], LOOK_AGAIN[1] * self.patience))
-            if self.pause() > 0:
-                continue
-            try:
-                await self.call("PING", patience=min(self.patience, LOOKS_FOR))
-                tells = not self._is_older(link())
-            except LockError as error:
-                # A refusal does, too.
-                tells = not isinstance(error, Disconnected) or FULL in str(error)
-            if tells:
-                continue
-            try:
-                await move()
-            except LockError as error:
-                # An owner of whom something is given back says nothing yet.
-                if isinstance(error, Disconnected) and FULL not in str(error):
-                    link().break_off()
-
-    async def insist(
-        self, seconds: float, send: Send, through: Type[Unavailable] = Passing, patience: Optional[float] = None
-    ) -> Any:
-        """A call that may be sent twice, and is, for so long, when its connection breaks or the server can do nothing now;
-        through `Unavailable` whatever it says."""
-        deadline, pause = time.monotonic() + seconds, TRY_AGAIN
-        while True:
-            try:
-                return await self.ask(send, max(SOON, deadline - time.monotonic()) if seconds > 0 else patience)
-            except through:
-                if self.closed or time.monotonic() >= deadline:
-                    raise
-                await self.rest_for(pause)
-                pause = min(TRY_RARELY, 2 * pause)
-
-    async def rest_for(self, pause: float) -> None:
-        """So long, or until it is closed."""
-        await told_within(self._closing, pause)
-
-    def later(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        """Behind the caller's back, and until `close` at most."""
-        task = asyncio.ensure_future(work)
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
-        return task
-
-    def give_back(self, keys: Iterable[Any], owner: Any, work: Coroutine[Any, Any, None]) -> None:
-        """The same, so that `given_back` knows of it."""
-        self.gives_back(keys, owner, self.later(work))
-
-    def gives_back(self, keys: Iterable[Any], owner: Any, over: "asyncio.Future[None]") -> None:
-        """Until that is over."""
-        self._giving[over] = {text(key) for key in keys}, text(owner)
-        over.add_done_callback(self._giving.pop)
-
-    def giving(self, keys: Iterable[Any], owner: Any) -> Set["asyncio.Future[None]"]:
-        """What is being given back of that owner."""
-        names = {text(key) for key in keys}
-        giving = self._giving.items()
-        return {over for over, (held, of) in giving if of == text(owner) and held & names and not over.done()}
-
-    def has(self, keys: Iterable[Any], owner: Any) -> bool:
-        """Whether that owner has any of them by a call of this session."""
-        return len(self._of(keys, owner)) > 0
-
-    def granted(self, keys: Iterable[Any], owner: Any, shared: bool) -> None:
-        """What this owner had of them has ended at the server, unless both are shared: it would not have been granted them."""
-        for ended in self._of(keys, owner):
-            ended(shared)
-
-    def _of(self, keys: Iterable[Any], owner: Any) -> List[Callable[[bool], None]]:
-        names, holds = {text(key) for key in keys}, self.holds.values()
-        return [ended for held, of, ended in holds if text(of) == text(owner) and names & {text(key) for key in held}]
-
-    async def given_back(self, keys: Iterable[Any], owner: Any, seconds: float) -> bool:
-        """Whether nothing of that owner is being given back any more; waits so long for it."""
-        giving = self.giving(keys, owner)
-        return not giving or not (await asyncio.wait(giving, timeout=seconds))[1]
-
-    @contextmanager
-    def attempt(self) -> Iterator[None]:
-        """What acquires does so in here."""
-        over: "asyncio.Future[None]" = asyncio.get_running_loop().create_future()
-        self._attempts.add(over)
+    async def cancel(self, asked: Acquire) -> None:
         try:
-            yield
+            await self.end(asked, CANCEL, 0.0)
+        except LockError:
+            pass
+
+    async def renew(self, hold: Acquire, lease: Optional[float]) -> None:
+        """Sets the lease, or checks a hold that the server renews."""
+        if hold.is_lost():
+            raise hold.lost()
+        give_up, first_sent = monotonic() + self.options.patience, 0.0
+        try:
+            _, first_sent = await self._repeat(hold, HELD, lambda at: hold.renew_words(at, lease), give_up)
+        except (Lost, Overwritten) as error:
+            with self.mutex:
+                if hold.state is HELD:
+                    self._over(hold, _reason_of(error))
+        if hold.state is not HELD:
+            raise hold.lost()
+        if lease is not None:
+            hold.lease_ends, hold.acknowledged_at = first_sent + lease, 0
+
+    async def _repeat(
+        self, acquire: Acquire, state: str, words: Callable[[Number], Words], give_up: float
+    ) -> Tuple[Any, float]:
+        """The reply to a call that may be sent again, as it has a number, and the time of the first attempt.
+
+        A lease counts from the first attempt, as that one may have succeeded. A reply counts only if its call carried the
+        present number (R14).
+        """
+        failing = first_sent = math.inf
+        while acquire.state is state and (acquire.error is None or state is not ASKED):
+            at = acquire.at
+            session = self if at is None else at.session
+            await session._until_up(give_up, acquire)
+            now = monotonic()
+            try:
+                # A release of a number that is not declared yet would be refused, and remembered (R23).
+                if at is not None and at is acquire.at and not acquire.undeclared:
+                    first_sent = min(first_sent, now)
+                    reply = await session.io.call(words(at), min(CALL_TIMEOUT, max(REPLY_GRACE, give_up - now)))
+                    if at is acquire.at:
+                        return reply, first_sent
+            except Transient as error:
+                # After NOSESSION, the reader opens a new session, and declares the acquire there.
+                acquire.in_doubt |= not isinstance(error, (NoSession, Moved))
+                failing = min(failing, now)
+                # ASK means that the slot is still moving.
+                is_moved = isinstance(error, Moved) and state is ASKED and str(error).startswith("MOVED")
+                if is_moved or monotonic() >= (give_up if give_up < math.inf else failing + self.options.patience):
+                    raise
+            except LockError:
+                if at is acquire.at:
+                    raise
+            await self.io.sleep(RETRY_PAUSE)
+        return 0, first_sent
+
+    def _start(self) -> None:
+        if not self._started and not self.closed:
+            with self.mutex:
+                start, self._started = not self._started, True
+            if start:
+                try:
+                    self.io.start(self._read)
+                except BaseException:
+                    self._started = False
+                    raise
+
+    async def _until_up(self, give_up: float, acquire: Acquire) -> None:
+        self._start()
+        while not self._is_up:
+            if self.closed:
+                raise Cancelled("the locks are closed; make new ones")
+            error = self._error
+            if acquire.state is ASKED and acquire.error is not None:
+                error = acquire.error
+            elif acquire.is_try or give_up == math.inf or not isinstance(error, Transient):
+                pass
+            else:
+                # An acquire with a limit waits for the server.
+                error = None
+            if error is not None:
+                raise type(error)(str(error))
+            if not await self._up.wait(_remaining(give_up)) and monotonic() >= give_up:
+                raise Unavailable("no connection to the server; try again")
+
+    # Transitions, under the mutex.
+
+    def _enrol(self, acquire: Acquire) -> None:
+        """Gives the acquire the next number of this session. A hold is not valid before its declaration."""
+        self._last_n += 1
+        acquire.undeclared = acquire.state is not ASKED
+        acquire.at = Number(self, self.id or b"", self._last_n)
+        self.numbers[self._last_n] = self._unanswered[self._last_n] = acquire
+
+    def _answered(self, acquire: Acquire) -> None:
+        if acquire.at is not None:
+            acquire.at.session._unanswered.pop(acquire.at.n, None)
+
+    def _grant(self, asked: Acquire, reply: Any, lease_start: float, token: Any = None) -> None:
+        replies = reply if asked.request.several else [reply]
+        if not isinstance(replies[0], int):
+            maps = [each if isinstance(each, dict) else dict(zip(each[::2], each[1::2])) for each in replies]
+            tokens, replies = [each[b"token"] for each in maps], [each[b"holds"] for each in maps]
+            token = tokens if asked.request.several else tokens[0]
+        self._answered(asked)
+        asked.token, asked.holds, asked.granted = token, max(replies), monotonic()
+        if asked.request.lease is not None:
+            asked.lease_ends = lease_start + asked.request.lease
+        if asked.in_doubt:
+            asked.in_doubt, asked.acknowledged_at = False, self._polls + 2
+        asked.state = HELD
+        self._signal(asked)
+
+    def _begin_end(self, acquire: Acquire, verb: str) -> None:
+        assert acquire.at is not None
+        acquire.state, acquire.verb = ENDING, verb
+        acquire.at.session._unanswered[acquire.at.n] = acquire
+
+    def _orphan(self, acquire: Acquire) -> None:
+        """Leaves the end of an acquire to the reader."""
+        if acquire.at is not None:
+            acquire.at.session._orphans.append(acquire)
+
+    def _over(self, acquire: Acquire, reason: str) -> None:
+        """The acquire neither waits nor holds any longer."""
+        was_held = (acquire.state is HELD or acquire.verb == RELEASE) and not acquire.handed_over
+        acquire.reason, acquire.state = reason, OVER
+        self._answered(acquire)
+        if acquire.at is not None:
+            acquire.at.session.numbers.pop(acquire.at.n, None)
+        if was_held:
+            self._notify(acquire, "held", "lost" if acquire.is_lost() else "released")
+        self._signal(acquire)
+
+    def _settle(self, ending: Acquire, reply: Any) -> None:
+        """Handles the reply to a release or a cancellation. Most errors are no answer: the call may still be needed."""
+        if ending.state is not ENDING or isinstance(reply, LockError) and not isinstance(reply, (Lost, Overwritten, Moved)):
+            return
+        # NOTOWNER may be the reply to a repeated call, whose first attempt succeeded.
+        is_lost = ending.verb == RELEASE and isinstance(reply, (Lost, Overwritten)) and not ending.in_doubt
+        self._over(ending, _reason_of(reply) if is_lost else REASONS[ending.verb])
+
+    def _cancel_later(self, at: Number, acquire: Acquire) -> None:
+        """Leaves to the reader to cancel a number whose acquire is over, but that the server may still hold."""
+        remainder = Acquire(acquire.request, acquire.owner)
+        remainder.at = at
+        self._begin_end(remainder, CANCEL)
+        self._orphan(remainder)
+
+    def _lose(self, hold: Acquire, reason: str) -> None:
+        at = hold.at
+        self._over(hold, reason)
+        if at is not None:
+            self._cancel_later(at, hold)
+
+    def _signal(self, acquire: Acquire) -> None:
+        if acquire.changed is not None:
+            acquire.changed.set()
+
+    def _wake_waiting(self) -> None:
+        """Lets all that wait for the session look again."""
+        self._up.set()
+        self._up.clear()
+
+    def _notify(self, acquire: Acquire, event: str, outcome: str) -> None:
+        self.mutex.events.append((acquire.request.label, event, outcome, monotonic() - acquire.granted))
+
+    # The reader.
+
+    async def _read(self) -> None:
+        """Heartbeat, events and losses: the only loop."""
+        failing, pause = math.inf, RETRY_PAUSE
+        try:
+            while not self.closed:
+                try:
+                    await self._turn()
+                    failing, pause, self._error = math.inf, RETRY_PAUSE, None
+                    await self._repeat_orphans()
+                    continue
+                except NoSession:
+                    self._drop()
+                    # The connections for calls may lead to a former primary.
+                    await self.io.disconnect()
+                except Late:
+                    # R16: another process uses the id.
+                    self._drop()
+                    self._lose_renewed("late")
+                except Exception as error:
+                    if not isinstance(error, LockError):
+                        log.exception("the session failed")
+                        error = Unavailable(f"the session failed: {error}")
+                    failing, self._polled = min(failing, monotonic()), 0.0
+                    if not isinstance(error, Transient) or monotonic() >= failing + self.options.patience:
+                        self._fail(error)
+                    if str(error).startswith("READONLY"):
+                        await self.io.disconnect()
+                self._check_clock()
+                if not self.closed:
+                    await self.io.sleep(pause)
+                    pause = min(2 * pause, MAX_RETRY_PAUSE)
+            await self._end_all()
+            await self.io.close()
         finally:
-            self._attempts.discard(over)
-            over.set_result(None)
+            # The event loop may end the task of the reader. The next acquire starts it again.
+            self._started = self._is_up = False
+            self._wake_waiting()
+
+    async def _turn(self) -> None:
+        if self.id is None:
+            await self._open()
+        undeclared = [acquire for acquire in list(self._unanswered.values()) if acquire.undeclared]
+        if undeclared:
+            await self._declare(undeclared)
+        await self._poll()
+        if not self._is_up and not self.closed:
+            self._is_up = True
+            self._up.set()
+
+    async def _open(self) -> None:
+        options = self.options
+        times = ("TTL", round(options.ttl * 1000), "GRACE", round(options.grace * 1000))
+        words = ("LOCK.SESSION", "OPEN", "NEW", self._next_beat(), *times, "NAME", options.name)
+        id_ = (await self.io.read(words, REPLY_GRACE))[0]
+        with self.mutex:
+            self.id, self._seen, self._polled, self.safe_until = id_, 0, 0.0, -math.inf
+            acquires, self.numbers, self._unanswered, self._orphans = list(self.numbers.values()), {}, {}, []
+            for acquire in acquires:
+                if acquire.verb == CANCEL or acquire.handed_over:
+                    # The lease of a hold that was handed over runs out.
+                    self._over(acquire, "cancelled")
+                else:
+                    self._enrol(acquire)
+                    acquire.undeclared = True
+                    if acquire.state is ENDING:
+                        self._orphan(acquire)
+
+    async def _declare(self, acquires: List[Acquire]) -> None:
+        """Declares holds, and acquires that may have been granted, in this session (R3, R6, R13)."""
+        now, calls = monotonic(), []
+        numbers = [acquire.at for acquire in acquires]
+        for acquire, at in zip(acquires, numbers):
+            lease = acquire.request.lease if acquire.lease_ends == math.inf else max(0.001, acquire.lease_ends - now)
+            assert at is not None
+            calls.append(acquire.renew_words(at, lease))
+        replies = await self.io.batch(calls, REPLY_GRACE + 0.001 * len(calls))
+        for reply in replies:
+            if isinstance(reply, Transient) and not isinstance(reply, (Late, Moved)):
+                raise reply
+        # An acquire without an answer, or a release, may have no hold. All others had one.
+        ours = Counter(
+            _hold_of(acquire)
+            for acquire, reply in zip(acquires, replies)
+            if acquire.state is HELD or not isinstance(reply, LockError)
+        )
+        moved: List[Acquire] = []
+        with self.mutex:
+            for acquire, at, reply in zip(acquires, numbers, replies):
+                is_refused = isinstance(reply, LockError)
+                acquire.undeclared = isinstance(reply, Moved)
+                if isinstance(reply, Moved) and acquire.state is not OVER and at is not None:
+                    self.numbers.pop(at.n, None)
+                    self._answered(acquire)
+                    moved.append(acquire)
+                elif acquire.state is OVER:
+                    if at is not None and not is_refused:
+                        self._cancel_later(at, acquire)
+                elif acquire.state is ENDING and is_refused:
+                    self._over(acquire, REASONS[acquire.verb] if acquire.in_doubt else "restarted")
+                elif acquire.state in (ASKED, HELD) and is_refused:
+                    self._over(acquire, "restarted")
+                elif acquire.state is ASKED and acquire.request.fence:
+                    # The reply to a renewal has no token.
+                    self._lose(acquire, "restarted")
+                elif min(reply if acquire.request.several else [reply]) < ours[_hold_of(acquire)]:
+                    # R3, R22: another hold of this owner has ended, and nobody knows which.
+                    self._lose(acquire, "restarted")
+                elif acquire.state is ASKED:
+                    self._grant(acquire, reply, now)
+                elif acquire.state is HELD:
+                    self._answered(acquire)
+        if moved:
+            # The nodes do not agree yet. The lease limits how long this may take.
+            await self._moved(moved)
+
+    def adopt(self, holds: List[Acquire]) -> None:
+        """Leaves to the reader to declare holds whose slots have moved to this node."""
+        self._start()
+        with self.mutex:
+            for hold in holds:
+                if hold.state is not OVER:
+                    # A release may have begun meanwhile, under the old number.
+                    self._answered(hold)
+                    self._enrol(hold)
+                    if hold.state is ENDING:
+                        self._orphan(hold)
+
+    def _next_beat(self) -> int:
+        # R16: never taken from a reply.
+        self._beat += 1
+        return self._beat
+
+    async def _poll(self) -> None:
+        """One LOCK.EVENTS: heartbeat, acknowledgement and events."""
+        block = min(EVENTS_BLOCK, (self.options.grace or self.options.ttl) / 3) if self._polled else 0.0
+        with self.mutex:
+            done = min(self._unanswered, default=self._last_n + 1)
+        sent = monotonic()
+        words = ("LOCK.EVENTS", self.id, self._next_beat(), self._seen, done, int(block * 1000), EVENTS_COUNT)
+        events = await self.io.read(words, block + REPLY_GRACE)
+        moved: List[Acquire] = []
+        with self.mutex:
+            self._polls += 1
+            for seq, kind, n, *fields in events:
+                self._seen, acquire = seq, self.numbers.get(n)
+                if acquire is None:
+                    continue
+                if kind == b"granted" and acquire.state is ASKED:
+                    acquire.in_doubt = True
+                    # The grant is later than the previous LOCK.EVENTS, whose reply did not report it.
+                    self._grant(acquire, fields[0], max(acquire.began, self._polled), *fields[1:2])
+                elif kind == b"lost" and fields[0] == b"moved" and acquire.state is not ASKED:
+                    moved.append(self.numbers.pop(n))
+                    self._answered(acquire)
+                elif kind == b"lost":
+                    # Perhaps only one of several locks was lost.
+                    (self._lose if acquire.request.several else self._over)(acquire, fields[0].decode())
+            if len(events) < EVENTS_COUNT:
+                self._polled = self._confirmed = sent
+                self.safe_until = sent + self.options.grace
+                self._set_jeopardy(False)
+        if moved:
+            await self._moved(moved)
+
+    async def _repeat_orphans(self) -> None:
+        with self.mutex:
+            while self.dropped:
+                hold = self.dropped.pop()
+                if hold.state is HELD:
+                    self._begin_end(hold, RELEASE)
+                    self._orphan(hold)
+            numbered = [(each, each.at) for each in self._orphans if each.state is ENDING and each.at is not None]
+            orphans = [(each, at) for each, at in numbered if at.id == self.id and not each.undeclared]
+            self._orphans = [each for each, _ in orphans]
+        if orphans:
+            try:
+                replies = await self.io.batch([each.end_words(at) for each, at in orphans], REPLY_GRACE)
+            except Transient:
+                return
+            with self.mutex:
+                for (orphan, _), reply in zip(orphans, replies):
+                    self._settle(orphan, reply)
+
+    def _set_jeopardy(self, value: bool) -> None:
+        if value is not self._in_jeopardy:
+            self._in_jeopardy = value
+            for hold in list(self.numbers.values()):
+                if hold.state is HELD and hold.request.lease is None:
+                    self._notify(hold, "jeopardy" if value else "safe", "")
+
+    def _check_clock(self) -> None:
+        with self.mutex:
+            if monotonic() >= self.safe_until:
+                self._set_jeopardy(True)
+        if monotonic() >= self._confirmed + self.options.ttl:
+            self._lose_renewed("silent")
+
+    def _lose_renewed(self, reason: str) -> None:
+        with self.mutex:
+            for hold in list(self.numbers.values()):
+                if hold.state is HELD and hold.request.lease is None:
+                    self._lose(hold, reason)
+
+    def _drop(self) -> None:
+        """The session is over on the server."""
+        with self.mutex:
+            self.id, self._is_up, self.safe_until = None, False, -math.inf
+        self._up.clear()
+
+    def _fail(self, error: LockError) -> None:
+        """Fails the waits without a limit. If the error is permanent, fails all waits."""
+        with self.mutex:
+            self._error = error
+            for asked in list(self._unanswered.values()):
+                if asked.state is ASKED and (asked.until == math.inf or not isinstance(error, Transient)):
+                    asked.error = error
+                    self._signal(asked)
+        if not self._is_up:
+            self._wake_waiting()
+
+    def valid_for(self, hold: Acquire) -> float:
+        """Seconds for which no other owner can have the lock, whatever the network does."""
+        if hold.state is not HELD or hold.undeclared or hold.at is None or hold.at.id != self.id:
+            return 0.0
+        end = hold.lease_ends
+        if hold.request.lease is None or self._polls < hold.acknowledged_at:
+            end = min(end, self.safe_until)
+        return max(0.0, end - monotonic())
 
     async def close(self) -> None:
-        """Drops the connections: the server ends the holds that are bound to them. Before, what waits and what is being given
-        back has a moment to tell the server."""
-        self.ending, end = True, time.monotonic() + SOON
-        for own in list(self._own):
-            own.break_off()
-        for told in self.waits.values():
-            told.set()
-        try:
-            while (pending := {*self._attempts, *self._giving}) and time.monotonic() < end:
-                await asyncio.wait(pending, timeout=end - time.monotonic(), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            # Also for those who do not wait for that.
-            await self._drop()
+        """Ends all waits and renewed holds. A hold with a lease of its own remains until its lease ends."""
+        self.closed = True
+        if self._started:
+            await self._end_all()
+            await self.io.close()
 
-    async def _drop(self) -> None:
-        self._closing.set()
-        made = list(self._made.values())
-        for task in made:
-            task.cancel()
-        links = await asyncio.gather(*made, return_exceptions=True)
-        for link in (*links, self._idle, *self._own):
-            if isinstance(link, Link):
-                await link.close()
-        self._wake()
-        await asyncio.gather(*self.tasks, return_exceptions=True)
+    async def _end_all(self) -> None:
+        with self.mutex:
+            id_, self.id, self._is_up = self.id, None, False
+            for acquire in list(self.numbers.values()):
+                if acquire.state is ASKED:
+                    acquire.error = Cancelled("the locks are closed")
+                    self._signal(acquire)
+                elif acquire.request.lease is None:
+                    self._over(acquire, "closed")
+        self._wake_waiting()
+        if id_ is not None:
+            try:
+                await self.io.call(("LOCK.SESSION", "CLOSE", id_), CLOSE_TIMEOUT)
+            except LockError:
+                pass
+
+
+def _hold_of(acquire: Acquire) -> Tuple[Tuple[bytes, ...], bytes]:
+    return tuple(acquire.request.keys), acquire.owner.name
+
+
+def _reason_of(error: Any) -> str:
+    return "wrongtype" if isinstance(error, Overwritten) else "deleted"
+
+
+def _remaining(until: float) -> Optional[float]:
+    return None if until == math.inf else max(0.0, until - monotonic())

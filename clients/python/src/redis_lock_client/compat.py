@@ -1,85 +1,66 @@
 # SPDX-License-Identifier: MIT
-"""In the place of redis-py's locks: `client.lock("x", timeout=10, lock_class=Lock)`, or `Redis` for `redis.Redis`.
+"""Drop-in replacements for redis-py's locks and clients.
 
-Who is not to change a line takes `Redis` (or `AsyncRedis`), whose `lock()` gives ours. What is different: waiting is first come,
-first served, and nothing is polled, so `sleep` means nothing; without `timeout` the hold ends with its process, as nobody else
-could end it; keys have a prefix, as redis-py keeps a string under the key, and this a hash.
+Use `client.lock("x", timeout=10, lock_class=Lock)`, or replace `redis.Redis` by `Redis` and change nothing else.
+
+Differences from redis-py: waiters are served in order and never poll, so `sleep` has no effect. Without a `timeout`, the lock is
+held until its release or the end of the process. Keys have the prefix `redis-lock:`, because redis-py stores a string under its
+key, and the server module a hash.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import threading
+import uuid
 import weakref
 from types import SimpleNamespace
-from typing import Any, Awaitable, Coroutine, Dict, List, Literal, Optional, Tuple, TypeVar, Union
+from typing import Any, List, Literal, Optional, Tuple, Union
 
 import redis
 import redis.asyncio
 
-from . import Lock as OurLock
 from . import LockError, Locks, aio
-from .errors import Busy, Lost, Misuse, TimedOut
+from ._core import Core
+from ._request import Request, milliseconds
+from ._threads import run
+from .errors import Busy, Deadlock, Lost, Misuse, TimedOut
 
 __all__ = ["AsyncLock", "AsyncRedis", "Lock", "Redis", "locks_of", "locks_of_async"]
 
 log = logging.getLogger("redis_lock_client")
 
-T = TypeVar("T")
-
-# Re-entrant: garbage that is collected meanwhile may come here, too.
-_guard = threading.RLock()
-_sessions: "weakref.WeakKeyDictionary[Any, Locks]" = weakref.WeakKeyDictionary()
-_async_sessions: "weakref.WeakKeyDictionary[Any, Tuple[Any, aio.Locks]]" = weakref.WeakKeyDictionary()
+# By pool, or by client of a cluster.
+_locks: "weakref.WeakKeyDictionary[Any, Locks]" = weakref.WeakKeyDictionary()
+_async_locks: "weakref.WeakKeyDictionary[Any, Tuple[Any, aio.Locks]]" = weakref.WeakKeyDictionary()
 
 
-def _after_fork() -> None:
-    global _guard
-    _guard = threading.RLock()
+def locks_of(client: Any) -> Locks:
+    """Returns the `Locks` of this client's pool. The session ends with the pool."""
+    pool = _pool_of(client)
+    locks = _locks.get(pool)
+    # Another thread may have been faster.
+    return locks or _locks.setdefault(pool, Locks(_borrow(client, redis.Redis)))
 
 
-os.register_at_fork(after_in_child=_after_fork)
-
-
-def locks_of(client: "redis.Redis") -> Locks:
-    """The session that all locks of this client's pool share. It ends with the pool."""
-    with _guard:
-        locks = _sessions.get(client.connection_pool)
-        if locks is None:
-            locks = _sessions[client.connection_pool] = Locks(client)
-        return locks
-
-
-def locks_of_async(client: "redis.asyncio.Redis") -> aio.Locks:
-    """The same for asyncio: one session for each pool in the event loop that runs."""
-    pool, loop = client.connection_pool, asyncio.get_running_loop()
-    entry = _async_sessions.get(pool)
+def locks_of_async(client: Any) -> aio.Locks:
+    """Returns the `aio.Locks` of this client's pool in the running event loop. The session ends with the pool."""
+    pool, loop = _pool_of(client), asyncio.get_running_loop()
+    entry = _async_locks.get(pool)
     if entry is None or entry[0]() is not loop:
-        entry = _async_sessions[pool] = (weakref.ref(loop), aio.Locks(client))
-        weakref.finalize(pool, _end, *entry).atexit = False
+        entry = _async_locks[pool] = (weakref.ref(loop), aio.Locks(_borrow(client, redis.asyncio.Redis)))
     return entry[1]
 
 
-def _end(of_loop: Any, locks: aio.Locks) -> None:
-    loop = of_loop()
-    if loop is not None and not loop.is_closed():
-        loop.call_soon_threadsafe(lambda: asyncio.ensure_future(locks.close(), loop=loop))
+def _pool_of(client: Any) -> Any:
+    return getattr(client, "connection_pool", client)
 
 
-async def _given(value: Any) -> Any:
-    return await value if isinstance(value, Awaitable) else value
-
-
-def _at_once(work: Coroutine[Any, Any, T]) -> T:
-    """The result of work that waits for nothing but threads."""
-    try:
-        work.send(None)
-    except StopIteration as end:
-        result: T = end.value
-        return result
-    raise RuntimeError("it waits")
+def _borrow(client: Any, kind: Any) -> Any:
+    """A client that does not keep its pool alive."""
+    pool = _pool_of(client)
+    return weakref.proxy(client) if pool is client else kind(connection_pool=weakref.proxy(pool))
 
 
 class _Local(threading.local):
@@ -87,8 +68,8 @@ class _Local(threading.local):
     hold: Any = None
 
 
-class _Shape:
-    """What both have of redis-py's interface."""
+class _Lock:
+    """The behavior of both locks, as coroutines. With `Locks` of threads, they never suspend."""
 
     prefix = b"redis-lock:"
 
@@ -110,127 +91,128 @@ class _Shape:
 
     @property
     def key(self) -> bytes:
-        """Under which the server has it."""
-        return self.prefix + bytes(self._encode(self.name))
+        """The key on the server."""
+        return self.prefix + self._encode(self.name)
+
+    def _core(self) -> Core:
+        raise NotImplementedError
 
     def _encode(self, value: Any) -> bytes:
-        encoded: bytes = self.redis.connection_pool.get_encoder().encode(value)
-        return encoded
+        return bytes(self.redis.get_encoder().encode(value))
 
-    def _how(self) -> Dict[str, Any]:
-        label = bytes(self._encode(self.name)).decode(errors="replace")
-        return {"label": label, **({"lease": self.timeout} if self.timeout else {})}
+    def _error(self, kind: Any, text: str) -> Any:
+        return kind(text, lock_name=self._encode(self.name).decode(errors="replace"))
 
-    def _wait(self, blocking: Optional[bool], blocking_timeout: Optional[float]) -> Optional[float]:
-        blocking = self.blocking if blocking is None else blocking
-        limit = self.blocking_timeout if blocking_timeout is None else blocking_timeout
-        return 0 if not blocking else None if limit is None else max(0.0, limit)
-
-    def _hold(self, lock: Any, verb: str) -> Any:
-        """That of this thread's last acquire; if somebody has set another token, that of its owner."""
+    def _with_token(self, verb: str) -> bytes:
         token = self.local.token
         if token is None:
-            raise LockError(f"Cannot {verb} a lock that's not owned or is already unlocked.", lock_name=self._name())
-        hold = self.local.hold
-        return hold if hold is not None and self._encode(hold.owner) == token else lock.hold_of(token)
+            raise self._error(LockError, f"Cannot {verb} a lock that's not owned or is already unlocked.")
+        return self._encode(token)
 
     def _with_timeout(self, verb: str) -> float:
         if not self.timeout:
-            raise LockError(f"Cannot {verb} a lock with no timeout", lock_name=self._name())
+            raise self._error(LockError, f"Cannot {verb} a lock with no timeout")
         return self.timeout
 
-    def _name(self) -> str:
-        return str(self._how()["label"])
-
-    def _not_owned(self, verb: str) -> Lost:
-        return Lost(f"Cannot {verb} a lock that's no longer owned", lock_name=self._name())
-
-    def _translated(self, error: LockError, verb: str) -> LockError:
-        """A key of another type means here what another token means to redis-py."""
-        return self._not_owned(verb) if isinstance(error, Lost) or "WRONGTYPE" in str(error) else error
-
-    def _forget(self) -> None:
-        self.local.token = self.local.hold = None
-
-    def _not_acquired(self) -> LockError:
-        kind = TimedOut if self.blocking else Busy
-        return kind("Unable to acquire lock within the time specified", lock_name=self._name())
-
-    def _leave(self, error: LockError, of_body: Optional[BaseException]) -> None:
-        """The body's own error comes out."""
-        if of_body is None and self.raise_on_release_error:
-            raise error
-        log.warning("%s: it was unlocked or no longer owned when its scope ended", self._name())
-
-    # What both do alike. What the lock of a thread gives is there at once, what that of a task gives is awaited.
-
-    def _lock(self) -> Any:
-        raise NotImplementedError
+    def _translated(self, error: LockError, verb: str) -> Any:
+        """A key of another type means here what a foreign token means to redis-py."""
+        if isinstance(error, Lost) or "WRONGTYPE" in str(error):
+            return self._error(Lost, f"Cannot {verb} a lock that's no longer owned")
+        return error
 
     async def _acquire(
         self, blocking: Optional[bool], blocking_timeout: Optional[float], token: Union[str, bytes, None]
     ) -> bool:
-        owner = None if token is None else bytes(self._encode(token))
-        hold = await _given(self._lock().acquire(self._wait(blocking, blocking_timeout), owner=owner))
+        blocking = self.blocking if blocking is None else blocking
+        limit = self.blocking_timeout if blocking_timeout is None else blocking_timeout
+        wait = 0 if not blocking else None if limit is None else max(0.0, limit)
+        # Each acquire has an owner of its own, because any thread may release the lock.
+        owner = uuid.uuid4().hex.encode() if token is None else self._encode(token)
+        try:
+            hold = await self._core().acquire(Request([self.key], lease=self.timeout or None, owner=owner), wait)
+        except Deadlock:
+            # The token holds the lock already.
+            if wait is None:
+                raise
+            return False
         if hold is None:
             return False
-        self.local.token, self.local.hold = self._encode(hold.owner), hold
+        self.local.token, self.local.hold = owner, hold
         return True
 
-    async def _owners(self) -> List[Optional[bytes]]:
+    async def _enter(self) -> None:
+        if not await self._acquire(None, None, None):
+            raise self._error(TimedOut if self.blocking else Busy, "Unable to acquire lock within the time specified")
+
+    async def _owners(self) -> List[Tuple[Optional[bytes], float]]:
+        """Each holder with the remaining seconds of its lease."""
         try:
-            return [self._encode(holder["owner"]) for holder in await _given(self._lock().holders())]
+            info = await self._core().query(self.key)
         except Misuse as error:
             if "WRONGTYPE" in str(error):
-                return [None]
+                return [(None, 0)]
             raise
+        return [] if info is None else [(self._encode(holder["owner"]), holder["ttl"] / 1000) for holder in info["holders"]]
 
     async def _owned(self) -> bool:
-        return self.local.token is not None and self.local.token in await self._owners()
+        token = self.local.token
+        return token is not None and self._encode(token) in [owner for owner, _ in await self._owners()]
 
     async def _release(self) -> None:
-        hold = self._hold(self._lock(), "release")
-        # Of a cancelled release nothing is forgotten.
+        token, hold = self._with_token("release"), self.local.hold
         try:
-            await _given(hold.release())
+            if hold is not None and hold.owner.name == token:
+                await hold.at.session.release(hold)
+            else:
+                # The user has set the token of another process.
+                await self._core().execute("LOCK.RELEASE", self.key, token)
         except LockError as error:
             error = self._translated(error, "release")
             if isinstance(error, Lost):
-                self._forget()
+                self.local.token = self.local.hold = None
             raise error
-        self._forget()
+        self.local.token = self.local.hold = None
+
+    async def _leave(self, error_of_body: Optional[BaseException]) -> None:
+        try:
+            await self._release()
+        except LockError:
+            # The error of the body says more.
+            if error_of_body is None and self.raise_on_release_error:
+                raise
+            log.warning("%r: it was unlocked or no longer owned when its scope ended", self.name)
+
+    async def _renew(self, verb: str, lease: float) -> Literal[True]:
+        token, hold = self._with_token(verb), self.local.hold
+        self._with_timeout(verb)
+        try:
+            if hold is not None and hold.owner.name == token:
+                await hold.at.session.renew(hold, lease)
+            else:
+                await self._core().execute("LOCK.RENEW", self.key, token, "PX", milliseconds(lease))
+        except LockError as error:
+            raise self._translated(error, verb)
+        return True
 
     async def _extend(self, additional_time: float, replace_ttl: bool) -> Literal[True]:
-        lock = self._lock()
-        hold = self._hold(lock, "extend")
-        self._with_timeout("extend")
-        try:
-            left = 0.0
-            if not replace_ttl:
-                holders = await _given(lock.holders())
-                ttls = [holder["ttl"] for holder in holders if self._encode(holder["owner"]) == self.local.token]
-                if not ttls:
-                    raise self._not_owned("extend")
-                left = ttls[0] / 1000
-            await _given(hold.extend(left + additional_time))
-        except LockError as error:
-            raise self._translated(error, "extend")
-        return True
+        left = 0.0
+        if not replace_ttl:
+            token = self._with_token("extend")
+            self._with_timeout("extend")
+            left = dict(await self._owners()).get(token, -1)
+            if left < 0:
+                raise self._error(Lost, "Cannot extend a lock that's no longer owned")
+        return await self._renew("extend", left + additional_time)
 
     async def _reacquire(self) -> Literal[True]:
-        hold = self._hold(self._lock(), "reacquire")
-        try:
-            await _given(hold.extend(self._with_timeout("reacquire")))
-        except LockError as error:
-            raise self._translated(error, "reacquire")
-        return True
+        return await self._renew("reacquire", self.timeout or 0)
 
 
-class Lock(_Shape):
-    """`redis.lock.Lock` by this server's locks."""
+class Lock(_Lock):
+    """A lock with the interface of `redis.lock.Lock`."""
 
-    def _lock(self) -> OurLock:
-        return locks_of(self.redis).lock(self.key, **self._how())
+    def _core(self) -> Core:
+        return locks_of(self.redis)._core
 
     def acquire(
         self,
@@ -239,46 +221,42 @@ class Lock(_Shape):
         blocking_timeout: Optional[float] = None,
         token: Union[str, bytes, None] = None,
     ) -> bool:
-        """Whether it was got. `token` is the name of the owner, new for each acquire if none is given."""
-        return _at_once(self._acquire(blocking, blocking_timeout, token))
+        """Returns whether the lock was granted. `token` is the name of the owner, by default new for each acquire."""
+        return run(self._acquire(blocking, blocking_timeout, token))
 
     def locked(self) -> bool:
-        """Whether anybody has it."""
-        return bool(_at_once(self._owners()))
+        """Returns whether any owner holds the lock."""
+        return bool(run(self._owners()))
 
     def owned(self) -> bool:
-        """Whether this has it."""
-        return _at_once(self._owned())
+        """Returns whether the server names the token of this object as the owner."""
+        return run(self._owned())
 
     def release(self) -> None:
-        """Gives it back. `LockNotOwnedError` if it was lost. If there is no connection, it may be called again."""
-        _at_once(self._release())
+        """Releases the lock. Raises `LockNotOwnedError` after a loss. After a failed call, it may be called again."""
+        run(self._release())
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
-        """Adds so many seconds to what is left, or leaves so many."""
-        return _at_once(self._extend(additional_time, replace_ttl))
+        """Adds seconds to the remaining lease, or replaces it."""
+        return run(self._extend(additional_time, replace_ttl))
 
     def reacquire(self) -> Literal[True]:
-        """The whole `timeout` again."""
-        return _at_once(self._reacquire())
+        """Sets the remaining lease to `timeout`."""
+        return run(self._reacquire())
 
     def __enter__(self) -> "Lock":
-        if not self.acquire():
-            raise self._not_acquired()
+        run(self._enter())
         return self
 
     def __exit__(self, kind: Any, error: Optional[BaseException], trace: Any) -> None:
-        try:
-            self.release()
-        except LockError as failure:
-            self._leave(failure, error)
+        run(self._leave(error))
 
 
-class AsyncLock(_Shape):
-    """`redis.asyncio.lock.Lock` by this server's locks."""
+class AsyncLock(_Lock):
+    """A lock with the interface of `redis.asyncio.lock.Lock`."""
 
-    def _lock(self) -> aio.Lock:
-        return locks_of_async(self.redis).lock(self.key, **self._how())
+    def _core(self) -> Core:
+        return locks_of_async(self.redis)._core
 
     async def acquire(
         self,
@@ -286,43 +264,39 @@ class AsyncLock(_Shape):
         blocking_timeout: Optional[float] = None,
         token: Union[str, bytes, None] = None,
     ) -> bool:
-        """Whether it was got. `token` is the name of the owner, new for each acquire if none is given."""
+        """Returns whether the lock was granted. `token` is the name of the owner, by default new for each acquire."""
         return await self._acquire(blocking, blocking_timeout, token)
 
     async def locked(self) -> bool:
-        """Whether anybody has it."""
+        """Returns whether any owner holds the lock."""
         return bool(await self._owners())
 
     async def owned(self) -> bool:
-        """Whether this has it."""
+        """Returns whether the server names the token of this object as the owner."""
         return await self._owned()
 
     async def release(self) -> None:
-        """Gives it back. `LockNotOwnedError` if it was lost. If it failed or was cancelled, it may be called again."""
+        """Releases the lock. Raises `LockNotOwnedError` after a loss. If the task is cancelled, the release continues."""
         await self._release()
 
     async def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
-        """Adds so many seconds to what is left, or leaves so many."""
+        """Adds seconds to the remaining lease, or replaces it."""
         return await self._extend(additional_time, replace_ttl)
 
     async def reacquire(self) -> Literal[True]:
-        """The whole `timeout` again."""
+        """Sets the remaining lease to `timeout`."""
         return await self._reacquire()
 
     async def __aenter__(self) -> "AsyncLock":
-        if not await self.acquire():
-            raise self._not_acquired()
+        await self._enter()
         return self
 
     async def __aexit__(self, kind: Any, error: Optional[BaseException], trace: Any) -> None:
-        try:
-            await aio._finish(self.release())
-        except LockError as failure:
-            self._leave(failure, error)
+        await self._leave(error)
 
 
 class _Client:
-    """What both clients do alike: it stands before redis-py's."""
+    """Comes before redis-py's client in the order of the base classes."""
 
     _lock_kind: Any
 
@@ -337,45 +311,44 @@ class _Client:
         thread_local: bool = True,
         raise_on_release_error: bool = True,
     ) -> Any:
-        """As redis-py's."""
+        """Returns a lock with the arguments of redis-py's `lock`."""
         kind = self._lock_kind if lock_class is None else lock_class
-        # Older ones do not know it.
+        # redis-py 5 does not know the argument.
         more: Any = {} if raise_on_release_error else {"raise_on_release_error": False}
         client: Any = super()
         return client.lock(name, timeout, sleep, blocking, blocking_timeout, kind, thread_local, **more)
 
 
 class Redis(_Client, redis.Redis):
-    """redis-py's client, with locks of ours: for `OPTIONS.REDIS_CLIENT_CLASS` of django-redis, too."""
+    """redis-py's client with locks of the server module. django-redis accepts it as `OPTIONS.REDIS_CLIENT_CLASS`."""
 
     _lock_kind = Lock
 
     def close(self) -> None:
-        """Ends the session of its locks, too, if the pool is its own."""
-        with _guard:
-            locks = _sessions.pop(self.connection_pool, None) if self.auto_close_connection_pool else None
+        """Closes the client, and ends the session of its locks unless other clients share the pool."""
+        locks = _locks.pop(self.connection_pool, None) if self.auto_close_connection_pool else None
         if locks is not None:
             locks.close()
         super().close()
 
     def __del__(self) -> None:
-        # Any thread may collect it, the session's own, too. The session ends with the pool.
+        # The garbage collector may run in any thread, and must not wait for the session.
         try:
             super().close()
         except Exception:
             pass
 
 
-# Of two bases mypy looks again at redis-py's own, which do not agree.
+# With two bases, mypy reports that those of redis-py disagree.
 class AsyncRedis(_Client, redis.asyncio.Redis):  # type: ignore[misc]
-    """The same for asyncio."""
+    """redis-py's asyncio client with locks of the server module."""
 
     _lock_kind = AsyncLock
 
     async def aclose(self, close_connection_pool: Optional[bool] = None) -> None:
-        """Ends the session of its locks, too, if the pool is its own."""
+        """Closes the client, and ends the session of its locks unless other clients share the pool."""
         if close_connection_pool or (close_connection_pool is None and self.auto_close_connection_pool):
-            entry = _async_sessions.pop(self.connection_pool, None)
+            entry = _async_locks.pop(self.connection_pool, None)
             if entry is not None:
                 await entry[1].close()
         await super().aclose(close_connection_pool)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A backend of dogpile.cache whose mutexes are this server's locks: `redis_lock` in place of `dogpile.cache.redis`."""
+"""A backend of dogpile.cache with locks of the server module: `redis_lock` instead of `dogpile.cache.redis`."""
 
 from __future__ import annotations
 
@@ -14,40 +14,39 @@ __all__ = ["Backend"]
 
 
 class Mutex(CacheMutex):
-    """One hold at a time, whichever thread has it."""
+    """A mutex with one hold at a time, in any thread."""
 
     def __init__(self, lock: Lock) -> None:
         self._lock = lock
 
     def acquire(self, wait: bool = True) -> bool:
-        """Whether it was got."""
+        """Returns whether the lock was granted."""
         return self._lock.acquire(blocking=wait)
 
     def release(self) -> None:
-        """Gives it back. `LockNotOwnedError` if it was lost."""
+        """Releases the lock. Raises `LockNotOwnedError` after a loss."""
         self._lock.release()
 
     def locked(self) -> bool:
-        """Whether anybody has it."""
+        """Returns whether any owner holds the lock."""
         return self._lock.locked()
 
 
 class Backend(RedisBackend):
-    """With `distributed_lock`, which is on unless said otherwise; `lock_timeout` of None keeps a lock while its process lives."""
+    """dogpile's Redis backend. `distributed_lock` is on by default. `lock_timeout` of None holds until release or process end."""
 
     def __init__(self, arguments: Any) -> None:
         arguments = {"distributed_lock": True, "thread_local_lock": False, **arguments}
         super().__init__(arguments)
 
     def get_mutex(self, key: str) -> Any:
-        """A lock for this key of the cache."""
+        """Returns a mutex for this key of the cache."""
         if not self.distributed_lock:
             return None
-        name = self.lock_template.format(key)
-        # Of no thread: dogpile gives back what another thread has got, when it refreshes behind its user's back.
+        # A background refresh of dogpile releases in another thread.
         lock = Lock(
             self.writer_client,
-            name,
+            self.lock_template.format(key),
             timeout=self.lock_timeout,
             blocking=self.lock_blocking,
             blocking_timeout=self.lock_blocking_timeout,

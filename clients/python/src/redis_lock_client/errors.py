@@ -1,83 +1,124 @@
 # SPDX-License-Identifier: MIT
-"""What can go wrong with a lock, in seven kinds. With asyncio, cancelled is `asyncio.CancelledError`."""
+"""The errors of locks, in seven kinds. In asyncio, a cancelled acquire raises `asyncio.CancelledError`, the seventh."""
 
-from redis._parsers.base import BaseParser
+from typing import Optional
+
+from redis.exceptions import AuthenticationError, LockError, LockNotOwnedError, RedisClusterException, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import LockError, LockNotOwnedError, ResponseError
 
-__all__ = ["Busy", "Cancelled", "Deadlock", "LockError", "Lost", "Misuse", "TimedOut", "Unavailable", "of"]
+__all__ = ["Busy", "Cancelled", "Deadlock", "LockError", "Lost", "Misuse", "TimedOut", "Unavailable"]
 
 
 class Busy(LockError):
-    """Somebody else holds the lock, and the call was not to wait."""
+    """Another owner holds the lock, and the call does not wait."""
 
     kind = "busy"
 
 
-class TimedOut(LockError):
-    """The lock was not granted in the time to wait."""
+class TimedOut(LockError, TimeoutError):
+    """The wait reached its limit without a grant."""
 
     kind = "timed out"
 
 
 class Cancelled(LockError):
-    """The wait was cancelled by another thread: see `Cancellation`."""
+    """Another thread cancelled the acquire with a `Cancellation`, or closed its `Locks`."""
 
     kind = "cancelled"
 
 
 class Lost(LockNotOwnedError):
-    """The hold ended before its holder gave it back: others may have worked at the same time."""
+    """The hold ended before its release: another owner may have worked at the same time."""
 
     kind = "lost"
 
 
 class Deadlock(LockError):
-    """Waiting could never end. The text has the cycle."""
+    """Waiting could never end. The text names the cycle."""
 
     kind = "deadlock"
 
 
 class Misuse(LockError):
-    """The server refuses the call: an option out of range, a key of another type, no permission."""
+    """The call is wrong: an option, a key of another type, a missing permission, a server without the module."""
 
     kind = "misuse"
 
 
+class Overwritten(Misuse):
+    """The key holds other data, so it is no lock."""
+
+
 class Unavailable(LockError, RedisConnectionError):
-    """No connection, or a server that grants nothing now. Who expects redis-py's `ConnectionError` gets it."""
+    """No server answered in time, or the server grants nothing now. Also a `redis.ConnectionError`."""
 
     kind = "unavailable"
 
 
-class Passing(Unavailable):
-    """In a moment the same call may go well: a server after a failover has no replicas yet, or carries out a long script."""
+class Transient(Unavailable):
+    """A repetition of the call may succeed soon: no connection, a failover, a slow script."""
 
 
-class Disconnected(Passing):
-    """No reply came, or one of a server that another has replaced: on the next connection the call may be sent again."""
+class NoSession(Transient):
+    """The server does not know the session: it has ended."""
 
 
-# What redis-py does not take off. Another word in capitals may be that of an option.
-PREFIXES = {"NOTOWNER", "DEADLOCK", "UNBLOCKED", "QUARANTINE", "WRONGTYPE", "NOREPLICAS", "MISCONF", "BUSY", "NOPERM", "DENIED"}
+class Late(Transient):
+    """A later call of the session came first."""
 
 
-MOVED = ("instance state changed", "send the command", "the same request was sent again")
+class Moved(Transient):
+    """Another node of the cluster serves the key."""
 
 
-def of(error: ResponseError) -> LockError:
-    """The error for what the server said, with the prefix that redis-py takes off those that it knows."""
-    text = str(error)
-    prefix = text.split(" ", 1)[0]
-    if type(error) is not ResponseError or prefix not in PREFIXES:
-        known = (code for code, kind in BaseParser.EXCEPTION_CLASSES.items() if kind is type(error))
-        prefix = next(known, "ERR")
-        text = f"{prefix} {text}"
-    # Another server has the lock now, in Redis' words and in the module's. Whom somebody unblocks is told otherwise.
-    # And a call that comes late, on a connection that was given up, takes the place of that which was sent after it.
-    moved = prefix == "UNBLOCKED" and any(words in text for words in MOVED)
-    if moved or prefix in ("READONLY", "MASTERDOWN"):
-        return Disconnected(text)
-    if prefix in ("ERR", "WRONGTYPE", "NOPERM"):
-        return (Unavailable if "too many" in text else Misuse)(text)
-    return {"NOTOWNER": Lost, "DEADLOCK": Deadlock, "NOREPLICAS": Passing, "BUSY": Passing}.get(prefix, Unavailable)(text)
+KINDS = {
+    "NOTOWNER": Lost,
+    "DEADLOCK": Deadlock,
+    "CANCELLED": Cancelled,
+    "NOSESSION": NoSession,
+    "LATE": Late,
+    "MOVED": Moved,
+    "ASK": Moved,
+    "OOM": Unavailable,
+    "LIMIT": Unavailable,
+    "WRONGTYPE": Overwritten,
+    **dict.fromkeys(("ERR", "NOPERM", "NOAUTH", "WRONGPASS", "CROSSSLOT"), Misuse),
+}
+TRANSIENT = "READONLY LOADING NOREPLICAS MISCONF BUSY TRYAGAIN MASTERDOWN CLUSTERDOWN QUARANTINE UNBLOCKED".split()
+KINDS.update(dict.fromkeys(TRANSIENT, Transient))
+
+
+# What redis-py raises.
+FAILURES = (RedisError, RedisClusterException, OSError)
+
+
+def code_of(error: ResponseError) -> str:
+    """The error code of a reply. redis-py removes those that it knows from the text, and has a class for each."""
+    code: Optional[str] = getattr(error, "status_code", None)
+    if code is None:
+        code = next((code for code, kind in _CLASSES.items() if kind is type(error)), None)
+    return code or str(error).partition(" ")[0]
+
+
+def of(error: BaseException) -> LockError:
+    """The error of a lock for an error of redis-py or of a socket."""
+    if isinstance(error, LockError):
+        return error
+    if isinstance(error, AuthenticationError):
+        return Misuse(str(error))
+    if not isinstance(error, ResponseError):
+        return Transient(f"no reply from the server: {error}")
+    code = code_of(error)
+    text = str(error) if str(error).startswith(code) else f"{code} {error}"
+    if code == "ERR" and "unknown command" in text:
+        text = "the server has no LOCK commands; load the redis-lock module"
+    return KINDS.get(code, Misuse)(text)
+
+
+def _classes() -> "dict[str, type[RedisError]]":
+    from redis._parsers.base import BaseParser
+
+    return {code: kind for code, kind in BaseParser.EXCEPTION_CLASSES.items() if isinstance(kind, type)}
+
+
+_CLASSES = _classes()

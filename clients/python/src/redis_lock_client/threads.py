@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: MIT
-"""In the place of `threading.Lock` and `threading.RLock`, between the threads of all machines.
+"""Locks with the interface of `threading.Lock` and `threading.RLock`, for the threads of all processes.
 
-Options beside the name are those of `Locks.lock`. Who loses the lock hears of it by `Lost` at the latest when giving it back.
+Options besides the key are those of `Locks.lock`. A loss is reported as `Lost`, at the latest by `release`.
 """
 
 from __future__ import annotations
 
 import threading
+import uuid
 from typing import Any, Optional, Tuple
 
 from . import Hold, Locks
@@ -16,12 +17,53 @@ from .errors import LockError, Lost, Misuse
 __all__ = ["Lock", "RLock"]
 
 
-class _Scope:
+class Lock:
+    """A lock with the interface of `threading.Lock`: any thread may release it."""
+
+    def __init__(self, locks: Locks, key: str, **options: Any) -> None:
+        if options.get("shared") or options.get("limit") is not None:
+            raise Misuse("a lock of threads has one hold at a time")
+        self._locks, self._key, self._options = locks, key, options
+        self._hold: Optional[Hold] = None
+        # Reports wrong options at once.
+        self._lock()
+
+    def _lock(self) -> OurLock:
+        # Each acquire has an owner of its own, because any thread may release the lock.
+        return self._locks.lock(self._key, **{"owner": uuid.uuid4().hex, **self._options})
+
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        raise NotImplementedError
+        """Returns whether the lock was granted. `timeout` is in seconds; -1 waits without limit."""
+        if timeout != -1 and (not blocking or timeout < 0):
+            raise ValueError("a timeout must not be negative, and needs a blocking call")
+        if timeout > threading.TIMEOUT_MAX:
+            raise OverflowError("timeout is too large")
+        lock = self._lock()
+        if blocking and timeout == -1:
+            hold: Optional[Hold] = lock.acquire()
+        else:
+            hold = lock.try_acquire(timeout if blocking else 0)
+        if hold is None:
+            return False
+        self._hold = hold
+        return True
 
     def release(self) -> None:
-        raise NotImplementedError
+        """Releases the lock. Raises `Lost` after a loss, and `RuntimeError` if this object does not hold the lock."""
+        hold, self._hold = self._hold, None
+        if hold is None:
+            raise RuntimeError("release unlocked lock")
+        hold.release()
+
+    def locked(self) -> bool:
+        """Returns whether any thread of any process holds the lock."""
+        return self._lock().query() is not None
+
+    @property
+    def lost(self) -> bool:
+        """Whether the hold ended before its release."""
+        hold = self._hold
+        return hold is not None and hold.lost
 
     def __enter__(self) -> bool:
         return self.acquire()
@@ -30,94 +72,46 @@ class _Scope:
         try:
             self.release()
         except LockError:
-            # What the body raised says more.
+            # The error of the body says more.
             if error is None:
                 raise
 
-
-class Lock(_Scope):
-    """As `threading.Lock`: any thread may give it back."""
-
-    def __init__(self, locks: Locks, key: str, **how: Any) -> None:
-        if how.get("shared") or how.get("limit") is not None:
-            raise Misuse("a lock of threads has one hold at a time")
-        self._lock: OurLock = locks.lock(key, **how)
-        self._hold: Optional[Hold] = None
-
-    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """Whether it was got; `timeout` is in seconds, and -1 waits without limit."""
-        if timeout != -1 and (not blocking or timeout < 0):
-            raise ValueError("a time-out must not be negative, and only who blocks has one")
-        if timeout > threading.TIMEOUT_MAX:
-            raise OverflowError("the time-out is too long")
-        hold = self._lock.acquire(0 if not blocking else None if timeout == -1 else timeout)
-        if hold is None:
-            return False
-        self._hold = hold
-        return True
-
-    def release(self) -> None:
-        """Gives it back. `Lost` if it was lost before, `RuntimeError` if nobody here has it."""
-        hold = self._hold
-        if hold is None:
-            raise RuntimeError("release unlocked lock")
-        self._hold = None
-        try:
-            hold.release()
-        except Lost:
-            raise
-        except BaseException:
-            # It may be called again.
-            self._hold = hold
-            raise
-
-    def locked(self) -> bool:
-        """Whether anybody has it, here or elsewhere."""
-        return bool(self._lock.holders())
-
-    @property
-    def lost(self) -> bool:
-        """Whether it ended before it was given back."""
-        return self._hold is not None and self._hold.lost
-
     def __repr__(self) -> str:
-        state = "unlocked" if self._hold is None else "locked"
-        return f"<{state} {type(self).__module__}.{type(self).__qualname__} object {self._lock.key!r} at {id(self):#x}>"
+        return f"<{'unlocked' if self._hold is None else 'locked'} {_name(self)} object {self._key!r} at {id(self):#x}>"
 
 
-class RLock(_Scope):
-    """As `threading.RLock`: the thread that has this object has it as often as it likes. Another object is another holder."""
+class RLock(Lock):
+    """A lock with the interface of `threading.RLock`: its thread may acquire it again, by this object or another."""
 
-    def __init__(self, locks: Locks, key: str, **how: Any) -> None:
-        self._mutex = Lock(locks, key, **how)
+    def __init__(self, locks: Locks, key: str, **options: Any) -> None:
+        super().__init__(locks, key, **options)
         self._thread: Optional[int] = None
         self._count = 0
 
+    def _lock(self) -> OurLock:
+        return self._locks.lock(self._key, **{**self._options, "reentrant": True})
+
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """Whether it was got. `Lost` if this thread has it, and lost it meanwhile."""
+        """Returns whether the lock was granted. Raises `Lost` if this thread held and lost it."""
         if self._is_owned():
-            if self._mutex.lost:
-                raise Lost("the hold ended before it was given back")
+            if self.lost:
+                raise Lost(f"{self._key}: the hold ended before its release")
             self._count += 1
             return True
-        if not self._mutex.acquire(blocking, timeout):
+        if not super().acquire(blocking, timeout):
             return False
         self._thread, self._count = threading.get_ident(), 1
         return True
 
     def release(self) -> None:
-        """Gives it back once. `RuntimeError` if this thread does not have it."""
+        """Releases one acquire. Raises `RuntimeError` if this thread does not hold the lock, and `Lost` after a loss."""
         if not self._is_owned():
             raise RuntimeError("cannot release un-acquired lock")
         self._count -= 1
         if self._count == 0:
             self._release_save()
 
-    def locked(self) -> bool:
-        """Whether anybody has it, here or elsewhere."""
-        return self._mutex.locked()
-
-    # What `threading.Condition` needs.
+    # `threading.Condition` calls these.
 
     def _is_owned(self) -> bool:
         return self._thread == threading.get_ident()
@@ -128,23 +122,19 @@ class RLock(_Scope):
     def _release_save(self) -> Tuple[int, Optional[int]]:
         if not self._is_owned():
             raise RuntimeError("cannot release un-acquired lock")
-        # Before it is given back: whoever gets it next writes here, too.
-        state = self._count, self._thread
-        self._count, self._thread = 0, None
-        try:
-            self._mutex.release()
-        except Lost:
-            raise
-        except BaseException:
-            self._count, self._thread = max(1, state[0]), state[1]
-            raise
+        # Before the release, because the next thread writes here as well.
+        state, self._count, self._thread = (self._count, self._thread), 0, None
+        super().release()
         return state
 
     def _acquire_restore(self, state: Tuple[int, Optional[int]]) -> None:
-        self._mutex.acquire()
+        super().acquire()
         self._count, self._thread = state
 
     def __repr__(self) -> str:
         state = "locked" if self._count else "unlocked"
-        name = f"{type(self).__module__}.{type(self).__qualname__}"
-        return f"<{state} {name} object owner={self._thread} count={self._count} at {id(self):#x}>"
+        return f"<{state} {_name(self)} object owner={self._thread} count={self._count} at {id(self):#x}>"
+
+
+def _name(of: object) -> str:
+    return f"{type(of).__module__}.{type(of).__qualname__}"

@@ -1,50 +1,53 @@
 # SPDX-License-Identifier: MIT
-"""A driver of tooz whose locks are this server's: the scheme `redis-lock://` in place of `redis://`."""
+"""A tooz driver with locks of the server module: the scheme `redis-lock://` instead of `redis://`."""
 
 from __future__ import annotations
 
+import uuid
 from typing import Any, List, Optional
 
 import redis.exceptions
 from tooz import utils
 from tooz.drivers.redis import RedisDriver, RedisLock, _handle_failures
 
-from . import Hold, LockError, Locks
+from . import Hold, LockError
+from . import Lock as OurLock
 from .compat import Lock, locks_of
 
 __all__ = ["Driver"]
 
 
 class ToozLock(RedisLock):
-    """Readers share it. Who waits, waits its turn."""
+    """A lock of tooz. Waiters are served in order, and shared holders are admitted."""
 
     def __init__(self, coord: "Driver", client: Any, name: bytes, timeout: int) -> None:
         super().__init__(coord, client, name, timeout)
-        self._key = Lock.prefix + self.name
         self._timeout = timeout
         self._holds: List[Hold] = []
 
-    def _locks(self) -> Locks:
-        return locks_of(self._client)
+    def _our_lock(self, **options: Any) -> OurLock:
+        # Each acquire has an owner of its own, because any thread may release the lock.
+        return locks_of(self._client).lock(Lock.prefix + self.name, owner=uuid.uuid4().hex, **options)
 
     @_handle_failures()
     def is_still_owner(self) -> bool:
-        """Whether the server says so."""
-        owners = [holder["owner"] for holder in self._locks().lock(self._key).holders()]
+        """Returns whether the server names one of these holds as the holder."""
+        info = self._our_lock().query()
+        owners = [] if info is None else [utils.to_binary(holder["owner"]) for holder in info["holders"]]
         with self._exclusive_access:
-            return any(utils.to_binary(hold.owner) in map(utils.to_binary, owners) for hold in self._holds)
+            return any(hold.owner in owners for hold in self._holds)
 
     @_handle_failures()
     def break_(self) -> bool:
-        """Ends every hold; whoever waits first has it."""
-        return bool(self._client.execute_command("LOCK.BREAK", self._key))
+        """Takes the lock from its holders. Returns whether there was one."""
+        return self._our_lock().force_release()
 
     @_handle_failures()
     def acquire(self, blocking: Any = True, shared: bool = False, timeout: Optional[float] = None) -> bool:
-        """Whether it was got."""
+        """Returns whether the lock was granted. `blocking` may be a number of seconds."""
         blocking, timeout = utils.convert_blocking(blocking, timeout)
-        lock = self._locks().lock(self._key, lease=self._timeout, shared=shared)
-        hold = lock.acquire(timeout if blocking else 0)
+        lock = self._our_lock(lease=self._timeout, shared=shared)
+        hold = lock.acquire() if blocking and timeout is None else lock.try_acquire(timeout if blocking and timeout else 0)
         if hold is None:
             return False
         with self._exclusive_access:
@@ -54,26 +57,27 @@ class ToozLock(RedisLock):
 
     @_handle_failures()
     def release(self) -> bool:
-        """Whether there was something to give back."""
+        """Returns whether this object held the lock. After a failed call, it may be called again."""
         with self._exclusive_access:
             if not self._holds:
                 return False
-            hold = self._holds.pop()
-            if not self._holds:
-                self._coord._acquired_locks.discard(self)
             try:
-                hold.release()
+                self._holds[-1].release()
             except redis.exceptions.ConnectionError:
-                self._holds.append(hold)
-                self._coord._acquired_locks.add(self)
                 raise
             except LockError:
-                return False
-            return True
+                return not self._forget_last()
+            return self._forget_last()
+
+    def _forget_last(self) -> bool:
+        self._holds.pop()
+        if not self._holds:
+            self._coord._acquired_locks.discard(self)
+        return True
 
     @_handle_failures()
     def heartbeat(self) -> bool:
-        """Renews what is held."""
+        """Sets the lease of each hold again."""
         with self._exclusive_access:
             for hold in self._holds:
                 hold.extend(self._timeout)
@@ -81,9 +85,9 @@ class ToozLock(RedisLock):
 
 
 class Driver(RedisDriver):
-    """As tooz's driver for Redis, but for the locks."""
+    """tooz's driver for Redis, with the locks of the server module."""
 
     def get_lock(self, name: bytes) -> ToozLock:
-        """A lock of that name."""
+        """Returns a lock of this name."""
         assert self._client is not None
         return ToozLock(self, self._client, name, self.lock_timeout)

@@ -24,6 +24,8 @@ struct Shared {
     is_over: AtomicBool,
     /// Whether a call of the module's commands ends its connection.
     is_failing: AtomicBool,
+    /// Whether error replies keep only their codes.
+    hides_prose: AtomicBool,
     /// The number of connections that programs have made.
     made: AtomicU64,
     /// Connections with smaller numbers than this are frozen.
@@ -65,6 +67,7 @@ impl Proxy {
             streams: Mutex::default(),
             is_over: AtomicBool::new(false),
             is_failing: AtomicBool::new(false),
+            hides_prose: AtomicBool::new(false),
             made: AtomicU64::new(0),
             frozen: Mutex::new(0),
             thawed: Condvar::new(),
@@ -127,6 +130,11 @@ impl Proxy {
         self.shared.is_failing.store(is_failing, Ordering::SeqCst);
     }
 
+    /// Replaces the text of each error reply after its code, so that a client can only read the code.
+    pub fn hide_prose(&self) {
+        self.shared.hides_prose.store(true, Ordering::SeqCst);
+    }
+
     /// Forwards new connections to another server.
     pub fn redirect_to(&self, server: u16) {
         self.shared.server.store(server, Ordering::SeqCst);
@@ -184,6 +192,9 @@ fn pass_on(number: u64, program: TcpStream, server: TcpStream, shared: Arc<Share
     thread::spawn(move || {
         copy(from_server, to_program, (&shared, number), |bytes| {
             if !trapped.load(Ordering::SeqCst) {
+                if shared.hides_prose.load(Ordering::SeqCst) {
+                    hide_prose(bytes);
+                }
                 return Some(bytes);
             }
             shared.has_sprung.store(true, Ordering::SeqCst);
@@ -193,19 +204,29 @@ fn pass_on(number: u64, program: TcpStream, server: TcpStream, shared: Arc<Share
     });
 }
 
+/// Replaces what follows the code of each error in these replies by as many letters. An error is a line that begins with `-`.
+fn hide_prose(replies: &mut [u8]) {
+    for line in replies.split_mut(|byte| *byte == b'\n') {
+        if line.starts_with(b"-") && !line.starts_with(b"-MOVED") && !line.starts_with(b"-ASK") {
+            let prose = line.iter_mut().skip_while(|byte| **byte != b' ').skip(1);
+            prose.filter(|byte| **byte != b'\r').for_each(|byte| *byte = b'x');
+        }
+    }
+}
+
 /// Copies bytes through `passes` until an end closes or `passes` returns `None`. Then closes both ends, in both directions.
 fn copy(
     mut from: TcpStream,
     mut to: TcpStream,
     (shared, number): (&Shared, u64),
-    passes: impl for<'a> Fn(&'a [u8]) -> Option<&'a [u8]>,
+    passes: impl for<'a> Fn(&'a mut [u8]) -> Option<&'a [u8]>,
 ) {
     let mut bytes = [0; 4096];
     loop {
         let read = from.read(&mut bytes);
         shared.wait_while_frozen(number);
         let Ok(len @ 1..) = read else { break };
-        match passes(&bytes[..len]) {
+        match passes(&mut bytes[..len]) {
             Some(passed) if to.write_all(passed).is_ok() => {}
             _ => break,
         }

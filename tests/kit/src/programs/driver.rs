@@ -43,6 +43,11 @@ impl Package {
         Package::JavaJedis,
     ];
 
+    /// Whether holds and waits of the package belong to a session, not to a connection.
+    pub fn uses_sessions(self) -> bool {
+        matches!(self, Package::Python | Package::PythonAsync)
+    }
+
     /// Returns the words that start the driver, without the server's URL, or `None` if the driver is not built.
     fn program(self) -> Option<Vec<PathBuf>> {
         let at = |path: &str| root().join(path);
@@ -164,8 +169,13 @@ struct Answers {
 
 impl Driver {
     pub fn start(package: Package, url: &str) -> Driver {
+        Driver::start_with(package, url, [])
+    }
+
+    /// Starts a driver with these variables in its environment.
+    pub fn start_with(package: Package, url: &str, variables: impl IntoIterator<Item = (String, String)>) -> Driver {
         let mut command = package.command(url);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.envs(variables).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child =
             command.spawn().unwrap_or_else(|error| panic!("{command:?} cannot be started: {error}"));
         let (stdin, stdout) = (child.stdin.take(), child.stdout.take().unwrap());

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT
 
-//! Contract tests of the packages in `clients/`. Plays each scenario of `clients/spec/scenarios.json` against the driver of
-//! each package, on a separate server, with faults.
+//! Plays a scenario: a server, drivers behind proxies, and steps.
 //!
-//! `make test` plays the scenarios with two packages, in different languages. `make test-all` plays them with every package.
+//! Packages with sessions get error replies without their text, as only the codes are part of the protocol.
 //!
 //! A step has one of these forms:
 //! * `on`, `do` and further fields: a request to driver `a` or `b` of the package, or to driver `other` of another package.
 //!   `is` lists the accepted answers. With `later` the request continues under that name until a step `ends` it. `token:
 //!   grows` expects a token above all earlier ones. `heard` lists events that the listener must have received. `owner_of`
 //!   names the request whose owner is used.
+//!   With `until` the request is repeated until that is the answer.
 //! * `pending`: the named requests have no answer yet.
 //! * `owners` or `waiters` of a lock, `are`: waits until the lock has that number of owners or waiters.
 //! * `server`, `says`: a command on the test's own connection, and its reply.
@@ -17,11 +17,10 @@
 //! * `connections` of a driver since the scenario began: `at_most` is checked.
 //! * `fault`: `freeze`, `freeze old`, `thaw`, `break`, `sick`, `well`, and `lose the reply to` a `command` affect the
 //!   connections of a driver. A `sick` connection ends with its first call. `kill` affects the driver's process. `restart`,
-//!   `failover` and `busy` (with a script, `for` a time in ms) affect the server.
+//!   `failover`, `stall`, `resume` and `busy` (with a script, `for` a time in ms) affect the server.
 //! * `repeat`, `steps`: plays the steps that number of times. `pause`: waits that time in ms before an absence is checked.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::OnceLock;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -30,101 +29,16 @@ use crate::support::driver::{Driver, Package};
 use crate::support::proxy::Proxy;
 use crate::support::{until, Client, Flavor, Server};
 
-/// Defines a module for each scenario, with a test for each package.
-macro_rules! scenarios {
-    ($($name:ident),* $(,)?) => {
-        #[test]
-        fn all_scenarios_are_played() {
-            let mut played = vec![$(stringify!($name)),*];
-            played.sort_unstable();
-            assert!(scenarios().keys().eq(played), "this list differs from scenarios.json");
-        }
-        $(
-            mod $name {
-                use super::{play, Package};
-                #[test]
-                fn python() { play(stringify!($name), Package::Python) }
-                #[test]
-                fn long_python_async() { play(stringify!($name), Package::PythonAsync) }
-                #[test]
-                fn long_rust() { play(stringify!($name), Package::Rust) }
-                #[test]
-                fn long_go() { play(stringify!($name), Package::Go) }
-                #[test]
-                fn node_ioredis() { play(stringify!($name), Package::NodeIoredis) }
-                #[test]
-                fn long_node_redis() { play(stringify!($name), Package::NodeRedis) }
-                #[test]
-                fn long_java_lettuce() { play(stringify!($name), Package::JavaLettuce) }
-                #[test]
-                fn long_java_jedis() { play(stringify!($name), Package::JavaJedis) }
-            }
-        )*
-    };
-}
-
-scenarios!(
-    s01_a_try_gets_a_free_lock,
-    s02_a_busy_lock_is_not_an_error,
-    s03_five_are_served_in_order,
-    s04_a_timed_out_wait_leaves_the_queue,
-    s05_a_cancelled_wait_leaves_the_queue,
-    s06_a_cancel_during_the_grant_leaves_nothing,
-    s07_a_long_wait_does_not_poll,
-    s08_waits_delay_no_other_call,
-    s09_a_renewed_hold_outlives_its_lease,
-    s10_a_renewed_hold_survives_a_busy_process,
-    s11_a_renewed_hold_ends_with_its_process,
-    s12_a_lost_hold_is_reported,
-    s13_a_silent_network_loses_by_local_clock,
-    s14_a_hold_with_a_lease_outlives_its_connection,
-    s15_a_wait_survives_a_broken_connection,
-    s16_a_restarted_server_keeps_the_hold,
-    s17_a_release_survives_a_lost_reply,
-    s18_an_acquire_survives_a_lost_reply,
-    s19_a_release_may_be_repeated,
-    s20_the_bodys_error_is_passed_on,
-    s21_a_hold_is_handed_to_another_process,
-    s22_tokens_grow,
-    s23_readers_share_and_permits_are_counted,
-    s24_a_renewed_hold_ends_at_its_limit,
-    s25_errors_are_distinct,
-    s26_two_packages_count_together,
-    s27_only_the_holder_makes_guarded_writes,
-    s28_a_close_leaves_nothing,
-    s29_few_permissions_suffice,
-    s30_a_listener_gets_waits_and_holds,
-    s31_waits_and_holds_survive_a_failover,
-    s32_waits_work_on_dedicated_connections,
-    s33_a_cancelled_dedicated_wait_leaves_nothing,
-    s34_a_dedicated_wait_survives_faults,
-    s35_a_long_dedicated_wait_survives_a_break,
-    s36_a_renewed_hold_is_handed_to_another_process,
-    s37_a_release_waits_until_the_server_can_write,
-    s38_a_locally_lost_hold_is_released,
-    s39_a_late_call_does_no_harm,
-    s40_a_slow_script_ends_nothing,
-    s41_failing_connections_cause_no_storm,
-);
-
-fn scenarios() -> &'static BTreeMap<String, Value> {
-    static SCENARIOS: OnceLock<BTreeMap<String, Value>> = OnceLock::new();
-    SCENARIOS.get_or_init(|| {
-        serde_json::from_str(include_str!("../../clients/spec/scenarios.json"))
-            .expect("scenarios.json is not a list of scenarios")
-    })
-}
-
 /// The permissions that the packages need, including the commands that client libraries send when they connect.
 const APP: &str =
     "ACL SETUSER app on >secret resetkeys ~k resetchannels &lock:inbox:* -@all +lock.acquire +lock.release \
-                   +lock.renew +lock.cancel +lock.info +subscribe +unsubscribe +ping +select +client|setname";
+                   +lock.renew +lock.cancel +lock.info +lock.session|open +lock.session|close +lock.events +subscribe \
+                   +unsubscribe +ping +select +client|setname";
 
-fn play(name: &str, package: Package) {
+pub fn play(scenario: &Value, package: Package) {
     if !package.is_built() {
         return;
     }
-    let scenario = &scenarios()[name];
     let mut stage = Stage::of(scenario, package);
     stage.play(&scenario["steps"]);
     stage.end();
@@ -161,11 +75,16 @@ impl Stage {
                 continue;
             }
             let proxy = Proxy::freezable(primary.port);
+            if package.uses_sessions() {
+                proxy.hide_prose();
+            }
             let user = scenario["users"][name].as_str();
             let user = user.map_or_else(String::new, |user| format!("{user}:secret@"));
             let url = format!("redis://{user}127.0.0.1:{}", proxy.port);
             let package = if name == "other" { package.other() } else { package };
-            drivers.insert(name.to_owned(), (Driver::start(package, &url), proxy));
+            let settings = scenario["settings"].as_object().into_iter().flatten();
+            let settings = settings.map(|(name, ms)| (format!("REDIS_LOCK_{}", name.to_uppercase()), ms.to_string()));
+            drivers.insert(name.to_owned(), (Driver::start_with(package, &url, settings), proxy));
         }
         Stage {
             package,
@@ -246,7 +165,7 @@ impl Stage {
     fn ask(&mut self, step: &Value) {
         let mut request = step.clone();
         let fields = request.as_object_mut().unwrap();
-        for ours in ["on", "is", "later", "token", "heard"] {
+        for ours in ["on", "is", "until", "later", "token", "heard"] {
             fields.remove(ours);
         }
         if let Some(name) = fields.remove("owner_of") {
@@ -254,6 +173,12 @@ impl Stage {
         }
         let on = step["on"].as_str().unwrap();
         let driver = &mut self.drivers.get_mut(on).unwrap().0;
+        if step["until"].is_string() {
+            return until(&format!("{step}"), || {
+                let number = driver.ask(request.clone());
+                driver.answer(number)["is"] == step["until"]
+            });
+        }
         let number = driver.ask(request);
         if let Some(name) = step["later"].as_str() {
             self.pending.insert(name.to_owned(), (on.to_owned(), number));
@@ -323,6 +248,8 @@ impl Stage {
                 self.replica = Some(std::mem::replace(&mut self.primary, replica));
                 self.use_primary();
             }
+            "stall" => self.primary.signal(libc::SIGSTOP),
+            "resume" => self.primary.signal(libc::SIGCONT),
             "busy" => {
                 let mut runs = self.primary.client();
                 let time = step["for"].to_string();
