@@ -18,7 +18,10 @@ func Example() {
 	work := func(context.Context) error { return nil }
 	write := func(int64) {}
 	_ = func() error {
-		locks := lock.New(redis.NewClient(&redis.Options{Addr: "localhost:6379"}))
+		locks, err := lock.New(redis.NewClient(&redis.Options{Addr: "localhost:6379"}))
+		if err != nil {
+			return err
+		}
 		defer locks.Close()
 		if err := locks.Do(ctx, "order:42", func(ctx context.Context) error {
 			return work(ctx)

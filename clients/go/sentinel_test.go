@@ -48,7 +48,7 @@ func TestItFollowsThePrimary(t *testing.T) {
 	})
 	client := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: "main", SentinelAddrs: []string{fmt.Sprintf("127.0.0.1:%d", port)}})
 	defer client.Close()
-	locks := lock.New(client, lock.WithPatience(9*time.Second))
+	locks := must(lock.New(client, lock.WithPatience(9*time.Second)))
 	defer locks.Close()
 	// It has a lease, and is bound to no connection: it is held at the new primary, too.
 	hold := must(locks.Acquire(background, "a", lock.WithLease(20*time.Second)))

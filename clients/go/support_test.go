@@ -112,19 +112,6 @@ func (s *server) free(key string) bool {
 	return s.ask("LOCK.INFO", key) == nil && s.waiters(key) == 0
 }
 
-// boundTo is the connection that the first holder is bound to.
-func (s *server) boundTo(key string) any {
-	s.t.Helper()
-	holders := s.ask("LOCK.INFO", key).(map[any]any)["holders"].([]any)
-	return holders[0].(map[any]any)["client"]
-}
-
-// sessions are the connections of clients of this package.
-func (s *server) sessions() int {
-	s.t.Helper()
-	return strings.Count(s.ask("CLIENT", "LIST").(string), "name=lock:")
-}
-
 // connections are all that ever were.
 func (s *server) connections() int {
 	s.t.Helper()
@@ -137,21 +124,12 @@ func (s *server) connections() int {
 func locksAt(t *testing.T, address string, settings ...lock.Setting) *lock.Locks {
 	t.Helper()
 	client := redis.NewClient(&redis.Options{Addr: address})
-	locks := lock.New(client, settings...)
+	locks := must(lock.New(client, settings...))
 	t.Cleanup(func() {
 		locks.Close()
 		_ = client.Close()
 	})
 	return locks
-}
-
-func lost(hold *lock.Hold) bool {
-	select {
-	case <-hold.Lost():
-		return true
-	default:
-		return false
-	}
 }
 
 // proxy passes bytes on, but for those of replies that are to be lost.
@@ -326,75 +304,3 @@ func (p *proxy) cut() {
 	p.pairs = nil
 }
 
-// A half is a dialer whose connections break on this side only: the server goes on to think that they are there.
-type half struct {
-	mu    sync.Mutex
-	conns []*halfConn
-}
-
-type halfConn struct {
-	net.Conn
-	reads chan error
-	once  sync.Once
-	data  chan []byte
-	rest  []byte
-}
-
-func (h *half) dial(ctx context.Context, network, address string) (net.Conn, error) {
-	var dialer net.Dialer
-	conn, err := dialer.DialContext(ctx, network, address)
-	if err != nil {
-		return nil, err
-	}
-	c := &halfConn{Conn: conn, reads: make(chan error, 1), data: make(chan []byte)}
-	go func() {
-		for {
-			buffer := make([]byte, 4096)
-			n, err := conn.Read(buffer)
-			if err != nil {
-				c.fail(err)
-				return
-			}
-			c.data <- buffer[:n]
-		}
-	}()
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.conns = append(h.conns, c)
-	return c, nil
-}
-
-func (c *halfConn) fail(err error) { c.once.Do(func() { c.reads <- err; close(c.reads) }) }
-
-func (c *halfConn) Read(into []byte) (int, error) {
-	if len(c.rest) == 0 {
-		select {
-		case c.rest = <-c.data:
-		case <-c.reads:
-			return 0, net.ErrClosed
-		}
-	}
-	n := copy(into, c.rest)
-	c.rest = c.rest[n:]
-	return n, nil
-}
-
-// Close keeps the socket open, until the end of the test.
-func (c *halfConn) Close() error { c.fail(net.ErrClosed); return nil }
-
-func (h *half) breakAll() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for _, c := range h.conns {
-		c.fail(net.ErrClosed)
-	}
-}
-
-// end closes the sockets of the first so many.
-func (h *half) end(many int) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for _, c := range h.conns[:many] {
-		_ = c.Conn.Close()
-	}
-}

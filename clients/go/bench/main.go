@@ -99,7 +99,7 @@ func measure(module string, number, many int, span time.Duration) {
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
-	locks := lock.New(client)
+	locks := must(lock.New(client))
 	defer locks.Close()
 	how := ways(client, locks)[number]
 	before := cpu(client)

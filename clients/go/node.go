@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: MIT
+
+package lock
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// callTimeout limits one call without a reply. Then it is repeated on another connection.
+const callTimeout = 2 * time.Second
+
+// A node is a server, reached by the user's client: by its pool, and by one more connection for the reader.
+type node struct {
+	origin, calls *redis.Client
+
+	mu     sync.Mutex
+	reader *redis.Client
+	closed bool
+}
+
+func newNode(origin *redis.Client) *node {
+	// The copy shares the pool and the hooks. Its options are its own.
+	calls := origin.WithTimeout(callTimeout)
+	calls.Options().MaxRetries, calls.Options().ContextTimeoutEnabled = 0, true
+	return &node{origin: origin, calls: calls}
+}
+
+// callContext has a deadline without a timer: go-redis limits reads and writes by it.
+type callContext struct {
+	context.Context
+	deadline time.Time
+}
+
+func (c callContext) Deadline() (time.Time, bool) { return c.deadline, true }
+
+// call has the reply to a call, over any connection of the pool.
+func (n *node) call(ctx context.Context, timeout time.Duration, words []any) (any, error) {
+	return do(ctx, n.calls, timeout, words)
+}
+
+func do(ctx context.Context, client *redis.Client, timeout time.Duration, words []any) (any, error) {
+	reply, err := client.Do(callContext{ctx, time.Now().Add(timeout)}, words...).Result()
+	if err == nil || errors.Is(err, redis.Nil) {
+		return reply, nil
+	}
+	return nil, classify(err)
+}
+
+type result struct {
+	reply any
+	err   *Error
+}
+
+// batch has the replies to calls in one round trip.
+func (n *node) batch(timeout time.Duration, calls [][]any) []result {
+	pipe := n.calls.Pipeline()
+	replies, results := make([]*redis.Cmd, len(calls)), make([]result, len(calls))
+	ctx := callContext{context.Background(), time.Now().Add(timeout)}
+	for i, words := range calls {
+		replies[i] = pipe.Do(ctx, words...)
+	}
+	_, _ = pipe.Exec(ctx)
+	for i, reply := range replies {
+		if err := reply.Err(); err == nil {
+			results[i].reply = reply.Val()
+		} else if !errors.Is(err, redis.Nil) {
+			results[i].err = classify(err)
+		}
+	}
+	return results
+}
+
+// read has the reply to a call over the reader's connection. Without a reply the next call makes another connection.
+func (n *node) read(timeout time.Duration, words []any) (any, error) {
+	n.mu.Lock()
+	if n.reader == nil && !n.closed {
+		n.reader = n.newReader()
+	}
+	reader := n.reader
+	n.mu.Unlock()
+	if reader == nil {
+		return nil, errClosed
+	}
+	reply, err := do(context.Background(), reader, timeout, words)
+	var e *Error
+	if errors.As(err, &e) && (e.Code == "" || e.Code == "READONLY") {
+		n.disconnect()
+	}
+	return reply, err
+}
+
+func (n *node) newReader() *redis.Client {
+	options := *n.origin.Options()
+	options.MaxRetries, options.ContextTimeoutEnabled, options.Limiter = -1, true, nil
+	options.ReadTimeout, options.WriteTimeout, options.ConnMaxIdleTime = callTimeout, callTimeout, -1
+	// The pool never uses more than one. With a size of 1, go-redis would dial again in the background after a failure.
+	options.PoolSize, options.MinIdleConns, options.MaxIdleConns, options.MaxActiveConns = 2, 0, 0, 0
+	dial := options.Dialer
+	options.Dialer = func(ctx context.Context, network, address string) (net.Conn, error) {
+		ctx, cancel := context.WithTimeout(ctx, callTimeout)
+		defer cancel()
+		return dial(ctx, network, address)
+	}
+	return redis.NewClient(&options)
+}
+
+func (n *node) disconnect() {
+	n.mu.Lock()
+	reader := n.reader
+	n.reader = nil
+	n.mu.Unlock()
+	if reader != nil {
+		_ = reader.Close()
+	}
+}
+
+// close ends the reader's connection, also while a call waits on it.
+func (n *node) close() {
+	n.mu.Lock()
+	n.closed = true
+	n.mu.Unlock()
+	n.disconnect()
+}
