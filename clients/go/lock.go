@@ -530,12 +530,14 @@ func (h *Hold) ValidFor() time.Duration {
 // Release releases exactly this hold. It may be called again. Fails with ErrLost if the hold ended before. If no server answers
 // within the patience, it fails with ErrUnavailable, and continues in the background. It is sent once even if the context has ended.
 func (h *Hold) Release(ctx context.Context) error {
+	defer runtime.KeepAlive(h)
 	return withKey(h.Key(), h.session().release(ctx, h.acquire))
 }
 
 // Extend sets the lease, from now. With 0 it repeats the lease of the lock, or checks a renewed hold. Fails with ErrLost,
 // ErrUnavailable, or with ErrMisuse if the server renews the hold and a lease is given.
 func (h *Hold) Extend(ctx context.Context, lease time.Duration) error {
+	defer runtime.KeepAlive(h)
 	own := h.lock.request.lease
 	switch {
 	case lease < 0 || lease > 0 && own == nil:
@@ -548,6 +550,7 @@ func (h *Hold) Extend(ctx context.Context, lease time.Duration) error {
 
 // Guard runs a Redis command in one step with the check that this owner holds the lock. Fails with ErrLost if it does not.
 func (h *Hold) Guard(ctx context.Context, command ...any) (any, error) {
+	defer runtime.KeepAlive(h)
 	if h.IsLost() {
 		return nil, withKey(h.Key(), h.acquire.lost())
 	}

@@ -15,6 +15,9 @@ import (
 // callTimeout limits one call without a reply. Then it is repeated on another connection.
 const callTimeout = 2 * time.Second
 
+// maxFlying limits the calls and batches on their way at the same time, and maxBatch the calls of a batch.
+const maxFlying, maxBatch = 4, 64
+
 // A node is a server, reached by the user's client: by its pool, and by one more connection for the reader.
 type node struct {
 	origin, calls *redis.Client
@@ -22,6 +25,16 @@ type node struct {
 	mu     sync.Mutex
 	reader *redis.Client
 	closed bool
+	// flying counts the calls and batches on their way. Further calls are queued, and go out together.
+	flying int
+	queue  []*queued
+}
+
+// A queued call waits until one of the calls on their way has ended. Then the first of the queue sends all of it in one round trip.
+type queued struct {
+	words  []any
+	sends  chan []*queued
+	result chan result
 }
 
 func newNode(origin *redis.Client) *node {
@@ -41,7 +54,43 @@ func (c callContext) Deadline() (time.Time, bool) { return c.deadline, true }
 
 // call has the reply to a call, over any connection of the pool.
 func (n *node) call(ctx context.Context, timeout time.Duration, words []any) (any, error) {
-	return do(ctx, n.calls, timeout, words)
+	n.mu.Lock()
+	if n.flying < maxFlying {
+		n.flying++
+		n.mu.Unlock()
+		defer n.land()
+		return do(ctx, n.calls, timeout, words)
+	}
+	call := &queued{words, make(chan []*queued, 1), make(chan result, 1)}
+	n.queue = append(n.queue, call)
+	n.mu.Unlock()
+	select {
+	case all := <-call.sends:
+		defer n.land()
+		calls := make([][]any, len(all))
+		for i, each := range all {
+			calls[i] = each.words
+		}
+		for i, r := range n.batch(callTimeout, calls) {
+			all[i].result <- r
+		}
+	case r := <-call.result:
+		return r.unpack()
+	}
+	return (<-call.result).unpack()
+}
+
+// land ends a call or a batch. The first call of the queue sends the next batch.
+func (n *node) land() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if len(n.queue) == 0 {
+		n.flying--
+		return
+	}
+	next := n.queue[:min(len(n.queue), maxBatch)]
+	n.queue = n.queue[len(next):]
+	next[0].sends <- next
 }
 
 func do(ctx context.Context, client *redis.Client, timeout time.Duration, words []any) (any, error) {
@@ -55,6 +104,13 @@ func do(ctx context.Context, client *redis.Client, timeout time.Duration, words 
 type result struct {
 	reply any
 	err   *Error
+}
+
+func (r result) unpack() (any, error) {
+	if r.err != nil {
+		return nil, r.err
+	}
+	return r.reply, nil
 }
 
 // batch has the replies to calls in one round trip.

@@ -303,4 +303,3 @@ func (p *proxy) cut() {
 	}
 	p.pairs = nil
 }
-
