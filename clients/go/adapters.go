@@ -12,8 +12,8 @@ import (
 // electionPause is the pause of Elect after the server could not be reached.
 const electionPause = time.Second
 
-// Locker is the lock as a sync.Locker, which goroutines share like a sync.Mutex. It panics if the options are wrong, and its methods
-// panic if they fail. So use it only for code that needs a sync.Locker.
+// Locker is the lock as a sync.Locker, which goroutines share like a sync.Mutex. It panics if the options are wrong, and its
+// methods panic if they fail. So use it only for code that needs a sync.Locker.
 func (l *Locks) Locker(key string, options ...Option) sync.Locker {
 	if _, err := l.Lock(key, options...); err != nil {
 		panic(err)
@@ -53,8 +53,8 @@ func (l *locker) Unlock() {
 	}
 }
 
-// Elect runs lead while this process is the leader: the holder of the lock. The context of lead ends if the lock is lost. When lead
-// has returned after a loss, the process stands for election again, also if no server could be reached.
+// Elect runs lead while this process is the leader: the holder of the lock. The context of lead ends if the lock is lost. When
+// lead has returned after a loss, the process stands for election again, also if no server could be reached.
 //
 // Elect returns when lead returns while it is the leader, when ctx ends, or if the call is wrong.
 func (l *Locks) Elect(ctx context.Context, key string, lead func(ctx context.Context), options ...Option) error {

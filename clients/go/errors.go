@@ -66,7 +66,8 @@ func (e *Error) Unwrap() []error {
 
 var codes = map[string]error{
 	"NOTOWNER": ErrLost, "DEADLOCK": ErrDeadlock, "CANCELLED": context.Canceled, "OOM": ErrUnavailable, "LIMIT": ErrUnavailable,
-	"ERR": ErrMisuse, "WRONGTYPE": ErrMisuse, "NOPERM": ErrMisuse, "NOAUTH": ErrMisuse, "WRONGPASS": ErrMisuse, "CROSSSLOT": ErrMisuse,
+	"ERR": ErrMisuse, "WRONGTYPE": ErrMisuse, "NOPERM": ErrMisuse, "NOAUTH": ErrMisuse, "WRONGPASS": ErrMisuse,
+	"CROSSSLOT": ErrMisuse,
 }
 
 var transientCodes = map[string]bool{

@@ -3,14 +3,13 @@
 // Package lock has the locks of the redis-lock server module.
 //
 //	locks, err := lock.New(client)
-//	...
-//	defer locks.Close()
+//
 //	err = locks.Do(ctx, "order:42", func(ctx context.Context) error {
 //		return work(ctx) // ctx ends if the lock is lost
 //	})
 //
-// All waits and holds of a process share one session on the server, which a goroutine keeps alive. Locks, Lock and Hold may be used
-// by many goroutines at once.
+// All waits and holds of a process share one session on the server, which a goroutine keeps alive. Locks, Lock and Hold may be
+// used by many goroutines at once.
 package lock
 
 import (
@@ -48,19 +47,20 @@ func WithName(name string) Setting { return func(s *settings) { s.name = name } 
 // WithTTL ends the session if this process is silent for this time; 30 s by default.
 func WithTTL(ttl time.Duration) Setting { return func(s *settings) { s.ttl = ttl } }
 
-// WithGrace ends the session if its connection stays closed for this time; 3 s by default. For this time after each heartbeat, the
-// holds are proven to be held. With 0 they end with the connection, and nothing is ever proven.
+// WithGrace ends the session if its connection stays closed for this time; 3 s by default. For this time after each heartbeat,
+// the holds are proven to be held. With 0 they end with the connection, and nothing is ever proven.
 func WithGrace(grace time.Duration) Setting { return func(s *settings) { s.grace = grace } }
 
 // WithPatience limits a call without a reply, and a wait without a limit while no server answers; 5 s by default.
 func WithPatience(patience time.Duration) Setting { return func(s *settings) { s.patience = patience } }
 
-// WithListener gets the end of each wait and of each hold, and the begin and end of jeopardy. The goroutine that notices the event
-// calls it, so it must not block. It may release a hold.
+// WithListener gets the end of each wait and of each hold, and the begin and end of jeopardy. The goroutine that notices the
+// event calls it, so it must not block. It may release a hold.
 func WithListener(listener func(Event)) Setting { return func(s *settings) { s.listener = listener } }
 
-// New makes the locks of a client: *redis.Client, also of Sentinel, or *redis.ClusterClient. Calls use the client's pool and hooks.
-// One connection more is made with the client's options when the first lock is acquired. Fails with ErrMisuse if a setting is wrong.
+// New makes the locks of a client: *redis.Client, also of Sentinel, or *redis.ClusterClient. Calls use the client's pool and
+// hooks. One connection more is made with the client's options when the first lock is acquired. Fails with ErrMisuse if a setting
+// is wrong.
 func New(client redis.UniversalClient, options ...Setting) (*Locks, error) {
 	s := &settings{name: defaultName(), ttl: defaultTTL, grace: defaultGrace, patience: defaultPatience}
 	for _, option := range options {
@@ -90,8 +90,8 @@ func defaultName() string {
 	return fmt.Sprintf("%s/%d/%s", host, os.Getpid(), hex.EncodeToString(random))
 }
 
-// Close ends all waits and renewed holds, and the session. A hold with a lease remains until its lease ends. Close the client after
-// that.
+// Close ends all waits and renewed holds, and the session. A hold with a lease remains until its lease ends. Close the client
+// after that.
 func (l *Locks) Close() {
 	l.mutex.Lock()
 	l.closed = true
@@ -219,6 +219,7 @@ func (l *Locks) move(from *session, a *acquire) {
 			break
 		}
 		sleep(ctx, from.closing, retryPause)
+		l.reload()
 	}
 	l.mutex.Lock()
 	defer l.mutex.Unlock()
@@ -266,7 +267,8 @@ func (l *Lock) Try(ctx context.Context) (hold *Hold, ok bool, err error) {
 }
 
 // Do runs the body while it holds the lock. The body's context ends with ctx, or when the lock is lost: then context.Cause is
-// ErrLost. The body's error is returned before that of the release. If its context was cancelled by a loss, ErrLost matches as well.
+// ErrLost. The body's error is returned before that of the release. If its context was cancelled by a loss, ErrLost matches as
+// well.
 func (l *Lock) Do(ctx context.Context, body func(ctx context.Context) error) (err error) {
 	hold, err := l.Acquire(ctx)
 	if err != nil {
@@ -388,8 +390,8 @@ func (l *Lock) hold(ctx context.Context, a *acquire) *Hold {
 	return hold
 }
 
-// Attach takes over a hold that another process has handed over. Its options are those of this lock. Fails with ErrLost if the hold
-// has ended.
+// Attach takes over a hold that another process has handed over. Its options are those of this lock. Fails with ErrLost if the
+// hold has ended.
 func (l *Lock) Attach(ctx context.Context, ticket string) (*Hold, error) {
 	parts := strings.SplitN(ticket, "|", 3)
 	if len(parts) < 3 || l.request.several() {
@@ -470,8 +472,8 @@ func (h *Hold) Key() string { return h.lock.request.keys[0] }
 // Owner is the name of the holder on the server.
 func (h *Hold) Owner() string { return h.acquire.owner.name }
 
-// Token is greater than those of all earlier holds of the lock, with Fenced. Otherwise it is 0. For several locks it is that of the
-// first.
+// Token is greater than those of all earlier holds of the lock, with Fenced. Otherwise it is 0. For several locks it is that of
+// the first.
 func (h *Hold) Token() int64 {
 	if len(h.acquire.tokens) == 0 {
 		return 0
@@ -519,7 +521,7 @@ func (h *Hold) IsLost() bool {
 	return h.acquire.isLost()
 }
 
-// ValidFor is the time for which no other owner can have the lock, whatever the network does. 0 means that nothing is proven: the
+// ValidFor is the time for which no other owner can have the lock, even if the network fails. With 0, nothing is proven. Then the
 // hold is in jeopardy, lost or released, or the grace of the session is 0.
 func (h *Hold) ValidFor() time.Duration {
 	h.mutex().Lock()
@@ -528,7 +530,8 @@ func (h *Hold) ValidFor() time.Duration {
 }
 
 // Release releases exactly this hold. It may be called again. Fails with ErrLost if the hold ended before. If no server answers
-// within the patience, it fails with ErrUnavailable, and continues in the background. It is sent once even if the context has ended.
+// within the patience, it fails with ErrUnavailable, and continues in the background. It is sent once even if the context has
+// ended.
 func (h *Hold) Release(ctx context.Context) error {
 	defer runtime.KeepAlive(h)
 	return withKey(h.Key(), h.session().release(ctx, h.acquire))
@@ -560,8 +563,8 @@ func (h *Hold) Guard(ctx context.Context, command ...any) (any, error) {
 	return h.lock.execute(ctx, append([]any{"LOCK.GUARD", h.Key(), "OWNER", h.Owner()}, command...)...)
 }
 
-// HandOver returns a ticket, with which another process takes over this hold by Lock.Attach. Until then this process keeps the hold
-// alive. Release does nothing from now on. Fails with ErrLost if the hold has ended.
+// HandOver returns a ticket, with which another process takes over this hold by Lock.Attach. Until then this process keeps the
+// hold alive. Release does nothing from now on. Fails with ErrLost if the hold has ended.
 func (h *Hold) HandOver() (string, error) {
 	h.mutex().Lock()
 	defer h.mutex().Unlock()

@@ -30,7 +30,8 @@ type node struct {
 	queue  []*queued
 }
 
-// A queued call waits until one of the calls on their way has ended. Then the first of the queue sends all of it in one round trip.
+// A queued call waits until one of the calls on their way has ended. Then the first of the queue sends all of it in one round
+// trip.
 type queued struct {
 	words  []any
 	sends  chan []*queued

@@ -304,8 +304,8 @@ func (s *session) ask(ctx context.Context, a *acquire) error {
 	return a.failure
 }
 
-// pause releases the mutex until the channel is closed. It fails at that time, or at the end of the context. A patient call ignores
-// the context's deadline: the server knows it, and reports the end of the wait.
+// pause releases the mutex until the channel is closed. It fails at that time, or at the end of the context. A patient call
+// ignores the context's deadline: the server knows it, and reports the end of the wait.
 func (s *session) pause(ctx context.Context, changed <-chan struct{}, until time.Time, text string, patient bool) error {
 	s.locks.Unlock()
 	defer s.locks.Lock()
@@ -417,8 +417,8 @@ func (s *session) renew(ctx context.Context, a *acquire, lease *time.Duration) e
 	return nil
 }
 
-// repeat has the reply to a call that may be sent again, as it has a number; that number; and the time when it was sent. Without a
-// number, the acquire has left the state.
+// repeat sends a call until there is a reply. It may be sent again, as it has a number. Returns that number and the time when the
+// call was sent. The number is nil if the acquire has left the state.
 func (s *session) repeat(
 	ctx context.Context, a *acquire, in state, giveUp time.Time, words func(*number) []any,
 ) (reply any, at *number, sent time.Time, err error) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-// Bench compares this package with redsync and bsm/redislock: acquire and release by one goroutine, by 50 on 50 locks, and by 50 on
-// one lock.
+// Bench compares this package with redsync and bsm/redislock: acquire and release by one goroutine, by 50 on 50 locks, and by 50
+// on one lock.
 //
 //	go run . [module] [seconds]
 package main
@@ -58,7 +58,8 @@ func main() {
 	}
 	fmt.Println(" against the best other")
 	for _, load := range []load{
-		{"one goroutine", 1, 1, 0}, {"50 on 50 locks", 50, 50, 0}, {"50 on one lock", 50, 1, 0}, {"50 on one lock, 1 ms apart", 50, 1, time.Millisecond},
+		{"one goroutine", 1, 1, 0}, {"50 on 50 locks", 50, 50, 0},
+		{"50 on one lock", 50, 1, 0}, {"50 on one lock, 1 ms apart", 50, 1, time.Millisecond},
 	} {
 		rates := make([][]float64, len(pairs))
 		for round := 0; round < rounds; round++ {

@@ -13,8 +13,8 @@ import (
 	lock "redislock.example/lock"
 )
 
-// New makes a gocron.Locker. It does not wait: a job that another process runs is skipped, with lock.ErrBusy. The server renews the
-// lock while the job runs, unless the options have a lease.
+// New makes a gocron.Locker. It does not wait: a job that another process runs is skipped, with lock.ErrBusy. The server renews
+// the lock while the job runs, unless the options have a lease.
 func New(locks *lock.Locks, options ...lock.Option) gocron.Locker {
 	return locker{locks, append(options[:len(options):len(options)], lock.WithWait(0))}
 }

@@ -100,7 +100,7 @@ func TestOneOfTwoSchedulersRunsTheJob(t *testing.T) {
 	until(t, func() bool { return client.Exists(context.Background(), "report").Val() == 0 })
 }
 
-func TestItIsGivenBackWhenTheContextHasEnded(t *testing.T) {
+func TestUnlockWorksAfterTheContextEnded(t *testing.T) {
 	client := start(t)
 	locks := must(lock.New(client))
 	defer locks.Close()

@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: MIT
+
+package lock_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	lock "redislock.example/lock"
+)
+
+const stop, proceed = syscall.SIGSTOP, syscall.SIGCONT
+
+// countingHook counts commands.
+type countingHook struct{ calls atomic.Int64 }
+
+func (h *countingHook) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (h *countingHook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, command redis.Cmder) error {
+		if strings.HasPrefix(command.Name(), "lock.") {
+			h.calls.Add(1)
+		}
+		return next(ctx, command)
+	}
+}
+
+func (h *countingHook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+// A log is what the default logger of slog writes.
+type log struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *log) Write(text []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(text)
+}
+
+func (l *log) contains(text string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Contains(l.text.String(), text)
+}
+
+func logged(t *testing.T) *log {
+	before, l := slog.Default(), &log{}
+	slog.SetDefault(slog.New(slog.NewTextHandler(l, nil)))
+	t.Cleanup(func() { slog.SetDefault(before) })
+	return l
+}
+
+// TestMain is also the program of TestKilledProcess.
+func TestMain(m *testing.M) {
+	if address := os.Getenv("HOLD_AT"); address != "" {
+		locks := must(lock.New(redis.NewClient(&redis.Options{Addr: address}), quick()...))
+		hold := must(locks.Acquire(background, "a"))
+		defer func() { _ = hold.Release(background) }()
+		select {}
+	}
+	os.Exit(m.Run())
+}
+
+func TestKilledProcessFreesItsLock(t *testing.T) {
+	s := start(t)
+	process := exec.Command(must(os.Executable()))
+	process.Env = append(os.Environ(), "HOLD_AT="+s.address())
+	if err := process.Start(); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "it holds", func() bool { return s.ask("LOCK.INFO", "a") != nil })
+	_ = process.Process.Kill()
+	_ = process.Wait()
+	release(t, must(locksAt(t, s.address()).Acquire(background, "a", lock.WithWait(10*time.Second))))
+}
+
+func TestBrokenConnectionsLoseNothing(t *testing.T) {
+	s := start(t)
+	p := through(t, s.address())
+	locks := locksAt(t, p.address())
+	hold := must(locks.Acquire(background, "a"))
+	other := must(locksAt(t, s.address()).Acquire(background, "b"))
+	waited := make(chan *lock.Hold, 1)
+	go func() { waited <- must(locks.Acquire(background, "b")) }()
+	until(t, "a waiter", func() bool { return s.waiters("b") == 1 })
+	for round := 0; round < 3; round++ {
+		p.cut()
+		events := s.calls("lock.events")
+		until(t, "the reader is back", func() bool { return s.calls("lock.events") > events+1 })
+	}
+	until(t, "it is safe", func() bool { return hold.ValidFor() > 0 })
+	release(t, other)
+	release(t, <-waited)
+	release(t, hold)
+	if s.calls("lock.session|open") > 2 || s.calls("lock.renew") != 0 {
+		t.Fatal("the session was opened again")
+	}
+}
+
+func TestLostRepliesCountOnce(t *testing.T) {
+	s := start(t)
+	p := through(t, s.address())
+	locks := locksAt(t, p.address())
+	release(t, must(locks.Acquire(background, "a")))
+	for _, command := range []string{"LOCK.ACQUIRE", "LOCK.RELEASE", "LOCK.MACQUIRE", "LOCK.MRELEASE", "LOCK.EVENTS"} {
+		p.loseReplyTo(command)
+		hold := must(locks.Acquire(background, "a"))
+		several := must(locks.Acquire(background, "b", lock.And("c")))
+		release(t, several)
+		release(t, hold)
+		until(t, "the reply to "+command+" is lost", p.hasLostReply)
+		if !s.isFree("a") || !s.isFree("b") {
+			t.Fatal(command)
+		}
+	}
+	// go-redis repeats nothing: each lost reply is one more call.
+	if calls := s.calls("lock.acquire"); calls != 7 {
+		t.Fatal(calls, "calls")
+	}
+}
+
+func TestJeopardyEndsWithTheOutage(t *testing.T) {
+	s := start(t)
+	p := through(t, s.address())
+	var mu sync.Mutex
+	var heard []string
+	listener := func(e lock.Event) {
+		mu.Lock()
+		defer mu.Unlock()
+		if e.Name != "waited" {
+			heard = append(heard, e.Label+" "+e.Name)
+		}
+	}
+	locks := locksAt(t, p.address(), lock.WithTTL(20*time.Second), lock.WithGrace(time.Second), lock.WithListener(listener))
+	hears := func(events ...string) {
+		t.Helper()
+		until(t, strings.Join(events, ", "), func() bool {
+			mu.Lock()
+			defer mu.Unlock()
+			return strings.Join(heard, ", ") == strings.Join(events, ", ")
+		})
+	}
+	hold := must(locks.Acquire(background, "a", lock.WithLabel("orders")))
+	ctx := hold.Context()
+	p.frozen.Store(true)
+	hears("orders jeopardy")
+	if hold.ValidFor() != 0 || hold.IsLost() || ctx.Err() != nil {
+		t.Fatal("not in jeopardy")
+	}
+	p.frozen.Store(false)
+	hears("orders jeopardy", "orders safe")
+	if hold.ValidFor() <= 0 || ctx.Err() != nil {
+		t.Fatal("not safe")
+	}
+	release(t, hold)
+}
+
+func TestSilenceBeyondTheTTLIsALoss(t *testing.T) {
+	s := start(t)
+	p := through(t, s.address())
+	locks := locksAt(t, p.address(), quick()...)
+	hold := must(locks.Acquire(background, "a"))
+	p.frozen.Store(true)
+	<-hold.Context().Done()
+	if !errors.Is(context.Cause(hold.Context()), lock.ErrLost) {
+		t.Fatal(context.Cause(hold.Context()))
+	}
+	p.frozen.Store(false)
+	if err := hold.Release(background); !errors.Is(err, lock.ErrLost) {
+		t.Fatal(err)
+	}
+	until(t, "it is free", func() bool { return s.isFree("a") })
+	release(t, must(locks.Acquire(background, "a")))
+}
+
+func TestRestartKeepsHoldsThatSurvive(t *testing.T) {
+	s := start(t, "--appendonly", "yes", "--appendfsync", "always")
+	locks := locksAt(t, s.address())
+	renewed := must(locks.Acquire(background, "a"))
+	leased := must(locks.Acquire(background, "b", lock.WithLease(time.Minute)))
+	several := must(locks.Acquire(background, "c", lock.And("d")))
+	gone := must(locks.Acquire(background, "e"))
+	waited := make(chan error, 1)
+	go func() { waited <- locks.Do(background, "a", func(context.Context) error { return nil }) }()
+	until(t, "a waiter", func() bool { return s.waiters("a") == 1 })
+	s.end()
+	s.begin()
+	until(t, "it waits again", func() bool { return s.waiters("a") == 1 })
+	until(t, "it is safe", func() bool { return renewed.ValidFor() > 0 })
+	s.ask("LOCK.BREAK", "e")
+	<-gone.Context().Done()
+	release(t, renewed)
+	release(t, leased)
+	release(t, several)
+	if err := <-waited; err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range []string{"a", "b", "c", "d", "e"} {
+		if !s.isFree(key) {
+			t.Fatal(key)
+		}
+	}
+}
+
+func TestRestartWithoutDataLosesHolds(t *testing.T) {
+	s := start(t)
+	locks := locksAt(t, s.address())
+	hold := must(locks.Acquire(background, "a"))
+	s.end()
+	s.begin()
+	<-hold.Context().Done()
+	if err := hold.Release(background); !errors.Is(err, lock.ErrLost) {
+		t.Fatal(err)
+	}
+	release(t, must(locks.Acquire(background, "a")))
+}
+
+func TestReleaseWithEndedContextCounts(t *testing.T) {
+	s := start(t)
+	locks := locksAt(t, s.address())
+	ended, end := context.WithCancel(background)
+	end()
+	hold := must(locks.Acquire(background, "a"))
+	if err := hold.Release(ended); err != nil || !s.isFree("a") {
+		t.Fatal(err)
+	}
+	hold = must(locks.Acquire(background, "a"))
+	s.signal(stop)
+	began := time.Now()
+	err := hold.Release(ended)
+	s.signal(proceed)
+	if !errors.Is(err, context.Canceled) || time.Since(began) > 4*time.Second {
+		t.Fatal(err, time.Since(began))
+	}
+	until(t, "it is free", func() bool { return s.isFree("a") })
+	release(t, hold)
+}
+
+func TestFailedReleaseContinuesInTheBackground(t *testing.T) {
+	s := start(t)
+	locks := locksAt(t, s.address(), lock.WithPatience(time.Second))
+	hold := must(locks.Acquire(background, "a"))
+	s.signal(stop)
+	err := hold.Release(background)
+	s.signal(proceed)
+	if !errors.Is(err, lock.ErrUnavailable) {
+		t.Fatal(err)
+	}
+	until(t, "it is free", func() bool { return s.isFree("a") })
+	release(t, hold)
+}
+
+func TestCancelDuringAnOutageLeavesNothing(t *testing.T) {
+	s := start(t)
+	locks := locksAt(t, s.address())
+	first := must(locks.Acquire(background, "a"))
+	ctx, cancel := context.WithCancel(background)
+	waited := make(chan error, 1)
+	go func() {
+		_, err := locks.Acquire(ctx, "a")
+		waited <- err
+	}()
+	until(t, "a waiter", func() bool { return s.waiters("a") == 1 })
+	s.signal(stop)
+	cancel()
+	began := time.Now()
+	err := <-waited
+	s.signal(proceed)
+	if !errors.Is(err, context.Canceled) || time.Since(began) > 3*time.Second {
+		t.Fatal(err, time.Since(began))
+	}
+	until(t, "no waiter", func() bool { return s.waiters("a") == 0 })
+	release(t, first)
+}
+
+func TestLateSessionLosesItsHolds(t *testing.T) {
+	s := start(t)
+	p := through(t, s.address())
+	locks := locksAt(t, p.address(), quick()...)
+	hold := must(locks.Acquire(background, "a"))
+	// Another process uses the id, with a greater beat.
+	p.mu.Lock()
+	_, after, _ := strings.Cut(p.said.String(), "LOCK.EVENTS\r\n$32\r\n")
+	p.mu.Unlock()
+	s.ask("LOCK.SESSION", "OPEN", after[:32], 1000000)
+	<-hold.Context().Done()
+	if !hold.IsLost() {
+		t.Fatal("not lost")
+	}
+	until(t, "it is free", func() bool { return s.isFree("a") })
+	release(t, must(locks.Acquire(background, "a")))
+}
+
+func TestZeroGraceNeitherProvesNorPolls(t *testing.T) {
+	s := start(t)
+	locks := locksAt(t, s.address(), lock.WithGrace(0))
+	hold := must(locks.Acquire(background, "a"))
+	before := s.calls("lock.events")
+	time.Sleep(500 * time.Millisecond)
+	if calls := s.calls("lock.events") - before; calls > 3 || hold.ValidFor() != 0 || hold.IsLost() {
+		t.Fatal(calls, hold.ValidFor())
+	}
+	release(t, hold)
+}
