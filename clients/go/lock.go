@@ -192,13 +192,14 @@ func (l *Locks) relocate(s *session, acquires []*acquire) {
 		}
 	}
 	for _, a := range acquires {
-		switch a.leave(); {
+		switch {
 		case a.state == asked:
-			a.failure = &Error{Kind: ErrUnavailable, Code: "MOVED", Text: "another node serves the lock", transient: true}
-			a.signal()
+			// The wait continues on the other node.
+			s.lose(a, "moved")
 		case a.verb == cancel:
 			s.end(a, cancel)
-		case !a.moving:
+		case a.state != over && !a.moving:
+			a.leave()
 			a.moving = true
 			go l.move(s, a)
 		}
@@ -302,11 +303,7 @@ func (l *Lock) insist(ctx context.Context, wait *time.Duration, began time.Time)
 		if ctx.Err() != nil {
 			return nil, contextError(ctx)
 		}
-		a := newAcquire(l.request, l.ownerName(), wait)
-		a.began = began
-		if wait != nil {
-			a.until = began.Add(*wait)
-		}
+		a := newAcquire(l.request, l.ownerName(), began, wait)
 		if deadline, ok := ctx.Deadline(); ok && !a.isTry && (a.until.IsZero() || deadline.Before(a.until)) {
 			a.until = deadline
 		}
@@ -319,9 +316,9 @@ func (l *Lock) insist(ctx context.Context, wait *time.Duration, began time.Time)
 		if err != nil {
 			return nil, err
 		}
-		switch _, reason := l.locks.look(a); reason {
+		switch s, reason := l.locks.look(a); reason {
 		case "":
-			return l.checked(ctx, a)
+			return l.checked(ctx, s, a)
 		case "timeout":
 			if a.isTry {
 				return nil, &Error{Kind: ErrBusy, Text: "another owner holds the lock"}
@@ -340,11 +337,11 @@ func (l *Lock) insist(ctx context.Context, wait *time.Duration, began time.Time)
 	}
 }
 
-// look has the state of an acquire, and the reason if it is over.
-func (l *Locks) look(a *acquire) (state, string) {
+// look has the session of an acquire, and the reason if it is over.
+func (l *Locks) look(a *acquire) (*session, string) {
 	l.mutex.Lock()
 	defer l.mutex.Unlock()
-	return a.state, a.reason
+	return a.at.session, a.reason
 }
 
 func (l *Lock) ask(ctx context.Context, a *acquire) error {
@@ -366,8 +363,7 @@ func (l *Lock) ask(ctx context.Context, a *acquire) error {
 	return err
 }
 
-func (l *Lock) checked(ctx context.Context, a *acquire) (*Hold, error) {
-	s := a.at.session
+func (l *Lock) checked(ctx context.Context, s *session, a *acquire) (*Hold, error) {
 	if a.holds > 1 && !l.request.reentrant {
 		if err := s.release(ctx, a); err != nil && !errors.Is(err, ErrLost) {
 			return nil, err
@@ -402,12 +398,12 @@ func (l *Lock) Attach(ctx context.Context, ticket string) (*Hold, error) {
 	if err != nil || wrong != nil {
 		return nil, misuse("the ticket was not made by Hold.HandOver")
 	}
-	a := newAcquire(l.request, &owner{name: string(name)}, nil)
+	a := newAcquire(l.request, &owner{name: string(name)}, time.Now(), nil)
 	a.takes = []any{"FROM", parts[2], n}
 	if err = l.ask(ctx, a); err != nil {
 		return nil, withKey(l.request.keys[0], err)
 	}
-	if is, _ := l.locks.look(a); is != held {
+	if _, reason := l.locks.look(a); reason != "" {
 		return nil, withKey(l.request.keys[0], a.lost())
 	}
 	return l.hold(ctx, a), nil

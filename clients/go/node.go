@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -30,12 +31,12 @@ type node struct {
 	queue  []*queued
 }
 
-// A queued call waits until one of the calls on their way has ended. Then the first of the queue sends all of it in one round
-// trip.
+// A queued call waits until a call on its way has ended. Then the first call of the queue sends all of them in one round trip.
 type queued struct {
-	words  []any
-	sends  chan []*queued
-	result chan result
+	words []any
+	// turn gets the batch that this call sends, or nil once it has its result.
+	turn   chan []*queued
+	result result
 }
 
 func newNode(origin *redis.Client) *node {
@@ -62,23 +63,48 @@ func (n *node) call(ctx context.Context, timeout time.Duration, words []any) (an
 		defer n.land()
 		return do(ctx, n.calls, timeout, words)
 	}
-	call := &queued{words, make(chan []*queued, 1), make(chan result, 1)}
+	call := &queued{words: words, turn: make(chan []*queued, 1)}
 	n.queue = append(n.queue, call)
 	n.mu.Unlock()
+	ctx, stop := context.WithTimeout(ctx, timeout)
+	defer stop()
 	select {
-	case all := <-call.sends:
-		defer n.land()
-		calls := make([][]any, len(all))
-		for i, each := range all {
-			calls[i] = each.words
+	case batch := <-call.turn:
+		n.send(batch)
+	case <-ctx.Done():
+		if n.withdraw(call) {
+			return nil, classify(ctx.Err())
 		}
-		for i, r := range n.batch(callTimeout, calls) {
-			all[i].result <- r
-		}
-	case r := <-call.result:
-		return r.unpack()
+		n.send(<-call.turn)
 	}
-	return (<-call.result).unpack()
+	return call.result.unpack()
+}
+
+func (n *node) send(batch []*queued) {
+	if batch == nil {
+		return
+	}
+	defer n.land()
+	calls := make([][]any, len(batch))
+	for i, each := range batch {
+		calls[i] = each.words
+	}
+	for i, r := range n.batch(callTimeout, calls) {
+		batch[i].result = r
+		if i > 0 {
+			batch[i].turn <- nil
+		}
+	}
+}
+
+func (n *node) withdraw(call *queued) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	i := slices.Index(n.queue, call)
+	if i >= 0 {
+		n.queue = slices.Delete(n.queue, i, i+1)
+	}
+	return i >= 0
 }
 
 // land ends a call or a batch. The first call of the queue sends the next batch.
@@ -89,9 +115,9 @@ func (n *node) land() {
 		n.flying--
 		return
 	}
-	next := n.queue[:min(len(n.queue), maxBatch)]
-	n.queue = n.queue[len(next):]
-	next[0].sends <- next
+	next := slices.Clone(n.queue[:min(len(n.queue), maxBatch)])
+	n.queue = slices.Delete(n.queue, 0, len(next))
+	next[0].turn <- next
 }
 
 func do(ctx context.Context, client *redis.Client, timeout time.Duration, words []any) (any, error) {
@@ -122,11 +148,15 @@ func (n *node) batch(timeout time.Duration, calls [][]any) []result {
 	for i, words := range calls {
 		replies[i] = pipe.Do(ctx, words...)
 	}
-	_, _ = pipe.Exec(ctx)
+	_, failure := pipe.Exec(ctx)
 	for i, reply := range replies {
-		if err := reply.Err(); err == nil {
+		switch err := reply.Err(); {
+		case err == nil && reply.Val() == nil:
+			// Without a connection, go-redis does not set the errors of the commands.
+			results[i].err = classify(failure)
+		case err == nil:
 			results[i].reply = reply.Val()
-		} else if !errors.Is(err, redis.Nil) {
+		case !errors.Is(err, redis.Nil):
 			results[i].err = classify(err)
 		}
 	}

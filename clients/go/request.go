@@ -2,10 +2,7 @@
 
 package lock
 
-import (
-	"strings"
-	"time"
-)
+import "time"
 
 // An Option of a lock.
 type Option func(*request)
@@ -105,8 +102,6 @@ func newRequest(key string, options []Option) (*request, error) {
 func (r *request) misuse(text string) error { return withKey(r.keys[0], misuse(text)) }
 
 func (r *request) several() bool { return len(r.keys) > 1 }
-
-func (r *request) name() string { return strings.Join(r.keys, ", ") }
 
 // call has the first words of a call, and room for the others.
 func (r *request) call(verb, owner string) []any {

@@ -253,13 +253,6 @@ func (p *proxy) hasLostReply() bool {
 	return p.loses == ""
 }
 
-// count has the number of times that clients sent this text.
-func (p *proxy) count(text string) int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return bytes.Count(p.said.Bytes(), []byte(text))
-}
-
 func (p *proxy) cut() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
