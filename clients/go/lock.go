@@ -304,8 +304,9 @@ func (l *Lock) insist(ctx context.Context, wait *time.Duration, began time.Time)
 			return nil, contextError(ctx)
 		}
 		a := newAcquire(l.request, l.ownerName(), began, wait)
+		var limit error
 		if deadline, ok := ctx.Deadline(); ok && !a.isTry && (a.until.IsZero() || deadline.Before(a.until)) {
-			a.until = deadline
+			a.until, limit = deadline, context.DeadlineExceeded
 		}
 		err := l.ask(ctx, a)
 		var e *Error
@@ -323,7 +324,7 @@ func (l *Lock) insist(ctx context.Context, wait *time.Duration, began time.Time)
 			if a.isTry {
 				return nil, &Error{Kind: ErrBusy, Text: "another owner holds the lock"}
 			}
-			return nil, &Error{Kind: ErrTimeout, Text: "another owner holds the lock", Cause: ctx.Err()}
+			return nil, &Error{Kind: ErrTimeout, Text: "another owner holds the lock", Cause: limit}
 		case "deadlock":
 			return nil, &Error{Kind: ErrDeadlock, Text: "the wait could never end"}
 		case "noreplicas":

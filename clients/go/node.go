@@ -21,11 +21,9 @@ const maxFlying, maxBatch = 4, 64
 
 // A node is a server, reached by the user's client: by its pool, and by one more connection for the reader.
 type node struct {
-	origin, calls *redis.Client
+	origin, calls, reader *redis.Client
 
-	mu     sync.Mutex
-	reader *redis.Client
-	closed bool
+	mu sync.Mutex
 	// flying counts the calls and batches on their way. Further calls are queued, and go out together.
 	flying int
 	queue  []*queued
@@ -43,7 +41,7 @@ func newNode(origin *redis.Client) *node {
 	// The copy shares the pool and the hooks. Its options are its own.
 	calls := origin.WithTimeout(callTimeout)
 	calls.Options().MaxRetries, calls.Options().ContextTimeoutEnabled = 0, true
-	return &node{origin: origin, calls: calls}
+	return &node{origin: origin, calls: calls, reader: newReader(origin)}
 }
 
 // callContext has a deadline without a timer: go-redis limits reads and writes by it.
@@ -163,31 +161,17 @@ func (n *node) batch(timeout time.Duration, calls [][]any) []result {
 	return results
 }
 
-// read has the reply to a call over the reader's connection. Without a reply the next call makes another connection.
+// read has the reply to a call over the reader's connection. After a failure the next call makes another connection.
 func (n *node) read(timeout time.Duration, words []any) (any, error) {
-	n.mu.Lock()
-	if n.reader == nil && !n.closed {
-		n.reader = n.newReader()
-	}
-	reader := n.reader
-	n.mu.Unlock()
-	if reader == nil {
-		return nil, errClosed
-	}
-	reply, err := do(context.Background(), reader, timeout, words)
-	var e *Error
-	if errors.As(err, &e) && (e.Code == "" || e.Code == "READONLY") {
-		n.disconnect()
-	}
-	return reply, err
+	return do(context.Background(), n.reader, timeout, words)
 }
 
-func (n *node) newReader() *redis.Client {
-	options := *n.origin.Options()
+// newReader has one connection, as its calls are made one after the other. A small pool would dial less often after failures.
+func newReader(origin *redis.Client) *redis.Client {
+	options := *origin.Options()
 	options.MaxRetries, options.ContextTimeoutEnabled, options.Limiter = -1, true, nil
 	options.ReadTimeout, options.WriteTimeout, options.ConnMaxIdleTime = callTimeout, callTimeout, -1
-	// The pool never uses more than one. With a size of 1, go-redis would dial again in the background after a failure.
-	options.PoolSize, options.MinIdleConns, options.MaxIdleConns, options.MaxActiveConns = 2, 0, 0, 0
+	options.PoolSize, options.MinIdleConns, options.MaxIdleConns, options.MaxActiveConns = 1000, 0, 0, 0
 	dial := options.Dialer
 	options.Dialer = func(ctx context.Context, network, address string) (net.Conn, error) {
 		ctx, cancel := context.WithTimeout(ctx, callTimeout)
@@ -195,22 +179,4 @@ func (n *node) newReader() *redis.Client {
 		return dial(ctx, network, address)
 	}
 	return redis.NewClient(&options)
-}
-
-func (n *node) disconnect() {
-	n.mu.Lock()
-	reader := n.reader
-	n.reader = nil
-	n.mu.Unlock()
-	if reader != nil {
-		_ = reader.Close()
-	}
-}
-
-// close ends the reader's connection, also while a call waits on it.
-func (n *node) close() {
-	n.mu.Lock()
-	n.closed = true
-	n.mu.Unlock()
-	n.disconnect()
 }

@@ -819,7 +819,7 @@ func (s *session) close() {
 	}
 	if wasStarted {
 		s.endAll()
-		s.node.close()
+		_ = s.reader.Close()
 		<-s.ended
 	}
 }
