@@ -91,6 +91,15 @@ func (a *acquire) renewWords(at *number, lease, maxHold *time.Duration) []any {
 	return append(hold(a.request.call(a.request.renewVerb, a.owner.name), lease, maxHold), "SESSION", at.id, at.n)
 }
 
+// maxHoldLeft is the rest of the maximum age.
+func (a *acquire) maxHoldLeft() *time.Duration {
+	if a.request.maxHold == nil || a.granted.IsZero() {
+		return a.request.maxHold
+	}
+	left := *a.request.maxHold - time.Since(a.granted)
+	return &left
+}
+
 // isLost is whether the hold ended before its release.
 func (a *acquire) isLost() bool {
 	if a.state == held && !a.handedOver {

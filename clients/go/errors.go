@@ -99,6 +99,9 @@ func classify(err error) *Error {
 
 func (e *Error) isMoved() bool { return e.Code == "MOVED" || e.Code == "ASK" }
 
+// isEnd is whether the reply means that the hold has ended. WRONGTYPE: the key was overwritten.
+func (e *Error) isEnd() bool { return e.Code == "NOTOWNER" || e.Code == "WRONGTYPE" }
+
 func isTransient(err error) bool {
 	var e *Error
 	return errors.As(err, &e) && e.transient

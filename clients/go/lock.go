@@ -30,10 +30,12 @@ import (
 
 // Locks are the locks of this process on the server, the Sentinel primary or the cluster of a client.
 type Locks struct {
-	client    redis.UniversalClient
-	settings  *settings
-	mutex     mutex
-	sessions  map[string]*session
+	client   redis.UniversalClient
+	settings *settings
+	mutex    mutex
+	sessions map[string]*session
+	// owners begins the names of owners. It is unique even if sessions have the same name.
+	owners    string
 	lastOwner int
 	closed    bool
 }
@@ -67,6 +69,7 @@ func New(client redis.UniversalClient, options ...Setting) (*Locks, error) {
 		option(s)
 	}
 	l := &Locks{client: client, settings: s, mutex: mutex{settings: s}, sessions: map[string]*session{}}
+	l.owners = s.name + ":" + random(6) + ":"
 	switch client.(type) {
 	case *redis.Client, *redis.ClusterClient:
 	default:
@@ -75,8 +78,8 @@ func New(client redis.UniversalClient, options ...Setting) (*Locks, error) {
 	switch {
 	case s.ttl < time.Millisecond || s.patience <= 0:
 		return nil, misuse("the TTL and the patience must be positive")
-	case s.grace < 0 || s.grace > s.ttl:
-		return nil, misuse("the grace must be at least 0, and at most the TTL")
+	case s.grace != 0 && s.grace < minGrace || s.grace > s.ttl:
+		return nil, misuse("the grace must be 0, or at least 100 ms and at most the TTL")
 	case s.name == "":
 		return nil, misuse("the name must not be empty")
 	}
@@ -85,9 +88,13 @@ func New(client redis.UniversalClient, options ...Setting) (*Locks, error) {
 
 func defaultName() string {
 	host, _ := os.Hostname()
-	random := make([]byte, 4)
-	_, _ = rand.Read(random)
-	return fmt.Sprintf("%s/%d/%s", host, os.Getpid(), hex.EncodeToString(random))
+	return fmt.Sprintf("%s/%d/%s", host, os.Getpid(), random(4))
+}
+
+func random(size int) string {
+	bytes := make([]byte, size)
+	_, _ = rand.Read(bytes)
+	return hex.EncodeToString(bytes)
 }
 
 // Close ends all waits and renewed holds, and the session. A hold with a lease remains until its lease ends. Close the client
@@ -244,7 +251,7 @@ func (l *Lock) ownerName() *owner {
 	defer l.locks.mutex.Unlock()
 	if l.owner == nil || l.owner.retired {
 		l.locks.lastOwner++
-		l.owner = &owner{name: l.locks.settings.name + ":" + strconv.Itoa(l.locks.lastOwner)}
+		l.owner = &owner{name: l.locks.owners + strconv.Itoa(l.locks.lastOwner)}
 	}
 	return l.owner
 }
@@ -319,7 +326,11 @@ func (l *Lock) insist(ctx context.Context, wait *time.Duration, began time.Time)
 		}
 		switch s, reason := l.locks.look(a); reason {
 		case "":
-			return l.checked(ctx, s, a)
+			if hold, err := l.checked(ctx, s, a); hold != nil || err != nil {
+				return hold, err
+			} else if a.isTry {
+				return nil, &Error{Kind: ErrUnavailable, Text: "the grant arrived after the end of its lease"}
+			}
 		case "timeout":
 			if a.isTry {
 				return nil, &Error{Kind: ErrBusy, Text: "another owner holds the lock"}
@@ -364,17 +375,28 @@ func (l *Lock) ask(ctx context.Context, a *acquire) error {
 	return err
 }
 
+// checked has no hold and no error if the lease ended before the grant arrived.
 func (l *Lock) checked(ctx context.Context, s *session, a *acquire) (*Hold, error) {
 	if a.holds > 1 && !l.request.reentrant {
-		if err := s.release(ctx, a); err != nil && !errors.Is(err, ErrLost) {
+		if err := s.finish(ctx, a, cancel, l.locks.settings.patience); err != nil {
 			return nil, err
 		}
 		return nil, &Error{Kind: ErrDeadlock, Text: "this owner has the lock already; release it first, or use Reentrant"}
 	}
-	if lease := l.request.lease; lease != nil && time.Until(a.leaseEnds) < *lease/2 {
-		// The grant waited for the reader, and its lease was running.
+	l.locks.mutex.Lock()
+	lease := l.request.lease
+	isLate := lease != nil && time.Until(a.leaseEnds) < *lease/2
+	if isLate {
+		// The grant was on its way, and its lease was running. The server knows whether it has ended.
+		a.leaseEnds = time.Time{}
+	}
+	l.locks.mutex.Unlock()
+	if isLate {
 		if err := s.renew(ctx, a, lease); err != nil {
-			_ = s.finish(context.WithoutCancel(ctx), a, release, 0)
+			_ = s.finish(context.WithoutCancel(ctx), a, cancel, 0)
+			if errors.Is(err, ErrLost) {
+				return nil, nil
+			}
 			return nil, err
 		}
 	}

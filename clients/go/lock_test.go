@@ -507,6 +507,16 @@ func TestOwnersThatBlockThemselvesGetDeadlock(t *testing.T) {
 	release(t, hold)
 }
 
+func TestEqualNamesAreDifferentOwners(t *testing.T) {
+	s := start(t)
+	one, two := locksAt(t, s.address(), lock.WithName("web")), locksAt(t, s.address(), lock.WithName("web"))
+	hold := must(one.Acquire(background, "a"))
+	if _, ok, err := two.Try(background, "a"); ok || err != nil {
+		t.Fatal(ok, err)
+	}
+	release(t, hold)
+}
+
 func TestScopeReleasesOnlyItsOwnHold(t *testing.T) {
 	s := start(t)
 	locks := locksAt(t, s.address())

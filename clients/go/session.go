@@ -16,6 +16,8 @@ const (
 	defaultTTL = 30 * time.Second
 	// defaultGrace: the session ends if its connection is closed for this time.
 	defaultGrace = 3 * time.Second
+	// minGrace is the shortest grace except 0. With less, heartbeats would take all of the time.
+	minGrace = 100 * time.Millisecond
 	// defaultPatience limits a try or a release, and a wait without a limit while no server answers.
 	defaultPatience = 5 * time.Second
 	// eventsBlock is the time that LOCK.EVENTS waits in the server, and at most a third of the grace.
@@ -135,13 +137,18 @@ func (s *session) ask(ctx context.Context, a *acquire) error {
 		return err
 	}
 	reply, at, sent, err := s.repeat(ctx, a, asked, giveUp, a.askWords)
-	if err != nil {
+	isOver := errors.Is(err, ErrLost) && a.takes == nil
+	if err != nil && !isOver {
 		return err
 	}
 	s.locks.Lock()
 	defer s.locks.Unlock()
+	if isOver && a.state == asked && a.at == at {
+		// R12: the hold of a repeated acquire has ended.
+		s.end(a, "restarted")
+	}
 	// R14: an event, or a new session, overrules the reply.
-	if at != nil && a.state == asked && a.at == at {
+	if at != nil && !isOver && a.state == asked && a.at == at {
 		if reply == nil {
 			s.end(a, "timeout")
 		} else if reply != int64(0) {
@@ -208,14 +215,12 @@ func (s *session) finish(ctx context.Context, a *acquire, verb string, patience 
 	switch {
 	case err == nil:
 		s.settle(a, result{reply: reply})
-	case errors.As(err, &e) && e.Code != "" && !e.transient || err == errClosed:
+	case errors.As(err, &e) && e.isEnd():
 		s.settle(a, result{err: e})
+		return nil
 	default:
 		a.owner.retired = true
 		a.at.session.orphans = append(a.at.session.orphans, a)
-	}
-	if errors.Is(err, ErrLost) {
-		return nil
 	}
 	return err
 }
@@ -232,15 +237,21 @@ func (s *session) release(ctx context.Context, a *acquire) error {
 		lost = a.isLost()
 		s.locks.Unlock()
 	}
-	if lost {
-		return a.lost()
+	if !lost {
+		return nil
 	}
-	return nil
+	s.locks.Lock()
+	defer s.locks.Unlock()
+	if a.state == held {
+		// The local clock has ended it. The server may still have the hold.
+		s.lose(a, "expired")
+	}
+	return a.lost()
 }
 
 // renew sets the lease, or checks a hold that the server renews.
 func (s *session) renew(ctx context.Context, a *acquire, lease *time.Duration) error {
-	words := func(at *number) []any { return a.renewWords(at, lease, nil) }
+	words := func(at *number) []any { return a.renewWords(at, lease, a.maxHoldLeft()) }
 	s.locks.Lock()
 	lost := a.isLost()
 	s.locks.Unlock()
@@ -269,18 +280,18 @@ func (s *session) renew(ctx context.Context, a *acquire, lease *time.Duration) e
 	return nil
 }
 
-// repeat sends a call until there is a reply. It may be sent again, as it has a number. Returns that number and the time when the
-// call was sent. The number is nil if the acquire has left the state.
+// repeat sends a call until there is a reply. It may be sent again, as it has a number. Returns that number and the time of the
+// first attempt. The number is nil if the acquire has left the state.
 func (s *session) repeat(
 	ctx context.Context, a *acquire, in state, giveUp time.Time, words func(*number) []any,
 ) (reply any, at *number, sent time.Time, err error) {
-	var failing time.Time
+	var failing, first time.Time
 	sending := ctx
 	if in == ending {
 		// The end of the context only ends the repetitions.
 		sending = context.WithoutCancel(ctx)
 	}
-	for {
+	for pause := retryPause; ; pause = min(2*pause, maxRetryPause) {
 		s.locks.Lock()
 		for err = nil; err == nil && a.state == in && (in != asked || a.failure == nil); {
 			at = a.at
@@ -297,12 +308,16 @@ func (s *session) repeat(
 			return nil, nil, sent, err
 		}
 		sent = time.Now()
+		if first.IsZero() {
+			// A lease counts from the first attempt, which may have succeeded.
+			first = sent
+		}
 		timeout := callTimeout
 		if !giveUp.IsZero() {
 			timeout = min(timeout, max(replyGrace, giveUp.Sub(sent)))
 		}
 		if reply, err = at.session.call(sending, timeout, words(at)); err == nil {
-			return reply, at, sent, nil
+			return reply, at, first, nil
 		}
 		if !isTransient(err) {
 			return nil, at, sent, err
@@ -322,7 +337,7 @@ func (s *session) repeat(
 		case time.Until(end) <= 0, err.(*Error).isMoved() && in == asked:
 			return nil, at, sent, err
 		}
-		sleep(ctx, at.session.closing, retryPause)
+		sleep(ctx, at.session.closing, pause)
 	}
 }
 
@@ -414,7 +429,7 @@ func (s *session) end(a *acquire, reason string) {
 func (s *session) settle(a *acquire, r result) {
 	switch {
 	case a.state != ending, r.err != nil && r.err.transient && !r.err.isMoved():
-	case r.err != nil && r.err.Kind == ErrLost:
+	case r.err != nil && r.err.isEnd():
 		s.end(a, "deleted")
 	default:
 		s.end(a, a.verb)
@@ -581,16 +596,12 @@ func (s *session) declare(acquires []*acquire) error {
 	s.locks.Lock()
 	now, calls := time.Now(), make([][]any, len(acquires))
 	for i, a := range acquires {
-		lease, maxHold := a.request.lease, a.request.maxHold
+		lease := a.request.lease
 		if lease != nil && !a.leaseEnds.IsZero() {
 			left := min(*lease, a.leaseEnds.Sub(now))
 			lease = &left
 		}
-		if maxHold != nil && a.state != asked {
-			left := *maxHold - now.Sub(a.granted)
-			maxHold = &left
-		}
-		calls[i] = a.renewWords(a.at, lease, maxHold)
+		calls[i] = a.renewWords(a.at, lease, a.maxHoldLeft())
 	}
 	s.locks.Unlock()
 	results := s.batch(replyGrace+time.Duration(len(calls))*time.Millisecond, calls)
