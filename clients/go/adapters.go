@@ -9,12 +9,15 @@ import (
 	"time"
 )
 
-// campaignAgain is the pause of Elect after the server could not be reached.
-const campaignAgain = time.Second
+// electionPause is the pause of Elect after the server could not be reached.
+const electionPause = time.Second
 
-// Locker is the lock as a sync.Locker. Lock and Unlock panic with the error if they fail: so it is only for code that wants
-// nothing else. Several goroutines may share it, as they do a sync.Mutex.
+// Locker is the lock as a sync.Locker, which goroutines share like a sync.Mutex. It panics if the options are wrong, and its
+// methods panic if they fail. So use it only for code that needs a sync.Locker.
 func (l *Locks) Locker(key string, options ...Option) sync.Locker {
+	if _, err := l.Lock(key, options...); err != nil {
+		panic(err)
+	}
 	return &locker{locks: l, key: key, options: options}
 }
 
@@ -40,7 +43,7 @@ func (l *locker) Unlock() {
 	l.mu.Lock()
 	if len(l.holds) == 0 {
 		l.mu.Unlock()
-		panic(&Error{Kind: ErrMisuse, Key: l.key, Text: "unlocked, but not locked"})
+		panic(withKey(l.key, misuse("it is not locked")))
 	}
 	hold := l.holds[0]
 	l.holds = l.holds[1:]
@@ -50,9 +53,10 @@ func (l *locker) Unlock() {
 	}
 }
 
-// Elect carries out lead while this process is the leader: the one that has the lock. If it loses that, lead's context ends, and
-// when lead has returned it stands again; also when the server could not be reached. Elect ends when lead returns while it
-// is still the leader: with nil, if the lock could be given back, and with an error when ctx ends, or when the call is wrong.
+// Elect runs lead while this process is the leader: the holder of the lock. The context of lead ends if the lock is lost. When
+// lead has returned after a loss, the process stands for election again, also if no server could be reached.
+//
+// Elect returns when lead returns while it is the leader, when ctx ends, or if the call is wrong.
 func (l *Locks) Elect(ctx context.Context, key string, lead func(ctx context.Context), options ...Option) error {
 	for {
 		resigned := false
@@ -65,10 +69,10 @@ func (l *Locks) Elect(ctx context.Context, key string, lead func(ctx context.Con
 		case resigned:
 			return err
 		case ctx.Err() != nil:
-			return of(key, ended(ctx))
-		case errors.Is(err, ErrLost) && l.session.closing.Err() == nil:
-		case errors.Is(err, ErrUnavailable) && l.session.closing.Err() == nil:
-			_ = sleep(ctx, campaignAgain)
+			return withKey(key, contextError(ctx))
+		case errors.Is(err, ErrLost):
+		case errors.Is(err, ErrUnavailable):
+			sleep(ctx, nil, electionPause)
 		default:
 			return err
 		}

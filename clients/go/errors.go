@@ -6,55 +6,57 @@ import (
 	"context"
 	"errors"
 	"strings"
+
+	"github.com/redis/go-redis/v9"
 )
 
-// The kinds of errors, for errors.Is. The seventh, cancelled, is context.Canceled.
+// The kinds of errors, for errors.Is. The seventh kind, cancelled, is context.Canceled.
 var (
-	// ErrBusy: somebody else has the lock, and the call was not to wait.
+	// ErrBusy means that another owner holds the lock, and the call does not wait.
 	ErrBusy = errors.New("busy")
-	// ErrTimeout: the time to wait is over. If it was that of the caller's context, context.DeadlineExceeded matches, too.
+	// ErrTimeout means that the limit of the wait is over. After the context's deadline, context.DeadlineExceeded matches as well.
 	ErrTimeout = errors.New("timed out")
-	// ErrLost: the hold ended before it was given back. Others may have worked at the same time.
+	// ErrLost means that the hold ended before its release. Another owner may have worked at the same time.
 	ErrLost = errors.New("lost")
-	// ErrDeadlock: waiting could never end. The text has the cycle.
+	// ErrDeadlock means that waiting could never end. The text names the cycle.
 	ErrDeadlock = errors.New("deadlock")
-	// ErrMisuse: what the call says is wrong: an option out of range, a key of another type, no permission.
+	// ErrMisuse means a wrong call: an option, a key of another type, a missing permission, a server without the module.
 	ErrMisuse = errors.New("misuse")
-	// ErrUnavailable: no connection, or a server that grants nothing now.
+	// ErrUnavailable means that no server answered in time, or that the server grants nothing now.
 	ErrUnavailable = errors.New("unavailable")
 )
 
-// Error is every error of this package. errors.Is finds its kind and its cause.
+// Error is the type of all errors of this package. errors.Is finds its kind and its cause.
 type Error struct {
-	// Kind is one of the Err… of this package, or context.Canceled.
+	// Kind is one of the errors above, or context.Canceled.
 	Kind error
-	// Key is the lock's.
+	// Key is the key of the lock, or of the first of several locks.
 	Key string
-	// Text is what the server said, or what happened.
+	// Code is the first word of the server's reply. It is empty if the server did not reply.
+	Code string
+	// Text is the server's reply, or describes the failure.
 	Text string
-	// Cause is an error that led to this one. It may be nil.
+	// Cause led to this error. It may be nil.
 	Cause error
-	// passes: the same call may succeed soon, or on the next connection.
-	passes bool
-	// elsewhere: another server has the locks now.
-	elsewhere bool
+	// transient: the same call may succeed in a moment.
+	transient bool
 }
 
+// Error has the key, the kind and the text.
 func (e *Error) Error() string {
-	text := "lock: "
-	if e.Key != "" {
-		text += e.Key + ": "
-	}
-	text += e.Kind.Error()
-	if e.Text != "" {
-		text += ": " + e.Text
+	parts := []string{"lock"}
+	for _, part := range []string{e.Key, e.Kind.Error(), e.Text} {
+		if part != "" {
+			parts = append(parts, part)
+		}
 	}
 	if e.Cause != nil {
-		text += ": " + e.Cause.Error()
+		parts = append(parts, e.Cause.Error())
 	}
-	return text
+	return strings.Join(parts, ": ")
 }
 
+// Unwrap has the kind, and the cause if there is one.
 func (e *Error) Unwrap() []error {
 	if e.Cause == nil {
 		return []error{e.Kind}
@@ -62,98 +64,70 @@ func (e *Error) Unwrap() []error {
 	return []error{e.Kind, e.Cause}
 }
 
-// serverError is an error reply.
-type serverError string
+var codes = map[string]error{
+	"NOTOWNER": ErrLost, "DEADLOCK": ErrDeadlock, "CANCELLED": context.Canceled, "OOM": ErrUnavailable, "LIMIT": ErrUnavailable,
+	"ERR": ErrMisuse, "WRONGTYPE": ErrMisuse, "NOPERM": ErrMisuse, "NOAUTH": ErrMisuse, "WRONGPASS": ErrMisuse,
+	"CROSSSLOT": ErrMisuse,
+}
 
-// full is what who connects is told in place of a reply, if it is one too many. The next connection may be let in.
-const full = "max number of clients"
+var transientCodes = map[string]bool{
+	"NOSESSION": true, "LATE": true, "READONLY": true, "LOADING": true, "NOREPLICAS": true, "MISCONF": true, "BUSY": true,
+	"TRYAGAIN": true, "MASTERDOWN": true, "CLUSTERDOWN": true, "QUARANTINE": true, "UNBLOCKED": true, "MOVED": true, "ASK": true,
+}
 
-// busy is what all are told while a script runs for long.
-const busy = "BUSY"
-
-// kind sorts what the server said. What is not known is a server that grants nothing now.
-func (text serverError) kind() *Error {
-	e := &Error{Kind: ErrUnavailable, Text: string(text)}
-	prefix, _, _ := strings.Cut(string(text), " ")
-	switch prefix {
-	case "NOTOWNER":
-		e.Kind = ErrLost
-	case "DEADLOCK":
-		e.Kind = ErrDeadlock
-	case "WRONGTYPE", "NOPERM":
-		e.Kind = ErrMisuse
-	case "ERR":
-		e.passes = strings.Contains(string(text), full)
-		if !e.passes && !strings.Contains(string(text), "too many") {
-			e.Kind = ErrMisuse
-		}
-	case "LOADING", "NOREPLICAS", "TRYAGAIN", busy:
-		// NOREPLICAS: after a failover the replicas need some seconds to find the new primary.
-		e.passes = true
-	case "READONLY":
-		e.passes, e.elsewhere = true, true
-	case "UNBLOCKED":
-		// Another server has the lock now, in Redis' words and in the module's. Whom somebody unblocks is told otherwise.
-		e.passes = strings.Contains(string(text), "instance state changed") || strings.Contains(string(text), "send the command")
-		e.elsewhere = e.passes
-		// A call that came late, on a connection that was given up, has taken the place of that which was sent after it.
-		e.passes = e.passes || strings.Contains(string(text), "the same request was sent again")
+// classify makes an *Error of an error of go-redis.
+func classify(err error) *Error {
+	var own *Error
+	var reply redis.Error
+	switch {
+	case errors.As(err, &own):
+		return own
+	case !errors.As(err, &reply):
+		return &Error{Kind: ErrUnavailable, Text: "no reply from the server", Cause: err, transient: true}
+	}
+	text := reply.Error()
+	code, _, _ := strings.Cut(text, " ")
+	e := &Error{Kind: codes[code], Code: code, Text: text, transient: transientCodes[code]}
+	if e.Kind == nil {
+		e.Kind = ErrUnavailable
+	}
+	if code == "ERR" && strings.Contains(text, "unknown command") {
+		e.Text = "the server has no LOCK commands; load the redis-lock module"
 	}
 	return e
 }
 
-func broken(why error) *Error {
-	return &Error{Kind: ErrUnavailable, Text: "no connection", Cause: why, passes: true}
-}
+func (e *Error) isMoved() bool { return e.Code == "MOVED" || e.Code == "ASK" }
 
-var (
-	errClosed = &Error{Kind: ErrUnavailable, Text: "closed"}
-	errSilent = errors.New("the server does not answer")
-	errOld    = broken(errors.New("it is older than the other connection"))
-	errLong   = &Error{Kind: ErrUnavailable, Text: "no answer for long"}
-)
+// isEnd is whether the reply means that the hold has ended. WRONGTYPE: the key was overwritten.
+func (e *Error) isEnd() bool { return e.Code == "NOTOWNER" || e.Code == "WRONGTYPE" }
 
-func passes(err error) bool {
+func isTransient(err error) bool {
 	var e *Error
-	return errors.As(err, &e) && e.passes
+	return errors.As(err, &e) && e.transient
 }
 
-// says tells whether the server said so.
-func says(err error, word string) bool {
-	var e *Error
-	return errors.As(err, &e) && strings.HasPrefix(e.Text, word)
-}
+func misuse(text string) *Error { return &Error{Kind: ErrMisuse, Text: text} }
 
-// refused says whether it is the word of a server, which is there: to who is one too many, while a script runs, or some moments
-// ago, as it is not the primary.
-func refused(err error) bool {
-	var e *Error
-	return errors.As(err, &e) && (e.elsewhere || strings.Contains(e.Text, full)) || says(err, busy)
-}
+var errClosed = &Error{Kind: context.Canceled, Text: "the locks are closed; make new ones"}
 
-// verdict is what a context of this package's own ends with: the error of whatever was done under it.
-type verdict struct{ error }
-
-// ended says why a context ended.
-func ended(ctx context.Context) error {
+// contextError is the error of a call whose context has ended.
+func contextError(ctx context.Context) *Error {
 	cause := context.Cause(ctx)
-	if verdict, ok := cause.(verdict); ok {
-		return verdict.error
-	}
 	switch {
-	case errors.Is(ctx.Err(), context.DeadlineExceeded), errors.Is(cause, context.DeadlineExceeded):
+	case errors.Is(ctx.Err(), context.DeadlineExceeded):
 		if !errors.Is(cause, context.DeadlineExceeded) {
 			cause = errors.Join(context.DeadlineExceeded, cause)
 		}
 		return &Error{Kind: ErrTimeout, Cause: cause}
-	case errors.Is(cause, context.Canceled):
-		return &Error{Kind: context.Canceled}
+	case cause == context.Canceled:
+		cause = nil
 	}
 	return &Error{Kind: context.Canceled, Cause: cause}
 }
 
-// of names the lock in an error.
-func of(key string, err error) error {
+// withKey names the lock in an error.
+func withKey(key string, err error) error {
 	var e *Error
 	if err == nil || !errors.As(err, &e) {
 		return err
@@ -161,4 +135,18 @@ func of(key string, err error) error {
 	named := *e
 	named.Key = key
 	return &named
+}
+
+// outcome is the word of an error for the listener.
+func outcome(err error) string {
+	var e *Error
+	switch {
+	case err == nil:
+		return "granted"
+	case !errors.As(err, &e):
+		return ErrUnavailable.Error()
+	case e.Kind == context.Canceled:
+		return "cancelled"
+	}
+	return e.Kind.Error()
 }

@@ -46,9 +46,10 @@ func TestItFollowsThePrimary(t *testing.T) {
 		replicas, err := sentinel.Replicas(background, "main").Result()
 		return err == nil && len(replicas) == 1 && replicas[0]["role-reported"] == "slave" && replicas[0]["flags"] == "slave"
 	})
-	client := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: "main", SentinelAddrs: []string{fmt.Sprintf("127.0.0.1:%d", port)}})
+	watchers := []string{fmt.Sprintf("127.0.0.1:%d", port)}
+	client := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: "main", SentinelAddrs: watchers})
 	defer client.Close()
-	locks := lock.New(client, lock.WithPatience(9*time.Second))
+	locks := must(lock.New(client, lock.WithPatience(9*time.Second)))
 	defer locks.Close()
 	// It has a lease, and is bound to no connection: it is held at the new primary, too.
 	hold := must(locks.Acquire(background, "a", lock.WithLease(20*time.Second)))
@@ -73,7 +74,7 @@ func TestItFollowsThePrimary(t *testing.T) {
 	if err := hold.Release(background); err != nil {
 		t.Fatal(err)
 	}
-	if err := <-waited; err != nil || !replica.free("a") {
+	if err := <-waited; err != nil || !replica.isFree("a") {
 		t.Fatal(err)
 	}
 }

@@ -3,768 +3,853 @@
 package lock
 
 import (
-	"bufio"
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
-	"fmt"
-	"net"
-	"os"
-	"strings"
+	"log/slog"
+	"slices"
 	"sync"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 )
 
 const (
-	commands = iota
-	messages
+	// defaultTTL: the session ends if its client is silent for this time.
+	defaultTTL = 30 * time.Second
+	// defaultGrace: the session ends if its connection is closed for this time.
+	defaultGrace = 3 * time.Second
+	// minGrace is the shortest grace except 0. With less, heartbeats would take all of the time.
+	minGrace = 100 * time.Millisecond
+	// defaultPatience limits a try or a release, and a wait without a limit while no server answers.
+	defaultPatience = 5 * time.Second
+	// eventsBlock is the time that LOCK.EVENTS waits in the server, and at most a third of the grace.
+	eventsBlock = time.Second
+	// eventsCount is the maximum number of events in a reply. A full reply confirms nothing (R2).
+	eventsCount = 1000
+	// replyGrace is the extra time for the reply to a call that waits in the server.
+	replyGrace = time.Second
+	// retryPause and maxRetryPause are the first and the longest pause before a call is repeated.
+	retryPause, maxRetryPause = 50 * time.Millisecond, time.Second
+	// closeTimeout limits the last call of a session, LOCK.SESSION CLOSE.
+	closeTimeout = time.Second
 )
 
-// tryAgain is the pause after a connection broke.
-const tryAgain = 50 * time.Millisecond
-
-// giveBackFor is how long it is tried to give back what is kept, and to take back a wait, behind the back of who could not.
-const giveBackFor = 10 * time.Minute
-
-// lookFor is how long who waits in the server has at most for a look whether it is there, and again for a new connection, also if the
-// patience is longer.
-const lookFor = 5 * time.Second
-
-// lookAgain is how often who waits in the server looks whether it is there. With what follows, a server remembers a call for
-// longer.
-func (s *session) lookAgain() time.Duration { return min(8*time.Second, s.patience*8/5) }
-
-// A session is two connections that carry all waits and holds: made when they are needed, and again when they broke.
-type session struct {
-	options *redis.Options
-	// patience is how long a call may go unanswered.
-	patience time.Duration
-	inbox    string
-	// closing ends first: waits are taken back. gone ends then: the connections are dropped.
-	closing, gone    context.Context
-	close, disappear context.CancelFunc
-	// releaseFor is how long a release, or another call for a hold, keeps its caller waiting at most.
-	releaseFor time.Duration
-	// beat is how often what is kept is renewed, also with a long lease: a connection that is idle for longer may be ended.
-	beat time.Duration
-	// acquires are on their way; tasks are all goroutines of the session.
-	acquires, tasks sync.WaitGroup
-
-	mu     sync.Mutex
-	closed bool
-	links  [2]*link
-	// refusal is why no connection is made before again: the last ones led to a server that is not the primary. calm is the pause
-	// after the next such answer.
-	refusal *Error
-	again   time.Time
-	calm    time.Duration
-	// idle carries one call that waits in the server, when one comes.
-	idle *link
-	// openings has one attempt to connect, for all who need it.
-	openings [2]*opening
-	// waits by their request: who is told to ask again.
-	waits map[string]chan struct{}
-	// watched holds are told when a connection broke.
-	watched map[*Hold]struct{}
-	// giving is what is given back, or taken back, behind everybody's back. begun is how much of that was begun ever.
-	giving map[claim]*giving
-	begun  int
+// Event is what a listener gets.
+type Event struct {
+	// Label is the label of the lock. It is empty unless the lock has one.
+	Label string
+	// Name is "waited", "held", "jeopardy" or "safe".
+	Name string
+	// Outcome of "waited" is "granted", or the kind of the error. Outcome of "held" is "released" or "lost". Otherwise it is empty.
+	Outcome string
+	// Took is the duration of the wait, or of the hold so far.
+	Took time.Duration
 }
 
-// A claim is all that an owner has of a lock.
-type claim struct{ key, owner string }
-
-type giving struct {
-	many int
-	// over is closed when nothing more is given back.
-	over chan struct{}
+type settings struct {
+	name                 string
+	ttl, grace, patience time.Duration
+	listener             func(Event)
 }
 
-type opening struct {
-	done chan struct{}
-	link *link
-	err  *Error
-}
-
-// answered is what came for a call, on which link, and when the call was sent. It is empty if no server has seen the call, or if
-// it was refused. Of a call that failed there is a link only if it may be on its way there yet.
-type answered struct {
-	value any
-	link  *link
-	sent  time.Time
-	// again: the call was sent more than once.
-	again bool
-}
-
-func newSession(options *redis.Options) *session {
-	s := &session{options: options, patience: 5 * time.Second, releaseFor: 30 * time.Second, beat: 10 * time.Second,
-		calm: tryAgain, inbox: "inbox-" + random(),
-		waits: map[string]chan struct{}{}, watched: map[*Hold]struct{}{}, giving: map[claim]*giving{}}
-	s.closing, s.close = context.WithCancel(context.Background())
-	s.gone, s.disappear = context.WithCancel(context.Background())
-	return s
-}
-
-func random() string {
-	var bytes [16]byte
-	if _, err := rand.Read(bytes[:]); err != nil {
-		panic(err)
-	}
-	return hex.EncodeToString(bytes[:])
-}
-
-var host, _ = os.Hostname()
-
-// newOwner is a name that nobody else ever has.
-func newOwner() string { return fmt.Sprintf("%s/%d/%s", host, os.Getpid(), random()) }
-
-// enter begins an acquire, which Close waits for.
-func (s *session) enter() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed {
-		return errClosed
-	}
-	s.acquires.Add(1)
-	return nil
-}
-
-// spawn runs a goroutine that Close waits for. The caller is one, or in an acquire.
-func (s *session) spawn(work func()) {
-	s.tasks.Add(1)
-	go func() {
-		defer s.tasks.Done()
-		work()
-	}()
-}
-
-// follow is spawn for who may be neither. It says whether the session is there yet.
-func (s *session) follow(work func()) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	// With the lock: who has not seen the end is waited for.
-	if s.gone.Err() != nil {
-		return false
-	}
-	s.spawn(work)
-	return true
-}
-
-// expect gives the channel on which the wait with this request is told to ask again.
-func (s *session) expect(request string) chan struct{} {
-	told := make(chan struct{}, 1)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.waits[request] = told
-	return told
-}
-
-func (s *session) forget(request string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.waits, request)
-}
-
-// told takes "granted <request> <key>" and "lost <request> <key>". Both mean: ask again.
-func (s *session) told(message string) {
-	words := strings.SplitN(message, " ", 3)
-	if len(words) < 2 {
+func (s *settings) notify(events ...Event) {
+	if s.listener == nil {
 		return
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if told, ok := s.waits[words[1]]; ok {
-		poke(told)
-	}
-}
-
-// wake tells everybody that a connection broke.
-func (s *session) wake() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, told := range s.waits {
-		poke(told)
-	}
-	for hold := range s.watched {
-		poke(hold.wake)
-	}
-}
-
-// connect gives the link of that kind, and makes it if there is none.
-func (s *session) connect(ctx context.Context, kind int) (*link, error) {
-	if ctx.Err() != nil {
-		return nil, ended(ctx)
-	}
-	s.mu.Lock()
-	if s.gone.Err() != nil {
-		s.mu.Unlock()
-		return nil, errClosed
-	}
-	if l := s.links[kind]; l != nil && l.alive() {
-		s.mu.Unlock()
-		return l, nil
-	}
-	o := s.openings[kind]
-	if err := s.calming(); o == nil && err != nil {
-		s.mu.Unlock()
-		return nil, err
-	}
-	if o == nil {
-		o = &opening{done: make(chan struct{})}
-		s.openings[kind] = o
-		s.spawn(func() { s.open(kind, o) })
-	}
-	s.mu.Unlock()
-	select {
-	case <-o.done:
-		if o.err != nil {
-			return nil, o.err
-		}
-		return o.link, nil
-	case <-ctx.Done():
-		return nil, ended(ctx)
-	}
-}
-
-// calming is why no connection is to be made now. It is called with the lock.
-func (s *session) calming() *Error {
-	if time.Now().Before(s.again) {
-		return s.refusal
-	}
-	return nil
-}
-
-// calmFor is for how long no connection is made.
-func (s *session) calmFor() time.Duration {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return time.Until(s.again)
-}
-
-// moved is called when a server said that another has the locks. Next connections lead there after a failover, but not at once: a
-// thousand waits would ask the old one a thousand times.
-func (s *session) moved(refusal *Error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.calming() == nil {
-		s.refusal, s.again = refusal, time.Now().Add(s.calm)
-		s.calm = min(2*s.calm, time.Second)
-	}
-}
-
-// arrived is called when a server did what it was asked for: it is the primary.
-func (s *session) arrived() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.calm = tryAgain
-}
-
-func (s *session) open(kind int, o *opening) {
-	ctx, cancel := context.WithTimeout(s.gone, s.patience)
-	defer cancel()
-	l, in, err := s.dial(ctx, kind)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.openings[kind] = nil
-	o.link, o.err = l, err
-	defer close(o.done)
-	if err != nil {
-		return
-	}
-	s.links[kind] = l
-	l.mu.Lock()
-	l.timer, l.looking = time.AfterFunc(s.patience, l.look), true
-	l.mu.Unlock()
-	s.serve(l, in)
-}
-
-func (s *session) serve(l *link, in *bufio.Reader) {
-	s.spawn(func() { l.read(in) })
-	s.spawn(l.write)
-	s.spawn(func() {
-		select {
-		case <-s.gone.Done():
-			l.breakOff(errClosed)
-		case <-l.dead:
-		}
-	})
-}
-
-// block carries out a call that waits in the server, and nobody else's meanwhile. Also of a refused call it tells when it was
-// sent. What it gets is bound to the link, which is to be given to rest, or broken off. If the context ends first, the link is
-// gone, and the wait with it.
-func (s *session) block(ctx context.Context, words ...any) (answered, error) {
-	l, err := s.ownLink(ctx)
-	if err != nil {
-		return answered{}, err
-	}
-	// TCP may take long to find that nobody is there. Who does not answer on the other connection does not on this one.
-	probe := time.NewTicker(s.lookAgain())
-	defer probe.Stop()
-	looking, stop := context.WithCancel(ctx)
-	defer stop()
-	younger := make(chan *link)
-	sent, again := time.Now(), false
-	answer := l.send(append(words, "BLOCK", remaining(ctx)))
-	for {
-		select {
-		case got := <-answer:
-			if got.err == nil {
-				s.arrived()
-				return answered{got.value, l, sent, again}, nil
-			}
-			if got.err.elsewhere {
-				s.moved(got.err)
-				l.breakOff(got.err)
-			} else {
-				// It got nothing.
-				s.rest(l)
-			}
-			return answered{sent: sent}, got.err
-		case <-probe.C:
-			on := l
-			s.spawn(func() { s.doubt(looking, on, younger) })
-		case next := <-younger:
-			// The same call: so it keeps its place, if it comes before the end of the old connection.
-			old, said := l, answer
-			l, answer, again = next, next.send(append(words, "BLOCK", remaining(ctx))), true
-			s.spawn(func() {
-				select {
-				case got := <-said:
-					if got.err == nil {
-						// What is granted there would end with it, until the same call has come on the next.
-						_ = sleep(looking, courtesy)
-					}
-				case <-time.After(courtesy):
+	for _, event := range events {
+		func() {
+			defer func() {
+				if failure := recover(); failure != nil {
+					slog.Error("a listener of locks failed", "failure", failure)
 				}
-				old.giveUp(errOld)
-			})
-		case <-ctx.Done():
-			// The server hears of it, and drops the wait. If it has not heard of the wait, it must not later.
-			if s.closing.Err() == nil {
-				l.giveUp(ctx.Err())
-			} else {
-				l.breakOff(errClosed)
-			}
-			return answered{sent: sent}, ended(ctx)
-		}
+			}()
+			s.listener(event)
+		}()
 	}
 }
 
-// doubt asks on the other connection whether the server is there. If that was made later, its answer says nothing of the link of a
-// wait: it may lead to another server, or a firewall on the way may have forgotten this one. Then, and if there is no answer, there
-// is a younger one for the wait. If that cannot be had, the link is given up: it may lead nowhere.
-func (s *session) doubt(ctx context.Context, l *link, younger chan<- *link) {
-	looking, stop := s.look(ctx)
-	defer stop()
-	other, err := s.connect(looking, commands)
-	if err == nil && other.isOlder(l) {
-		// A refusal is an answer, too.
-		if _, err = s.callOn(looking, other, "PING"); !passes(err) || refused(err) {
-			return
-		}
-		if s.patience <= lookFor {
-			// The time of that connection is over, too. The wait would move again behind the next.
-			other.giveUp(err)
+// A mutex protects the sessions of a Locks and their acquires. It calls the listener after it was released.
+type mutex struct {
+	sync.Mutex
+	settings *settings
+	events   []Event
+}
+
+func (m *mutex) Unlock() {
+	events := m.events
+	m.events = nil
+	m.Mutex.Unlock()
+	if events != nil {
+		m.settings.notify(events...)
+	}
+}
+
+type session struct {
+	*node
+	settings *settings
+	locks    *mutex
+	// relocate takes acquires whose slot another node of the cluster serves. With nil it looks for them.
+	relocate func(*session, []*acquire)
+	closing  chan struct{}
+	ended    chan struct{}
+
+	id string
+	// isUp: every hold of the previous session has been declared in this one (R3), and an EVENTS has confirmed them.
+	isUp    bool
+	failure error
+	// changed is closed and replaced when one of the two above changes.
+	changed           chan struct{}
+	beat, seen, lastN int64
+	// numbers has the acquires by number, and unanswered those that ask, release or cancel (R11).
+	numbers, unanswered map[int64]*acquire
+	// The reader repeats the calls of orphans.
+	orphans             []*acquire
+	confirmed           time.Time
+	safeUntil           time.Time
+	polled              time.Time
+	started, inJeopardy bool
+	closed              bool
+}
+
+func newSession(n *node, settings *settings, locks *mutex, relocate func(*session, []*acquire)) *session {
+	return &session{
+		node: n, settings: settings, locks: locks, relocate: relocate,
+		closing: make(chan struct{}), ended: make(chan struct{}), changed: make(chan struct{}),
+		numbers: map[int64]*acquire{}, unanswered: map[int64]*acquire{},
+	}
+}
+
+// The life of an acquire.
+
+// ask returns when the acquire has been granted or is over. After an error it may still be granted, so end it.
+func (s *session) ask(ctx context.Context, a *acquire) error {
+	giveUp := time.Time{}
+	if a.isTry || a.takes != nil {
+		giveUp = a.began.Add(s.settings.patience)
+	} else if !a.until.IsZero() {
+		giveUp = a.until.Add(replyGrace)
+	}
+	s.locks.Lock()
+	err := s.untilUp(ctx, giveUp, !a.isTry)
+	if err == nil {
+		s.enrol(a)
+	}
+	s.locks.Unlock()
+	if err != nil {
+		return err
+	}
+	reply, at, sent, err := s.repeat(ctx, a, asked, giveUp, a.askWords)
+	isOver := errors.Is(err, ErrLost) && a.takes == nil
+	if err != nil && !isOver {
+		return err
+	}
+	s.locks.Lock()
+	defer s.locks.Unlock()
+	if isOver && a.state == asked && a.at == at {
+		// R12: the hold of a repeated acquire has ended.
+		s.end(a, "restarted")
+	}
+	// R14: an event, or a new session, overrules the reply.
+	if at != nil && !isOver && a.state == asked && a.at == at {
+		if reply == nil {
+			s.end(a, "timeout")
+		} else if reply != int64(0) {
+			s.grant(a, reply, sent)
 		}
 	}
-	moving, stop := s.look(ctx)
-	defer stop()
-	next, err := s.ownLink(moving)
+	for a.state == asked && a.failure == nil {
+		if err := s.pause(ctx, a.await(), giveUp, "the server does not answer; try again", !giveUp.IsZero()); err != nil {
+			return err
+		}
+	}
+	return a.failure
+}
+
+// pause releases the mutex until the channel is closed. It fails at that time, or at the end of the context. A patient call
+// ignores the context's deadline: the server knows it, and reports the end of the wait.
+func (s *session) pause(ctx context.Context, changed <-chan struct{}, until time.Time, text string, patient bool) error {
+	s.locks.Unlock()
+	defer s.locks.Lock()
+	var expired <-chan time.Time
+	if !until.IsZero() {
+		timer := time.NewTimer(time.Until(until))
+		defer timer.Stop()
+		expired = timer.C
+	}
+	for done := ctx.Done(); ; done = nil {
+		select {
+		case <-changed:
+			return nil
+		case <-done:
+			if patient && ctx.Err() == context.DeadlineExceeded {
+				continue
+			}
+			if ctx.Err() == context.Canceled {
+				return contextError(ctx)
+			}
+		case <-expired:
+		}
+		return &Error{Kind: ErrUnavailable, Text: text, Cause: ctx.Err()}
+	}
+}
+
+// finish releases exactly this hold, or cancels an acquire in any state. The reader continues an attempt that fails.
+func (s *session) finish(ctx context.Context, a *acquire, verb string, patience time.Duration) error {
+	s.locks.Lock()
+	at := a.at
+	switch {
+	case a.state == ending || a.state == over || a.handedOver:
+		s.locks.Unlock()
+		return nil
+	case at == nil, a.state == asked && at.id != at.session.id:
+		s.end(a, verb)
+		s.locks.Unlock()
+		return nil
+	}
+	a.state, a.verb = ending, verb
+	at.session.unanswered[at.n] = a
+	a.endContexts()
+	s.locks.Unlock()
+	reply, _, _, err := s.repeat(ctx, a, ending, time.Now().Add(patience), a.endWords)
+	s.locks.Lock()
+	defer s.locks.Unlock()
+	var e *Error
 	switch {
 	case err == nil:
-		select {
-		case younger <- next:
-		case <-ctx.Done():
-			s.rest(next)
-		}
-	case passes(err) && !refused(err):
-		l.giveUp(err)
-	}
-}
-
-// look is a context that ends before a server forgets a call.
-func (s *session) look(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeoutCause(ctx, lookFor, verdict{broken(errSilent)})
-}
-
-// ownLink is younger than the other connection, which is made first for that.
-func (s *session) ownLink(ctx context.Context) (*link, error) {
-	other, err := s.connect(ctx, commands)
-	if err != nil {
-		return nil, err
-	}
-	s.mu.Lock()
-	l, calming := s.idle, s.calming()
-	s.idle = nil
-	s.mu.Unlock()
-	if l != nil && l.alive() {
-		if other.isOlder(l) {
-			return l, nil
-		}
-		l.breakOff(errOld)
-	}
-	if calming != nil {
-		return nil, calming
-	}
-	dialing, cancel := context.WithTimeout(ctx, s.patience)
-	defer cancel()
-	began := time.Now()
-	l, in, refusal := s.dial(dialing, commands)
-	switch {
-	case refusal == nil:
-	case ctx.Err() != nil:
-		return nil, ended(ctx)
+		s.settle(a, result{reply: reply})
+	case errors.As(err, &e) && e.isEnd():
+		s.settle(a, result{err: e})
+		return nil
 	default:
-		return nil, refusal
+		a.owner.retired = true
+		a.at.session.orphans = append(a.at.session.orphans, a)
 	}
-	// What led it there was known before.
-	l.made = began
-	// That concerns nobody else.
-	l.onEnd = func() {}
-	s.serve(l, in)
-	return l, nil
-}
-
-// remaining is for how many milliseconds the server lets a call wait: without limit with 0.
-func remaining(ctx context.Context) int64 {
-	deadline, limited := ctx.Deadline()
-	if !limited {
-		return 0
-	}
-	return max(1, min(time.Until(deadline).Milliseconds(), 1e12))
-}
-
-// rest keeps a link to which nothing is bound for the next call that waits.
-func (s *session) rest(l *link) {
-	s.mu.Lock()
-	spare := s.idle
-	if spare == nil || !spare.alive() {
-		s.idle, spare = l, nil
-	} else {
-		spare = l
-	}
-	s.mu.Unlock()
-	if spare != nil {
-		spare.breakOff(errors.New("it is not needed"))
-	}
-}
-
-// dial connects as the client's options say, and does what must be done before the first call.
-func (s *session) dial(ctx context.Context, kind int) (*link, *bufio.Reader, *Error) {
-	username, password, err := credentials(ctx, s.options)
-	if err != nil {
-		return nil, nil, broken(err)
-	}
-	conn, err := s.reach(ctx)
-	if err != nil {
-		return nil, nil, broken(err)
-	}
-	if tcp := underneath(conn); tcp != nil {
-		keepAlive(tcp)
-	}
-	// Ends a handshake that nobody answers, also when all is closed.
-	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
-	name := s.options.ClientName
-	if name == "" {
-		name = fmt.Sprintf("lock:%s:%d", host, os.Getpid())
-	}
-	// A user may be without the permission for it. The name is a comfort.
-	calls := [][]any{{"CLIENT", "SETNAME", name}}
-	optional := 1
-	if s.options.DB != 0 {
-		calls = append(calls, []any{"SELECT", s.options.DB})
-	}
-	if kind == messages {
-		calls = append(calls, []any{"SUBSCRIBE", "lock:inbox:" + s.inbox})
-	}
-	if password != "" {
-		auth := []any{"AUTH", password}
-		if username != "" {
-			auth = []any{"AUTH", username, password}
-		}
-		calls = append([][]any{auth}, calls...)
-		optional = 2
-	}
-	var out []byte
-	for _, call := range calls {
-		out = appendCommand(out, call)
-	}
-	in := bufio.NewReader(conn)
-	if _, err = conn.Write(out); err == nil {
-		for number := range calls {
-			var value any
-			if value, err = readReply(in); err != nil {
-				break
-			}
-			if text, refused := value.(serverError); refused {
-				if refusal := text.kind(); number+1 != optional || refusal.Kind != ErrMisuse {
-					stop()
-					_ = conn.Close()
-					return nil, nil, refusal
-				}
-			}
-		}
-	}
-	if !stop() && err == nil {
-		err = errSilent
-	}
-	if err != nil {
-		_ = conn.Close()
-		return nil, nil, broken(err)
-	}
-	l := &link{conn: conn, made: time.Now(), patience: s.patience, onEnd: s.wake,
-		dead: make(chan struct{}), wake: make(chan struct{}, 1)}
-	if kind == messages {
-		l.onMessage = s.told
-	}
-	return l, in, nil
-}
-
-// reach dials, and lets go of a dialer that does not heed the context: go-redis' own does not, with TLS. That goes on until its
-// DialTimeout.
-func (s *session) reach(ctx context.Context) (net.Conn, error) {
-	type result struct {
-		conn net.Conn
-		err  error
-	}
-	dialed := make(chan result)
-	go func() {
-		conn, err := s.options.Dialer(ctx, s.options.Network, s.options.Addr)
-		select {
-		case dialed <- result{conn, err}:
-		case <-ctx.Done():
-			if err == nil {
-				_ = conn.Close()
-			}
-		}
-	}()
-	select {
-	case got := <-dialed:
-		return got.conn, got.err
-	case <-ctx.Done():
-		return nil, errSilent
-	}
-}
-
-func credentials(ctx context.Context, options *redis.Options) (string, string, error) {
-	if options.CredentialsProviderContext != nil {
-		return options.CredentialsProviderContext(ctx)
-	}
-	if options.CredentialsProvider != nil {
-		username, password := options.CredentialsProvider()
-		return username, password, nil
-	}
-	return options.Username, options.Password, nil
-}
-
-// listen is called before a wait: the server takes a message that nobody hears for a refusal.
-func (s *session) listen(ctx context.Context) error {
-	_, err := s.connect(ctx, messages)
 	return err
 }
 
-// probe gives up the connection for messages if nothing at all comes on it. It may have been idle for so long that somebody on
-// the way has forgotten it.
-func (s *session) probe() {
-	s.mu.Lock()
-	l := s.links[messages]
-	s.mu.Unlock()
-	if l == nil || !l.probed.CompareAndSwap(false, true) {
-		return
-	}
-	s.whenAnswered(l, func() { l.probed.Store(false) })
-}
-
-// call carries out a command. If the context ends first, the command may be carried out all the same.
-func (s *session) call(ctx context.Context, words ...any) (answered, error) {
-	l, err := s.connect(ctx, commands)
-	if err != nil {
-		return answered{}, err
-	}
-	return s.callOn(ctx, l, words...)
-}
-
-func (s *session) callOn(ctx context.Context, l *link, words ...any) (answered, error) {
-	sent := time.Now()
-	answer := l.send(words)
-	var got reply
-	select {
-	case got = <-answer:
-	case <-ctx.Done():
-		select {
-		case got = <-answer:
-		default:
-			return answered{sent: sent, link: l}, ended(ctx)
+func (s *session) release(ctx context.Context, a *acquire) error {
+	s.locks.Lock()
+	lost := a.isLost()
+	s.locks.Unlock()
+	if !lost {
+		if err := s.finish(ctx, a, release, s.settings.patience); err != nil {
+			return err
 		}
+		s.locks.Lock()
+		lost = a.isLost()
+		s.locks.Unlock()
 	}
-	if got.err == nil {
-		if words[0] != "PING" {
-			s.arrived()
-		}
-		return answered{value: got.value, link: l, sent: sent}, nil
+	if !lost {
+		return nil
 	}
-	// What a guarded command says is its own word.
-	if got.err.elsewhere && words[0] != "LOCK.GUARD" && l.alive() {
-		// The new primary looks whether anybody hears its messages.
-		s.mu.Lock()
-		heard := s.links[messages]
-		s.mu.Unlock()
-		s.moved(got.err)
-		l.giveUp(got.err)
-		if heard != nil {
-			heard.giveUp(got.err)
-		}
+	s.locks.Lock()
+	defer s.locks.Unlock()
+	if a.state == held {
+		// The local clock has ended it. The server may still have the hold.
+		s.lose(a, "expired")
 	}
-	if got.lost {
-		return answered{sent: sent}, got.err
-	}
-	return answered{}, got.err
+	return a.lost()
 }
 
-// insist calls until there is an answer other than that the server can do nothing now, for that long at most.
-func (s *session) insist(ctx context.Context, limit time.Duration, words ...any) (answered, error) {
-	for deadline, pause := time.Now().Add(limit), tryAgain; ; pause = min(2*pause, time.Second) {
-		got, err := s.call(ctx, words...)
-		if !errors.Is(err, ErrUnavailable) || err == error(errClosed) || !time.Now().Before(deadline) {
-			return got, err
-		}
-		if sleep(ctx, pause) != nil {
-			return answered{}, ended(ctx)
-		}
+// renew sets the lease, or checks a hold that the server renews.
+func (s *session) renew(ctx context.Context, a *acquire, lease *time.Duration) error {
+	words := func(at *number) []any { return a.renewWords(at, lease, a.maxHoldLeft()) }
+	s.locks.Lock()
+	lost := a.isLost()
+	s.locks.Unlock()
+	var err error
+	var sent time.Time
+	if !lost {
+		_, _, sent, err = s.repeat(ctx, a, held, time.Now().Add(s.settings.patience), words)
 	}
-}
-
-// gives notes that something of that claim is being given back, until what it returns is called.
-func (s *session) gives(what claim) (given func()) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.note(what)
-}
-
-// note is gives, and is called with the lock.
-func (s *session) note(what claim) (given func()) {
-	g := s.giving[what]
-	if g == nil {
-		g = &giving{over: make(chan struct{})}
-		s.giving[what] = g
+	s.locks.Lock()
+	defer s.locks.Unlock()
+	switch {
+	case errors.Is(err, ErrLost) && a.state == held:
+		s.end(a, "deleted")
+	case err == nil && a.state == held && a.isLost():
+		// It was reported as lost while the call was on its way.
+		s.lose(a, "expired")
+	case err != nil && !errors.Is(err, ErrLost):
+		return err
 	}
-	g.many++
-	s.begun++
-	return func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if g.many--; g.many == 0 {
-			delete(s.giving, what)
-			close(g.over)
-		}
+	if a.state != held {
+		return a.lost()
 	}
-}
-
-// begunBy is how much has been begun to be given back by now.
-func (s *session) begunBy() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.begun
-}
-
-// whenAnswered calls that when nothing is on its way any more on the link, or at once if there is none.
-func (s *session) whenAnswered(l *link, do func()) {
-	if l == nil || !s.follow(func() { <-l.send([]any{"PING"}); do() }) {
-		do()
+	if lease != nil {
+		a.leaseEnds = sent.Add(*lease)
 	}
+	return nil
 }
 
-// has says whether anything of that claim is held here.
-func (s *session) has(what claim) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for hold := range s.watched {
-		if (claim{hold.key, hold.owner}) == what {
-			return true
-		}
+// repeat sends a call until there is a reply. It may be sent again, as it has a number. Returns that number and the time of the
+// first attempt. The number is nil if the acquire has left the state.
+func (s *session) repeat(
+	ctx context.Context, a *acquire, in state, giveUp time.Time, words func(*number) []any,
+) (reply any, at *number, sent time.Time, err error) {
+	var failing, first time.Time
+	sending := ctx
+	if in == ending {
+		// The end of the context only ends the repetitions.
+		sending = context.WithoutCancel(ctx)
 	}
-	return false
-}
-
-// settle waits until nothing of that owner is given back any more. That goes by the owner's name: it would end the new hold of
-// that name.
-func (s *session) settle(ctx context.Context, what claim, limit time.Duration) error {
-	timer := time.NewTimer(limit)
-	defer timer.Stop()
-	for {
-		s.mu.Lock()
-		g := s.giving[what]
-		s.mu.Unlock()
-		if g == nil {
-			return nil
+	for pause := retryPause; ; pause = min(2*pause, maxRetryPause) {
+		s.locks.Lock()
+		for err = nil; err == nil && a.state == in && (in != asked || a.failure == nil); {
+			at = a.at
+			if err = at.session.untilUp(ctx, giveUp, true); err != nil || a.at == at && !a.undeclared && !a.moving {
+				break
+			}
+			if a.at == at {
+				err = s.pause(ctx, a.await(), giveUp, "the hold moves to another node; try again", false)
+			}
 		}
-		select {
-		case <-g.over:
-		case <-ctx.Done():
-			return ended(ctx)
-		case <-timer.C:
-			return &Error{Kind: ErrUnavailable, Text: "what this owner had or asked for could not be given back yet"}
+		left := a.state != in || in == asked && a.failure != nil
+		s.locks.Unlock()
+		if err != nil || left {
+			return nil, nil, sent, err
 		}
+		sent = time.Now()
+		if first.IsZero() {
+			// A lease counts from the first attempt, which may have succeeded.
+			first = sent
+		}
+		timeout := callTimeout
+		if !giveUp.IsZero() {
+			timeout = min(timeout, max(replyGrace, giveUp.Sub(sent)))
+		}
+		if reply, err = at.session.call(sending, timeout, words(at)); err == nil {
+			return reply, at, first, nil
+		}
+		if !isTransient(err) {
+			return nil, at, sent, err
+		}
+		if failing.IsZero() {
+			failing = sent
+		}
+		end := giveUp
+		if end.IsZero() {
+			end = failing.Add(s.settings.patience)
+		}
+		switch {
+		case ctx.Err() != nil:
+			return nil, at, sent, contextError(ctx)
+		case err.(*Error).Code == "NOSESSION":
+			// The reader opens a new session, and declares the acquire there.
+		case time.Until(end) <= 0, err.(*Error).isMoved() && in == asked:
+			return nil, at, sent, err
+		}
+		sleep(ctx, at.session.closing, pause)
 	}
 }
 
-func sleep(ctx context.Context, pause time.Duration) error {
+func sleep(ctx context.Context, closing <-chan struct{}, pause time.Duration) {
 	timer := time.NewTimer(pause)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-		return nil
+	case <-closing:
 	case <-ctx.Done():
-		return ctx.Err()
 	}
 }
 
-// settleAll waits until nothing at all is given back any more, or the session is gone.
-func (s *session) settleAll() {
-	for {
-		var over chan struct{}
-		s.mu.Lock()
-		for _, g := range s.giving {
-			over = g.over
+// untilUp starts the reader and waits for it, under the mutex.
+func (s *session) untilUp(ctx context.Context, giveUp time.Time, patient bool) error {
+	if !s.started && !s.closed {
+		s.started = true
+		go s.read()
+	}
+	for !s.isUp {
+		if s.closed {
+			return errClosed
 		}
-		s.mu.Unlock()
-		if over == nil {
-			return
+		if s.failure != nil && !(patient && !giveUp.IsZero() && isTransient(s.failure)) {
+			return s.failure
 		}
-		select {
-		case <-over:
-		case <-s.gone.Done():
-			return
+		if err := s.pause(ctx, s.changed, giveUp, "no connection to the server; try again", false); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Transitions, under the mutex.
+
+func (s *session) announce() {
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+// enrol gives the acquire the next number of this session.
+func (s *session) enrol(a *acquire) {
+	s.lastN++
+	a.at = &number{s, s.id, s.lastN}
+	s.numbers[s.lastN] = a
+	if a.state != held {
+		s.unanswered[s.lastN] = a
+	}
+}
+
+func (s *session) grant(a *acquire, reply any, since time.Time) {
+	delete(a.at.session.unanswered, a.at.n)
+	a.state, a.granted = held, time.Now()
+	replies := []any{reply}
+	if a.request.several() {
+		replies, _ = reply.([]any)
+	}
+	for _, each := range replies {
+		if fields := asMap(each); fields != nil {
+			token, _ := fields["token"].(int64)
+			a.tokens, each = append(a.tokens, token), fields["holds"]
+		}
+		count, _ := each.(int64)
+		a.holds = max(a.holds, count)
+	}
+	if a.request.lease != nil {
+		a.leaseEnds = since.Add(*a.request.lease)
+	}
+	a.signal()
+}
+
+// end: the acquire neither waits nor holds any longer.
+func (s *session) end(a *acquire, reason string) {
+	wasHeld := a.state == held || a.verb == release
+	a.state, a.reason, a.undeclared, a.moving = over, reason, false, false
+	a.leave()
+	if wasHeld && !a.handedOver {
+		word := "lost"
+		if reason == release {
+			word = "released"
+		}
+		s.notify(a, "held", word)
+	}
+	a.endContexts()
+	a.signal()
+}
+
+// settle handles the reply to a release or a cancellation. The server gives the same reply to a repeated call.
+func (s *session) settle(a *acquire, r result) {
+	switch {
+	case a.state != ending, r.err != nil && r.err.transient && !r.err.isMoved():
+	case r.err != nil && r.err.isEnd():
+		s.end(a, "deleted")
+	default:
+		s.end(a, a.verb)
+	}
+}
+
+// lose ends a hold here, and leaves to the reader to cancel by its number what the server may still have of it.
+func (s *session) lose(a *acquire, reason string) {
+	s.end(a, reason)
+	rest := &acquire{request: a.request, owner: a.owner, at: a.at, state: ending, verb: cancel}
+	a.at.session.orphans = append(a.at.session.orphans, rest)
+}
+
+// drop releases a hold to which nothing refers any longer. It returns whether there was one.
+func (s *session) drop(a *acquire) bool {
+	s.locks.Lock()
+	defer s.locks.Unlock()
+	if a.state != held || a.handedOver || a.at.session.closed {
+		return false
+	}
+	a.state, a.verb = ending, release
+	a.at.session.unanswered[a.at.n] = a
+	a.at.session.orphans = append(a.at.session.orphans, a)
+	return true
+}
+
+func (s *session) notify(a *acquire, name, outcome string) {
+	s.locks.events = append(s.locks.events, Event{a.request.label, name, outcome, time.Since(a.granted)})
+}
+
+// renewed has the holds that end with the session.
+func (s *session) renewed() (holds []*acquire) {
+	for _, a := range s.numbers {
+		if a.state == held && a.request.lease == nil {
+			holds = append(holds, a)
+		}
+	}
+	return holds
+}
+
+// The reader.
+
+// read is the only loop: heartbeat, events and losses.
+func (s *session) read() {
+	defer close(s.ended)
+	var failing time.Time
+	pause := retryPause
+	for !s.isClosed() {
+		err := s.round()
+		if err == nil {
+			failing, pause = time.Time{}, retryPause
+			continue
+		}
+		var e *Error
+		errors.As(err, &e)
+		s.locks.Lock()
+		switch e.Code {
+		case "NOSESSION":
+			s.forgetID()
+		case "LATE":
+			// R16: another process uses the id.
+			s.forgetID()
+			s.loseRenewed("late")
+		default:
+			if s.polled = (time.Time{}); failing.IsZero() {
+				failing = time.Now()
+			}
+			if !e.transient || time.Since(failing) >= s.settings.patience {
+				s.fail(e)
+			}
+		}
+		s.checkClock()
+		s.locks.Unlock()
+		s.relocate(s, nil)
+		sleep(context.Background(), s.closing, pause)
+		pause = min(2*pause, maxRetryPause)
+	}
+	s.endAll()
+}
+
+func (s *session) address() string { return s.origin.Options().Addr }
+
+func (s *session) isClosed() bool {
+	s.locks.Lock()
+	defer s.locks.Unlock()
+	return s.closed
+}
+
+// round opens the session if necessary, and calls LOCK.EVENTS once.
+func (s *session) round() error {
+	s.locks.Lock()
+	isUp := s.isUp
+	s.locks.Unlock()
+	if !isUp {
+		if err := s.open(); err != nil {
+			return err
+		}
+	}
+	if err := s.poll(); err != nil {
+		return err
+	}
+	s.locks.Lock()
+	s.failure = nil
+	if !s.isUp && !s.closed {
+		s.isUp = true
+		s.announce()
+	}
+	s.locks.Unlock()
+	s.repeatOrphans()
+	return nil
+}
+
+func (s *session) open() error {
+	s.locks.Lock()
+	isNew := s.id == ""
+	s.locks.Unlock()
+	if isNew {
+		reply, err := s.node.read(replyGrace, []any{
+			"LOCK.SESSION", "OPEN", "NEW", s.nextBeat(), "TTL", millis(s.settings.ttl),
+			"GRACE", s.settings.grace.Milliseconds(), "NAME", s.settings.name,
+		})
+		if err != nil {
+			return err
+		}
+		fields, _ := reply.([]any)
+		if len(fields) == 0 {
+			return &Error{Kind: ErrUnavailable, Text: "not a reply to LOCK.SESSION"}
+		}
+		s.locks.Lock()
+		s.id, _ = fields[0].(string)
+		s.seen, s.polled, s.safeUntil = 0, time.Time{}, time.Time{}
+		acquires := s.inOrder()
+		s.numbers, s.unanswered = map[int64]*acquire{}, map[int64]*acquire{}
+		for _, a := range acquires {
+			if a.verb == cancel {
+				s.end(a, cancel)
+			} else {
+				s.enrol(a)
+				a.undeclared = true
+			}
+		}
+		s.locks.Unlock()
+	}
+	s.locks.Lock()
+	undeclared := slices.DeleteFunc(s.inOrder(), func(a *acquire) bool { return !a.undeclared })
+	s.locks.Unlock()
+	return s.declare(undeclared)
+}
+
+func (s *session) inOrder() []*acquire {
+	acquires := make([]*acquire, 0, len(s.numbers))
+	for _, a := range s.numbers {
+		acquires = append(acquires, a)
+	}
+	slices.SortFunc(acquires, func(a, b *acquire) int { return int(a.at.n - b.at.n) })
+	return acquires
+}
+
+// declare binds holds to this session, and unanswered acquires that were granted (R3, R6, R13).
+func (s *session) declare(acquires []*acquire) error {
+	if len(acquires) == 0 {
+		return nil
+	}
+	s.locks.Lock()
+	now, calls := time.Now(), make([][]any, len(acquires))
+	for i, a := range acquires {
+		lease := a.request.lease
+		if lease != nil && !a.leaseEnds.IsZero() {
+			left := min(*lease, a.leaseEnds.Sub(now))
+			lease = &left
+		}
+		calls[i] = a.renewWords(a.at, lease, a.maxHoldLeft())
+	}
+	s.locks.Unlock()
+	results := s.batch(replyGrace+time.Duration(len(calls))*time.Millisecond, calls)
+	s.locks.Lock()
+	declared := map[string]int64{}
+	for i, a := range acquires {
+		switch err := results[i].err; {
+		case err == nil:
+			declared[a.holdOf()]++
+		case err.transient && !err.isMoved():
+			s.locks.Unlock()
+			return err
+		}
+	}
+	var moved []*acquire
+	for i, a := range acquires {
+		err := results[i].err
+		if err != nil && err.isMoved() && a.state != over {
+			moved = append(moved, a)
+			continue
+		}
+		a.undeclared = false
+		switch {
+		case a.state == over:
+		case err != nil:
+			s.end(a, "restarted")
+		case least(results[i].reply) < declared[a.holdOf()]:
+			// R3, R22: another hold of this owner has ended, and nobody knows which.
+			s.lose(a, "restarted")
+		case a.state == asked && a.request.fence:
+			// The reply to a renewal has no token.
+			s.lose(a, "restarted")
+		case a.state == asked:
+			s.grant(a, results[i].reply, now)
+		default:
+			a.signal()
+		}
+	}
+	s.locks.Unlock()
+	s.moved(moved)
+	return nil
+}
+
+// nextBeat is never taken from a reply (R16).
+func (s *session) nextBeat() int64 {
+	s.beat++
+	return s.beat
+}
+
+// poll calls LOCK.EVENTS once: heartbeat, acknowledgement and events. The first one after a failure does not wait.
+func (s *session) poll() error {
+	s.locks.Lock()
+	block := time.Duration(0)
+	if !s.polled.IsZero() {
+		block = min(eventsBlock, s.settings.ttl/3)
+		if s.settings.grace > 0 {
+			block = min(block, s.settings.grace/3)
+		}
+	}
+	done := s.lastN + 1
+	for n := range s.unanswered {
+		done = min(done, n)
+	}
+	sent := time.Now()
+	words := []any{"LOCK.EVENTS", s.id, s.nextBeat(), s.seen, done, block.Milliseconds(), eventsCount}
+	s.locks.Unlock()
+	reply, err := s.node.read(block+replyGrace, words)
+	if err != nil {
+		return err
+	}
+	events, _ := reply.([]any)
+	s.locks.Lock()
+	var moved []*acquire
+	for _, each := range events {
+		fields, _ := each.([]any)
+		if len(fields) < 4 {
+			continue
+		}
+		s.seen, _ = fields[0].(int64)
+		n, _ := fields[2].(int64)
+		a := s.numbers[n]
+		if a == nil {
+			continue
+		}
+		reason, _ := fields[3].(string)
+		switch {
+		case fields[1] == "granted" && a.state == asked:
+			since := a.began
+			if s.polled.After(since) {
+				// The lease began after the previous reply, which did not have this event.
+				since = s.polled
+			}
+			s.grant(a, fields[3], since)
+			if len(fields) > 4 {
+				a.tokens = integers(fields[4])
+			}
+		case fields[1] == "lost" && reason == "moved" && (a.state == held || a.verb == release):
+			moved = append(moved, a)
+		case fields[1] == "lost" && a.request.several():
+			// Perhaps only one of the locks was lost.
+			s.lose(a, reason)
+		case fields[1] == "lost":
+			s.end(a, reason)
+		}
+	}
+	s.polled = sent
+	if len(events) < eventsCount {
+		s.confirmed, s.safeUntil = sent, sent.Add(s.settings.grace)
+		s.setJeopardy(false)
+	}
+	s.locks.Unlock()
+	s.moved(moved)
+	return nil
+}
+
+func (s *session) moved(acquires []*acquire) {
+	if acquires != nil {
+		s.relocate(s, acquires)
+	}
+}
+
+func (s *session) repeatOrphans() {
+	s.locks.Lock()
+	s.orphans = slices.DeleteFunc(s.orphans, func(a *acquire) bool { return a.state != ending || a.at.id != s.id })
+	orphans, calls := slices.Clone(s.orphans), make([][]any, len(s.orphans))
+	for i, a := range orphans {
+		calls[i] = a.endWords(a.at)
+	}
+	s.locks.Unlock()
+	if len(orphans) == 0 {
+		return
+	}
+	results := s.batch(replyGrace, calls)
+	var moved []*acquire
+	s.locks.Lock()
+	for i, a := range orphans {
+		if err := results[i].err; err != nil && err.isMoved() && a.verb == release {
+			moved = append(moved, a)
+		} else {
+			s.settle(a, results[i])
+		}
+	}
+	s.locks.Unlock()
+	s.moved(moved)
+}
+
+func (s *session) setJeopardy(value bool) {
+	if value != s.inJeopardy {
+		name := "safe"
+		if s.inJeopardy = value; value {
+			name = "jeopardy"
+		}
+		for _, a := range s.renewed() {
+			s.notify(a, name, "")
 		}
 	}
 }
 
-// end takes back the waits, has given back what is on its way, and then drops the connections. Nothing of the session is left after
-// it.
-func (s *session) end() {
-	s.mu.Lock()
+func (s *session) checkClock() {
+	if time.Until(s.safeUntil) <= 0 {
+		s.setJeopardy(true)
+	}
+	if time.Since(s.confirmed) >= s.settings.ttl {
+		s.loseRenewed("silent")
+	}
+}
+
+func (s *session) loseRenewed(reason string) {
+	for _, a := range s.renewed() {
+		s.lose(a, reason)
+	}
+}
+
+// forgetID: the session is over on the server.
+func (s *session) forgetID() {
+	s.id, s.isUp, s.safeUntil = "", false, time.Time{}
+	s.announce()
+}
+
+// fail ends the waits that no limit would end, and those that can never succeed.
+func (s *session) fail(e *Error) {
+	s.failure = e
+	for _, a := range s.unanswered {
+		if a.state == asked && (a.until.IsZero() || !e.transient) {
+			a.failure = e
+			a.signal()
+		}
+	}
+	s.announce()
+}
+
+// validFor is the time for which no other owner can have the lock, under the mutex.
+func (s *session) validFor(a *acquire) time.Duration {
+	if a.state != held || a.undeclared || a.moving || a.at.id != s.id {
+		return 0
+	}
+	end := s.safeUntil
+	if a.request.lease != nil {
+		end = a.leaseEnds
+	}
+	return max(0, time.Until(end))
+}
+
+// adopt declares an acquire whose slot has moved to this node.
+func (s *session) adopt(a *acquire) error {
+	s.locks.Lock()
+	err := s.untilUp(context.Background(), time.Now().Add(s.settings.patience), true)
+	if err != nil || a.state == over {
+		s.locks.Unlock()
+		return err
+	}
+	s.enrol(a)
+	a.undeclared, a.moving = true, false
+	s.locks.Unlock()
+	return s.declare([]*acquire{a})
+}
+
+// close ends all waits and renewed holds. A hold with a lease of its own remains until its lease ends.
+func (s *session) close() {
+	s.locks.Lock()
+	wasClosed, wasStarted := s.closed, s.started
 	s.closed = true
-	s.mu.Unlock()
-	s.close()
-	taken, settled := make(chan struct{}), make(chan struct{})
-	go func() {
-		s.acquires.Wait()
-		close(taken)
-		s.settleAll()
-		close(settled)
-	}()
-	select {
-	case <-settled:
-	case <-time.After(courtesy):
+	s.locks.Unlock()
+	if !wasClosed {
+		close(s.closing)
 	}
-	s.mu.Lock()
-	// With the lock: whoever connects has seen it, or is waited for.
-	s.disappear()
-	s.mu.Unlock()
-	<-taken
-	s.tasks.Wait()
+	if wasStarted {
+		s.endAll()
+		_ = s.reader.Close()
+		<-s.ended
+	}
+}
+
+func (s *session) endAll() {
+	s.locks.Lock()
+	id := s.id
+	s.id, s.isUp = "", false
+	for _, a := range s.numbers {
+		if a.state == asked {
+			a.failure = errClosed
+			a.signal()
+		} else if a.request.lease == nil {
+			s.end(a, "closed")
+		}
+	}
+	s.announce()
+	s.locks.Unlock()
+	if id != "" {
+		_, _ = s.call(context.Background(), closeTimeout, []any{"LOCK.SESSION", "CLOSE", id})
+	}
 }

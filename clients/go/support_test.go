@@ -5,9 +5,7 @@ package lock_test
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -29,9 +27,9 @@ var background = context.Background()
 
 func until(t *testing.T, what string, condition func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !condition(); time.Sleep(2 * time.Millisecond) {
+	for deadline := time.Now().Add(15 * time.Second); !condition(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("it does not come about: %s", what)
+			t.Fatalf("not within 15 s: %s", what)
 		}
 	}
 }
@@ -49,7 +47,7 @@ func freePort() int {
 	return listener.Addr().(*net.TCPAddr).Port
 }
 
-// server is a real one, with the module.
+// A server is a process with the module.
 type server struct {
 	t       *testing.T
 	port    int
@@ -64,8 +62,14 @@ func start(t *testing.T, words ...string) *server {
 	if module == "" {
 		module = must(filepath.Abs("../../target/release/libredis_lock.so"))
 	}
+	return startPlain(t, append([]string{"--loadmodule", module}, words...)...)
+}
+
+// startPlain starts a server without the module.
+func startPlain(t *testing.T, words ...string) *server {
+	t.Helper()
 	s := &server{t: t, port: freePort()}
-	s.words = append([]string{"--port", fmt.Sprint(s.port), "--save", "", "--dir", t.TempDir(), "--loadmodule", module}, words...)
+	s.words = append([]string{"--port", fmt.Sprint(s.port), "--save", "", "--dir", t.TempDir()}, words...)
 	s.admin = redis.NewClient(&redis.Options{Addr: s.address(), MaxRetries: -1})
 	s.begin()
 	t.Cleanup(func() {
@@ -107,37 +111,44 @@ func (s *server) waiters(key string) int {
 	return len(s.ask("LOCK.WAITERS", key, "COUNT", 5000).([]any))
 }
 
-func (s *server) free(key string) bool {
+func (s *server) isFree(key string) bool {
 	s.t.Helper()
 	return s.ask("LOCK.INFO", key) == nil && s.waiters(key) == 0
 }
 
-// boundTo is the connection that the first holder is bound to.
-func (s *server) boundTo(key string) any {
-	s.t.Helper()
-	holders := s.ask("LOCK.INFO", key).(map[any]any)["holders"].([]any)
-	return holders[0].(map[any]any)["client"]
-}
-
-// sessions are the connections of clients of this package.
 func (s *server) sessions() int {
 	s.t.Helper()
-	return strings.Count(s.ask("CLIENT", "LIST").(string), "name=lock:")
+	return len(s.ask("LOCK.SESSION", "LIST").([]any))
 }
 
-// connections are all that ever were.
-func (s *server) connections() int {
+// number has a field of INFO.
+func (s *server) number(section, field string) int {
 	s.t.Helper()
-	_, after, _ := strings.Cut(s.ask("INFO", "stats").(string), "total_connections_received:")
+	_, after, _ := strings.Cut(s.ask("INFO", section).(string), field+":")
 	number, _, _ := strings.Cut(after, "\r\n")
 	return must(strconv.Atoi(number))
 }
 
-// locks of a client of its own.
+// calls has the number of calls of a command so far.
+func (s *server) calls(command string) int {
+	s.t.Helper()
+	_, after, found := strings.Cut(s.ask("INFO", "commandstats").(string), "cmdstat_"+command+":calls=")
+	if !found {
+		return 0
+	}
+	number, _, _ := strings.Cut(after, ",")
+	return must(strconv.Atoi(number))
+}
+
+// locksAt has locks with a client of their own.
 func locksAt(t *testing.T, address string, settings ...lock.Setting) *lock.Locks {
 	t.Helper()
-	client := redis.NewClient(&redis.Options{Addr: address})
-	locks := lock.New(client, settings...)
+	return locksOf(t, redis.NewClient(&redis.Options{Addr: address}), settings...)
+}
+
+func locksOf(t *testing.T, client redis.UniversalClient, settings ...lock.Setting) *lock.Locks {
+	t.Helper()
+	locks := must(lock.New(client, settings...))
 	t.Cleanup(func() {
 		locks.Close()
 		_ = client.Close()
@@ -145,31 +156,27 @@ func locksAt(t *testing.T, address string, settings ...lock.Setting) *lock.Locks
 	return locks
 }
 
-func lost(hold *lock.Hold) bool {
-	select {
-	case <-hold.Lost():
-		return true
-	default:
-		return false
+// quick has a session that ends soon.
+func quick() []lock.Setting {
+	return []lock.Setting{lock.WithTTL(2 * time.Second), lock.WithGrace(600 * time.Millisecond)}
+}
+
+func release(t *testing.T, hold *lock.Hold) {
+	t.Helper()
+	if err := hold.Release(background); err != nil {
+		t.Fatal(err)
 	}
 }
 
-// proxy passes bytes on, but for those of replies that are to be lost.
+// A proxy is between a client and a server. It can freeze, cut connections, and lose a reply.
 type proxy struct {
 	listener net.Listener
 	target   string
 	frozen   atomic.Bool
 	mu       sync.Mutex
-	cutReply string
-	// meanwhile is done when a reply is there that is to be lost.
-	meanwhile func()
-	// before is done when a client has said something, and that has not been passed on.
-	before func(said []byte)
-	pairs  [][2]net.Conn
-	dead   []*atomic.Bool
-	// said is what came from clients. ends and resets count how they ended connections.
-	said         bytes.Buffer
-	ends, resets atomic.Int32
+	loses    string
+	said     bytes.Buffer
+	pairs    [][2]net.Conn
 }
 
 func through(t *testing.T, target string) *proxy {
@@ -186,18 +193,16 @@ func through(t *testing.T, target string) *proxy {
 				continue
 			}
 			p.mu.Lock()
-			var cut, dead, over atomic.Bool
 			p.pairs = append(p.pairs, [2]net.Conn{near, far})
-			p.dead = append(p.dead, &dead)
 			p.mu.Unlock()
-			go p.pump(near, far, &cut, &dead, &over, true)
-			go p.pump(far, near, &cut, &dead, &over, false)
+			lost := new(atomic.Bool)
+			go p.pump(near, far, lost, true)
+			go p.pump(far, near, lost, false)
 		}
 	}()
 	t.Cleanup(func() {
 		_ = p.listener.Close()
 		p.frozen.Store(false)
-		p.vanish(false)
 		p.cut()
 	})
 	return p
@@ -205,115 +210,47 @@ func through(t *testing.T, target string) *proxy {
 
 func (p *proxy) address() string { return p.listener.Addr().String() }
 
-// end counts how a client ended a connection: once, as only the first who reads or writes there hears of a reset.
-func (p *proxy) end(over *atomic.Bool, err error) {
-	if !errors.Is(err, syscall.ECONNRESET) && err != io.EOF || !over.CompareAndSwap(false, true) {
-		return
-	}
-	if err == io.EOF {
-		p.ends.Add(1)
-	} else {
-		p.resets.Add(1)
-	}
-}
-
-func (p *proxy) pump(from, to net.Conn, cut, dead, over *atomic.Bool, calls bool) {
+func (p *proxy) pump(from, to net.Conn, lost *atomic.Bool, isCall bool) {
 	defer from.Close()
+	defer to.Close()
 	buffer := make([]byte, 65536)
 	for {
 		n, err := from.Read(buffer)
 		if err != nil {
-			if calls {
-				p.end(over, err)
-			}
-			if calls || !cut.Load() {
-				_ = to.Close()
-			}
 			return
 		}
-		if calls {
-			p.mu.Lock()
-			p.said.Write(buffer[:n])
-			before := p.before
-			p.mu.Unlock()
-			if before != nil {
-				before(buffer[:n])
-			}
-		}
-		for p.frozen.Load() || dead.Load() {
+		for p.frozen.Load() {
 			time.Sleep(time.Millisecond)
 		}
-		p.mu.Lock()
-		if calls && p.cutReply != "" && bytes.Contains(buffer[:n], []byte(p.cutReply)) {
-			cut.Store(true)
-			p.cutReply = ""
-		}
-		p.mu.Unlock()
-		if !calls && cut.Load() {
-			p.mu.Lock()
-			meanwhile := p.meanwhile
-			p.mu.Unlock()
-			if meanwhile != nil {
-				meanwhile()
-			}
-			_ = to.Close()
+		if !isCall && lost.Load() {
 			return
+		}
+		if isCall {
+			p.mu.Lock()
+			p.said.Write(buffer[:n])
+			if p.loses != "" && bytes.Contains(buffer[:n], []byte(p.loses)) {
+				lost.Store(true)
+				p.loses = ""
+			}
+			p.mu.Unlock()
 		}
 		if _, err := to.Write(buffer[:n]); err != nil {
-			if !calls {
-				p.end(over, err)
-			}
 			return
 		}
 	}
 }
 
-// loseReplyOf breaks the next connection on which that is said, after the server has done it.
-func (p *proxy) loseReplyOf(command string, meanwhile func()) {
+// loseReplyTo breaks the next connection that carries this text, after the server has executed the call.
+func (p *proxy) loseReplyTo(text string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.cutReply, p.meanwhile = command, meanwhile
+	p.loses = text
 }
 
-// beforeEach has that done when a client says that word.
-func (p *proxy) beforeEach(word string, do func()) {
+func (p *proxy) hasLostReply() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.before = func(said []byte) {
-		if bytes.Contains(said, []byte(word)) {
-			do()
-		}
-	}
-}
-
-// last is the last call of that name.
-func (p *proxy) last(command string) []byte {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	said := p.said.Bytes()
-	return bytes.Clone(said[bytes.LastIndexByte(said[:bytes.LastIndex(said, []byte(command))], '*'):])
-}
-
-// count is how often that was said.
-func (p *proxy) count(word string) int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return bytes.Count(p.said.Bytes(), []byte(word))
-}
-
-func (p *proxy) isDone() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.cutReply == ""
-}
-
-// vanish makes the connections of now say nothing any more. New ones work.
-func (p *proxy) vanish(dead bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, pair := range p.dead {
-		pair.Store(dead)
-	}
+	return p.loses == ""
 }
 
 func (p *proxy) cut() {
@@ -324,77 +261,4 @@ func (p *proxy) cut() {
 		_ = pair[1].Close()
 	}
 	p.pairs = nil
-}
-
-// A half is a dialer whose connections break on this side only: the server goes on to think that they are there.
-type half struct {
-	mu    sync.Mutex
-	conns []*halfConn
-}
-
-type halfConn struct {
-	net.Conn
-	reads chan error
-	once  sync.Once
-	data  chan []byte
-	rest  []byte
-}
-
-func (h *half) dial(ctx context.Context, network, address string) (net.Conn, error) {
-	var dialer net.Dialer
-	conn, err := dialer.DialContext(ctx, network, address)
-	if err != nil {
-		return nil, err
-	}
-	c := &halfConn{Conn: conn, reads: make(chan error, 1), data: make(chan []byte)}
-	go func() {
-		for {
-			buffer := make([]byte, 4096)
-			n, err := conn.Read(buffer)
-			if err != nil {
-				c.fail(err)
-				return
-			}
-			c.data <- buffer[:n]
-		}
-	}()
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.conns = append(h.conns, c)
-	return c, nil
-}
-
-func (c *halfConn) fail(err error) { c.once.Do(func() { c.reads <- err; close(c.reads) }) }
-
-func (c *halfConn) Read(into []byte) (int, error) {
-	if len(c.rest) == 0 {
-		select {
-		case c.rest = <-c.data:
-		case <-c.reads:
-			return 0, net.ErrClosed
-		}
-	}
-	n := copy(into, c.rest)
-	c.rest = c.rest[n:]
-	return n, nil
-}
-
-// Close keeps the socket open, until the end of the test.
-func (c *halfConn) Close() error { c.fail(net.ErrClosed); return nil }
-
-func (h *half) breakAll() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for _, c := range h.conns {
-		c.fail(net.ErrClosed)
-	}
-}
-
-// end closes the sockets of the first so many.
-func (h *half) end(many int) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for _, c := range h.conns[:many] {
-		_ = c.Conn.Close()
-	}
 }

@@ -21,7 +21,8 @@ func main() {
 	times, err := strconv.Atoi(os.Args[2])
 	must(err)
 	client := redis.NewClient(options)
-	locks := lock.New(client)
+	locks, err := lock.New(client)
+	must(err)
 	defer locks.Close()
 	for ; times > 0; times-- {
 		// The loss of the lock ends the context, and the program: Do returns ErrLost.

@@ -5,6 +5,7 @@ module redislock.example/lock/bench
 go 1.22
 
 require (
+	github.com/bsm/redislock v0.9.4
 	github.com/go-redsync/redsync/v4 v4.13.0
 	github.com/redis/go-redis/v9 v9.7.3
 	redislock.example/lock v0.0.0

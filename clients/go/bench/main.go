@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-// Bench compares this package with redsync: one lock, many who want it, a millisecond of work.
+// Bench compares this package with redsync and bsm/redislock: acquire and release by one goroutine, by 50 on 50 locks, and by 50
+// on one lock.
 //
 //	go run . [module] [seconds]
 package main
@@ -12,11 +13,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
-	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	"github.com/bsm/redislock"
 	"github.com/go-redsync/redsync/v4"
 	"github.com/go-redsync/redsync/v4/redis/goredis/v9"
 	"github.com/redis/go-redis/v9"
@@ -24,131 +27,142 @@ import (
 	lock "redislock.example/lock"
 )
 
-const work = time.Millisecond
+const rounds = 15
 
-// way is to hold the lock once, for the work. It says whether it had the lock.
-type way struct {
-	name string
-	hold func(ctx context.Context) bool
+// A pair acquires and releases the lock of that key once.
+type pair func(ctx context.Context, key string) error
+
+type load struct {
+	name             string
+	goroutines, keys int
+	// pause is the time that a goroutine spends on something else after each release, so that the lock changes hands.
+	pause time.Duration
 }
 
 func main() {
-	module, seconds := "../../../target/release/libredis_lock.so", 5
+	module, span := "../../../target/release/libredis_lock.so", time.Second
 	if len(os.Args) > 1 {
 		module = os.Args[1]
 	}
 	if len(os.Args) > 2 {
-		seconds = must(strconv.Atoi(os.Args[2]))
+		span = time.Duration(must(strconv.ParseFloat(os.Args[2], 64)) * float64(time.Second))
 	}
-	fmt.Printf("%-28s %8s %10s %14s %16s %14s\n", "", "who want", "locks/s", "longest wait", "never had it", "CPU µs/lock")
-	for _, many := range []int{2, 50, 200} {
-		for number := 0; number < 4; number++ {
-			measure(must(filepath.Abs(module)), number, many, time.Duration(seconds)*time.Second)
-		}
+	client, stop := start(must(filepath.Abs(module)))
+	defer stop()
+	locks := must(lock.New(client))
+	defer locks.Close()
+	names, pairs := libraries(client, locks)
+	fmt.Printf("%-28s", "pairs/s, median of 15")
+	for _, name := range names {
+		fmt.Printf(" %22s", name)
 	}
-}
-
-func ways(client *redis.Client, locks *lock.Locks) []way {
-	rs := redsync.New(goredis.NewPool(client))
-	polling := func(options ...redsync.Option) func(context.Context) bool {
-		// It would give up after 32 times.
-		options = append(options, redsync.WithTries(1<<30))
-		return func(ctx context.Context) bool {
-			mutex := rs.NewMutex("redsync", options...)
-			if mutex.LockContext(ctx) != nil {
-				return false
+	fmt.Println(" against the best other")
+	for _, load := range []load{
+		{"one goroutine", 1, 1, 0}, {"50 on 50 locks", 50, 50, 0},
+		{"50 on one lock", 50, 1, 0}, {"50 on one lock, 1 ms apart", 50, 1, time.Millisecond},
+	} {
+		rates := make([][]float64, len(pairs))
+		for round := 0; round < rounds; round++ {
+			for i, pair := range pairs {
+				rates[i] = append(rates[i], measure(load, names[i], pair, span))
 			}
-			time.Sleep(work)
-			_, _ = mutex.Unlock()
-			return true
 		}
-	}
-	return []way{
-		{"this package", func(ctx context.Context) bool {
-			return locks.Do(ctx, "lock", func(context.Context) error { time.Sleep(work); return nil }) == nil
-		}},
-		{"this package, own connection", func(ctx context.Context) bool {
-			body := func(context.Context) error { time.Sleep(work); return nil }
-			return locks.Do(ctx, "lock", body, lock.WithOwnConnection(), lock.WithLease(time.Minute)) == nil
-		}},
-		{"redsync, its own delays", polling()},
-		{"redsync, asks every 5 ms", polling(redsync.WithRetryDelay(5 * time.Millisecond))},
+		fmt.Printf("%-28s", load.name)
+		for i := range rates {
+			slices.Sort(rates[i])
+			fmt.Printf(" %22.0f", rates[i][rounds/2])
+		}
+		best := 0.0
+		for _, others := range rates[1:] {
+			best = max(best, others[rounds/2])
+		}
+		fmt.Printf(" %.2f\n", rates[0][rounds/2]/best)
 	}
 }
 
-// measure has a server of its own, so that its CPU time is that of this.
-func measure(module string, number, many int, span time.Duration) {
+func libraries(client *redis.Client, locks *lock.Locks) ([]string, []pair) {
+	rs, bsm := redsync.New(goredis.NewPool(client)), redislock.New(client)
+	polling := func(options ...redsync.Option) pair {
+		options = append(options, redsync.WithTries(1<<30), redsync.WithExpiry(30*time.Second))
+		return func(ctx context.Context, key string) error {
+			mutex := rs.NewMutex(key, options...)
+			if err := mutex.LockContext(ctx); err != nil {
+				return err
+			}
+			_, err := mutex.Unlock()
+			return err
+		}
+	}
+	retrying := func(pause time.Duration) pair {
+		return func(ctx context.Context, key string) error {
+			strategy := &redislock.Options{RetryStrategy: redislock.LinearBackoff(pause)}
+			held, err := bsm.Obtain(ctx, key, 30*time.Second, strategy)
+			if err != nil {
+				return err
+			}
+			return held.Release(context.Background())
+		}
+	}
+	return []string{"this package", "redsync", "redsync, 5 ms", "redislock, 100 ms", "redislock, 5 ms"}, []pair{
+		func(ctx context.Context, key string) error {
+			hold, err := locks.Acquire(ctx, key)
+			if err != nil {
+				return err
+			}
+			return hold.Release(context.Background())
+		},
+		polling(), polling(redsync.WithRetryDelay(5 * time.Millisecond)),
+		retrying(100 * time.Millisecond), retrying(5 * time.Millisecond),
+	}
+}
+
+// measure has the pairs per second.
+func measure(load load, name string, pair pair, span time.Duration) float64 {
+	ctx, cancel := context.WithTimeout(context.Background(), span)
+	defer cancel()
+	var all sync.WaitGroup
+	var count atomic.Int64
+	for n := 0; n < load.goroutines; n++ {
+		all.Add(1)
+		go func() {
+			defer all.Done()
+			key := fmt.Sprintf("%s:%s:%d", name, load.name, n%load.keys)
+			for ctx.Err() == nil {
+				if pair(ctx, key) == nil {
+					count.Add(1)
+				}
+				if load.pause > 0 {
+					time.Sleep(load.pause)
+				}
+			}
+		}()
+	}
+	all.Wait()
+	return float64(count.Load()) / span.Seconds()
+}
+
+func start(module string) (client *redis.Client, stop func()) {
 	listener := must(net.Listen("tcp", "127.0.0.1:0"))
 	port := listener.Addr().(*net.TCPAddr).Port
 	_ = listener.Close()
 	folder := must(os.MkdirTemp("", "bench"))
-	defer os.RemoveAll(folder)
 	server := exec.Command("redis-server", "--port", fmt.Sprint(port), "--save", "", "--dir", folder, "--loadmodule", module)
 	if err := server.Start(); err != nil {
 		panic(err)
 	}
-	defer func() {
-		_ = server.Process.Kill()
-		_ = server.Wait()
-	}()
-	client := redis.NewClient(&redis.Options{Addr: fmt.Sprintf("127.0.0.1:%d", port)})
-	defer client.Close()
+	client = redis.NewClient(&redis.Options{Addr: fmt.Sprintf("127.0.0.1:%d", port)})
 	for deadline := time.Now().Add(10 * time.Second); client.Ping(context.Background()).Err() != nil; {
 		if time.Now().After(deadline) {
 			panic("there is no server")
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
-	locks := lock.New(client)
-	defer locks.Close()
-	how := ways(client, locks)[number]
-	before := cpu(client)
-	ctx, cancel := context.WithTimeout(context.Background(), span)
-	defer cancel()
-	var mu sync.Mutex
-	var longest time.Duration
-	var all sync.WaitGroup
-	held, never := 0, 0
-	for n := 0; n < many; n++ {
-		all.Add(1)
-		go func() {
-			defer all.Done()
-			mine := 0
-			var worst time.Duration
-			for ctx.Err() == nil {
-				began := time.Now()
-				got := how.hold(ctx)
-				wait := time.Since(began)
-				if got {
-					mine++
-					wait -= work
-				}
-				worst = max(worst, wait)
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			held += mine
-			longest = max(longest, worst)
-			if mine == 0 {
-				never++
-			}
-		}()
+	return client, func() {
+		_ = client.Close()
+		_ = server.Process.Kill()
+		_ = server.Wait()
+		_ = os.RemoveAll(folder)
 	}
-	all.Wait()
-	used := cpu(client) - before
-	fmt.Printf("%-28s %8d %10.0f %14v %16d %14.0f\n", how.name, many, float64(held)/span.Seconds(), longest.Round(time.Millisecond),
-		never, used*1e6/float64(max(held, 1)))
-}
-
-// cpu is what the server has used, in seconds.
-func cpu(client *redis.Client) (sum float64) {
-	for _, line := range strings.Split(client.Info(context.Background(), "cpu").Val(), "\r\n") {
-		name, value, _ := strings.Cut(line, ":")
-		if name == "used_cpu_user" || name == "used_cpu_sys" {
-			sum += must(strconv.ParseFloat(value, 64))
-		}
-	}
-	return sum
 }
 
 func must[T any](value T, err error) T {

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -24,13 +25,12 @@ type request struct {
 	N       any             `json:"n"`
 	Do      string          `json:"do"`
 	As      string          `json:"as"`
-	Lock    string          `json:"lock"`
+	Lock    json.RawMessage `json:"lock"`
 	Lease   *float64        `json:"lease"`
 	Wait    *float64        `json:"wait"`
-	Keep    *bool           `json:"keep"`
 	MaxHold *float64        `json:"max_hold"`
 	Shared  bool            `json:"shared"`
-	Own     bool            `json:"own"`
+	Again   bool            `json:"reentrant"`
 	Limit   *int            `json:"limit"`
 	Fence   bool            `json:"fence"`
 	Label   string          `json:"label"`
@@ -75,11 +75,22 @@ func main() {
 		os.Exit(2)
 	}
 	d := &driver{client: redis.NewClient(options), names: map[string]*named{}, events: [][3]string{}}
-	d.locks = lock.New(d.client, lock.WithListener(func(event lock.Event) {
+	settings := []lock.Setting{lock.WithListener(func(event lock.Event) {
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		d.events = append(d.events, [3]string{event.Label, event.Name, event.Outcome})
-	}))
+	})}
+	for variable, setting := range map[string]func(time.Duration) lock.Setting{
+		"REDIS_LOCK_TTL": lock.WithTTL, "REDIS_LOCK_GRACE": lock.WithGrace,
+	} {
+		if ms, err := strconv.ParseFloat(os.Getenv(variable), 64); err == nil {
+			settings = append(settings, setting(millis(ms)))
+		}
+	}
+	if d.locks, err = lock.New(d.client, settings...); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(2)
+	}
 	var out sync.Mutex
 	encoder := json.NewEncoder(os.Stdout)
 	lines := bufio.NewReader(os.Stdin)
@@ -123,14 +134,18 @@ func (d *driver) prepare(r request) func() answer {
 			return func() answer { return d.try(ctx, it, r) }
 		}
 		return func() answer {
-			hold, err := d.locks.Acquire(ctx, r.Lock, options(r)...)
+			hold, err := d.locks.Acquire(ctx, key(r), options(r)...)
 			return d.got(it, hold, err)
 		}
 	case "attach":
 		it := &named{}
 		d.names[r.As] = it
 		return func() answer {
-			hold, err := d.locks.Attach(background, r.Lock, r.Owner, options(r)...)
+			l, err := d.locks.Lock(key(r), withoutOwner(r)...)
+			if err != nil {
+				return failed(err)
+			}
+			hold, err := l.Attach(background, r.Owner)
 			return d.got(it, hold, err)
 		}
 	}
@@ -161,6 +176,9 @@ func (d *driver) prepare(r request) func() answer {
 		return func() answer {
 			if inside == nil {
 				return answer{"is": "misuse", "text": r.As + " holds nothing"}
+			}
+			if r.Do == "state" && hold != nil {
+				return answer{"is": stateOf(hold)}
 			}
 			select {
 			case <-inside.Done():
@@ -194,7 +212,7 @@ func (d *driver) got(it *named, hold *lock.Hold, err error) answer {
 }
 
 func (d *driver) try(ctx context.Context, it *named, r request) answer {
-	hold, ok, err := d.locks.Try(ctx, r.Lock, options(r)...)
+	hold, ok, err := d.locks.Try(ctx, key(r), options(r)...)
 	if err == nil && !ok {
 		return answer{"is": "busy"}
 	}
@@ -202,7 +220,7 @@ func (d *driver) try(ctx context.Context, it *named, r request) answer {
 }
 
 func (d *driver) with(ctx context.Context, it *named, r request) answer {
-	err := d.locks.Do(ctx, r.Lock, func(inside context.Context) error {
+	err := d.locks.Do(ctx, key(r), func(inside context.Context) error {
 		d.mu.Lock()
 		it.inside = inside
 		d.mu.Unlock()
@@ -254,7 +272,7 @@ func (d *driver) plain(r request) answer {
 	switch r.Do {
 	case "count":
 		for round := 0; round < r.Rounds && err == nil; round++ {
-			err = d.locks.Do(background, r.Lock, func(ctx context.Context) error {
+			err = d.locks.Do(background, key(r), func(ctx context.Context) error {
 				number, err := d.client.Get(ctx, r.Key).Int()
 				if err != nil && !errors.Is(err, redis.Nil) {
 					return err
@@ -314,14 +332,11 @@ func options(r request) []lock.Option {
 	if r.Wait != nil {
 		options = append(options, lock.WithWait(millis(*r.Wait)))
 	}
-	if r.Keep != nil {
-		options = append(options, lock.WithKeep(*r.Keep))
-	}
 	if r.MaxHold != nil {
 		options = append(options, lock.WithMaxHold(millis(*r.MaxHold)))
 	}
-	if r.Own {
-		options = append(options, lock.WithOwnConnection())
+	if r.Again {
+		options = append(options, lock.Reentrant())
 	}
 	if r.Shared {
 		options = append(options, lock.Shared())
@@ -335,7 +350,37 @@ func options(r request) []lock.Option {
 	if r.Owner != "" {
 		options = append(options, lock.WithOwner(r.Owner))
 	}
+	if keys := keys(r); len(keys) > 1 {
+		options = append(options, lock.And(keys[1:]...))
+	}
 	return append(options, lock.WithLabel(r.Label))
+}
+
+// withoutOwner has the options of an attach, whose owner is a ticket.
+func withoutOwner(r request) []lock.Option {
+	r.Owner = ""
+	return options(r)
+}
+
+// keys are one key, or a list of them.
+func keys(r request) (keys []string) {
+	if json.Unmarshal(r.Lock, &keys) != nil {
+		keys = make([]string, 1)
+		_ = json.Unmarshal(r.Lock, &keys[0])
+	}
+	return keys
+}
+
+func key(r request) string { return append(keys(r), "")[0] }
+
+func stateOf(hold *lock.Hold) string {
+	switch {
+	case hold.IsLost():
+		return "lost"
+	case hold.ValidFor() > 0:
+		return "safe"
+	}
+	return "jeopardy"
 }
 
 // command is a list of words, or a text of words between spaces.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-// Package gocron has the locker of gocron's distributed jobs: whichever of the processes is first runs the job.
+// Package gocron has the locker of gocron's distributed jobs: the first of several processes runs the job.
 //
 //	gocron.NewScheduler(gocron.WithDistributedLocker(lockgocron.New(locks)))
 package gocron
@@ -13,8 +13,8 @@ import (
 	lock "redislock.example/lock"
 )
 
-// New makes a gocron.Locker. It does not wait: a job that another process runs is skipped, with lock.ErrBusy. The lock is kept for
-// as long as the job runs, unless the options say otherwise.
+// New makes a gocron.Locker. It does not wait: a job that another process runs is skipped, with lock.ErrBusy. The server renews
+// the lock while the job runs, unless the options have a lease.
 func New(locks *lock.Locks, options ...lock.Option) gocron.Locker {
 	return locker{locks, append(options[:len(options):len(options)], lock.WithWait(0))}
 }
@@ -34,5 +34,5 @@ func (l locker) Lock(ctx context.Context, key string) (gocron.Lock, error) {
 
 type held struct{ hold *lock.Hold }
 
-// Unlock gives it back, also when the scheduler shuts down, and has cancelled the context.
+// Unlock releases the lock. The release continues if the scheduler shuts down and has cancelled the context.
 func (h held) Unlock(ctx context.Context) error { return h.hold.Release(context.WithoutCancel(ctx)) }

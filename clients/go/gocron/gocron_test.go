@@ -48,6 +48,13 @@ func start(t *testing.T) *redis.Client {
 	return client
 }
 
+func must[T any](value T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return value
+}
+
 func until(t *testing.T, condition func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(10 * time.Second); !condition(); time.Sleep(2 * time.Millisecond) {
@@ -63,7 +70,7 @@ func TestOneOfTwoSchedulersRunsTheJob(t *testing.T) {
 	proceed := make(chan struct{})
 	var schedulers []gocron.Scheduler
 	for number := 0; number < 2; number++ {
-		locks := lock.New(client)
+		locks := must(lock.New(client))
 		defer locks.Close()
 		scheduler, err := gocron.NewScheduler(gocron.WithDistributedLocker(lockgocron.New(locks)))
 		if err != nil {
@@ -93,9 +100,9 @@ func TestOneOfTwoSchedulersRunsTheJob(t *testing.T) {
 	until(t, func() bool { return client.Exists(context.Background(), "report").Val() == 0 })
 }
 
-func TestItIsGivenBackWhenTheContextHasEnded(t *testing.T) {
+func TestUnlockWorksAfterTheContextEnded(t *testing.T) {
 	client := start(t)
-	locks := lock.New(client)
+	locks := must(lock.New(client))
 	defer locks.Close()
 	held, err := lockgocron.New(locks).Lock(context.Background(), "report")
 	if err != nil {

@@ -91,6 +91,7 @@ mod sessions {
     ], {
         python: Python,
         long_python_async: PythonAsync,
+        long_go: Go,
     });
 }
 
@@ -140,7 +141,6 @@ mod connections {
         s41_failing_connections_cause_no_storm,
     ], {
         long_rust: Rust,
-        long_go: Go,
         node_ioredis: NodeIoredis,
         long_node_redis: NodeRedis,
         long_java_lettuce: JavaLettuce,
