@@ -91,6 +91,8 @@ mod sessions {
     ], {
         python: Python,
         long_python_async: PythonAsync,
+        node_ioredis: NodeIoredis,
+        long_node_redis: NodeRedis,
     });
 }
 
@@ -141,8 +143,6 @@ mod connections {
     ], {
         long_rust: Rust,
         long_go: Go,
-        node_ioredis: NodeIoredis,
-        long_node_redis: NodeRedis,
         long_java_lettuce: JavaLettuce,
         long_java_jedis: JavaJedis,
     });
