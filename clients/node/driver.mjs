@@ -27,7 +27,9 @@ async function connect() {
 const { client, call, end } = await connect();
 const events = [];
 const fromEnvironment = { ttl: process.env.REDIS_LOCK_TTL, grace: process.env.REDIS_LOCK_GRACE };
-const settings = Object.fromEntries(Object.entries(fromEnvironment).flatMap(([name, text]) => (text ? [[name, Number(text)]] : [])));
+const settings = Object.fromEntries(
+  Object.entries(fromEnvironment).filter(([, text]) => text).map(([name, text]) => [name, Number(text)]),
+);
 const listener = ({ label, event, outcome }) => events.push([label ?? null, event, outcome]);
 const locks = new Locks(client, { ...settings, listener });
 const holds = new Map();

@@ -50,7 +50,7 @@ export class UnavailableError extends LockError {
   override readonly name = 'UnavailableError';
 }
 
-/** The same call may succeed in a moment: no connection, a failover, a slow script. @internal */
+/** A repeated call may succeed in a moment: no connection, a failover, a slow script. @internal */
 export class Transient extends UnavailableError {}
 
 /** The server does not know the session: it has ended. @internal */
@@ -82,11 +82,11 @@ const REPLIES = new Set(['ReplyError', 'ErrorReply', 'SimpleError', 'BlobError']
 /** The error of a lock for an error of the client library. @internal */
 export function errorOf(cause: unknown): LockError {
   if (cause instanceof LockError) return cause;
-  const { message, code } = cause instanceof Error ? (cause as NodeJS.ErrnoException) : { message: String(cause), code: undefined };
+  const { message, code }: { message: string; code?: unknown } = cause instanceof Error ? cause : { message: String(cause) };
   if (!(cause instanceof Error && REPLIES.has(cause.constructor.name))) {
-    return new Transient(`no reply from the server: ${message || String(code)}`, { cause });
+    return new Transient(`no reply from the server: ${message === '' ? String(code) : message}`, { cause });
   }
-  const isUnknown = message.startsWith('ERR unknown command');
-  const text = isUnknown ? 'the server has no LOCK commands; load the redis-lock module' : message;
-  return new (KINDS.get(message.split(' ', 1)[0] ?? '') ?? UnavailableError)(text, { cause });
+  const isUnknown = cause.message.startsWith('ERR unknown command');
+  const text = isUnknown ? 'the server has no LOCK commands; load the redis-lock module' : cause.message;
+  return new (KINDS.get(cause.message.split(' ', 1)[0] ?? '') ?? UnavailableError)(text, { cause });
 }

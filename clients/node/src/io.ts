@@ -15,7 +15,7 @@ export interface IoredisLike {
   call(command: string, ...words: Name[]): Promise<unknown>;
   disconnect(): void;
   on(event: string, listener: (...values: unknown[]) => void): unknown;
-  readonly stream: { unref?(): unknown; destroy(): unknown } | undefined;
+  readonly stream: { unref?(): unknown; destroy(): unknown; cork(): void; uncork(): void } | undefined;
 }
 
 /** The used part of a client of node-redis. */
@@ -32,7 +32,7 @@ export interface NodeRedisLike {
 
 /** The used part of a cluster client of ioredis. */
 export interface IoredisClusterLike {
-  readonly isCluster: true;
+  readonly isCluster: boolean;
   nodes(role?: 'master'): IoredisLike[];
 }
 
@@ -76,13 +76,27 @@ function openIoredis(client: IoredisLike): Open {
     redis.on('error', (error) => (cause = error));
     redis.on('connect', () => redis.stream?.unref?.());
     redis.on('end', () => onEnd(cause ?? new Error('the connection is closed')));
+    let writes = 0;
+    const uncork = (): void => {
+      if (writes > 1) redis.stream?.uncork();
+      writes = 0;
+    };
+    /** The second and later calls of a tick share a system call. */
+    const cork = (): void => {
+      if (writes === 0) process.nextTick(uncork);
+      else if (writes === 1) redis.stream?.cork();
+      writes += 1;
+    };
     return {
-      send: (words) => redis.call(...(words as [string, ...Name[]])),
+      send: (words) => {
+        cork();
+        return redis.call(...(words as [string, ...Name[]]));
+      },
       close: () => {
         redis.disconnect();
         redis.stream?.destroy();
       },
-      afterWrites: (callback) => callback(),
+      afterWrites: (callback) => process.nextTick(callback),
     };
   };
 }
@@ -117,45 +131,70 @@ function openNodeRedis(client: NodeRedisLike): Open {
 /** A connection with its unanswered calls. */
 class Wire {
   readonly connection: Connection;
-  readonly #unanswered = new Set<(error: LockError) => void>();
   isClosed = false;
+  #cause: LockError | undefined;
+  /** When the unanswered calls time out. Replies arrive in the order of the calls. */
+  #deadlines: number[] = [];
+  #answered = 0;
+  #timer: NodeJS.Timeout | undefined;
+  /** Until the first reply, the client library may not be able to fail its calls. */
+  #hasReplied = false;
+  #fail: (error: LockError) => void = () => undefined;
+  readonly #failed = new Promise<never>((_, reject) => (this.#fail = reject));
 
   constructor(open: Open) {
+    this.#failed.catch(() => undefined);
     this.connection = open((cause) => this.close(errorOf(cause)));
   }
 
   call(words: Words, timeout: number): Promise<unknown> {
-    return new Promise((resolve, reject) => {
-      const fail = (error: LockError): void => {
-        clearTimeout(timer);
-        this.#unanswered.delete(fail);
-        reject(error);
-      };
-      // After a busy time of the process, the reply may have arrived: the event loop reads it before `setImmediate`.
-      const expire = (): void => void setImmediate(() => {
-        if (this.#unanswered.has(fail)) this.close(new Transient(`no reply within ${Math.round(timeout)} ms`));
-      });
-      const timer = setTimeout(expire, timeout).unref();
-      this.#unanswered.add(fail);
-      this.connection.send(words).then((reply) => {
-        clearTimeout(timer);
-        this.#unanswered.delete(fail);
-        resolve(reply);
-      }, (cause: unknown) => {
-        const error = errorOf(cause);
-        fail(error);
-        // The next connection leads to the new primary.
-        if (error instanceof Demoted) this.close(error);
-      });
-    });
+    this.#deadlines.push(performance.now() + timeout);
+    this.#timer ??= setTimeout(this.#expire, timeout).unref();
+    const reply = this.connection.send(words).then(this.#onReply, this.#onError);
+    return this.#hasReplied ? reply : Promise.race([reply, this.#failed]);
   }
 
   close(error: LockError): void {
     if (this.isClosed) return;
     this.isClosed = true;
+    this.#cause = error;
+    clearTimeout(this.#timer);
     this.connection.close();
-    for (const fail of [...this.#unanswered]) fail(error);
+    this.#fail(error);
   }
+
+  readonly #onReply = (reply: unknown): unknown => {
+    this.#hasReplied = true;
+    this.#settle();
+    return reply;
+  };
+
+  readonly #onError = (cause: unknown): never => {
+    this.#settle();
+    const error = this.#cause ?? errorOf(cause);
+    // The next connection leads to the new primary.
+    if (error instanceof Demoted) this.close(error);
+    throw error;
+  };
+
+  #settle(): void {
+    this.#answered += 1;
+    if (this.#answered < this.#deadlines.length) return;
+    this.#deadlines = [];
+    this.#answered = 0;
+  }
+
+  readonly #expire = (): void => {
+    this.#timer = undefined;
+    // After a busy time of the process, the reply may have arrived: the event loop reads it before `setImmediate`.
+    setImmediate(() => {
+      const deadline = this.#deadlines[this.#answered];
+      if (deadline === undefined || this.isClosed) return;
+      const left = deadline - performance.now();
+      if (left <= 0) this.close(new Transient('no reply in time'));
+      else this.#timer ??= setTimeout(this.#expire, left).unref();
+    });
+  };
 }
 
 /** The connections of a session: one for the reader, and one for all other calls. @internal */

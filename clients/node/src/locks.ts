@@ -8,7 +8,9 @@ import {
 } from './errors.js';
 import { type Client, Io, type Node, type Nodes, nodesOf } from './io.js';
 import { check, type LockOptions, type Name, Request } from './request.js';
-import { Acquire, GRACE, type LockEvent, now, Owner, PATIENCE, Session, type SessionOptions, TTL } from './session.js';
+import {
+  Acquire, GRACE, type LockEvent, now, Owner, PATIENCE, RETRY_PAUSE, Session, type SessionOptions, sleep, TTL,
+} from './session.js';
 
 /** Options of `Locks`. Times are in milliseconds. */
 export interface LocksOptions {
@@ -76,7 +78,8 @@ export class Core {
       });
     };
     this.nodes = nodesOf(client);
-    this.#options = { name: name ?? `${hostname()}/${process.pid}/${randomBytes(4).toString('hex')}`, ttl, grace, patience, notify };
+    const random = randomBytes(4).toString('hex');
+    this.#options = { name: name ?? `${hostname()}/${process.pid}/${random}`, ttl, grace, patience, notify };
   }
 
   /** The session on the node that serves the key. */
@@ -90,21 +93,26 @@ export class Core {
   #sessionAt(node: Node): Session {
     let session = this.#sessions.get(node.name);
     if (session === undefined) {
-      session = new Session(new Io(node), this.#options, async (from, acquires) => this.#relocate(from, acquires));
+      session = new Session(new Io(node), this.#options, (...moved) => this.#relocate(...moved));
       this.#sessions.set(node.name, session);
     }
     return session;
   }
 
-  /** Moves acquires to the sessions of the nodes that serve their slots now. */
-  async #relocate(from: Session, acquires: Acquire[]): Promise<void> {
-    const [first] = acquires;
-    if (first === undefined || this.nodes.only !== undefined) return;
-    await this.nodes.refresh(first.request.keys[0] as Name);
+  /** Moves acquires to the sessions of the nodes that serve their slots now. While a slot moves key by key, its node is asked
+   *  again for the patience, if the acquires have certainly left the old one. */
+  async #relocate(from: Session, acquires: Acquire[], haveLeft: boolean): Promise<void> {
+    if (this.nodes.only !== undefined) return;
+    const giveUp = now() + this.#options.patience;
     await Promise.all(acquires.map(async (acquire) => {
-      const session = await this.#sessionOf(acquire.request.keys[0] as Name);
-      if (session !== from && acquire.at?.session === from) await session.adopt(acquire);
-    })).catch(() => undefined);
+      const [key] = acquire.request.keys as [Name];
+      while (acquire.at?.session === from && acquire.state !== 'over') {
+        const session = await this.nodes.refresh(key).then(() => this.#sessionOf(key)).catch(() => from);
+        if (session !== from || (haveLeft && now() >= giveUp)) return session.adopt(acquire);
+        if (!haveLeft) return;
+        await sleep(RETRY_PAUSE);
+      }
+    }));
   }
 
   /** The owner of an acquire. In nested scopes it is that of the outer ones, so that the server detects their deadlocks. */
@@ -221,12 +229,28 @@ export class Core {
   }
 }
 
+/** Age in milliseconds at which the garbage collector begins to report that a hold was dropped. */
+const WATCH_AFTER = 100;
+
 const dropped = new FinalizationRegistry<{ core: Core; acquire: Acquire }>(({ core, acquire }) => {
   if (acquire.state !== 'held' || acquire.handedOver || core.closed) return;
   acquire.at?.session.drop(acquire);
   const text = `the hold of ${acquire.request.name} was never released; use \`await using\`, run() or request()`;
   process.emitWarning(text, { type: 'ResourceWarning', code: 'REDIS_LOCK_DROPPED' });
 });
+
+/** New holds. Most are released soon, and their registration would cost more than their calls. */
+const fresh = new Set<Hold>();
+let sweep: NodeJS.Timeout | undefined;
+
+function watch(hold: Hold): void {
+  fresh.add(hold);
+  sweep ??= setTimeout(() => {
+    sweep = undefined;
+    for (const each of fresh) each.watch();
+    fresh.clear();
+  }, WATCH_AFTER).unref();
+}
 
 function cancelled({ name }: Request, { reason }: AbortSignal): CancelledError {
   return new CancelledError(`${name}: the acquire was aborted`, { cause: reason });
@@ -241,7 +265,12 @@ export class Hold {
   constructor(core: Core, acquire: Acquire) {
     this.#core = core;
     this.#acquire = acquire;
-    dropped.register(this, { core, acquire }, acquire);
+    watch(this);
+  }
+
+  /** @internal */
+  watch(): void {
+    dropped.register(this, { core: this.#core, acquire: this.#acquire }, this.#acquire);
   }
 
   /** The key of the lock, or of the first of several locks. */
@@ -269,7 +298,7 @@ export class Hold {
     return this.#acquire.isLost;
   }
 
-  /** Milliseconds for which no other owner can have the lock, whatever the network does.
+  /** Milliseconds for which no other owner can have the lock, even if the network fails.
    *
    *  0 means that nothing is proven: the hold is in jeopardy, lost or released, or `grace` is 0. */
   get validFor(): number {
@@ -281,7 +310,7 @@ export class Hold {
    *  Rejects with a `LostError` if the hold ended before, and with an `UnavailableError` if no server answered within the
    *  patience. Then the release continues in the background. */
   async release(): Promise<void> {
-    dropped.unregister(this.#acquire);
+    if (!fresh.delete(this)) dropped.unregister(this.#acquire);
     await this.#session.release(this.#acquire);
   }
 
@@ -291,11 +320,11 @@ export class Hold {
   async extend(lease?: number): Promise<void> {
     const own = this.#acquire.request.options.lease;
     if (lease !== undefined) check('lease', lease, 1);
-    if (lease !== undefined && own === undefined) throw new MisuseError('the server renews this hold; acquire it with a lease to set one');
+    if (lease !== undefined && own === undefined) throw new MisuseError('the server renews this hold; use the option lease');
     await this.#session.renew(this.#acquire, lease ?? own);
   }
 
-  /** Runs a Redis command in one step with the check that this owner holds the lock. Rejects with a `LostError` if it does not. */
+  /** Runs a Redis command in one step with the check of the holder. Rejects with a `LostError` if the lock is lost. */
   async guard(...command: [string, ...Name[]]): Promise<unknown> {
     if (this.isLost) throw this.#acquire.lost();
     if (this.#acquire.request.several) throw new MisuseError('a guarded command works with one lock');
@@ -338,7 +367,7 @@ export class Lock {
     return new Hold(this.#core, await this.#acquire(options));
   }
 
-  /** As `acquire`, but returns null if another owner holds the lock. Does not wait, unless a `wait` is given. */
+  /** Returns a hold, or null if another owner holds the lock. Does not wait, unless a `wait` is given. */
   async tryAcquire({ wait = 0, signal }: AcquireOptions = {}): Promise<Hold | null> {
     const acquire = await this.#core.acquire(this.#request, wait, signal);
     return acquire && new Hold(this.#core, acquire);
@@ -353,7 +382,7 @@ export class Lock {
     return this.#scope(acquire, callback);
   }
 
-  /** As `run`, but calls back with null if another owner holds the lock. Does not wait, unless a `wait` is given. */
+  /** Runs the callback with a hold, or with null if another owner holds the lock. Waits only if a `wait` is given. */
   async tryRun<T>(callback: (hold: Hold | null) => T | Promise<T>, { wait = 0, signal }: AcquireOptions = {}): Promise<T> {
     if (typeof callback !== 'function') throw new MisuseError('tryRun needs a callback');
     const acquire = await this.#core.acquire(this.#request, wait, signal);
@@ -406,7 +435,8 @@ export class Lock {
 export function fieldsOf(reply: unknown): Record<string, unknown> {
   if (reply instanceof Map) return Object.fromEntries(reply) as Record<string, unknown>;
   if (!Array.isArray(reply)) return (reply ?? {}) as Record<string, unknown>;
-  return Object.fromEntries(reply.flatMap((name, index) => (index % 2 === 0 ? [[String(name), reply[index + 1] as unknown]] : [])));
+  const pairs = reply.flatMap((name, index) => (index % 2 === 0 ? [[String(name), reply[index + 1] as unknown]] : []));
+  return Object.fromEntries(pairs) as Record<string, unknown>;
 }
 
 /** The locks of this process on the server, the Sentinel primary or the cluster of a client.

@@ -22,7 +22,7 @@ export interface LockOptions {
   limit?: number | undefined;
   /** Gives each hold a `token` greater than those of all earlier holds. */
   fence?: boolean | undefined;
-  /** The same owner may acquire the lock again. By default it gets a `DeadlockError`. */
+  /** Lets an owner acquire the lock again. By default it gets a `DeadlockError`. */
   reentrant?: boolean | undefined;
   /** The name of the holder. By default each scope or acquire has its own. */
   owner?: Name | undefined;
@@ -64,7 +64,7 @@ export class Request {
       if (option in LEAST && value !== undefined) check(option, value, LEAST[option as keyof typeof LEAST]);
     }
     const { mode = 'exclusive', limit, lease, maxHold, owner } = options;
-    this.keys = (typeof keys === 'string' || Buffer.isBuffer(keys) ? [keys] : [...keys]).map((key) => checkName(key, 'key'));
+    this.keys = [keys].flat().map((key) => checkName(key, 'key'));
     if (this.keys.length === 0) throw new MisuseError('a lock needs a key');
     this.several = this.keys.length > 1;
     this.name = this.keys.join(', ');
@@ -72,7 +72,7 @@ export class Request {
     if (!['exclusive', 'shared'].includes(mode)) throw new MisuseError('mode must be exclusive or shared');
     if (limit !== undefined && !Number.isInteger(limit)) throw new MisuseError('limit must be an integer');
     if (limit !== undefined && this.several) throw new MisuseError('limit is not available for several locks');
-    if (lease !== undefined && maxHold !== undefined) throw new MisuseError('a hold with a lease has no renewals to limit by maxHold');
+    if (lease !== undefined && maxHold !== undefined) throw new MisuseError('maxHold limits renewals; a lease has none');
     if (mode === 'shared' || limit !== undefined) this.#options.push('SHARED');
     if (limit !== undefined) this.#options.push('LIMIT', String(limit));
     if (options.fence === true) this.#options.push('FENCE');

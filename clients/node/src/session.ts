@@ -19,7 +19,7 @@ export const PATIENCE = 5000;
 /** Extra time for the reply to a call that waits in the server. */
 const REPLY_GRACE = 1000;
 /** The first and the longest pause before a call is repeated. */
-const RETRY_PAUSE = 50;
+export const RETRY_PAUSE = 50;
 const MAX_RETRY_PAUSE = 1000;
 /** Limit for the last call of a session, `LOCK.SESSION CLOSE`. */
 const CLOSE_TIMEOUT = 1000;
@@ -31,7 +31,7 @@ export interface LockEvent {
   /** The label of the lock, if it has one. */
   label: string | undefined;
   event: 'waited' | 'held' | 'jeopardy' | 'safe';
-  /** Of a wait: `granted`, or the kind of its error. Of a hold: `released` or `lost`. Otherwise empty. */
+  /** `granted` or the kind of an error for a wait, `released` or `lost` for a hold; otherwise empty. */
   outcome: string;
   /** Duration of the wait or of the hold so far, in milliseconds. */
   ms: number;
@@ -49,7 +49,8 @@ export interface SessionOptions {
 /** @internal */
 export const now = (): number => performance.now();
 
-const sleep = (time: number): Promise<void> => new Promise((resolve) => void setTimeout(resolve, time).unref());
+/** @internal */
+export const sleep = (time: number): Promise<void> => new Promise((resolve) => void setTimeout(resolve, time).unref());
 
 /** Calls back at a time of the monotonic clock, after replies that have arrived by then. Returns the function that stops it. */
 function at(time: number, callback: () => void): () => void {
@@ -83,7 +84,7 @@ class Signal {
   }
 }
 
-/** The name under which acquires are known to the server. A retired owner is not used again: a call of it may be late. @internal */
+/** The name of holders on the server. A retired owner is not used again: a call of it may be late. @internal */
 export class Owner {
   retired = false;
   /** The acquires of this owner that are not over. */
@@ -239,8 +240,8 @@ export class Session {
   constructor(
     readonly io: Io,
     readonly options: SessionOptions,
-    /** Moves those acquires to other sessions whose slots other nodes serve now. */
-    readonly relocate: (session: Session, acquires: Acquire[]) => Promise<void>,
+    /** Moves acquires to the sessions of the nodes that serve their slots now. */
+    readonly relocate: (session: Session, acquires: Acquire[], haveLeft: boolean) => Promise<void>,
   ) {}
 
   // The life of an acquire.
@@ -420,7 +421,8 @@ export class Session {
 
   /** Handles the reply to a release or a cancellation. The server gives the same reply to a repeated call. */
   #settle(ending: Acquire, reply: unknown): void {
-    if (ending.state !== 'ending' || (reply instanceof Transient && !(reply instanceof Moved && ending.verb === 'CANCEL'))) return;
+    const isFinal = !(reply instanceof Transient) || (reply instanceof Moved && ending.verb === 'CANCEL');
+    if (ending.state !== 'ending' || !isFinal) return;
     this.#over(ending, reply instanceof LostError ? 'deleted' : REASONS[ending.verb as Verb]);
   }
 
@@ -477,7 +479,7 @@ export class Session {
           [failing, this.#polled] = [Math.min(failing, now()), 0];
           const cause = error instanceof LockError ? error : new UnavailableError('the session failed', { cause: error });
           // In a cluster, another node may serve the slots of this one.
-          void this.relocate(this, [...this.#numbers.values()]);
+          void this.relocate(this, [...this.#numbers.values()], false);
           if (!(cause instanceof Transient) || now() >= failing + this.options.patience) this.#fail(cause);
         }
       }
@@ -491,7 +493,8 @@ export class Session {
   async #open(): Promise<void> {
     if (this.#id === undefined) {
       const { ttl, grace, name } = this.options;
-      const words = ['LOCK.SESSION', 'OPEN', 'NEW', this.#nextBeat(), 'TTL', ms(ttl), 'GRACE', String(Math.ceil(grace)), 'NAME', name];
+      const times = ['TTL', ms(ttl), 'GRACE', String(Math.ceil(grace))];
+      const words = ['LOCK.SESSION', 'OPEN', 'NEW', this.#nextBeat(), ...times, 'NAME', name];
       const [id] = (await this.io.read(words, REPLY_GRACE)) as [unknown];
       [this.#id, this.#seen, this.#polled, this.#safeUntil] = [String(id), 0, 0, -Infinity];
       const acquires = [...this.#numbers.values()];
@@ -540,7 +543,7 @@ export class Session {
         this.#grant(acquire, reply, sent);
       }
     });
-    if (moved.length > 0) void this.relocate(this, moved);
+    if (moved.length > 0) void this.relocate(this, moved, true);
   }
 
   /** Takes over acquires of the session of another node, which does not serve their slot any longer. */
@@ -552,8 +555,8 @@ export class Session {
       this.#enrol(acquire);
       if (acquire.isOrphan) this.#orphans.push(acquire);
       await this.#declare([acquire]);
-    } catch (error) {
-      if (acquire.state !== 'over') this.#over(acquire, error instanceof LockError ? 'moved' : 'defect');
+    } catch {
+      if (acquire.state !== 'over') this.#over(acquire, 'moved');
     }
   }
 
@@ -581,7 +584,7 @@ export class Session {
       this.#safeUntil = sent + grace;
       this.#setJeopardy(false);
     }
-    if (moved.length > 0) void this.relocate(this, moved);
+    if (moved.length > 0) void this.relocate(this, moved, true);
   }
 
   /** Returns an acquire whose slot another node serves now. */
@@ -666,7 +669,7 @@ export class Session {
     this.#up.notify();
   }
 
-  /** Milliseconds for which no other owner can have the lock, whatever the network does. */
+  /** Milliseconds for which no other owner can have the lock, even if the network fails. */
   validFor(hold: Acquire): number {
     if (hold.state !== 'held' || hold.at?.id !== this.#id) return 0;
     return Math.max(0, (hold.request.options.lease === undefined ? this.#safeUntil : hold.leaseEnds) - now());
