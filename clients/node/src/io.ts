@@ -63,11 +63,11 @@ export interface Node {
 }
 
 function openIoredis(client: IoredisLike): Open {
-  const { connectTimeout = CALL_TIMEOUT } = (client.options ?? {}) as { connectTimeout?: number };
+  const { connectTimeout = CALL_TIMEOUT, sentinelCommandTimeout = CALL_TIMEOUT / 2 } = (client.options ?? {}) as Record<string, number>;
   const options = {
     lazyConnect: true, retryStrategy: () => null, sentinelRetryStrategy: () => null, reconnectOnError: null,
     enableOfflineQueue: true, autoResendUnfulfilledCommands: false, maxRetriesPerRequest: 0,
-    commandTimeout: undefined, socketTimeout: undefined, connectTimeout: Math.min(connectTimeout, CALL_TIMEOUT),
+    commandTimeout: undefined, socketTimeout: undefined, connectTimeout: Math.min(connectTimeout, CALL_TIMEOUT), sentinelCommandTimeout,
     enableReadyCheck: false, disableClientInfo: true, enableAutoPipelining: false, stringNumbers: false, keyPrefix: '',
   };
   return (onEnd) => {

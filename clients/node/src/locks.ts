@@ -84,13 +84,13 @@ export class Core {
 
   /** The session on the node that serves the key. */
   #sessionOf(key: Name): Session | Promise<Session> {
-    if (this.closed) throw new MisuseError('the locks are closed; make new ones');
     const { only } = this.nodes;
     if (only !== undefined) return this.#sessionAt(only);
     return this.nodes.find(key).then((node) => this.#sessionAt(node), (error: unknown) => Promise.reject(errorOf(error)));
   }
 
   #sessionAt(node: Node): Session {
+    if (this.closed) throw new MisuseError('the locks are closed; make new ones');
     let session = this.#sessions.get(node.name);
     if (session === undefined) {
       session = new Session(new Io(node), this.#options, (...moved) => this.#relocate(...moved));
@@ -103,16 +103,24 @@ export class Core {
    *  again for the patience, if the acquires have certainly left the old one. */
   async #relocate(from: Session, acquires: Acquire[], haveLeft: boolean): Promise<void> {
     if (this.nodes.only !== undefined) return;
-    const giveUp = now() + this.#options.patience;
-    await Promise.all(acquires.map(async (acquire) => {
-      const [key] = acquire.request.keys as [Name];
-      while (acquire.at?.session === from && acquire.state !== 'over') {
-        const session = await this.nodes.refresh(key).then(() => this.#sessionOf(key)).catch(() => from);
-        if (session !== from || (haveLeft && now() >= giveUp)) return session.adopt(acquire);
-        if (!haveLeft) return;
-        await sleep(RETRY_PAUSE);
-      }
+    await Promise.all(acquires.filter(({ isMoving }) => !isMoving).map(async (acquire) => {
+      acquire.isMoving = true;
+      await this.#move(from, acquire, haveLeft ? now() + this.#options.patience : 0);
+      acquire.isMoving = false;
     }));
+  }
+
+  async #move(from: Session, acquire: Acquire, giveUp: number): Promise<void> {
+    const [key] = acquire.request.keys as [Name];
+    while (from.has(acquire)) {
+      const session = await this.nodes.refresh(key).then(() => this.#sessionOf(key)).catch(() => from);
+      if (session !== from && acquire.state === 'asked') {
+        return from.interrupt(acquire, new Moved(`${acquire.request.name}: another node serves the key`));
+      }
+      if (session !== from || (giveUp > 0 && now() >= giveUp)) return session.adopt(acquire);
+      if (giveUp === 0) return;
+      await sleep(RETRY_PAUSE);
+    }
   }
 
   /** The owner of an acquire. In nested scopes it is that of the outer ones, so that the server detects their deadlocks. */
@@ -151,9 +159,10 @@ export class Core {
   async #acquire(request: Request, wait: number, began: number, signal?: AbortSignal): Promise<Acquire | null> {
     for (;;) {
       if (signal?.aborted === true) throw cancelled(request, signal);
-      const left = wait === Infinity ? wait : Math.max(1, began + wait - now());
-      const asked = new Acquire(request, this.#owner(request), wait === 0, wait === 0 ? 0 : left);
-      await this.#ask(asked, began, signal);
+      const asked = await this.#untilFound(request.keys[0] as Name, () => {
+        const left = wait === 0 ? 0 : Math.max(1, began + wait - now());
+        return this.#ask(new Acquire(request, this.#owner(request), wait === 0, left), signal);
+      });
       if (asked.state === 'held') return this.#checked(asked);
       if (asked.reason === 'timeout') return null;
       const Final = FINAL[asked.reason];
@@ -161,30 +170,42 @@ export class Core {
     }
   }
 
-  async #ask(asked: Acquire, began: number, signal?: AbortSignal): Promise<void> {
+  /** Repeats an attempt, each with a new number, while the cluster says that another node serves the key. */
+  async #untilFound(key: Name, attempt: () => Promise<Acquire>): Promise<Acquire> {
+    const giveUp = now() + this.#options.patience;
+    for (;;) {
+      try {
+        return await attempt();
+      } catch (error) {
+        if (!(error instanceof Moved) || now() >= giveUp) throw error;
+        await this.nodes.refresh(key);
+        await sleep(RETRY_PAUSE);
+      }
+    }
+  }
+
+  async #ask(asked: Acquire, signal?: AbortSignal): Promise<Acquire> {
     const [key] = asked.request.keys as [Name];
     const found = this.#sessionOf(key);
     const session = found instanceof Session ? found : await found;
     const attempt = session.ask(asked);
-    let abort: (() => void) | undefined;
+    let forget: (() => void) | undefined;
     try {
-      if (signal === undefined) return await attempt;
-      const aborted = new Promise<never>((_, reject) => {
-        abort = () => {
+      if (signal === undefined) await attempt;
+      else await Promise.race([attempt, new Promise<never>((_, reject) => {
+        forget = onAbort(signal, () => {
           const error = cancelled(asked.request, signal);
           session.interrupt(asked, error);
           reject(error);
-        };
-        signal.addEventListener('abort', abort);
-      });
-      await Promise.race([attempt, aborted]);
+        });
+      })]);
+      return asked;
     } catch (error) {
       attempt.catch(() => undefined);
       await session.cancel(asked);
-      if (!(error instanceof Moved) || (asked.isTry && now() >= began + this.#options.patience)) throw error;
-      await this.nodes.refresh(key);
+      throw error;
     } finally {
-      if (abort !== undefined) signal?.removeEventListener('abort', abort);
+      forget?.();
     }
   }
 
@@ -202,8 +223,9 @@ export class Core {
   async attach(request: Request, ticket: string): Promise<Acquire> {
     const [owner = '', n = '', ...name] = ticket.split('|');
     if (!/^\d+$/.test(n)) throw new MisuseError('the ticket was not made by handOver()');
-    const asked = new Acquire(request, new Owner(Buffer.from(owner, 'hex')), false, Infinity, ['FROM', name.join('|'), n]);
-    await this.#ask(asked, asked.began);
+    const source = ['FROM', name.join('|'), n];
+    const asked = await this.#untilFound(request.keys[0] as Name, () =>
+      this.#ask(new Acquire(request, new Owner(Buffer.from(owner, 'hex')), false, Infinity, source)));
     if (asked.state !== 'held') throw asked.lost();
     return asked;
   }
@@ -250,6 +272,23 @@ function watch(hold: Hold): void {
     for (const each of fresh) each.watch();
     fresh.clear();
   }, WATCH_AFTER).unref();
+}
+
+/** The callbacks of each signal. They share one listener, as Node warns of many. */
+const abortCallbacks = new WeakMap<AbortSignal, { callbacks: Set<() => void>; listener: () => void }>();
+
+/** Calls back when the signal is aborted. Returns the function that stops that. */
+function onAbort(signal: AbortSignal, callback: () => void): () => void {
+  const all = new Set<() => void>();
+  const entry = abortCallbacks.get(signal) ?? { callbacks: all, listener: () => all.forEach((each) => each()) };
+  abortCallbacks.set(signal, entry);
+  const { callbacks, listener } = entry;
+  callbacks.add(callback);
+  signal.addEventListener('abort', listener);
+  return () => {
+    callbacks.delete(callback);
+    if (callbacks.size === 0) signal.removeEventListener('abort', listener);
+  };
 }
 
 function cancelled({ name }: Request, { reason }: AbortSignal): CancelledError {

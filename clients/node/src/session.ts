@@ -119,6 +119,8 @@ export class Acquire {
   leaseEnds = Infinity;
   undeclared = false;
   handedOver = false;
+  /** Whether another node is being asked whether it serves the slot. */
+  isMoving = false;
   /** Whether the reader continues its release or cancellation. */
   isOrphan = false;
   /** Whether it keeps the process alive. */
@@ -228,6 +230,8 @@ export class Session {
   #numbers = new Map<number, Acquire>();
   #unanswered = new Map<number, Acquire>();
   #orphans: Acquire[] = [];
+  /** Acquires that wait for the session. */
+  readonly #early = new Set<Acquire>();
   #isRepeating = false;
   /** Acquires whose callers continue once the next `EVENTS` is sent (R1). */
   #toWake: Acquire[] = [];
@@ -251,7 +255,10 @@ export class Session {
     const isShort = asked.isTry || asked.source !== undefined;
     const giveUp = isShort ? asked.began + this.options.patience : asked.until + REPLY_GRACE;
     count(asked, true);
-    if (!this.#isUp) await this.#untilUp(giveUp, !asked.isTry, () => asked.error);
+    if (!this.#isUp) {
+      this.#early.add(asked);
+      await this.#untilUp(giveUp, !asked.isTry, () => asked.error).finally(() => this.#early.delete(asked));
+    }
     this.#enrol(asked);
     const [reply, numbered, sent] = await this.#repeat(asked, 'asked', (at) => asked.askWords(at), giveUp);
     // R14: an event, or a new session, overrules the reply.
@@ -361,7 +368,9 @@ export class Session {
     this.#reading ??= this.#read();
     while (!this.#isUp) {
       if (this.closed) throw new CancelledError('the locks are closed; make new ones');
-      const error = interrupted() ?? this.#error;
+      const interruption = interrupted();
+      if (interruption !== undefined) throw interruption;
+      const error = this.#error;
       if (error !== undefined && !(patient && giveUp < Infinity && error instanceof Transient)) throw error;
       await this.#up.wait(giveUp);
       if (!this.#canCall() && now() >= giveUp) throw new UnavailableError('no connection to the server; try again');
@@ -475,13 +484,11 @@ export class Session {
         if (error instanceof NoSession || error instanceof Late) this.#drop();
         // R16: another process uses the id.
         if (error instanceof Late) this.#loseRenewed('late');
-        if (!(error instanceof NoSession || error instanceof Late)) {
-          [failing, this.#polled] = [Math.min(failing, now()), 0];
-          const cause = error instanceof LockError ? error : new UnavailableError('the session failed', { cause: error });
-          // In a cluster, another node may serve the slots of this one.
-          void this.relocate(this, [...this.#numbers.values()], false);
-          if (!(cause instanceof Transient) || now() >= failing + this.options.patience) this.#fail(cause);
-        }
+        [failing, this.#polled] = [Math.min(failing, now()), 0];
+        const cause = error instanceof LockError ? error : new UnavailableError('the session failed', { cause: error });
+        // In a cluster, another node may serve the slots of this one.
+        void this.relocate(this, [...this.#numbers.values(), ...this.#early], false);
+        if (!(cause instanceof Transient) || now() >= failing + this.options.patience) this.#fail(cause);
       }
       this.#checkClock();
       this.#wakeAll();
@@ -546,9 +553,13 @@ export class Session {
     if (moved.length > 0) void this.relocate(this, moved, true);
   }
 
-  /** Takes over acquires of the session of another node, which does not serve their slot any longer. */
+  /** Whether the acquire belongs to this session. */
+  has(acquire: Acquire): boolean {
+    return acquire.state !== 'over' && acquire.error === undefined && (acquire.at?.session === this || this.#early.has(acquire));
+  }
+
+  /** Takes over an acquire of the session of another node, which does not serve its slot any longer. */
   async adopt(acquire: Acquire): Promise<void> {
-    if (acquire.state === 'asked') return this.#over(acquire, 'moved');
     try {
       if (!this.#isUp) await this.#untilUp(now() + this.options.patience, true, () => undefined);
       if (acquire.at !== undefined) acquire.at.session.#forget(acquire);

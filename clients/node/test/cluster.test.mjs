@@ -15,8 +15,8 @@ import { fields, freePort, Server, until } from './support.mjs';
 const HALF = 8192;
 const LAST = 16_383;
 
-/** Two keys of the first node and one of the second: their slots are 3300, 3300 and 12706. */
-const [LOW, ALSO_LOW, HIGH] = ['{b}:1', '{b}:2', '{a}:1'];
+/** Keys of the first node and one of the second: their slots are 3300, 3300, 7365 and 15495. */
+const [LOW, ALSO_LOW, KEPT, HIGH] = ['{b}:1', '{b}:2', '{c}:1', '{a}:1'];
 
 const CLIENTS = {
   ioredis: {
@@ -38,9 +38,10 @@ const CLIENTS = {
   },
 };
 
+const CLUSTER = ['--cluster-enabled', 'yes', '--cluster-node-timeout', '2000', '--repl-diskless-sync-delay', '0'];
+
 async function startCluster() {
-  const more = ['--cluster-enabled', 'yes', '--cluster-node-timeout', '2000', '--cluster-require-full-coverage', 'no'];
-  const nodes = [await Server.start({ more }), await Server.start({ more })];
+  const nodes = [await Server.start({ more: CLUSTER }), await Server.start({ more: CLUSTER })];
   const [one, two] = nodes;
   await one.admin.call('CLUSTER', 'ADDSLOTSRANGE', 0, HALF - 1);
   await two.admin.call('CLUSTER', 'ADDSLOTSRANGE', HALF, LAST);
@@ -121,6 +122,32 @@ for (const [name, library] of Object.entries(CLIENTS)) {
       await moved;
       await released;
       await until(async () => (await nodes[0].isEmpty(LOW).catch(() => true)) && nodes[1].isEmpty(LOW), 'the release', 5000);
+    });
+
+    test('a failover of a node keeps a hold and a wait', async () => {
+      const [first] = nodes;
+      const replica = await Server.start({ more: CLUSTER });
+      nodes.push(replica);
+      await replica.admin.call('CLUSTER', 'MEET', '127.0.0.1', first.port);
+      const id = await first.admin.call('CLUSTER', 'MYID');
+      await until(async () => (await replica.admin.call('CLUSTER', 'NODES')).includes(id), 'the meeting');
+      await until(async () => (await replica.admin.call('CLUSTER', 'REPLICATE', id).catch(() => '')) === 'OK', 'a replica');
+      await until(async () => (await replica.admin.info('replication')).includes('master_link_status:up'), 'the link', 20_000);
+      const known = new RegExp(`^${await replica.admin.call('CLUSTER', 'MYID')} .*slave ${id}`, 'm');
+      for (const node of nodes) await until(async () => known.test(await node.admin.call('CLUSTER', 'NODES')), 'the replica', 20_000);
+      const hold = await locks.lock(KEPT).acquire();
+      const wait = locks.lock(KEPT).acquire();
+      await until(async () => (await first.waiters(KEPT)) === 1);
+      await until(async () => (await first.admin.call('WAIT', 1, 1000)) === 1, 'replication');
+      await replica.admin.call('CLUSTER', 'FAILOVER', 'TAKEOVER');
+      await until(async () => (await replica.admin.info('replication')).includes('role:master'), 'the failover', 20_000);
+      await until(async () => (await replica.waiters(KEPT).catch(() => 0)) === 1, 'the wait at the new primary', 20_000);
+      await until(() => hold.validFor > 0, 'the declaration', 20_000);
+      assert.equal(hold.isLost, false);
+      await hold.release();
+      await (await wait).release();
+      nodes[0] = replica;
+      nodes[2] = first;
     });
   });
 }

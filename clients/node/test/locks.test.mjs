@@ -7,11 +7,16 @@ import { spawn } from 'node:child_process';
 import { getEventListeners, once } from 'node:events';
 import { afterEach, beforeEach, describe, test } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
+import { setFlagsFromString } from 'node:v8';
+import { runInNewContext } from 'node:vm';
 import {
   BusyError, CancelledError, DeadlockError, LockError, LockManager, Locks, LostError, MisuseError, Redlock, TimedOutError,
 } from '@redis-lock/client';
 import { RedisLockStore } from '@redis-lock/client/verrou';
 import { LIBRARIES, Server, until } from './support.mjs';
+
+setFlagsFromString('--expose-gc');
+const gc = runInNewContext('gc');
 
 for (const [name, library] of Object.entries(LIBRARIES)) {
   describe(name, () => {
@@ -104,6 +109,25 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
         await until(async () => server.isEmpty('k'), `an empty lock in round ${round}`);
       }
       assert.ok(outcomes.granted > 0 && outcomes.cancelled > 0, JSON.stringify(outcomes));
+    });
+
+    test('many waits share a signal', async () => {
+      const warnings = [];
+      const warn = (warning) => warnings.push(String(warning));
+      process.on('warning', warn);
+      try {
+        const hold = await locks.lock('k').acquire();
+        const abort = new AbortController();
+        const waits = Array.from({ length: 30 }, () => locks.lock('k').acquire({ signal: abort.signal }).catch(({ kind }) => kind));
+        await until(async () => (await server.waiters('k')) === 30);
+        abort.abort();
+        assert.deepEqual(new Set(await Promise.all(waits)), new Set(['cancelled']));
+        assert.equal(await server.waiters('k'), 0);
+        await hold.release();
+      } finally {
+        process.off('warning', warn);
+      }
+      assert.deepEqual(warnings, []);
     });
 
     test('a thousand waits need two connections', async () => {
@@ -421,7 +445,7 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
       const warned = once(process, 'warning');
       await (async () => void (await locks.lock('dropped').acquire()))();
       await until(async () => {
-        globalThis.gc();
+        gc();
         return server.isEmpty('dropped');
       }, 'the release', 5000);
       const [{ name: type, message }] = await warned;

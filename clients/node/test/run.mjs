@@ -19,7 +19,7 @@ async function play(files, names = null) {
   const failed = new Map();
   let passed = 0;
   const testNamePatterns = names && [...names].map((name) => new RegExp(`^${name.replace(/[.*+?^${}()|[\]\\]/g, '\\$&')}$`));
-  const events = run({ files, concurrency: 2, timeout: LIMIT, testNamePatterns, execArgv: ['--expose-gc'] });
+  const events = run({ files, concurrency: 2, timeout: LIMIT, testNamePatterns });
   events.on('test:pass', ({ skip, details }) => (passed += skip === undefined && details.type !== 'suite'));
   events.on('test:fail', ({ name, nesting, file, details }) => {
     const why = details.error.failureType;
