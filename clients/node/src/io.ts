@@ -63,11 +63,13 @@ export interface Node {
 }
 
 function openIoredis(client: IoredisLike): Open {
-  const { connectTimeout = CALL_TIMEOUT, sentinelCommandTimeout = CALL_TIMEOUT / 2 } = (client.options ?? {}) as Record<string, number>;
+  const own = (client.options ?? {}) as Record<string, number>;
+  const { connectTimeout = CALL_TIMEOUT, sentinelCommandTimeout = CALL_TIMEOUT / 2 } = own;
   const options = {
     lazyConnect: true, retryStrategy: () => null, sentinelRetryStrategy: () => null, reconnectOnError: null,
     enableOfflineQueue: true, autoResendUnfulfilledCommands: false, maxRetriesPerRequest: 0,
-    commandTimeout: undefined, socketTimeout: undefined, connectTimeout: Math.min(connectTimeout, CALL_TIMEOUT), sentinelCommandTimeout,
+    commandTimeout: undefined, socketTimeout: undefined, sentinelCommandTimeout,
+    connectTimeout: Math.min(connectTimeout, CALL_TIMEOUT),
     enableReadyCheck: false, disableClientInfo: true, enableAutoPipelining: false, stringNumbers: false, keyPrefix: '',
   };
   return (onEnd) => {

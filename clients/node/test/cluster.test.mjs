@@ -134,7 +134,9 @@ for (const [name, library] of Object.entries(CLIENTS)) {
       await until(async () => (await replica.admin.call('CLUSTER', 'REPLICATE', id).catch(() => '')) === 'OK', 'a replica');
       await until(async () => (await replica.admin.info('replication')).includes('master_link_status:up'), 'the link', 20_000);
       const known = new RegExp(`^${await replica.admin.call('CLUSTER', 'MYID')} .*slave ${id}`, 'm');
-      for (const node of nodes) await until(async () => known.test(await node.admin.call('CLUSTER', 'NODES')), 'the replica', 20_000);
+      for (const { admin } of nodes) {
+        await until(async () => known.test(await admin.call('CLUSTER', 'NODES')), 'the replica', 20_000);
+      }
       const hold = await locks.lock(KEPT).acquire();
       const wait = locks.lock(KEPT).acquire();
       await until(async () => (await first.waiters(KEPT)) === 1);

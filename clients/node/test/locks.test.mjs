@@ -118,7 +118,8 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
       try {
         const hold = await locks.lock('k').acquire();
         const abort = new AbortController();
-        const waits = Array.from({ length: 30 }, () => locks.lock('k').acquire({ signal: abort.signal }).catch(({ kind }) => kind));
+        const acquire = () => locks.lock('k').acquire({ signal: abort.signal }).catch(({ kind }) => kind);
+        const waits = Array.from({ length: 30 }, acquire);
         await until(async () => (await server.waiters('k')) === 30);
         abort.abort();
         assert.deepEqual(new Set(await Promise.all(waits)), new Set(['cancelled']));
