@@ -11,6 +11,7 @@ import { Locks } from '@redis-lock/client';
 import { LIBRARIES, Server } from './test/support.mjs';
 
 const seconds = Number(process.argv[2] ?? 3);
+const [WARM_UP, ROUNDS] = [3, 10];
 const FOREVER = { acquireTimeout: 10 ** 9, acquireAttemptsLimit: Infinity, lockTimeout: 30_000 };
 
 function ours(library) {
@@ -60,50 +61,59 @@ async function cpu(server) {
   return of('used_cpu_sys') + of('used_cpu_user');
 }
 
-async function measure(make, tasks, keys) {
+/** Makes each candidate work in turn, in short rounds, so that a busy machine slows all of them alike. Returns their medians. */
+async function measure(tasks, keys) {
   const server = await Server.start();
+  const names = Array.from({ length: keys }, (_, index) => `bench:${index}`);
+  const results = new Map();
   try {
-    const candidate = await make(server.port, Array.from({ length: keys }, (_, index) => `bench:${index}`));
-    let [count, longest, isOver] = [0, 0, false];
-    const waitingSince = new Map();
-    const run = async (task) => {
-      while (!isOver) {
-        waitingSince.set(task, performance.now());
-        const hold = await candidate.take(task % keys);
-        longest = Math.max(longest, performance.now() - waitingSince.get(task));
-        waitingSince.delete(task);
-        if (!isOver) count += 1;
-        await hold.release();
+    for (const [name, make] of Object.entries(CANDIDATES)) {
+      results.set(name, { candidate: await make(server.port, names.map((key) => `${name}:${key}`)), rounds: [] });
+    }
+    for (let round = -WARM_UP; round < ROUNDS; round++) {
+      for (const { candidate, rounds } of results.values()) {
+        const result = await work(server, candidate, tasks, keys);
+        if (round >= 0) rounds.push(result);
       }
-    };
-    const running = Array.from({ length: tasks }, (_, task) => run(task));
-    // The first half second warms up.
-    await new Promise((resolve) => setTimeout(resolve, 500));
-    [count, longest] = [0, 0];
-    const before = await cpu(server);
-    await new Promise((resolve) => setTimeout(resolve, seconds * 1000));
-    const spent = (await cpu(server)) - before;
-    // A task that still waits has waited, too.
-    for (const since of waitingSince.values()) longest = Math.max(longest, performance.now() - since);
-    const result = { perSecond: count / seconds, longest, micros: (spent * 1e6) / count };
-    isOver = true;
-    await Promise.all(running);
-    await candidate.close();
-    return result;
+    }
+    for (const { candidate } of results.values()) await candidate.close();
   } finally {
     await server.stop();
   }
+  const median = (rounds, field) => rounds.map((each) => each[field]).sort((a, b) => a - b)[rounds.length >> 1];
+  return [...results].map(([name, { rounds }]) => ({
+    name, perSecond: median(rounds, 'perSecond'), micros: median(rounds, 'micros'),
+    longest: Math.max(...rounds.map(({ longest }) => longest)),
+  }));
+}
+
+async function work(server, candidate, tasks, keys) {
+  let [count, longest, isOver] = [0, 0, false];
+  const began = performance.now();
+  const before = await cpu(server);
+  const run = async (task) => {
+    while (!isOver) {
+      const asked = performance.now();
+      const hold = await candidate.take(task % keys);
+      longest = Math.max(longest, performance.now() - asked);
+      count += 1;
+      await hold.release();
+    }
+  };
+  const running = Array.from({ length: tasks }, (_, task) => run(task));
+  await new Promise((resolve) => setTimeout(resolve, (seconds * 1000) / ROUNDS));
+  isOver = true;
+  await Promise.all(running);
+  const spent = (await cpu(server)) - before;
+  return { perSecond: (count * 1000) / (performance.now() - began), longest, micros: (spent * 1e6) / count };
 }
 
 for (const [tasks, keys] of [[1, 1], [50, 50], [50, 1]]) {
-  let best = 0;
-  for (const [name, make] of Object.entries(CANDIDATES)) {
-    const { perSecond, longest, micros } = await measure(make, tasks, keys);
-    const isOurs = name.startsWith('redis-lock');
-    if (!isOurs) best = Math.max(best, perSecond);
-    const ratio = isOurs ? `, ratio ${(perSecond / best).toFixed(2)}` : '';
+  const results = await measure(tasks, keys);
+  const best = Math.max(...results.filter(({ name }) => !name.startsWith('redis-lock')).map(({ perSecond }) => perSecond));
+  for (const { name, perSecond, longest, micros } of results) {
+    const numbers = `${perSecond.toFixed(0)} locks/s, ratio ${(perSecond / best).toFixed(2)}`;
     const rest = `longest wait ${longest.toFixed(0)} ms, ${micros.toFixed(0)} µs of the server`;
-    const text = `${perSecond.toFixed(0)} locks/s${ratio}, ${rest}`;
-    console.log(`${String(tasks).padStart(3)} tasks, ${String(keys).padStart(2)} keys  ${name.padEnd(34)} ${text}`);
+    console.log(`${String(tasks).padStart(3)} tasks, ${String(keys).padStart(2)} keys  ${name.padEnd(34)} ${numbers}, ${rest}`);
   }
 }

@@ -565,9 +565,20 @@ export class Session {
       if (acquire.at !== undefined) acquire.at.session.#forget(acquire);
       this.#enrol(acquire);
       if (acquire.isOrphan) this.#orphans.push(acquire);
-      await this.#declare([acquire]);
+      await this.#declareWithin(acquire, now() + this.options.patience);
     } catch {
       if (acquire.state !== 'over') this.#over(acquire, 'moved');
+    }
+  }
+
+  async #declareWithin(acquire: Acquire, giveUp: number): Promise<void> {
+    for (;;) {
+      try {
+        return await this.#declare([acquire]);
+      } catch (error) {
+        if (!(error instanceof Transient) || now() >= giveUp) throw error;
+        await sleep(RETRY_PAUSE);
+      }
     }
   }
 
