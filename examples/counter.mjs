@@ -11,9 +11,10 @@ import { Locks } from '@redis-lock/client';
 const [url, times] = process.argv.slice(2);
 const client = new Redis(url);
 const locks = new Locks(client);
+const lock = locks.lock('example:lock');
 for (let round = 0; round < Number(times); round++) {
   // The loss of the lock ends the program: the promise is rejected with a LostError.
-  await locks.request('example:lock', async () => {
+  await lock.run(async () => {
     const value = Number(await client.get('example:counter'));
     await client.set('example:counter', value + 1);
   });

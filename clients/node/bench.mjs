@@ -1,35 +1,37 @@
 // SPDX-License-Identifier: MIT
 
-// How this compares with redis-semaphore and node-redlock when many want one lock, with a server of its own:
-// `REDIS_LOCK_MODULE=… node bench.mjs [SECONDS]`. Each of N tasks takes the lock, gives it back, and begins again. Said are
-// locks a second, the longest that a task waited, and the server's CPU time for a lock. Everything shares this machine's cores:
-// read ratios, not numbers.
+// Compares this package with redis-semaphore and node-redlock, with a server of its own:
+// `REDIS_LOCK_MODULE=… node bench.mjs [SECONDS]`. Tasks acquire a lock, release it, and begin again. It prints locks per second,
+// the ratio to the fastest other library, the longest wait, and the server's CPU time per lock. All processes share the cores of
+// this machine: compare ratios, not numbers.
 
 import Redlock from 'redlock';
 import { Mutex } from 'redis-semaphore';
 import { Locks } from '@redis-lock/client';
 import { LIBRARIES, Server } from './test/support.mjs';
 
-const seconds = Number(process.argv[2] ?? 5);
+const seconds = Number(process.argv[2] ?? 3);
+const [WARM_UP, ROUNDS] = [3, 10];
 const FOREVER = { acquireTimeout: 10 ** 9, acquireAttemptsLimit: Infinity, lockTimeout: 30_000 };
 
-function ours(library, ownConnection = false) {
-  return async (port) => {
+function ours(library) {
+  return async (port, keys) => {
     const client = await LIBRARIES[library].connect(port);
     const locks = new Locks(client);
+    const all = keys.map((key) => locks.lock(key, { lease: 30_000 }));
     const close = async () => {
       await locks.close();
       LIBRARIES[library].end(client);
     };
-    return { take: () => locks.acquire('bench', { lease: 30_000, ownConnection }), close };
+    return { take: (index) => all[index].acquire(), close };
   };
 }
 
 function semaphore(retryInterval) {
-  return async (port) => {
+  return async (port, keys) => {
     const client = await LIBRARIES.ioredis.connect(port);
-    const take = async () => {
-      const mutex = new Mutex(client, 'bench', { ...FOREVER, retryInterval, refreshInterval: 0 });
+    const take = async (index) => {
+      const mutex = new Mutex(client, keys[index], { ...FOREVER, retryInterval, refreshInterval: 0 });
       await mutex.acquire();
       return mutex;
     };
@@ -38,21 +40,19 @@ function semaphore(retryInterval) {
 }
 
 function nodeRedlock(retryDelay) {
-  return async (port) => {
+  return async (port, keys) => {
     const client = await LIBRARIES.ioredis.connect(port);
     const locks = new Redlock([client], { retryCount: -1, retryDelay, retryJitter: retryDelay / 2 });
-    return { take: () => locks.acquire(['bench'], 30_000), close: async () => client.disconnect() };
+    return { take: (index) => locks.acquire([keys[index]], 30_000), close: async () => client.disconnect() };
   };
 }
 
 const CANDIDATES = {
+  'redis-semaphore, retryInterval 10': semaphore(10),
+  'redis-semaphore, retryInterval 1': semaphore(1),
+  'node-redlock, retryDelay 10': nodeRedlock(10),
   'redis-lock, ioredis': ours('ioredis'),
   'redis-lock, node-redis': ours('node-redis'),
-  'redis-lock, ioredis, ownConnection': ours('ioredis', true),
-  'redis-semaphore, retryInterval 10': semaphore(10),
-  'redis-semaphore, retryInterval 100': semaphore(100),
-  'node-redlock, retryDelay 10': nodeRedlock(10),
-  'node-redlock, retryDelay 200': nodeRedlock(200),
 };
 
 async function cpu(server) {
@@ -61,42 +61,59 @@ async function cpu(server) {
   return of('used_cpu_sys') + of('used_cpu_user');
 }
 
-async function measure(make, tasks) {
+/** Makes each candidate work in turn, in short rounds, so that a busy machine slows all of them alike. Returns their medians. */
+async function measure(tasks, keys) {
   const server = await Server.start();
+  const names = Array.from({ length: keys }, (_, index) => `bench:${index}`);
+  const results = new Map();
   try {
-    const candidate = await make(server.port);
-    let [count, longest, isOver] = [0, 0, false];
-    const waitingSince = new Map();
-    const run = async (task) => {
-      while (!isOver) {
-        waitingSince.set(task, performance.now());
-        const hold = await candidate.take();
-        longest = Math.max(longest, performance.now() - waitingSince.get(task));
-        waitingSince.delete(task);
-        if (!isOver) count += 1;
-        await hold.release();
+    for (const [name, make] of Object.entries(CANDIDATES)) {
+      results.set(name, { candidate: await make(server.port, names.map((key) => `${name}:${key}`)), rounds: [] });
+    }
+    for (let round = -WARM_UP; round < ROUNDS; round++) {
+      for (const { candidate, rounds } of results.values()) {
+        const result = await work(server, candidate, tasks, keys);
+        if (round >= 0) rounds.push(result);
       }
-    };
-    const before = await cpu(server);
-    const running = Array.from({ length: tasks }, (_, task) => run(task));
-    await new Promise((resolve) => setTimeout(resolve, seconds * 1000));
-    const spent = (await cpu(server)) - before;
-    // Who still waits has waited, too.
-    for (const since of waitingSince.values()) longest = Math.max(longest, performance.now() - since);
-    const result = { perSecond: count / seconds, longest, micros: (spent * 1e6) / count };
-    isOver = true;
-    await Promise.all(running);
-    await candidate.close();
-    return result;
+    }
+    for (const { candidate } of results.values()) await candidate.close();
   } finally {
     await server.stop();
   }
+  const median = (rounds, field) => rounds.map((each) => each[field]).sort((a, b) => a - b)[rounds.length >> 1];
+  return [...results].map(([name, { rounds }]) => ({
+    name, perSecond: median(rounds, 'perSecond'), micros: median(rounds, 'micros'),
+    longest: Math.max(...rounds.map(({ longest }) => longest)),
+  }));
 }
 
-for (const tasks of [2, 50, 200]) {
-  for (const [name, make] of Object.entries(CANDIDATES)) {
-    const { perSecond, longest, micros } = await measure(make, tasks);
-    const said = `${perSecond.toFixed(0)} locks/s, longest wait ${longest.toFixed(0)} ms, ${micros.toFixed(0)} µs of the server`;
-    console.log(`${String(tasks).padStart(4)} tasks  ${name.padEnd(36)} ${said}`);
+async function work(server, candidate, tasks, keys) {
+  let [count, longest, isOver] = [0, 0, false];
+  const began = performance.now();
+  const before = await cpu(server);
+  const run = async (task) => {
+    while (!isOver) {
+      const asked = performance.now();
+      const hold = await candidate.take(task % keys);
+      longest = Math.max(longest, performance.now() - asked);
+      count += 1;
+      await hold.release();
+    }
+  };
+  const running = Array.from({ length: tasks }, (_, task) => run(task));
+  await new Promise((resolve) => setTimeout(resolve, (seconds * 1000) / ROUNDS));
+  isOver = true;
+  await Promise.all(running);
+  const spent = (await cpu(server)) - before;
+  return { perSecond: (count * 1000) / (performance.now() - began), longest, micros: (spent * 1e6) / count };
+}
+
+for (const [tasks, keys] of [[1, 1], [50, 50], [50, 1]]) {
+  const results = await measure(tasks, keys);
+  const best = Math.max(...results.filter(({ name }) => !name.startsWith('redis-lock')).map(({ perSecond }) => perSecond));
+  for (const { name, perSecond, longest, micros } of results) {
+    const numbers = `${perSecond.toFixed(0)} locks/s, ratio ${(perSecond / best).toFixed(2)}`;
+    const rest = `longest wait ${longest.toFixed(0)} ms, ${micros.toFixed(0)} µs of the server`;
+    console.log(`${String(tasks).padStart(3)} tasks, ${String(keys).padStart(2)} keys  ${name.padEnd(34)} ${numbers}, ${rest}`);
   }
 }

@@ -2,7 +2,6 @@
 
 // Does what it reads, a line each: see clients/spec/README.md. `node driver.mjs redis://127.0.0.1:6379 [--client node-redis]`
 
-import diagnostics from 'node:diagnostics_channel';
 import { createInterface } from 'node:readline';
 import { LockError, Locks } from '@redis-lock/client';
 
@@ -15,7 +14,7 @@ async function connect() {
     const client = createClient({ url });
     client.on('error', () => undefined);
     await client.connect();
-    // A connection that is being made anew while the client is destroyed stays open.
+    // A connection that is being made while the client is destroyed stays open.
     client.unref();
     return { client, call: (...words) => client.sendCommand(words), end: () => client.destroy() };
   }
@@ -26,19 +25,22 @@ async function connect() {
 }
 
 const { client, call, end } = await connect();
-const locks = new Locks(client);
+const events = [];
+const fromEnvironment = { ttl: process.env.REDIS_LOCK_TTL, grace: process.env.REDIS_LOCK_GRACE };
+const settings = Object.fromEntries(
+  Object.entries(fromEnvironment).filter(([, text]) => text).map(([name, text]) => [name, Number(text)]),
+);
+const listener = ({ label, event, outcome }) => events.push([label ?? null, event, outcome]);
+const locks = new Locks(client, { ...settings, listener });
 const holds = new Map();
 const aborts = new Map();
 const leaves = new Map();
-const events = [];
-diagnostics.subscribe('redis-lock', ({ label, event, outcome }) => events.push([label, event, outcome]));
 
 class BodyError extends Error {}
 
-function optionsOf(request) {
-  const { lease, wait, keep, max_hold: maxHold, limit, fence, label, own: ownConnection } = request;
-  const all = { lease, wait, keep, maxHold, limit, fence, label, ownConnection, mode: request.shared ? 'shared' : undefined };
-  return Object.fromEntries(Object.entries(all).filter(([, value]) => value !== undefined));
+function lockOf({ lock, lease, wait, max_hold: maxHold, limit, fence, label, owner, reentrant, shared }) {
+  const mode = shared ? 'shared' : 'exclusive';
+  return locks.lock(lock, { lease, wait, maxHold, limit, fence, label, owner, reentrant, mode });
 }
 
 function granted(as, hold) {
@@ -47,13 +49,13 @@ function granted(as, hold) {
 }
 
 const VERBS = {
-  async acquire({ as, lock, ...request }) {
+  async acquire({ as, ...request }) {
     const abort = new AbortController();
     aborts.set(as, abort);
-    return granted(as, await locks.acquire(lock, { ...optionsOf(request), signal: abort.signal }));
+    return granted(as, await lockOf(request).acquire({ signal: abort.signal }));
   },
-  async try({ as, lock, ...request }) {
-    const hold = await locks.tryAcquire(lock, optionsOf(request));
+  async try({ as, ...request }) {
+    const hold = await lockOf(request).tryAcquire();
     return hold === null ? { is: 'busy' } : granted(as, hold);
   },
   async cancel({ as }) {
@@ -69,7 +71,8 @@ const VERBS = {
     return { is: 'extended' };
   },
   async state({ as }) {
-    return { is: holds.get(as).signal.aborted ? 'lost' : 'held' };
+    const hold = holds.get(as);
+    return { is: hold.isLost ? 'lost' : hold.validFor > 0 ? 'safe' : 'jeopardy' };
   },
   async until_lost({ as, within }) {
     const { signal } = holds.get(as);
@@ -82,17 +85,17 @@ const VERBS = {
     return { is: signal.aborted ? 'lost' : 'held' };
   },
   async owner({ as }) {
-    return { is: 'done', owner: holds.get(as).owner };
+    return { is: 'done', owner: String(holds.get(as).owner) };
   },
   async 'hand over'({ as }) {
-    return { is: 'done', owner: await holds.get(as).handOver() };
+    return { is: 'done', owner: holds.get(as).handOver() };
   },
-  async attach({ as, lock, owner, lease }) {
-    return granted(as, await locks.attach(lock, owner, { lease }));
+  async attach({ as, owner, ...request }) {
+    return granted(as, await lockOf(request).attach(owner));
   },
-  async with({ as, lock, ...request }) {
+  async with({ as, ...request }) {
     const left = new Promise((resolve) => leaves.set(as, resolve));
-    await locks.request(lock, optionsOf(request), async (hold) => {
+    await lockOf(request).run(async (hold) => {
       holds.set(as, hold);
       if (await left) throw new BodyError();
     });
@@ -106,9 +109,10 @@ const VERBS = {
     await holds.get(as).guard(...command);
     return { is: 'done' };
   },
-  async count({ lock, key, rounds }) {
+  async count({ key, rounds, ...request }) {
+    const lock = lockOf(request);
     for (let round = 0; round < rounds; round++) {
-      await locks.request(lock, async () => call('SET', key, String(Number(await call('GET', key)) + 1)));
+      await lock.run(async () => call('SET', key, String(Number(await call('GET', key)) + 1)));
     }
     return { is: 'done' };
   },

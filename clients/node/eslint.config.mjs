@@ -17,9 +17,9 @@ export default defineConfig(
     extends: [tseslint.configs.strictTypeChecked],
     languageOptions: { parserOptions: { projectService: true } },
     rules: {
-      // `async` where it is part of what is promised: then nothing is thrown at once.
+      // An async function rejects in place of throwing.
       '@typescript-eslint/require-await': 'off',
-      // The cause may be anything; numbers are for people.
+      // Causes have any type.
       '@typescript-eslint/restrict-template-expressions': ['error', { allowNumber: true }],
       '@typescript-eslint/no-confusing-void-expression': 'off',
     },

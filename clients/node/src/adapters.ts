@@ -1,245 +1,120 @@
 // SPDX-License-Identifier: MIT
 
-/** Connections of the client library that the user has. They are told to fail at once: this package sends a call again itself,
- *  with the same request id. They never keep a process alive: what is on its way or held has timers that do. */
+/** Locks in the shape of other APIs: Web Locks of the browser, and node-redlock. */
 
-import { subscribe, unsubscribe } from 'node:diagnostics_channel';
-import type { Socket } from 'node:net';
 import { MisuseError } from './errors.js';
+import { fieldsOf, type Hold, type LockInfo, type Locks } from './locks.js';
+import type { LockOptions } from './request.js';
 
-/** One connection. What is not answered when it ends fails. */
-export interface Wire {
-  /** Until then no call may be made. */
-  readonly ready: Promise<void>;
-  call(words: readonly string[]): Promise<unknown>;
-  /** Ends it at once, and in order: the server hears of it, also after an outage. May be called again. */
-  close(): void;
-  /** Gives it up: what is queued is dropped, so that nothing of it reaches the server later. May be called again. */
-  reset(): void;
+/** Options of `LockManager.request`: those of Web Locks, and those of a lock. Times are in milliseconds. */
+export interface LockRequestOptions extends LockOptions {
+  /** Does not wait: the callback gets null if another owner holds the lock. */
+  ifAvailable?: boolean | undefined;
+  /** Takes the lock from its holders. Earlier waiters are still served first, unlike in a browser. */
+  steal?: boolean | undefined;
+  /** Ends the wait when it is aborted. */
+  signal?: AbortSignal | undefined;
 }
 
-/** A channel that is subscribed to, and who hears its messages. */
-export interface Inbox {
-  channel: string;
-  told(text: string): void;
+/** The holds and waits of one or all locks. */
+export interface LockManagerSnapshot {
+  held: { name: string; mode: 'exclusive' | 'shared'; clientId: string }[];
+  /** In the order of the queue. */
+  pending: { name: string; mode: 'exclusive' | 'shared'; clientId: string }[];
 }
 
-/** Makes a connection. `onEnd` is called once it is not there any more. */
-export type Open = (onEnd: () => void, inbox?: Inbox) => Wire;
+/** Locks in the shape of `navigator.locks`. The `clientId` is the owner. */
+export class LockManager {
+  readonly #locks: Locks;
 
-/** After so many milliseconds of silence TCP looks whether somebody is there. */
-const KEEP_ALIVE = 10_000;
-
-/** A Sentinel that does not answer costs so many milliseconds at most; then the next is asked. */
-const ASK_SENTINEL = 1000;
-
-/** What is used of a client of ioredis. */
-export interface IoredisLike {
-  readonly options?: object | undefined;
-  duplicate(options?: object): IoredisLike;
-  connect(): Promise<void>;
-  call(command: string, ...words: string[]): Promise<unknown>;
-  subscribe(channel: string): Promise<unknown>;
-  disconnect(): void;
-  on(event: string, listener: (...what: unknown[]) => void): unknown;
-  readonly stream: { unref?(): unknown; destroy(): unknown; destroyed?: boolean } | undefined;
-}
-
-/** Of its options. */
-interface IoredisOptions {
-  keepAlive?: number | undefined;
-  connectTimeout?: number | undefined;
-  sentinelCommandTimeout?: number | undefined;
-  sentinels?: readonly unknown[] | null | undefined;
-}
-
-/** What is used of a client of node-redis. */
-export interface NodeRedisLike {
-  readonly isOpen: boolean;
-  readonly options?: { socket?: object } | undefined;
-  duplicate(options?: object): NodeRedisLike;
-  connect(): Promise<unknown>;
-  sendCommand(words: readonly string[]): Promise<unknown>;
-  subscribe(channel: string, listener: (message: string) => void): Promise<unknown>;
-  destroy(): void;
-  unref(): void;
-  on(event: string, listener: (...what: unknown[]) => void): unknown;
-}
-
-/** A client of ioredis 5 or node-redis 5, for one server or, with ioredis, for its Sentinels. */
-export type Client = IoredisLike | NodeRedisLike;
-
-/** How connections like that of `client` are made, each in `patience` milliseconds. */
-export function adapt(client: Client, patience: number): Open {
-  const { duplicate, call, isOpen, unref, isCluster } = ((client as unknown) ?? {}) as Record<string, unknown>;
-  if (typeof duplicate === 'function' && isCluster !== true) {
-    if (typeof isOpen === 'boolean' && typeof unref === 'function') return nodeRedis(client as NodeRedisLike);
-    if (typeof call === 'function') return ioredis(client as IoredisLike, patience);
+  constructor(locks: Locks) {
+    this.#locks = locks;
   }
-  throw new MisuseError('a client of ioredis or node-redis is needed, for one server: no cluster, no pool');
-}
 
-/** What the system has queued is dropped, too, where it is TCP without TLS. */
-function reset(stream: object | undefined): void {
-  const socket = stream as Socket | undefined;
-  if (socket === undefined || socket.destroyed || socket.connecting) return;
-  // Node loses what it cannot reset, as it is ending, and its process would never end.
-  if (socket.writableEnded) return;
-  try {
-    socket.resetAndDestroy();
-  } catch {
-    // It is no TCP: then it ends as others do.
+  /** Holds the lock until the result of the callback is settled. Rejects with a `LostError` if the hold was lost meanwhile. */
+  async request<T>(name: string, callback: (hold: Hold) => T | Promise<T>): Promise<T>;
+  async request<T>(
+    name: string,
+    options: LockRequestOptions & { ifAvailable: true },
+    callback: (hold: Hold | null) => T | Promise<T>,
+  ): Promise<T>;
+  async request<T>(name: string, options: LockRequestOptions, callback: (hold: Hold) => T | Promise<T>): Promise<T>;
+  async request<T>(name: string, ...rest: unknown[]): Promise<T> {
+    const callback = rest.pop() as (hold: Hold | null) => T | Promise<T>;
+    const { ifAvailable = false, steal = false, signal, ...options } = (rest[0] ?? {}) as LockRequestOptions;
+    if (steal && ifAvailable) throw new MisuseError('steal and ifAvailable exclude each other');
+    const lock = this.#locks.lock(name, options);
+    if (ifAvailable) return lock.tryRun(callback, { signal });
+    if (steal) await lock.forceRelease();
+    return lock.run(callback, { signal });
+  }
+
+  /** The holders and waiters of a lock; without a name, of all locks, which needs the permission for `LOCK.SCAN`. */
+  async query(name?: string): Promise<LockManagerSnapshot> {
+    const snapshots = await Promise.all((name === undefined ? await this.#names() : [name]).map((one) => this.#query(one)));
+    return { held: snapshots.flatMap(({ held }) => held), pending: snapshots.flatMap(({ pending }) => pending) };
+  }
+
+  async #names(): Promise<string[]> {
+    const names = new Set<string>();
+    let cursor = '0';
+    do {
+      const [next, found] = (await this.#locks.core.execute('', 'LOCK.SCAN', cursor)) as [unknown, unknown[]];
+      for (const one of found) names.add(String(fieldsOf(one)['key']));
+      cursor = String(next);
+    } while (cursor !== '0');
+    return [...names];
+  }
+
+  async #query(name: string): Promise<LockManagerSnapshot> {
+    const [info, waiters] = await Promise.all([
+      this.#locks.lock(name).query(),
+      this.#locks.core.execute(name, 'LOCK.WAITERS', name, 'COUNT', '1000000'),
+    ]);
+    type Member = LockInfo['holders'][number];
+    const listed = (all: Member[]) => all.map(({ mode, owner }) => ({ name, mode, clientId: owner }));
+    return { held: listed(info?.holders ?? []), pending: listed((waiters as unknown[]).map(fieldsOf) as unknown as Member[]) };
   }
 }
 
-/** ioredis asks a Sentinel with a client of its own. What is returned ends that. */
-function endOfAsking(redis: IoredisLike): () => void {
-  type Ask = (endpoint: unknown, options?: object) => IoredisLike;
-  let asking: IoredisLike | undefined;
-  const end = (): void => {
-    // To one that has ended ioredis would give a timer.
-    if (asking?.stream?.destroyed !== true) asking?.disconnect();
-    asking?.stream?.destroy();
-  };
-  const { connector } = redis as { connector?: { connectToSentinel?: Ask } };
-  const ask = connector?.connectToSentinel;
-  if (connector !== undefined && ask !== undefined) {
-    connector.connectToSentinel = (endpoint, options) => {
-      const asked = ask.call(connector, endpoint, options);
-      // Those with options stay, and are ended by ioredis.
-      if (options !== undefined) return asked;
-      end();
-      return (asking = asked);
-    };
+/** A lock of `Redlock`. */
+export class RedlockLock {
+  constructor(readonly hold: Hold, readonly resources: string[], public expiration: number) {}
+
+  async release(): Promise<void> {
+    await this.hold.release();
   }
-  return end;
+
+  /** Sets the lease, in milliseconds from now. Returns this lock. */
+  async extend(duration: number): Promise<this> {
+    await this.hold.extend(duration);
+    this.expiration = Date.now() + duration;
+    return this;
+  }
 }
 
-function ioredis(client: IoredisLike, patience: number): Open {
-  const options = (client.options ?? {}) as IoredisOptions;
-  const { keepAlive, connectTimeout, sentinelCommandTimeout, sentinels } = options;
-  const soon = Math.min(ASK_SENTINEL, patience / 2);
-  /** The Sentinel to be asked first: not one that said nothing to the last connection. */
-  let first = 0;
-  const ofSentinels = (all: readonly unknown[]): object => ({
-    sentinels: [...all.slice(first), ...all.slice(0, first)],
-    sentinelCommandTimeout: sentinelCommandTimeout ?? soon,
-    // ioredis' own is longer than anybody here waits. This is for the primary, too, and for a process that is busy.
-    connectTimeout: connectTimeout === 10_000 ? patience / 2 : connectTimeout,
-  });
-  return (onEnd, inbox) => {
-    const redis = client.duplicate({
-      ...(sentinels ? ofSentinels(sentinels) : {}),
-      keepAlive: keepAlive === 0 ? KEEP_ALIVE : keepAlive,
-      lazyConnect: true,
-      // Fails at once.
-      retryStrategy: () => null,
-      sentinelRetryStrategy: () => null,
-      reconnectOnError: null,
-      enableOfflineQueue: false,
-      // Waits as long as it takes.
-      commandTimeout: undefined,
-      socketTimeout: undefined,
-      // Says what it is told to say, and no more.
-      enableReadyCheck: false,
-      disableClientInfo: true,
-      enableAutoPipelining: false,
-      stringNumbers: false,
-      keyPrefix: '',
-    });
-    let [why, over, next] = [undefined as unknown, false, first];
-    const endAsking = endOfAsking(redis);
-    redis.on('error', (error) => (why = error));
-    redis.on('sentinelError', () => (first = ++next % (sentinels?.length ?? 1)));
-    redis.on('connect', () => redis.stream?.unref?.());
-    redis.on('end', () => {
-      over = true;
-      onEnd();
-    });
-    const end = (isReset: boolean): void => {
-      // Once: each time ioredis adds a listener to the socket.
-      if (over) return;
-      over = true;
-      endAsking();
-      if (isReset) reset(redis.stream);
-      redis.disconnect();
-      redis.stream?.destroy();
-    };
-    const close = (): void => end(false);
-    const start = async (): Promise<void> => {
-      try {
-        await redis.connect();
-        if (inbox === undefined) return;
-        redis.on('message', (_channel, text) => inbox.told(String(text)));
-        await redis.subscribe(inbox.channel);
-      } catch (error) {
-        close();
-        // ioredis says only that the connection is closed.
-        throw why ?? error;
-      }
-    };
-    const call: Wire['call'] = ([command = '', ...words]) => redis.call(command, ...words);
-    return { ready: start(), call, close, reset: () => end(true) };
-  };
-}
+/** Locks in the shape of node-redlock 5. They wait in the queue, for `wait` milliseconds at most: 2000 by default. */
+export class Redlock {
+  readonly #locks: Locks;
+  readonly #wait: number;
 
-function nodeRedis(client: NodeRedisLike): Open {
-  return (onEnd, inbox) => {
-    const redis = client.duplicate({
-      socket: { ...client.options?.socket, reconnectStrategy: false, socketTimeout: undefined },
-      disableOfflineQueue: true,
-      commandsQueueMaxLength: undefined,
-      commandOptions: undefined,
-      pingInterval: undefined,
-      readonly: false,
-      // In which a message comes without being asked for only where it is subscribed to.
-      RESP: 2,
-      clientSideCache: undefined,
-      emitInvalidate: undefined,
-      maintNotifications: 'disabled',
-    });
-    let [connected, ended] = [false, false];
-    let giveUp: (why: unknown) => void;
-    const gone = new Promise<never>((_, reject) => (giveUp = reject));
-    const close = (why?: unknown): void => {
-      if (ended) return;
-      ended = true;
-      giveUp(why ?? new Error('closed'));
-      // While it connects, its socket cannot be reached: see below.
-      if (connected && redis.isOpen) redis.destroy();
-      onEnd();
-    };
-    redis.on('connect', () => {
-      connected = true;
-      if (ended) redis.destroy();
-    });
-    redis.on('error', close);
-    redis.on('end', close);
-    redis.unref();
-    let socket: Socket | undefined;
-    /** Its socket is hidden, but Node tells of it while it is made; with TLS it does not. */
-    const begin = (): Promise<unknown> => {
-      const made = (message: unknown): void => void (socket = (message as { socket: Socket }).socket);
-      subscribe('net.client.socket', made);
-      try {
-        return redis.connect();
-      } finally {
-        unsubscribe('net.client.socket', made);
-      }
-    };
-    const start = async (): Promise<void> => {
-      try {
-        await begin();
-        if (inbox !== undefined) await redis.subscribe(inbox.channel, (text) => inbox.told(text));
-      } catch (error) {
-        close();
-        throw error;
-      }
-    };
-    const giveUpNow = (): void => {
-      reset(socket);
-      close();
-    };
-    return { ready: Promise.race([start(), gone]), call: (words) => redis.sendCommand(words), close, reset: giveUpNow };
-  };
+  constructor(locks: Locks, { wait = 2000 }: { wait?: number } = {}) {
+    this.#locks = locks;
+    this.#wait = wait;
+  }
+
+  /** Acquires all the resources with a lease. */
+  async acquire(resources: string[], duration: number): Promise<RedlockLock> {
+    const hold = await this.#locks.lock(resources, { lease: duration, wait: this.#wait }).acquire();
+    return new RedlockLock(hold, resources, Date.now() + duration);
+  }
+
+  /** Holds all the resources while the routine runs. The server renews the hold, so the duration is not used. */
+  async using<T>(resources: string[], _duration: number, routine: (signal: AbortSignal) => Promise<T>): Promise<T> {
+    return this.#locks.lock(resources, { wait: this.#wait }).run((hold) => routine(hold.signal));
+  }
+
+  async quit(): Promise<void> {
+    await this.#locks.close();
+  }
 }

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: MIT
 
-/** Locks of the redis-lock server module, after the Web Locks API.
+/** Locks of the redis-lock server module.
  *
  * ```ts
  * const locks = new Locks(new Redis());
- * await locks.request('order:42', async (hold) => { … });
+ * await locks.lock('order:42').run(async (hold) => { … });
  * ```
  *
  * @packageDocumentation
  */
 
-export type { Client, IoredisLike, NodeRedisLike } from './adapters.js';
+export { LockManager, type LockManagerSnapshot, type LockRequestOptions, Redlock, RedlockLock } from './adapters.js';
 export {
   BusyError, CancelledError, DeadlockError, type Kind, LockError, LostError, MisuseError, TimedOutError, UnavailableError,
 } from './errors.js';
-export type { LockEvent } from './events.js';
-export type { Hold } from './hold.js';
-export { type LockInfo, Locks, type Snapshot } from './locks.js';
-export type { Options, RequestOptions } from './options.js';
+export type { Client, IoredisClusterLike, IoredisLike, NodeRedisClusterLike, NodeRedisLike } from './io.js';
+export { type AcquireOptions, Hold, Lock, type LockInfo, Locks, type LocksOptions } from './locks.js';
+export type { LockOptions, Name } from './request.js';
+export type { LockEvent } from './session.js';

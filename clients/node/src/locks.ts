@@ -1,386 +1,508 @@
 // SPDX-License-Identifier: MIT
 
-import { randomUUID } from 'node:crypto';
+import { AsyncLocalStorage } from 'node:async_hooks';
+import { randomBytes } from 'node:crypto';
 import { hostname } from 'node:os';
-import { adapt, type Client, type Wire } from './adapters.js';
 import {
-  BusyError, CancelledError, Disconnected, LockError, LostError, MisuseError, Passing, TimedOutError, UnavailableError,
+  BusyError, CancelledError, DeadlockError, errorOf, type Kind, LockError, MisuseError, Moved, TimedOutError, UnavailableError,
 } from './errors.js';
-import { tell } from './events.js';
-import { GIVE_BACK_FOR, type Grant, Hold } from './hold.js';
-import { bound, type How, howOf, ms, type Options, type RequestOptions } from './options.js';
-import { Bell, now, onAbort, Session, sleep, SOON, TRY_AGAIN } from './session.js';
+import { type Client, Io, type Node, type Nodes, nodesOf } from './io.js';
+import { check, type LockOptions, type Name, Request } from './request.js';
+import {
+  Acquire, GRACE, type LockEvent, now, Owner, PATIENCE, RETRY_PAUSE, Session, type SessionOptions, sleep, TTL,
+} from './session.js';
 
-/** Who holds locks, and who waits for them. */
-export interface Snapshot {
-  held: LockInfo[];
-  /** First in line first. */
-  pending: LockInfo[];
+/** Options of `Locks`. Times are in milliseconds. */
+export interface LocksOptions {
+  /** The name of the session for operators: `<host>/<pid>/<random>` by default. */
+  name?: string | undefined;
+  /** The session ends if the process is silent for this time: 30,000 by default. */
+  ttl?: number | undefined;
+  /** The session ends if its connection stays closed for this time: 3000 by default. With 0, nothing is ever proven. */
+  grace?: number | undefined;
+  /** Limit for a try or a release, and for a wait without a limit while no server answers: 5000 by default. */
+  patience?: number | undefined;
+  /** Gets the duration and outcome of each wait and hold, and the begin and the end of jeopardy. Errors become warnings. */
+  listener?: ((event: LockEvent) => void) | undefined;
 }
 
-/** A hold or a wait, as the server knows it. */
+/** Options of one acquire. */
+export interface AcquireOptions {
+  /** Limit of the wait in milliseconds, in place of that of the lock. */
+  wait?: number | undefined;
+  /** Ends the wait when it is aborted. */
+  signal?: AbortSignal | undefined;
+}
+
+/** The state of a lock on the server. */
 export interface LockInfo {
-  name: string;
   mode: 'exclusive' | 'shared';
-  owner: string;
+  ttl: number;
+  token: number | null;
+  waiters: number;
+  holders: { owner: string; mode: 'exclusive' | 'shared'; holds: number; ttl: number; session: string | null }[];
 }
 
-/** A message may be lost. Who waits asks again so often (in milliseconds), and keeps its place. The grace of a grant is not longer
- *  than the lease. */
-const askAgain = (lease: number): number => Math.min(3000, Math.max(100, lease / 2));
+/** A scope form in which code runs, and its hold. */
+interface Scope {
+  readonly hold: Acquire;
+  readonly outer: Scope | undefined;
+}
 
-const PROCESS = `${hostname()}/${process.pid}`;
+/** Ends of a wait that are final. After all others, the wait continues with a new number. */
+const FINAL: Record<string, new (text: string) => LockError> = {
+  deadlock: DeadlockError, noreplicas: UnavailableError, refused: MisuseError,
+};
 
-/** All locks of this process on one server. They have two connections of their own, like that of `client`. */
-export class Locks {
-  readonly #session: Session;
+/** The sessions of a client, and the verbs of its locks. @internal */
+export class Core {
+  readonly nodes: Nodes;
+  readonly scopes = new AsyncLocalStorage<Scope>();
+  readonly #options: SessionOptions;
+  readonly #sessions = new Map<string, Session>();
+  #lastOwner = 0;
+  closed = false;
 
-  /** @param options `patience`: a call without an answer in so many milliseconds is sent again on a new connection. */
-  constructor(client: Client, { patience = 5000 }: { patience?: number } = {}) {
-    if (!(patience >= 1 && patience < 2 ** 31)) throw new MisuseError(`patience must be 1 or more, and is ${String(patience)}`);
-    this.#session = new Session(adapt(client, patience), patience);
+  constructor(client: Client, { name, ttl = TTL, grace = GRACE, patience = PATIENCE, listener }: LocksOptions) {
+    for (const [option, time] of Object.entries({ ttl, patience })) check(option, time, 1);
+    check('grace', grace, 0);
+    if (grace > ttl) throw new MisuseError('grace must be at most ttl');
+    const notify = (event: LockEvent): void => {
+      if (listener === undefined) return;
+      queueMicrotask(() => {
+        try {
+          listener(event);
+        } catch (error) {
+          process.emitWarning(`the listener of locks failed: ${String(error)}`, { code: 'REDIS_LOCK_LISTENER' });
+        }
+      });
+    };
+    this.nodes = nodesOf(client);
+    const random = randomBytes(4).toString('hex');
+    this.#options = { name: name ?? `${hostname()}/${process.pid}/${random}`, ttl, grace, patience, notify };
   }
 
-  /** The lock, when it is granted. Rejects with `TimedOutError` when the time to wait is over; `BusyError` if there was none. */
-  async acquire(name: string, options: Options = {}): Promise<Hold> {
-    const hold = await this.#acquire(name, howOf(name, options));
-    if (hold !== null) return hold;
-    throw new (options.wait === 0 ? BusyError : TimedOutError)(`${name}: somebody else has it`);
+  /** The session on the node that serves the key. */
+  #sessionOf(key: Name): Session | Promise<Session> {
+    const { only } = this.nodes;
+    if (only !== undefined) return this.#sessionAt(only);
+    return this.nodes.find(key).then((node) => this.#sessionAt(node), (error: unknown) => Promise.reject(errorOf(error)));
   }
 
-  /** The lock, or null if somebody else has it. */
-  async tryAcquire(name: string, options: Options = {}): Promise<Hold | null> {
-    return this.#acquire(name, howOf(name, { ...options, wait: 0 }));
+  #sessionAt(node: Node): Session {
+    if (this.closed) throw new MisuseError('the locks are closed; make new ones');
+    let session = this.#sessions.get(node.name);
+    if (session === undefined) {
+      session = new Session(new Io(node), this.#options, (...moved) => this.#relocate(...moved));
+      this.#sessions.set(node.name, session);
+    }
+    return session;
   }
 
-  /** As `navigator.locks.request`: the callback has the lock until what it returns is settled. What it throws comes out; else,
-   *  if the lock was lost meanwhile, this rejects with `LostError`. */
-  async request<T>(name: string, callback: (hold: Hold) => T | Promise<T>): Promise<T>;
-  async request<T>(
-    name: string,
-    options: RequestOptions & { ifAvailable: true },
-    callback: (hold: Hold | null) => T | Promise<T>,
-  ): Promise<T>;
-  async request<T>(name: string, options: RequestOptions, callback: (hold: Hold) => T | Promise<T>): Promise<T>;
-  async request<T>(name: string, ...rest: unknown[]): Promise<T> {
-    const callback = rest.pop() as (hold: Hold | null) => T | Promise<T>;
-    if (typeof callback !== 'function') throw new MisuseError('request needs a callback');
-    const { ifAvailable = false, ...options } = (rest[0] ?? {}) as RequestOptions;
-    const hold = await (ifAvailable ? this.tryAcquire(name, options) : this.acquire(name, options));
-    if (hold === null) return callback(null);
+  /** Moves acquires to the sessions of the nodes that serve their slots now. While a slot moves key by key, its node is asked
+   *  again for the patience, if the acquires have certainly left the old one. */
+  async #relocate(from: Session, acquires: Acquire[], haveLeft: boolean): Promise<void> {
+    if (this.nodes.only !== undefined) return;
+    await Promise.all(acquires.filter(({ isMoving }) => !isMoving).map(async (acquire) => {
+      acquire.isMoving = true;
+      await this.#move(from, acquire, haveLeft ? now() + this.#options.patience : 0);
+      acquire.isMoving = false;
+    }));
+  }
+
+  async #move(from: Session, acquire: Acquire, giveUp: number): Promise<void> {
+    const [key] = acquire.request.keys as [Name];
+    while (from.has(acquire)) {
+      const session = await this.nodes.refresh(key).then(() => this.#sessionOf(key)).catch(() => from);
+      if (session !== from && acquire.state === 'asked') {
+        return from.interrupt(acquire, new Moved(`${acquire.request.name}: another node serves the key`));
+      }
+      if (session !== from || (giveUp > 0 && now() >= giveUp)) return session.adopt(acquire);
+      if (giveUp === 0) return;
+      await sleep(RETRY_PAUSE);
+    }
+  }
+
+  /** The owner of an acquire. In nested scopes it is that of the outer ones, so that the server detects their deadlocks. */
+  #owner({ options: { owner } }: Request): Owner {
+    if (owner !== undefined) return new Owner(owner);
+    let scope = this.scopes.getStore();
+    const outer = scope?.hold.owner;
+    if (outer !== undefined && !outer.retired) {
+      let enclosing = 0;
+      for (; scope !== undefined; scope = scope.outer) if (outer.live.has(scope.hold)) enclosing += 1;
+      // Concurrent branches of a scope may wait for each other, so each has an owner of its own.
+      if (enclosing === outer.live.size) return outer;
+    }
+    this.#lastOwner += 1;
+    return new Owner(`${this.#options.name}:${this.#lastOwner}`);
+  }
+
+  /** The hold, or null if the limit of the wait is over. */
+  async acquire(request: Request, wait = request.options.wait, signal?: AbortSignal): Promise<Acquire | null> {
+    if (wait !== undefined) check('wait', wait, 0);
+    if (signal !== undefined && !(signal instanceof AbortSignal)) throw new MisuseError('signal must be an AbortSignal');
+    const began = now();
+    let outcome: string = 'unavailable' satisfies Kind;
+    try {
+      const hold = await this.#acquire(request, wait ?? Infinity, began, signal);
+      outcome = hold !== null ? 'granted' : wait === 0 ? 'busy' : 'timed out';
+      return hold;
+    } catch (error) {
+      if (error instanceof LockError) outcome = error.kind;
+      throw error;
+    } finally {
+      this.#options.notify({ label: request.options.label, event: 'waited', outcome, ms: now() - began });
+    }
+  }
+
+  async #acquire(request: Request, wait: number, began: number, signal?: AbortSignal): Promise<Acquire | null> {
+    for (;;) {
+      if (signal?.aborted === true) throw cancelled(request, signal);
+      const asked = await this.#untilFound(request.keys[0] as Name, () => {
+        const left = wait === 0 ? 0 : Math.max(1, began + wait - now());
+        return this.#ask(new Acquire(request, this.#owner(request), wait === 0, left), signal);
+      });
+      if (asked.state === 'held') return this.#checked(asked);
+      if (asked.reason === 'timeout') return null;
+      const Final = FINAL[asked.reason];
+      if (Final !== undefined) throw new Final(`${request.name}: the wait ended (${asked.reason})`);
+    }
+  }
+
+  /** Repeats an attempt, each with a new number, while the cluster says that another node serves the key. */
+  async #untilFound(key: Name, attempt: () => Promise<Acquire>): Promise<Acquire> {
+    const giveUp = now() + this.#options.patience;
+    for (;;) {
+      try {
+        return await attempt();
+      } catch (error) {
+        if (!(error instanceof Moved) || now() >= giveUp) throw error;
+        await this.nodes.refresh(key);
+        await sleep(RETRY_PAUSE);
+      }
+    }
+  }
+
+  async #ask(asked: Acquire, signal?: AbortSignal): Promise<Acquire> {
+    const [key] = asked.request.keys as [Name];
+    const found = this.#sessionOf(key);
+    const session = found instanceof Session ? found : await found;
+    const attempt = session.ask(asked);
+    let forget: (() => void) | undefined;
+    try {
+      if (signal === undefined) await attempt;
+      else await Promise.race([attempt, new Promise<never>((_, reject) => {
+        forget = onAbort(signal, () => {
+          const error = cancelled(asked.request, signal);
+          session.interrupt(asked, error);
+          reject(error);
+        });
+      })]);
+      return asked;
+    } catch (error) {
+      attempt.catch(() => undefined);
+      await session.cancel(asked);
+      throw error;
+    } finally {
+      forget?.();
+    }
+  }
+
+  async #checked(hold: Acquire): Promise<Acquire> {
+    const { at, request: { name, options: { reentrant, lease } } } = hold;
+    if (hold.holds > 1 && reentrant !== true) {
+      await at?.session.release(hold);
+      throw new DeadlockError(`${name}: this owner has the lock already; release it first, or use the option reentrant`);
+    }
+    // The grant waited for the reader, and its lease was running.
+    if (lease !== undefined && hold.leaseEnds - now() < lease / 2) await at?.session.renew(hold, lease);
+    return hold;
+  }
+
+  async attach(request: Request, ticket: string): Promise<Acquire> {
+    const [owner = '', n = '', ...name] = ticket.split('|');
+    if (!/^\d+$/.test(n)) throw new MisuseError('the ticket was not made by handOver()');
+    const source = ['FROM', name.join('|'), n];
+    const asked = await this.#untilFound(request.keys[0] as Name, () =>
+      this.#ask(new Acquire(request, new Owner(Buffer.from(owner, 'hex')), false, Infinity, source)));
+    if (asked.state !== 'held') throw asked.lost();
+    return asked;
+  }
+
+  ticket(hold: Acquire): string {
+    if (hold.state !== 'held' || hold.isLost || hold.at === undefined) throw hold.lost();
+    if (hold.request.several) throw new MisuseError('several locks cannot be handed over together');
+    hold.handedOver = hold.owner.retired = true;
+    return `${Buffer.from(hold.owner.name as string).toString('hex')}|${hold.at.n}|${this.#options.name}`;
+  }
+
+  async execute(key: Name, ...words: Name[]): Promise<unknown> {
+    try {
+      return await this.nodes.execute(key, words);
+    } catch (error) {
+      throw errorOf(error);
+    }
+  }
+
+  async close(): Promise<void> {
+    this.closed = true;
+    await Promise.all([...this.#sessions.values()].map((session) => session.close()));
+  }
+}
+
+/** Age in milliseconds at which the garbage collector begins to report that a hold was dropped. */
+const WATCH_AFTER = 100;
+
+const dropped = new FinalizationRegistry<{ core: Core; acquire: Acquire }>(({ core, acquire }) => {
+  if (acquire.state !== 'held' || acquire.handedOver || core.closed) return;
+  acquire.at?.session.drop(acquire);
+  const text = `the hold of ${acquire.request.name} was never released; use \`await using\`, run() or request()`;
+  process.emitWarning(text, { type: 'ResourceWarning', code: 'REDIS_LOCK_DROPPED' });
+});
+
+/** New holds. Most are released soon, and their registration would cost more than their calls. */
+const fresh = new Set<Hold>();
+let sweep: NodeJS.Timeout | undefined;
+
+function watch(hold: Hold): void {
+  fresh.add(hold);
+  sweep ??= setTimeout(() => {
+    sweep = undefined;
+    for (const each of fresh) each.watch();
+    fresh.clear();
+  }, WATCH_AFTER).unref();
+}
+
+/** The callbacks of each signal. They share one listener, as Node warns of many. */
+const abortCallbacks = new WeakMap<AbortSignal, { callbacks: Set<() => void>; listener: () => void }>();
+
+/** Calls back when the signal is aborted. Returns the function that stops that. */
+function onAbort(signal: AbortSignal, callback: () => void): () => void {
+  const all = new Set<() => void>();
+  const entry = abortCallbacks.get(signal) ?? { callbacks: all, listener: () => all.forEach((each) => each()) };
+  abortCallbacks.set(signal, entry);
+  const { callbacks, listener } = entry;
+  callbacks.add(callback);
+  signal.addEventListener('abort', listener);
+  return () => {
+    callbacks.delete(callback);
+    if (callbacks.size === 0) signal.removeEventListener('abort', listener);
+  };
+}
+
+function cancelled({ name }: Request, { reason }: AbortSignal): CancelledError {
+  return new CancelledError(`${name}: the acquire was aborted`, { cause: reason });
+}
+
+/** A lock that is held. A hold that is dropped without a release is released later, with a `ResourceWarning`. */
+export class Hold {
+  readonly #core: Core;
+  readonly #acquire: Acquire;
+
+  /** @internal */
+  constructor(core: Core, acquire: Acquire) {
+    this.#core = core;
+    this.#acquire = acquire;
+    watch(this);
+  }
+
+  /** @internal */
+  watch(): void {
+    dropped.register(this, { core: this.#core, acquire: this.#acquire }, this.#acquire);
+  }
+
+  /** The key of the lock, or of the first of several locks. */
+  get key(): Name {
+    return this.#acquire.request.keys[0] as Name;
+  }
+
+  /** The name of the holder on the server. */
+  get owner(): Name {
+    return this.#acquire.owner.name;
+  }
+
+  /** With `fence`, a number greater than those of all earlier grants, or a list of numbers for several locks. */
+  get token(): number | number[] | undefined {
+    return this.#acquire.token;
+  }
+
+  /** A signal that is aborted when the hold is lost. Its reason is a `LostError`. A release does not abort it. */
+  get signal(): AbortSignal {
+    return this.#acquire.signal;
+  }
+
+  /** Whether the hold ended before its release, so that another owner may have the lock. */
+  get isLost(): boolean {
+    return this.#acquire.isLost;
+  }
+
+  /** Milliseconds for which no other owner can have the lock, even if the network fails.
+   *
+   *  0 means that nothing is proven: the hold is in jeopardy, lost or released, or `grace` is 0. */
+  get validFor(): number {
+    return this.#session.validFor(this.#acquire);
+  }
+
+  /** Releases exactly this hold. May be called again.
+   *
+   *  Rejects with a `LostError` if the hold ended before, and with an `UnavailableError` if no server answered within the
+   *  patience. Then the release continues in the background. */
+  async release(): Promise<void> {
+    if (!fresh.delete(this)) dropped.unregister(this.#acquire);
+    await this.#session.release(this.#acquire);
+  }
+
+  /** Sets the lease, in milliseconds from now. Without an argument, repeats the lease of the lock or checks a renewed hold.
+   *
+   *  Rejects with a `LostError`, an `UnavailableError`, or a `MisuseError` if the server renews the hold and a lease is given. */
+  async extend(lease?: number): Promise<void> {
+    const own = this.#acquire.request.options.lease;
+    if (lease !== undefined) check('lease', lease, 1);
+    if (lease !== undefined && own === undefined) throw new MisuseError('the server renews this hold; use the option lease');
+    await this.#session.renew(this.#acquire, lease ?? own);
+  }
+
+  /** Runs a Redis command in one step with the check of the holder. Rejects with a `LostError` if the lock is lost. */
+  async guard(...command: [string, ...Name[]]): Promise<unknown> {
+    if (this.isLost) throw this.#acquire.lost();
+    if (this.#acquire.request.several) throw new MisuseError('a guarded command works with one lock');
+    return this.#core.execute(this.key, 'LOCK.GUARD', this.key, 'OWNER', this.owner, ...command);
+  }
+
+  /** Returns a ticket, with which another process takes over this hold by `attach`.
+   *
+   *  Until then this process keeps the hold alive. `release` has no effect any longer. Throws a `LostError` if the hold ended. */
+  handOver(): string {
+    return this.#core.ticket(this.#acquire);
+  }
+
+  /** Releases the hold. A failure is a warning, because an error here would hide an error of the block. */
+  async [Symbol.asyncDispose](): Promise<void> {
+    await this.release().catch((error: unknown) => process.emitWarning(String(error), { code: 'REDIS_LOCK_RELEASE' }));
+  }
+
+  get #session(): Session {
+    return (this.#acquire.at as NonNullable<Acquire['at']>).session;
+  }
+}
+
+/** A lock, or several locks at once, with options. Concurrent tasks may share it. */
+export class Lock {
+  readonly #core: Core;
+  readonly #request: Request;
+
+  /** @internal */
+  constructor(core: Core, request: Request) {
+    this.#core = core;
+    this.#request = request;
+  }
+
+  /** Waits for the lock.
+   *
+   *  Rejects with a `TimedOutError` (after a wait of 0 with a `BusyError`), `DeadlockError`, `CancelledError`, `MisuseError` or
+   *  `UnavailableError`. An aborted acquire leaves neither a waiter nor a hold behind. */
+  async acquire(options: AcquireOptions = {}): Promise<Hold> {
+    return new Hold(this.#core, await this.#acquire(options));
+  }
+
+  /** Returns a hold, or null if another owner holds the lock. Does not wait, unless a `wait` is given. */
+  async tryAcquire({ wait = 0, signal }: AcquireOptions = {}): Promise<Hold | null> {
+    const acquire = await this.#core.acquire(this.#request, wait, signal);
+    return acquire && new Hold(this.#core, acquire);
+  }
+
+  /** Holds the lock while the callback runs. An error of the callback is passed on, otherwise a loss rejects with a `LostError`.
+   *
+   *  Acquires inside the callback have the same owner, so that the server detects deadlocks. */
+  async run<T>(callback: (hold: Hold) => T | Promise<T>, options: AcquireOptions = {}): Promise<T> {
+    if (typeof callback !== 'function') throw new MisuseError('run needs a callback');
+    const acquire = await this.#acquire(options);
+    return this.#scope(acquire, callback);
+  }
+
+  /** Runs the callback with a hold, or with null if another owner holds the lock. Waits only if a `wait` is given. */
+  async tryRun<T>(callback: (hold: Hold | null) => T | Promise<T>, { wait = 0, signal }: AcquireOptions = {}): Promise<T> {
+    if (typeof callback !== 'function') throw new MisuseError('tryRun needs a callback');
+    const acquire = await this.#core.acquire(this.#request, wait, signal);
+    return acquire === null ? callback(null) : this.#scope(acquire, callback);
+  }
+
+  /** Takes over a hold that another process has handed over. Rejects with a `LostError` if it has ended. */
+  async attach(ticket: string): Promise<Hold> {
+    return new Hold(this.#core, await this.#core.attach(this.#request, ticket));
+  }
+
+  /** The holders, waiters and more, by `LOCK.INFO`. Null if the lock is free. */
+  async query(): Promise<LockInfo | null> {
+    const [key] = this.#request.keys as [Name];
+    const reply = await this.#core.execute(key, 'LOCK.INFO', key);
+    if (reply === null) return null;
+    const info = fieldsOf(reply);
+    return { ...info, holders: (info['holders'] as unknown[]).map(fieldsOf) } as unknown as LockInfo;
+  }
+
+  /** Takes the lock from its holders, by `LOCK.BREAK`. Returns whether there was one. */
+  async forceRelease(): Promise<boolean> {
+    const [key] = this.#request.keys as [Name];
+    return Number(await this.#core.execute(key, 'LOCK.BREAK', key)) > 0;
+  }
+
+  async #acquire({ wait = this.#request.options.wait, signal }: AcquireOptions): Promise<Acquire> {
+    const acquire = await this.#core.acquire(this.#request, wait, signal);
+    if (acquire !== null) return acquire;
+    throw new (wait === 0 ? BusyError : TimedOutError)(`${this.#request.name}: another owner holds the lock`);
+  }
+
+  async #scope<T>(acquire: Acquire, callback: (hold: Hold) => T | Promise<T>): Promise<T> {
+    const { scopes } = this.#core;
+    const hold = new Hold(this.#core, acquire);
     let result: T;
     try {
-      result = await callback(hold);
+      result = await scopes.run({ hold: acquire, outer: scopes.getStore() }, callback, hold);
     } catch (error) {
-      // It says more than what may go wrong now.
+      // The error of the callback says more.
       await hold.release().catch(() => undefined);
       throw error;
     }
     await hold.release();
     return result;
   }
+}
 
-  /** As in node-redlock: the routine has the lock, for `lease` milliseconds at a time, and its signal tells it of a loss. */
-  async using<T>(names: string | readonly string[], lease: number, routine: (signal: AbortSignal) => Promise<T>): Promise<T> {
-    const [name, ...others] = typeof names === 'string' ? [names] : names;
-    if (name === undefined || others.length > 0) throw new MisuseError('using takes one name');
-    return this.request(name, { lease, keep: true }, (hold) => routine(hold.signal));
+/** A map is a list in RESP2. */
+export function fieldsOf(reply: unknown): Record<string, unknown> {
+  if (reply instanceof Map) return Object.fromEntries(reply) as Record<string, unknown>;
+  if (!Array.isArray(reply)) return (reply ?? {}) as Record<string, unknown>;
+  const pairs = reply.flatMap((name, index) => (index % 2 === 0 ? [[String(name), reply[index + 1] as unknown]] : []));
+  return Object.fromEntries(pairs) as Record<string, unknown>;
+}
+
+/** The locks of this process on the server, the Sentinel primary or the cluster of a client.
+ *
+ *  All waits and holds of the process share one session for each server. The client's library makes its connections. */
+export class Locks {
+  /** @internal */
+  readonly core: Core;
+
+  /** Throws a `MisuseError` if the client or an option is wrong. Connects at the first acquire. */
+  constructor(client: Client, options: LocksOptions = {}) {
+    this.core = new Core(client, options);
   }
 
-  /** Takes over the hold of an owner, of another process maybe, and sets its lease: see `Hold.handOver`. One that is kept must be
-   *  kept here, too. Rejects with `LostError` if it has ended. */
-  async attach(name: string, owner: string, options: Options = {}): Promise<Hold> {
-    const how = howOf(name, { ...options, owner });
-    const over = this.#givenBack(name, how, Infinity);
-    await (how.signal === undefined ? over : unlessAborted(over, how.signal, name));
-    if (!how.keep) {
-      const info = fieldsOf(await this.#session.insist(['LOCK.INFO', name], this.#session.patience, { sinceFailure: true }));
-      const holder = listOf(info['holders']).find((one) => one['owner'] === owner);
-      // It would end with that connection, whatever its lease is.
-      const isBound = Number(holder?.['watchdog']) === 1 || Number(holder?.['ephemeral']) === 1;
-      if (isBound) throw new MisuseError(`${name}: the hold is bound to a connection: attach it as one that is kept`);
-    }
-    const hold = new Hold(this.#session, how, name, owner);
-    const sent = await hold.confirm(this.#session.patience);
-    hold.begin({ sent, renewed: sent });
-    return hold;
+  /** A lock with options. Several keys are granted together or not at all, without deadlocks in any order.
+   *
+   *  Throws a `MisuseError` if the options do not fit together. Acquires nothing yet. */
+  lock(keys: Name | readonly Name[], options: LockOptions = {}): Lock {
+    return new Lock(this.core, new Request(keys, options));
   }
 
-  /** Who holds the lock and who waits for it; without a name, of all locks, which needs permission for `LOCK.SCAN`. */
-  async query(name?: string): Promise<Snapshot> {
-    const names = name === undefined ? await this.#all() : [name];
-    const snapshots = await Promise.all(names.map((one) => this.#query(one)));
-    return { held: snapshots.flatMap(({ held }) => held), pending: snapshots.flatMap(({ pending }) => pending) };
-  }
-
-  /** Ends all waits and all that is held with `keep`, and both connections. */
+  /** Ends all waits and renewed holds, the sessions and their connections. A hold with a lease remains until its lease ends. */
   async close(): Promise<void> {
-    await this.#session.close();
+    await this.core.close();
   }
 
-  /** As `close`. */
   async [Symbol.asyncDispose](): Promise<void> {
     await this.close();
   }
-
-  async #all(): Promise<string[]> {
-    const names = new Set<string>();
-    let cursor = '0';
-    do {
-      const [next, found] = (await this.#session.call(['LOCK.SCAN', cursor])) as [unknown, unknown[]];
-      for (const one of found) names.add(String(fieldsOf(one)['key']));
-      cursor = String(next);
-    } while (cursor !== '0');
-    return [...names];
-  }
-
-  async #query(name: string): Promise<Snapshot> {
-    const [info, waiters] = await Promise.all([
-      this.#session.call(['LOCK.INFO', name]),
-      this.#session.call(['LOCK.WAITERS', name, 'COUNT', '1000000']),
-    ]);
-    const listed = (all: unknown): LockInfo[] => listOf(all).map(({ mode, owner }) => ({ name, mode, owner }) as LockInfo);
-    return { held: listed(fieldsOf(info)['holders']), pending: listed(waiters) };
-  }
-
-  async #acquire(name: string, how: How): Promise<Hold | null> {
-    const began = now();
-    let outcome = 'unavailable';
-    try {
-      const granted = this.#untilGranted(name, how, began + (how.wait ?? Infinity));
-      this.#session.attempts.add(granted);
-      const hold = await granted.finally(() => this.#session.attempts.delete(granted));
-      outcome = hold !== null ? 'granted' : how.wait === 0 ? 'busy' : 'timed out';
-      return hold;
-    } catch (error) {
-      if (error instanceof LockError) outcome = error.kind;
-      throw error;
-    } finally {
-      tell(how.label, 'waited', outcome, began);
-    }
-  }
-
-  /** Waits until nothing of that owner is given back any more: whether there was something. */
-  async #givenBack(name: string, { owner }: How, time: number): Promise<boolean> {
-    const session = this.#session;
-    if (owner === undefined || session.givingBack(name, owner).length === 0) return false;
-    if (await session.givenBack(name, owner, Math.min(session.patience, Math.max(SOON, time)))) return true;
-    throw new UnavailableError(`${name}: the last hold of this owner could not be given back yet`);
-  }
-
-  async #untilGranted(name: string, how: How, deadline: number): Promise<Hold | null> {
-    for (;;) {
-      const hold = new Hold(this.#session, how, name, how.owner ?? `${PROCESS}/${randomUUID()}`);
-      const request = randomUUID();
-      let grant: Grant | null;
-      if (how.signal?.aborted === true) throw cancelled(name, how.signal);
-      try {
-        const attempt = this.#attempt(hold, how, request, deadline);
-        grant = await (how.signal === undefined ? attempt : unlessAborted(attempt, how.signal, name));
-      } catch (error) {
-        // It was granted to a connection that broke, and ended with it.
-        if (error instanceof LostError) continue;
-        // Whatever has become of the call: nothing waits, and nothing is held. What was never sent is nothing.
-        if (!hold.isAsked) throw error;
-        const taken = this.#takeBack(hold, request, how.lease, error instanceof MisuseError);
-        // Who could not be asked cannot be told either, so nobody waits for that.
-        if (!(error instanceof Disconnected)) await taken;
-        throw error;
-      }
-      if (grant !== null) {
-        if (how.owner !== undefined) this.#session.granted(name, how.owner, how.shared);
-        hold.begin(grant);
-        if (!hold.signal.aborted) return hold;
-        // Who slept through the whole lease begins nothing.
-        await this.#takeBack(hold, request, how.lease);
-        throw hold.signal.reason as LostError;
-      }
-      if (how.wait !== 0) await this.#takeBack(hold, request, how.lease);
-      return null;
-    }
-  }
-
-  /** Asks until the lock is granted. Whoever aborts it does not wait for its end: the server says that the wait was cancelled. */
-  async #attempt(hold: Hold, how: How, request: string, deadline: number): Promise<Grant | null> {
-    const session = this.#session;
-    const waits = how.wait !== 0;
-    const words = ['LOCK.ACQUIRE', hold.name, hold.owner, 'PX', ms(how.lease), 'ONCE', 'ID', request];
-    if (how.shared) words.push('SHARED');
-    if (how.limit !== undefined) words.push('LIMIT', String(how.limit));
-    if (how.fence === true) words.push('FENCE');
-    words.push(...bound(how));
-    const own = waits && how.ownConnection === true;
-    if (waits && !own) words.push('NOTIFY', session.inbox);
-    const check = (): void => {
-      if (session.ending) throw new UnavailableError('closed');
-      if (how.signal?.aborted === true) throw cancelled(hold.name, how.signal);
-    };
-    const asked: { at: number; wire?: Wire | undefined } = { at: Infinity };
-    const asks = (wire?: Wire): number => {
-      // Nobody would take it back.
-      check();
-      const isBusy = how.owner !== undefined && session.givingBack(hold.name, how.owner).length > 0;
-      if (isBusy) throw new Passing(`${hold.name}: the last hold of this owner is being given back`);
-      [asked.at, asked.wire] = [now(), wire];
-      hold.asked(asked.at);
-      return asked.at;
-    };
-    let broken = false;
-    let pause = TRY_AGAIN;
-    /** When the first of the calls failed that went wrong since the last reply. */
-    let failing: number | undefined;
-    const bell = new Bell();
-    session.waits.set(request, bell);
-    try {
-      for (;;) {
-        check();
-        bell.clear();
-        asked.at = Infinity;
-        try {
-          // What is given back by that name may be what this was granted.
-          if ((await this.#givenBack(hold.name, how, deadline - now())) && hold.isAsked) broken = true;
-          if (own) return await this.#block(hold, how, words, deadline, broken, asks);
-          // A wait without limit ends when there is no server.
-          const patience = Math.max(SOON, deadline - now());
-          if (waits) await session.listen(patience);
-          check();
-          const reply = await session.call((wire) => {
-            asks(wire);
-            return words;
-          }, patience);
-          check();
-          if (reply !== null && reply !== 0) {
-            const { at: sent, wire } = asked;
-            // The reply may be that of a call whose hold ended with its connection.
-            const mayHaveEnded = (await this.#givenBack(hold.name, how, deadline - now())) || broken;
-            const renewed = mayHaveEnded ? await hold.confirm(0) : sent;
-            check();
-            return { sent, renewed, token: tokenOf(reply), wire };
-          }
-          if (reply === null) return null;
-          failing = undefined;
-          pause = TRY_AGAIN;
-        } catch (error) {
-          // It waited in a server that was there.
-          if (own && now() - asked.at > Math.min(SOON, session.patience)) failing = undefined;
-          failing ??= now();
-          // A try is sent again once, and a wait without limit until there was no server for some time.
-          const end = how.wait === undefined ? failing + session.patience : deadline;
-          const isOver = waits ? now() > end : broken || now() + TRY_AGAIN > deadline + SOON;
-          if (!(error instanceof Passing) || isOver) throw error;
-          broken = true;
-          // A timer may be early by a part of a millisecond.
-          await sleep(waits ? Math.max(1, Math.min(pause, end - now())) : Math.max(TRY_AGAIN, session.pause) + 2);
-          pause = Math.min(2 * pause, SOON / 5);
-          continue;
-        }
-        const left = Math.min(askAgain(how.lease), deadline - now());
-        if (left <= 0) return null;
-        if (!(await bell.within(left))) void session.look();
-      }
-    } finally {
-      session.waits.delete(request);
-    }
-  }
-
-  /** Waits in the server. The grant is bound to the connection of that call, and then to the session's. */
-  async #block(
-    hold: Hold,
-    how: How,
-    words: readonly string[],
-    deadline: number,
-    broken: boolean,
-    asks: () => number,
-  ): Promise<Grant | null> {
-    const session = this.#session;
-    const left = (): number => deadline - now();
-    const block = (): string => (how.wait === undefined ? '0' : ms(Math.min(1e12, Math.max(1, left()))));
-    let [sent, isAgain] = [0, broken];
-    const { reply, wire } = await session.block(() => [...words, 'BLOCK', block()], left, {
-      signal: how.signal,
-      sent: () => {
-        isAgain ||= sent > 0;
-        sent = asks();
-      },
-    });
-    let renewed = sent;
-    // Nobody knows how old the grant is, if the wait was long; nor, of a call that was sent again or that has an owner with a name,
-    // whether the hold has ended.
-    if (reply !== null && (isAgain || how.keep || how.owner !== undefined || now() - sent > how.lease / 20)) {
-      try {
-        await this.#givenBack(hold.name, how, left());
-        renewed = await this.#confirm(hold, how, left);
-      } catch (error) {
-        wire.close();
-        throw error;
-      }
-    }
-    session.rest(wire);
-    if (how.signal?.aborted === true) throw cancelled(hold.name, how.signal);
-    return reply === null ? null : { sent: renewed, renewed, token: tokenOf(reply) };
-  }
-
-  /** While the server is there, and does not do it now, it is asked again: the end of the connection that it has granted this to would
-   *  be that of the hold. */
-  async #confirm(hold: Hold, how: How, left: () => number): Promise<number> {
-    for (;;) {
-      try {
-        return await hold.confirm(0);
-      } catch (error) {
-        const goesOn = error instanceof Passing && !(error instanceof Disconnected);
-        if (!goesOn || left() <= 0 || how.signal?.aborted === true) throw error;
-        await sleep(TRY_AGAIN);
-      }
-    }
-  }
-
-  /** Whatever the acquire has got. Where the server cannot do it now, this goes on behind the caller's back. It does not keep the
-   *  process alive for long, as the end of the process ends the wait, too. */
-  async #takeBack(hold: Hold, request: string, lease: number, refused = false): Promise<void> {
-    const session = this.#session;
-    const words = ['LOCK.CANCEL', hold.name, hold.owner, 'ID', request];
-    const first = session.call(words, SOON);
-    const goOn = async (error: unknown): Promise<unknown> => {
-      if (!(error instanceof UnavailableError)) throw error;
-      const alive = error instanceof Disconnected ? session.patience : lease;
-      return session.insist(words, GIVE_BACK_FOR, { through: UnavailableError, most: SOON, alive });
-    };
-    // Not permitted: a wait ends with its connection, but what was granted is to be given back, if the acquire was not refused
-    // itself. That goes by the owner, so it must have nothing else.
-    const last = (error: unknown): void => {
-      if (!(error instanceof MisuseError) || refused || session.has(hold.name, hold.owner)) return;
-      hold.asked(now());
-      hold.leave();
-    };
-    session.giveBack(hold.name, hold.owner, first.catch(goOn).catch(last));
-    await first.catch(() => undefined);
-  }
-}
-
-function cancelled(name: string, { reason }: AbortSignal): CancelledError {
-  return new CancelledError(`${name}: the wait was cancelled`, { cause: reason });
-}
-
-/** As the attempt, but at once when the signal is aborted. */
-async function unlessAborted<T>(attempt: Promise<T>, signal: AbortSignal, name: string): Promise<T> {
-  let forget: (() => void) | undefined;
-  const aborted = new Promise<never>((_, reject) => {
-    forget = onAbort(signal, () => reject(cancelled(name, signal)));
-  });
-  return Promise.race([attempt, aborted]).finally(forget);
-}
-
-/** A map comes as a list in RESP2, and nothing as null. */
-function fieldsOf(reply: unknown): Record<string, unknown> {
-  const list = (reply ?? []) as unknown[];
-  return Object.fromEntries(list.flatMap((name, at) => (at % 2 === 0 ? [[String(name), list[at + 1]]] : [])));
-}
-
-function listOf(reply: unknown): Record<string, unknown>[] {
-  return ((reply ?? []) as unknown[]).map(fieldsOf);
-}
-
-function tokenOf(reply: unknown): number | undefined {
-  const token = typeof reply === 'number' ? undefined : fieldsOf(reply)['token'];
-  return token === undefined || token === null ? undefined : Number(token);
 }

@@ -1,20 +1,19 @@
 // SPDX-License-Identifier: MIT
 
-/** A store of Verrou (`@verrou/core`) whose locks are this server's. */
+/** A store of Verrou (`@verrou/core`) with locks of the redis-lock server module. */
 
 import { E_LOCK_NOT_OWNED } from '@verrou/core';
 import type { LockStore } from '@verrou/core/types';
-import { LostError } from './errors.js';
-import type { Hold } from './hold.js';
-import type { Locks } from './locks.js';
-import type { Options } from './options.js';
+import { DeadlockError, LostError } from './errors.js';
+import type { Hold, Locks } from './locks.js';
+import { ms } from './request.js';
 
-/** For Verrou's `stores`. A `prefix` keeps its locks apart from the strings of Verrou's own Redis store. */
+/** A store for Verrou's `stores`. The `prefix` keeps its locks apart from the strings of Verrou's own Redis store. */
 export function redisLockStore(locks: Locks, { prefix = 'redis-lock:' } = {}): { driver: { factory: () => LockStore } } {
   return { driver: { factory: () => new RedisLockStore(locks, prefix) } };
 }
 
-/** A lock without a time to live is kept for as long as its process lives. */
+/** A lock without a time to live is renewed while its process lives. Owners of other processes are found by their names. */
 export class RedisLockStore implements LockStore {
   readonly #locks: Locks;
   readonly #prefix: string;
@@ -26,53 +25,44 @@ export class RedisLockStore implements LockStore {
   }
 
   async save(key: string, owner: string, ttl: number | null): Promise<boolean> {
-    const hold = await this.#locks.tryAcquire(this.#prefix + key, { owner, ...(ttl === null ? {} : { lease: ttl }) });
-    if (hold !== null) this.#remember(key, hold);
+    const hold = await this.#locks.lock(this.#prefix + key, { owner, lease: ttl ?? undefined }).tryAcquire().catch(busy);
+    if (hold !== null) this.#holds.set(`${owner} ${key}`, hold);
     return hold !== null;
   }
 
   async delete(key: string, owner: string): Promise<void> {
-    // It may be one that another process keeps.
-    await owned(async () => (await this.#hold(key, owner, { keep: true })).release());
+    const hold = this.#holds.get(`${owner} ${key}`);
     this.#holds.delete(`${owner} ${key}`);
+    await owned(hold?.release() ?? this.#execute(key, 'LOCK.RELEASE', owner));
   }
 
   async forceDelete(key: string): Promise<void> {
-    const { held } = await this.#locks.query(this.#prefix + key);
-    for (const { owner } of held) {
-      await this.delete(key, owner).catch((error: unknown) => {
-        if (!(error instanceof E_LOCK_NOT_OWNED)) throw error;
-      });
-    }
+    await this.#locks.lock(this.#prefix + key).forceRelease();
   }
 
   async exists(key: string): Promise<boolean> {
-    return (await this.#locks.query(this.#prefix + key)).held.length > 0;
+    return (await this.#locks.lock(this.#prefix + key).query()) !== null;
   }
 
   async extend(key: string, owner: string, duration: number): Promise<void> {
-    await owned(async () => (await this.#hold(key, owner, { lease: duration })).extend(duration));
+    const hold = this.#holds.get(`${owner} ${key}`);
+    await owned(hold?.extend(duration) ?? this.#execute(key, 'LOCK.RENEW', owner, 'PX', ms(duration)));
   }
 
-  /** That of an owner in another process becomes ours. */
-  async #hold(key: string, owner: string, options: Options): Promise<Hold> {
-    const ours = this.#holds.get(`${owner} ${key}`);
-    if (ours !== undefined) return ours;
-    const hold = await this.#locks.attach(this.#prefix + key, owner, options);
-    this.#remember(key, hold);
-    return hold;
-  }
-
-  #remember(key: string, hold: Hold): void {
-    const id = `${hold.owner} ${key}`;
-    this.#holds.set(id, hold);
-    hold.signal.addEventListener('abort', () => this.#holds.get(id) === hold && this.#holds.delete(id));
+  #execute(key: string, verb: string, ...words: string[]): Promise<unknown> {
+    return this.#locks.core.execute(this.#prefix + key, verb, this.#prefix + key, ...words);
   }
 }
 
-async function owned(work: () => Promise<void>): Promise<void> {
+/** An owner that has the lock already is no different from another one to Verrou. */
+function busy(error: unknown): null {
+  if (error instanceof DeadlockError) return null;
+  throw error;
+}
+
+async function owned(work: Promise<unknown>): Promise<void> {
   try {
-    await work();
+    await work;
   } catch (error) {
     if (error instanceof LostError) throw new E_LOCK_NOT_OWNED();
     throw error;

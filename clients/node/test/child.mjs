@@ -1,20 +1,19 @@
 // SPDX-License-Identifier: MIT
 
-// A process that has done with its own client: see faults.test.mjs.
+// A process that ends when nothing keeps it alive: see locks.test.mjs.
 
 import { Locks } from '@redis-lock/client';
 import { LIBRARIES } from './support.mjs';
 
-const [name, port, what] = process.argv.slice(2);
+const [name, port, mode] = process.argv.slice(2);
 const client = await LIBRARIES[name].connect(Number(port));
 const locks = new Locks(client);
-await locks.request('k', () => undefined);
-if (what.endsWith('is held')) await locks.acquire('k');
-if (what.endsWith('is waited for')) void locks.acquire('taken');
-if (what.includes('nothing')) await (await locks.acquire('k', { lease: 60_000 })).release();
-if (what.includes('close')) {
-  await locks.acquire('k', { lease: 60_000 });
-  locks.acquire('taken').catch(() => undefined);
+await locks.lock('k').run(() => undefined);
+if (mode === 'held') globalThis.hold = await locks.lock('k').acquire();
+if (mode === 'waiting') void locks.lock('taken').acquire();
+if (mode === 'closed') {
+  globalThis.hold = await locks.lock('k').acquire();
+  locks.lock('taken').acquire().catch(() => undefined);
   await locks.close();
 }
 LIBRARIES[name].end(client);

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: MIT
 
-// Runs the files of tests that it is given. What fails, as it may on a busy machine, is run again alone, twice at most, and named.
+// Runs files of tests. A test that fails, as it may on a busy machine, runs again alone, twice at most, and is named.
 
 import { relative, resolve } from 'node:path';
 import { run } from 'node:test';
 import { spec } from 'node:test/reporters';
 
-// In milliseconds, of one file: what hangs must not keep the others waiting for ever.
+// Limit for one file, in milliseconds: a test that hangs must not delay the others for ever.
 const LIMIT = 400_000;
 
 function said(names) {
   return names === null ? 'all' : [...names].join('; ');
 }
 
-/** Runs files, or only the tests of these names in them. Which files failed, each with the names of its tests, or null if all must
- *  be run again. */
+/** Runs files, or only the tests of these names in them. Returns the files that failed, each with the names of its tests, or null
+ *  if all must run again. */
 async function play(files, names = null) {
   const failed = new Map();
   let passed = 0;
@@ -23,7 +23,7 @@ async function play(files, names = null) {
   events.on('test:pass', ({ skip, details }) => (passed += skip === undefined && details.type !== 'suite'));
   events.on('test:fail', ({ name, nesting, file, details }) => {
     const why = details.error.failureType;
-    // It is said of a suite, too, whose tests say it themselves.
+    // Each test of a suite reports its own failure.
     if (why === 'subtestsFailed') return;
     const isOne = nesting > 0 && (why === 'testCodeFailure' || why === 'testTimeoutFailure');
     failed.set(file, isOne && failed.get(file) !== null ? new Set(failed.get(file)).add(name) : null);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-// Real servers, a proxy that cuts and freezes, and both client libraries.
+// Real servers, a proxy that breaks and freezes connections, and both client libraries.
 
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
@@ -18,13 +18,13 @@ if (MODULE === undefined) throw new Error('REDIS_LOCK_MODULE must name the modul
 export async function until(condition, what = 'it', ms = 10_000) {
   const deadline = performance.now() + ms;
   while (!(await condition())) {
-    if (performance.now() > deadline) throw new Error(`${what} does not come about`);
+    if (performance.now() > deadline) throw new Error(`${what} does not happen`);
     await sleep(5);
   }
 }
 
-/** Keeps the event loop as busy as it can be. */
-export function busyFor(ms) {
+/** Blocks the event loop. */
+export function blockFor(ms) {
   const end = performance.now() + ms;
   while (performance.now() < end);
 }
@@ -43,21 +43,22 @@ export async function freePort() {
 }
 
 export class Server {
-  static async start() {
+  static async start({ hasModule = true, more = [] } = {}) {
     const server = new Server();
+    server.more = [...(hasModule ? ['--loadmodule', MODULE] : []), ...more];
     server.folder = mkdtempSync(join(tmpdir(), 'redis-lock-node-'));
     for (let attempt = 0; attempt < 5; attempt++) {
       server.port = await freePort();
       await server.run();
       if (server.process.exitCode === null) return server;
-      // Somebody else may have taken the port meanwhile.
+      // Another process may have taken the port meanwhile.
     }
     throw new Error('redis-server does not start');
   }
 
   async run() {
     const words = `--port ${this.port} --bind 127.0.0.1 --dir ${this.folder}`.split(' ');
-    this.process = spawn('redis-server', [...words, '--save', '', '--loadmodule', MODULE], { stdio: 'ignore' });
+    this.process = spawn('redis-server', [...words, '--save', '', ...this.more], { stdio: 'ignore' });
     this.admin?.disconnect();
     this.admin = new Redis({ port: this.port, host: '127.0.0.1', retryStrategy: () => 20, maxRetriesPerRequest: null });
     this.admin.on('error', () => undefined);
@@ -70,16 +71,32 @@ export class Server {
     await until(() => isOurs || this.process.exitCode !== null, 'a server');
   }
 
+  /** Writes each change to a file, so that a restart keeps it. */
+  async persist() {
+    await this.admin.config('SET', 'appendfsync', 'always');
+    await this.admin.config('SET', 'appendonly', 'yes');
+    await until(async () => (await this.admin.info('persistence')).includes('aof_rewrite_in_progress:0'), 'the first file');
+    this.more.push('--appendonly', 'yes');
+  }
+
+  async kill(signal = 'SIGKILL') {
+    if (this.process.exitCode !== null || this.process.signalCode !== null) return;
+    this.process.kill(signal);
+    await once(this.process, 'exit');
+  }
+
+  async restart() {
+    await this.kill();
+    await this.run();
+  }
+
   async stop() {
     this.admin.disconnect();
-    if (this.process.exitCode === null && this.process.signalCode === null) {
-      this.process.kill('SIGKILL');
-      await once(this.process, 'exit');
-    }
+    await this.kill();
     rmSync(this.folder, { recursive: true, force: true });
   }
 
-  /** How many hold it. */
+  /** Number of holders. */
   async holders(key) {
     return (fields(await this.admin.call('LOCK.INFO', key)).holders ?? []).length;
   }
@@ -92,51 +109,40 @@ export class Server {
     return (await this.admin.call('LOCK.WAITERS', key, 'COUNT', '100000')).length;
   }
 
-  /** Neither holds nor waiters nor queued waits. */
+  /** Whether the lock has neither holders nor waiters. */
   async isEmpty(key) {
     return (await this.holders(key)) === 0 && (await this.waiters(key)) === 0;
   }
 
-  /** Ids of all connections but this one's. */
+  /** The ids of all connections except this one. */
   async connections() {
     const [list, own] = await Promise.all([this.admin.client('LIST'), this.admin.client('ID')]);
     const ids = list.split('\n').filter(Boolean).map((line) => /^id=(\d+)/.exec(line)[1]);
     return ids.filter((id) => id !== String(own));
   }
 
-  /** Whether it carries out what changes something. */
+  /** Allows or refuses writes. */
   async writes(yes) {
     await this.admin.config('SET', 'min-replicas-to-write', yes ? 0 : 1);
   }
 
-  /** A number of what INFO says. */
+  /** A number from INFO. */
   async number(name) {
     return Number(new RegExp(`^${name}:(\\d+)`, 'm').exec(await this.admin.info())[1]);
   }
 
-  /** How often a command was called. */
+  /** Number of calls of a command. */
   async calls(command) {
     const info = await this.admin.info('commandstats');
-    return Number(new RegExp(`cmdstat_${command.toLowerCase()}:calls=(\\d+)`).exec(info)?.[1] ?? 0);
+    return Number(new RegExp(`cmdstat_${command}:calls=(\\d+)`).exec(info)?.[1] ?? 0);
   }
 }
 
-/** Passes bytes on, but for those of replies that are to be lost. */
+/** Passes bytes on, and breaks or freezes connections. */
 export class Proxy {
   #pairs = new Set();
-  #held = [];
-  cutReplyOf = undefined;
-  frozen = false;
-  happened = 0;
-  /** How many connections ended with a reset. */
-  resets = 0;
-  /** What clients have said. */
-  heard = '';
-  /** What of that was said on connections that are frozen. */
-  unheard = '';
-  /** Whether new connections wait for `open` from then on. */
-  shutsThen = false;
-  #isShut = false;
+  /** Connections that were made so far. */
+  made = 0;
 
   static async to(port) {
     const proxy = new Proxy();
@@ -148,64 +154,34 @@ export class Proxy {
   }
 
   #join(near, far) {
-    const pair = { near, far, isCut: false, isFrozen: false, isForMessages: false };
+    const pair = { near, far, isFrozen: this.isFrozen };
+    this.made += 1;
     this.#pairs.add(pair);
-    if (this.#isShut) this.#held.push(near.pause());
     const end = () => {
       near.destroy();
       far.destroy();
       this.#pairs.delete(pair);
     };
     for (const one of [near, far]) one.on('error', end).on('close', end);
-    near.on('error', ({ code }) => (this.resets += code === 'ECONNRESET' ? 1 : 0));
-    // Whoever hears nothing does not hear the end either.
-    near.on('end', () => this.frozen || pair.isFrozen || end());
-    near.on('data', (data) => {
-      this.heard += data;
-      pair.isForMessages ||= /subscribe/i.test(data);
-      if (pair.isFrozen) this.unheard += data;
-      if (this.frozen || pair.isFrozen) return;
-      if (this.cutReplyOf !== undefined && data.includes(this.cutReplyOf)) {
-        this.cutReplyOf = undefined;
-        pair.isCut = true;
-      }
-      far.write(data);
-    });
-    far.on('data', (data) => {
-      if (this.frozen || pair.isFrozen) return;
-      if (pair.isCut) {
-        this.happened += 1;
-        this.#isShut = this.shutsThen;
-        end();
-      } else {
-        near.write(data);
-      }
-    });
+    near.on('end', () => pair.isFrozen || end());
+    near.on('data', (data) => pair.isFrozen || far.write(data));
+    far.on('data', (data) => pair.isFrozen || near.write(data));
   }
 
-  /** The words of each call of a command, since `heard` was emptied. */
-  said(command, heard = this.heard) {
-    const lines = heard.replaceAll(/\r\n\$\d+\r\n/g, ' ').split('\r\n');
-    return lines.map((line) => line.split(' ').slice(1)).filter(([word]) => word === command);
-  }
-
-  /** What is connected now hears nothing any more; new connections do. */
-  freezeWhatIsThere() {
+  /** Present and new connections pass nothing on. */
+  freeze() {
+    this.isFrozen = true;
     for (const pair of this.#pairs) pair.isFrozen = true;
   }
 
-  freezeMessages() {
-    for (const pair of this.#pairs) pair.isFrozen ||= pair.isForMessages;
+  /** New connections pass bytes on, and frozen ones break. */
+  thaw() {
+    this.isFrozen = false;
+    this.cut();
   }
 
-  /** What is connected now hears all, but not before it may. */
-  delay(yes) {
-    for (const { near, far } of this.#pairs) for (const one of [near, far]) one[yes ? 'pause' : 'resume']();
-  }
-
-  open() {
-    this.#isShut = false;
-    for (const near of this.#held.splice(0)) near.resume();
+  get connections() {
+    return this.#pairs.size;
   }
 
   /** Breaks all connections. */
@@ -222,7 +198,7 @@ export class Proxy {
   }
 }
 
-/** How a client of each library is made, and ended. */
+/** Makes and ends a client of each library. */
 export const LIBRARIES = {
   ioredis: {
     async connect(port, options = {}) {

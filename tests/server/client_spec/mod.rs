@@ -92,6 +92,8 @@ mod sessions {
         python: Python,
         long_python_async: PythonAsync,
         long_go: Go,
+        node_ioredis: NodeIoredis,
+        long_node_redis: NodeRedis,
     });
 }
 
@@ -141,8 +143,6 @@ mod connections {
         s41_failing_connections_cause_no_storm,
     ], {
         long_rust: Rust,
-        node_ioredis: NodeIoredis,
-        long_node_redis: NodeRedis,
         long_java_lettuce: JavaLettuce,
         long_java_jedis: JavaJedis,
     });

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-// Has japa run the suite.
+// Runs the suite with japa.
 
 import { assert } from '@japa/assert';
 import { configure, processCLIArgs, run } from '@japa/runner';

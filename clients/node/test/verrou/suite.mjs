@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-// Verrou's own tests, of our store. Each test has a store of its own. What is said to fail must fail.
+// Verrou's own tests of a store. Each test has a new store. Tests in the list of skips must fail.
 
 import { readFileSync } from 'node:fs';
 import { test } from '@japa/runner';
@@ -28,10 +28,10 @@ function counted(title, body) {
 }
 
 registerStoreTestSuite({ test: counted, createStore: () => new RedisLockStore(locks, `verrou:${(stores += 1)}:`) });
-if (registered !== Number(expected)) throw new Error(`${registered} tests, and there are to be ${expected}`);
+if (registered !== Number(expected)) throw new Error(`${registered} tests, expected ${expected}`);
 if (reasons.size > 0) throw new Error(`no such tests: ${[...reasons.keys()].join(', ')}`);
 
-// Last: what is wrong so far leaves no server behind.
+// Last, so that an error above leaves no server behind.
 server = await Server.start();
 client = await library.connect(server.port);
 locks = new Locks(client);

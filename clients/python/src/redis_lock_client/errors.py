@@ -112,7 +112,7 @@ def of(error: BaseException) -> LockError:
     text = str(error) if str(error).startswith(code) else f"{code} {error}"
     if code == "ERR" and "unknown command" in text:
         text = "the server has no LOCK commands; load the redis-lock module"
-    return KINDS.get(code, Misuse)(text)
+    return KINDS.get(code, Unavailable)(text)
 
 
 def _classes() -> "dict[str, type[RedisError]]":
