@@ -83,7 +83,8 @@ impl Stage {
             let url = format!("redis://{user}127.0.0.1:{}", proxy.port);
             let package = if name == "other" { package.other() } else { package };
             let settings = scenario["settings"].as_object().into_iter().flatten();
-            let settings = settings.map(|(name, ms)| (format!("REDIS_LOCK_{}", name.to_uppercase()), ms.to_string()));
+            let settings =
+                settings.map(|(name, ms)| (format!("REDIS_LOCK_{}", name.to_uppercase()), ms.to_string()));
             drivers.insert(name.to_owned(), (Driver::start_with(package, &url, settings), proxy));
         }
         Stage {

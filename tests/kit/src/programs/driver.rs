@@ -173,7 +173,11 @@ impl Driver {
     }
 
     /// Starts a driver with these variables in its environment.
-    pub fn start_with(package: Package, url: &str, variables: impl IntoIterator<Item = (String, String)>) -> Driver {
+    pub fn start_with(
+        package: Package,
+        url: &str,
+        variables: impl IntoIterator<Item = (String, String)>,
+    ) -> Driver {
         let mut command = package.command(url);
         command.envs(variables).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child =
