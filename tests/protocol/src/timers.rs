@@ -65,7 +65,6 @@ impl Server {
                 self.end_session(scenario, network, id);
             }
         }
-        self.revoke_stale_grants(scenario);
         self.serve_queue(scenario);
         self.deliver_events(scenario, network);
     }
