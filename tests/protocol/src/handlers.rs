@@ -181,6 +181,11 @@ impl Server {
             binding.in_flight = None;
         }
         self.set_reader(network, sender, id);
+        if scenario.rules.has(Rule::RenewBeforeAnswer) {
+            // The acknowledged grants are renewed, and the others are not delivered if they are too old.
+            self.renew_leases(scenario);
+        }
+        self.revoke_stale_grants(scenario);
         if was_suspect && scenario.rules.has(Rule::ServeAfterSuspicion) {
             self.serve_queue(scenario);
         }

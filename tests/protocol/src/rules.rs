@@ -6,6 +6,8 @@
 pub enum Rule {
     /// R1: a grant is revoked only after a silence of min(TTL, GRACE), not at its age alone.
     RevokeAfterSilence,
+    /// R1: no event reports the grant of a renewed lease after a third of that lease.
+    RevokeStaleGrants,
     /// R2: only EVENTS confirms, OPEN does not.
     OnlyEventsConfirm,
     /// R2: an answer with as many events as were asked for does not confirm.
@@ -61,8 +63,9 @@ pub enum Rule {
 }
 
 impl Rule {
-    pub const ALL: [Rule; 27] = [
+    pub const ALL: [Rule; 28] = [
         Rule::RevokeAfterSilence,
+        Rule::RevokeStaleGrants,
         Rule::OnlyEventsConfirm,
         Rule::FullAnswerConfirmsNothing,
         Rule::DeclareBeforeEvents,

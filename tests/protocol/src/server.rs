@@ -89,6 +89,13 @@ pub struct Binding {
     pub max_left: Option<Ticks>,
 }
 
+impl Binding {
+    /// Whether the lease is renewed now. A grant in flight has to be acknowledged first.
+    pub fn is_due(&self) -> bool {
+        self.in_flight.is_none() && self.renewal == Renewal::DueIn(0)
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Wait {
     pub id: SessionId,

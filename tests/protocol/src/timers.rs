@@ -23,7 +23,7 @@ impl Server {
                     binding.renewal = Renewal::Announced;
                     announced.push((binding.id, binding.n));
                 }
-            } else if binding.renewal == Renewal::DueIn(0) {
+            } else if binding.is_due() {
                 binding.renewal = Renewal::DueIn(scenario.renewal_interval());
                 self.lock.extend(binding.owner, scenario.lease());
             }
@@ -45,9 +45,7 @@ impl Server {
     /// Whether a timer has work.
     pub fn has_due_timers(&self, scenario: &Scenario) -> bool {
         let is_due = |binding: &Binding| {
-            binding.kind == HoldKind::SessionBound
-                && binding.renewal == Renewal::DueIn(0)
-                && binding.max_left != Some(0)
+            binding.kind == HoldKind::SessionBound && binding.is_due() && binding.max_left != Some(0)
         };
         self.lock.has_expired()
             || self.writable
@@ -72,20 +70,36 @@ impl Server {
     }
 
     fn revoke_overdue_grants(&mut self, scenario: &Scenario) {
-        let overdue: Vec<(SessionId, Number)> = self
-            .bindings
-            .iter()
-            .filter(|binding| self.is_overdue(scenario, binding))
-            .map(|binding| (binding.id, binding.n))
-            .collect();
+        let overdue = self.bindings.iter().filter(|binding| self.is_overdue(scenario, binding));
+        let overdue: Vec<_> = overdue.map(|binding| (binding.id, binding.n)).collect();
         for (id, n) in overdue {
-            for binding in self.take_bindings(|binding| binding.id == id && binding.n == n) {
-                self.lose(&binding);
-                if let Some(session) = self.session_mut(id) {
-                    session.suspect = true;
-                }
-                self.remove_hold(id, n, binding.owner);
+            self.revoke(id, n);
+            if let Some(session) = self.session_mut(id) {
+                session.suspect = true;
             }
+        }
+    }
+
+    /// Revokes the grants that are too old to be delivered. Nobody renews a grant in flight.
+    pub fn revoke_stale_grants(&mut self, scenario: &Scenario) {
+        if !self.writable || !scenario.rules.has(Rule::RevokeStaleGrants) {
+            return;
+        }
+        let is_stale = |binding: &&Binding| {
+            binding.kind == HoldKind::SessionBound
+                && binding.in_flight.is_some()
+                && binding.renewal == Renewal::DueIn(0)
+        };
+        let stale: Vec<_> = self.bindings.iter().filter(is_stale).map(|each| (each.id, each.n)).collect();
+        for (id, n) in stale {
+            self.revoke(id, n);
+        }
+    }
+
+    fn revoke(&mut self, id: SessionId, n: Number) {
+        for binding in self.take_bindings(|binding| binding.id == id && binding.n == n) {
+            self.lose(&binding);
+            self.remove_hold(id, n, binding.owner);
         }
     }
 

@@ -30,10 +30,22 @@ fn assert_all_needed(removed: &[Rule], scenario: Scenario, expected: Breach) {
     assert_eq!(breach, expected, "without {removed:?}:\n{trace}");
 }
 
+/// With a long lease, a grant in flight is overdue before it is too old to be delivered.
+fn overdue_before_stale(scenario: Scenario) -> Scenario {
+    Scenario { obeys_long_lease: true, in_flight_limit: 1, ..scenario }
+}
+
 #[test]
 fn without_r1_a_safe_hold_is_revoked() {
     let scenario = scenarios::one().with(|budgets| budgets.rivals = 2).from(Start::Waiting(1));
+    let scenario = overdue_before_stale(scenario);
     assert_needed(Rule::RevokeAfterSilence, scenario, Breach::TwoOwners);
+}
+
+#[test]
+fn without_r1_a_stale_grant_is_delivered() {
+    let scenario = scenarios::one().with(|budgets| budgets.rivals = 2).from(Start::Waiting(1));
+    assert_needed(Rule::RevokeStaleGrants, scenario, Breach::TwoOwners);
 }
 
 #[test]
@@ -132,7 +144,7 @@ fn without_r14_an_ended_hold_is_safe() {
 
 #[test]
 fn without_r15_a_free_lock_stays_idle() {
-    let scenario = scenarios::queue().from(Start::Waiting(2));
+    let scenario = overdue_before_stale(scenarios::queue().from(Start::Waiting(2)));
     assert_needed(Rule::ServeAfterSuspicion, scenario, Breach::WaitNotServed);
 }
 
