@@ -13,13 +13,15 @@ from redis_lock_client import Lost, Misuse
 NODES = 3
 
 
+WORDS = ["--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--appendonly", "yes"]
+
+
 class Cluster:
     def __init__(self, folder):
         self.nodes = []
         for number in range(NODES):
             (folder / str(number)).mkdir()
-            words = ["--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--appendonly", "yes"]
-            self.nodes.append(Server(folder / str(number), *words))
+            self.nodes.append(Server(folder / str(number), *WORDS))
         first = self.nodes[0]
         for number, node in enumerate(self.nodes):
             node.admin.execute_command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
@@ -165,3 +167,44 @@ def test_a_foreign_write_is_noticed_on_its_node(cluster, locks):
     with pytest.raises(Lost):
         hold.release()
     other.release()
+
+
+def replicates(replica, name):
+    try:
+        return replica.admin.execute_command("CLUSTER", "REPLICATE", name) in (True, "OK")
+    except redis.ResponseError:
+        return False
+
+
+def takes_over(replica):
+    replica.admin.execute_command("CLUSTER", "FAILOVER", "TAKEOVER")
+    return replica.admin.info("replication")["role"] == "master"
+
+
+def test_a_replica_takes_over(flavor, tmp_path):
+    cluster = Cluster(tmp_path)
+    primary = cluster.node_of("a")
+    (tmp_path / "replica").mkdir()
+    replica = Server(tmp_path / "replica", *WORDS)
+    replica.admin.execute_command("CLUSTER", "MEET", "127.0.0.1", primary.port)
+    name = primary.admin.execute_command("CLUSTER", "MYID")
+    until(lambda: name in str(replica.admin.execute_command("CLUSTER", "NODES")), 20)
+    until(lambda: replicates(replica, name), 20)
+    until(lambda: replica.admin.info("replication")["master_link_status"] == "up", 20)
+    module = redis if flavor.name == "threads" else redis.asyncio
+    survivor = next(node for node in cluster.nodes if node is not primary)
+    locks = flavor.locks(module.RedisCluster(host="127.0.0.1", port=survivor.port))
+    hold, other = locks.lock("a").acquire(), locks.lock("b").acquire()
+    call = Call(lambda: locks.lock("a").acquire())
+    until(lambda: primary.waiters("a") == 1)
+    primary.admin.execute_command("WAIT", 1, 5000)
+    primary.stop()
+    until(lambda: takes_over(replica), 20)
+    until(lambda: replica.waiters("a") == 1, 20)
+    until(lambda: hold.valid_for() > 0)
+    assert not hold.lost and not other.lost
+    hold.release()
+    call.end().release()
+    other.release()
+    replica.stop()
+    cluster.stop()

@@ -189,15 +189,15 @@ class Core:
         return f"{hold.owner.name.hex()}|{hold.at.n}|{self.options.name}"
 
     async def _adopt(self, holds: List[Acquire]) -> None:
-        """Leaves holds to the sessions on the nodes that serve their slots now."""
+        """Leaves acquires to the sessions on the nodes that serve their slots now: after a move, or the failover of a node."""
         try:
             await self._refresh()
             for hold in holds:
-                (await self.session_of(hold.request.keys[0])).adopt([hold])
+                (await self.session_of(hold.request.keys[0])).adopt(hold)
         except LockError:
             with self._mutex:
                 for hold in holds:
-                    if hold.at is not None and not hold.undeclared:
+                    if hold.at is not None and not hold.undeclared and not hold.is_numbered():
                         hold.at.session._over(hold, "moved")
 
     async def wait_lost(self, hold: Acquire, timeout: float) -> bool:

@@ -133,6 +133,10 @@ class Acquire:
         self.in_doubt = self.undeclared = self.handed_over = False
         self.changed: Optional[Signal] = None
 
+    def is_numbered(self) -> bool:
+        """Whether a session has the acquire under its number."""
+        return self.at is not None and self.at.session.numbers.get(self.at.n) is self
+
     def ask_words(self, at: Number) -> Words:
         if self.source:
             return (*self.renew_words(at, self.request.lease), *self.source)
@@ -449,6 +453,9 @@ class Session:
                         self._fail(error)
                     if str(error).startswith("READONLY"):
                         await self.io.disconnect()
+                    if self.io.node.name:
+                        # Another node of the cluster may have replaced this one.
+                        await self._moved(list(self.numbers.values()))
                 self._check_clock()
                 if not self.closed:
                     await self.io.sleep(pause)
@@ -537,17 +544,20 @@ class Session:
             # The nodes do not agree yet. The lease limits how long this may take.
             await self._moved(moved)
 
-    def adopt(self, holds: List[Acquire]) -> None:
-        """Leaves to the reader to declare holds whose slots have moved to this node."""
+    def adopt(self, hold: Acquire) -> None:
+        """Leaves to the reader to declare a hold whose slot has moved to this node. A wait asks again."""
         self._start()
         with self.mutex:
-            for hold in holds:
-                if hold.state is not OVER:
-                    # A release may have begun meanwhile, under the old number.
-                    self._answered(hold)
-                    self._enrol(hold)
-                    if hold.state is ENDING:
-                        self._orphan(hold)
+            if hold.state is OVER or hold.at is None or hold.is_numbered() and hold.at.session is self:
+                return
+            if hold.state is ASKED:
+                return self._over(hold, "moved")
+            # A release may have begun meanwhile, under the old number.
+            self._answered(hold)
+            hold.at.session.numbers.pop(hold.at.n, None)
+            self._enrol(hold)
+            if hold.state is ENDING:
+                self._orphan(hold)
 
     def _next_beat(self) -> int:
         # R16: never taken from a reply.
