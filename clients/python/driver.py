@@ -91,6 +91,12 @@ class Driver:
     def do_owner(self, request):
         return {"is": "done", "owner": self.holds[request["as"]].owner.decode()}
 
+    def do_state(self, request):
+        return state(self.holds[request["as"]])
+
+    def do_hand_over(self, request):
+        return {"is": "done", "owner": self.holds[request["as"]].hand_over()}
+
     def do_events(self, request):
         return {"is": "done", "events": [event[:3] for event in self.heard]}
 
@@ -142,14 +148,8 @@ class Threads(Driver):
         self.holds[request["as"]].extend(request["lease"] / 1000)
         return {"is": "extended"}
 
-    def do_state(self, request):
-        return state(self.holds[request["as"]])
-
     def do_until_lost(self, request):
         return {"is": "lost" if self.holds[request["as"]].wait_lost(request["within"] / 1000) else "held"}
-
-    def do_hand_over(self, request):
-        return {"is": "done", "owner": self.holds[request["as"]].hand_over()}
 
     def do_attach(self, request):
         hold = self.holds[request["as"]] = lock_of(self.locks, request).attach(request["owner"])
@@ -256,14 +256,8 @@ class Tasks(Driver):
         await self.holds[request["as"]].extend(request["lease"] / 1000)
         return {"is": "extended"}
 
-    def do_state(self, request):
-        return state(self.holds[request["as"]])
-
     async def do_until_lost(self, request):
         return {"is": "lost" if await self.holds[request["as"]].wait_lost(request["within"] / 1000) else "held"}
-
-    async def do_hand_over(self, request):
-        return {"is": "done", "owner": self.holds[request["as"]].hand_over()}
 
     async def do_attach(self, request):
         hold = self.holds[request["as"]] = await lock_of(self.locks, request).attach(request["owner"])

@@ -130,7 +130,7 @@ class BaseLocks(Generic[L]):
     * `ttl`: the session ends if the process is silent for this time; 30 by default.
     * `grace`: the session ends if its connection stays closed for this time; 3 by default. For this time after each heartbeat,
       its holds are proven to be held. With 0 they end with the connection, and nothing is ever proven.
-    * `patience`: limit for a call without a reply, and for a wait without a limit while no server answers; 5 by default.
+    * `patience`: limit for a try or a release, and for a wait without a limit, while no server answers; 5 by default.
     * `listener`: is called with each `Event` in the thread that notices it, and must not block.
     """
 

@@ -293,12 +293,13 @@ class Session:
             await session._until_up(give_up, acquire)
             now = monotonic()
             try:
-                # A release of a number that is not declared yet would be refused, and remembered (R23).
-                if at is not None and at is acquire.at and not acquire.undeclared:
-                    first_sent = min(first_sent, now)
-                    reply = await session.io.call(words(at), min(CALL_TIMEOUT, max(REPLY_GRACE, give_up - now)))
-                    if at is acquire.at:
-                        return reply, first_sent
+                if at is None or acquire.undeclared:
+                    # A release of a number that is not declared yet would be refused, and remembered (R23).
+                    raise NoSession(f"{acquire.request.name}: no server has confirmed the hold yet; try again")
+                first_sent = min(first_sent, now)
+                reply = await session.io.call(words(at), min(CALL_TIMEOUT, max(REPLY_GRACE, give_up - now)))
+                if at is acquire.at:
+                    return reply, first_sent
             except Transient as error:
                 # After NOSESSION, the reader opens a new session, and declares the acquire there.
                 acquire.in_doubt |= not isinstance(error, (NoSession, Moved))
