@@ -16,10 +16,12 @@ import functools
 import threading
 from typing import Any, Callable, Dict, List, Optional, Tuple, TypeVar, cast
 
+from ._acquire import ASKED, Acquire, Owner
 from ._base import BaseHold, BaseLock, BaseLocks
 from ._core import Core, cores
+from ._options import Event
 from ._request import seconds
-from ._session import ASKED, Acquire, Event, Owner, Session
+from ._session import Session
 from ._threads import Threads, run
 from .errors import Busy, Cancelled, Deadlock, LockError, Lost, Misuse, TimedOut, Unavailable
 
@@ -73,14 +75,14 @@ class Hold(BaseHold):
         Raises `Lost` if the hold ended before, and `Unavailable` if no server answered within the patience. Then the release
         continues in the background.
         """
-        run(self._at.session.release(self._acquire))
+        run(self._session.release(self._acquire))
 
     def extend(self, lease: Optional[float] = None) -> None:
         """Sets the lease, in seconds from now. Without an argument, repeats the lease of the lock or checks a renewed hold.
 
         Raises `Lost`, `Unavailable`, or `Misuse` if the server renews the hold and a lease is given.
         """
-        run(self._at.session.renew(self._acquire, self._lease(lease)))
+        run(self._session.renew(self._acquire, self._lease(lease)))
 
     def wait_lost(self, timeout: float) -> bool:
         """Waits until the hold is lost or released, for at most `timeout` seconds. Returns whether it is lost."""

@@ -7,10 +7,12 @@ import warnings
 import weakref
 from typing import Any, Callable, Dict, Generic, List, Optional, Type, TypeVar
 
+from ._acquire import HELD, Acquire, Owner
 from ._core import Core, default_name
 from ._io import Io, Node
+from ._options import GRACE, PATIENCE, TTL, Listener, Options
 from ._request import Name, Request, seconds
-from ._session import GRACE, HELD, PATIENCE, TTL, Acquire, Listener, Number, Options, Owner
+from ._session import Session
 from .errors import Busy, LockError, Misuse, TimedOut
 
 
@@ -46,7 +48,7 @@ class BaseHold:
 
         0 means that nothing is proven: the hold is in jeopardy, lost or released, or the session has a `grace` of 0.
         """
-        return self._at.session.valid_for(self._acquire)
+        return self._session.valid_for(self._acquire)
 
     def hand_over(self) -> str:
         """Returns a ticket, with which another process takes over this hold by `attach`.
@@ -56,9 +58,8 @@ class BaseHold:
         return self._core.ticket(self._acquire)
 
     @property
-    def _at(self) -> Number:
-        assert self._acquire.at is not None
-        return self._acquire.at
+    def _session(self) -> Session:
+        return self._acquire.number.session
 
     def _lease(self, lease: Optional[float]) -> Optional[float]:
         own = self._acquire.request.lease
@@ -84,8 +85,8 @@ class BaseHold:
 
     def __del__(self) -> None:
         acquire = self._acquire
-        if acquire.state is HELD and not acquire.handed_over and not self._core.closed:
-            self._at.session.dropped.append(acquire)
+        if acquire.state is HELD and not acquire.is_handed_over and not self._core.closed:
+            self._session.dropped.append(acquire)
             warnings.warn(f"{self!r} was never released; use its lock as a context manager", ResourceWarning, source=self)
 
 

@@ -15,11 +15,13 @@ from typing import Any, Callable, Dict, List, Optional
 import redis.asyncio
 
 from . import errors
+from ._acquire import HELD, OVER, Acquire, Owner
 from ._io import Io, Node
+from ._options import Mutex, Options
 from ._request import Request
-from ._session import CANCEL, HELD, OVER, RETRY_PAUSE, Acquire, Mutex, Options, Owner, Session
+from ._session import RETRY_PAUSE, Session
 from ._tasks import Tasks
-from .errors import Busy, Cancelled, Deadlock, LockError, Lost, Misuse, Moved, TimedOut, Unavailable
+from .errors import Busy, Cancelled, Deadlock, LockError, Misuse, Moved, TimedOut, Unavailable
 
 # Ends of a wait that are final. After all others, the wait continues with a new number.
 FINAL = {"deadlock": Deadlock, "noreplicas": Unavailable, "refused": Misuse}
@@ -58,7 +60,7 @@ class Core:
                 raise errors.of(error) from error
             session = self._sessions.get(node.name)
             if session is None:
-                session = Session(self.io_class(node), self.options, self._mutex, self._adopt)
+                session = Session(self.io_class(node), self.options, self._mutex, self._relocate)
                 session = self._sessions.setdefault(node.name, session)
         if self.closed:
             raise Misuse("the locks are closed; make new ones")
@@ -112,14 +114,12 @@ class Core:
         until = math.inf if wait is None else started + wait
         while True:
             owner = self._owner(self) if request.owner is None else Owner(request.owner)
-            asked = Acquire(request, owner, wait if not wait else max(0.001, until - monotonic()))
+            left = wait if not wait else max(0.001, until - monotonic())
             try:
+                asked = Acquire(await self.session_of(request.keys[0]), request, owner, left)
                 await self._ask(asked, on_ask)
                 if asked.state is HELD:
-                    if await self._secure(asked):
-                        return asked
-                    if asked.is_try:
-                        raise Unavailable(f"{request.name}: the grant arrived after the end of its lease")
+                    return asked
             except TimedOut:
                 return None
             except Moved:
@@ -135,42 +135,21 @@ class Core:
 
     async def _ask(self, asked: Acquire, on_ask: Optional[Callable[[Session, Acquire], None]] = None) -> None:
         """Ends the acquire if it fails in any way."""
-        session = await self.session_of(asked.request.keys[0])
+        session = asked.number.session
         try:
             if on_ask is not None:
                 on_ask(session, asked)
             await session.ask(asked)
         except BaseException:
-            await session.io.finish(session.cancel(asked))
+            await session.cancel(asked)
             raise
-
-    async def _secure(self, hold: Acquire) -> bool:
-        """Returns whether the new hold can be used. Raises `Deadlock` if the owner had the lock before."""
-        assert hold.at is not None
-        session, lease = hold.at.session, hold.request.lease
-        if hold.holds > 1 and not hold.request.reentrant:
-            await session.end(hold, CANCEL, self.options.patience)
-            raise Deadlock(f"{hold.request.name}: this owner has the lock already; release it first, or use reentrant=True")
-        if lease is None or hold.lease_ends - monotonic() >= lease / 2:
-            return True
-        # The grant was on its way, and its lease was running. Perhaps it has ended.
-        hold.lease_ends = math.inf
-        try:
-            await session.renew(hold, lease)
-        except Lost:
-            return False
-        except BaseException:
-            await session.io.finish(session.cancel(hold))
-            raise
-        if hold.is_lost():
-            await session.cancel(hold)
-        return hold.state is HELD
 
     async def attach(self, request: Request, ticket: str) -> Acquire:
         owner, _, rest = ticket.partition("|")
         m, _, giver = rest.partition("|")
         try:
-            asked = Acquire(request, Owner(bytes.fromhex(owner)), source=("FROM", giver, int(m)))
+            session = await self.session_of(request.keys[0])
+            asked = Acquire(session, request, Owner(bytes.fromhex(owner)), source=("FROM", giver, int(m)))
         except ValueError:
             raise Misuse("the ticket was not made by hand_over()")
         await self._ask(asked)
@@ -184,27 +163,25 @@ class Core:
             raise hold.lost()
         if hold.request.several:
             raise Misuse("several locks cannot be handed over together")
-        hold.handed_over = hold.owner.retired = True
-        assert hold.at is not None
-        return f"{hold.owner.name.hex()}|{hold.at.n}|{self.options.name}"
+        hold.is_handed_over = True
+        hold.owner.retired += 1
+        return f"{hold.owner.name.hex()}|{hold.number.n}|{self.options.name}"
 
-    async def _adopt(self, holds: List[Acquire]) -> None:
+    async def _relocate(self, acquires: List[Acquire]) -> None:
         """Leaves acquires to the sessions on the nodes that serve their slots now: after a move, or the failover of a node."""
         try:
             await self._refresh()
-            for hold in holds:
-                (await self.session_of(hold.request.keys[0])).adopt(hold)
+            for acquire in acquires:
+                (await self.session_of(acquire.request.keys[0])).adopt(acquire)
         except LockError:
-            with self._mutex:
-                for hold in holds:
-                    if hold.at is not None and not hold.undeclared and not hold.is_numbered():
-                        hold.at.session._over(hold, "moved")
+            # The reader tries again.
+            pass
 
     async def wait_lost(self, hold: Acquire, timeout: float) -> bool:
         until = monotonic() + timeout
-        while hold.state is HELD and not hold.is_lost() and monotonic() < until and hold.at is not None:
+        while hold.state is HELD and not hold.is_lost() and monotonic() < until:
             with self._mutex:
-                hold.changed = hold.changed or hold.at.session.io.signal()
+                hold.changed = hold.changed or hold.number.session.io.signal()
             hold.changed.clear()
             if hold.state is HELD:
                 await hold.changed.wait(min(until, hold.lease_ends) - monotonic())
@@ -241,7 +218,7 @@ class Core:
         for session in self._sessions.values():
             session.io.forget()
             session.mutex, session.closed = Mutex(self.options), True
-            for acquire in session.numbers.values():
+            for acquire in [*session.asked.values(), *session.held.values(), *session.undeclared]:
                 acquire.state, acquire.reason = OVER, "forked"
         self._sessions, self.owners, self._mutex = {}, type(self.owners)(), Mutex(self.options)
         self.options = self.options._replace(name=default_name())

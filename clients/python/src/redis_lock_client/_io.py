@@ -171,10 +171,6 @@ class Io:
     async def sleep(self, seconds: float) -> None:
         raise NotImplementedError
 
-    async def finish(self, work: Coroutine[Any, Any, None]) -> None:
-        """Completes the work even if the calling task is cancelled again."""
-        raise NotImplementedError
-
     def start(self, reader: Callable[[], Coroutine[Any, Any, None]]) -> None:
         raise NotImplementedError
 

@@ -7,25 +7,22 @@ suspends the calling task. Times are in seconds, by the monotonic clock.
 
 from __future__ import annotations
 
-import logging
 import math
-import threading
 from collections import Counter
 from time import monotonic
-from typing import Any, Awaitable, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Awaitable, Callable, Dict, List, Optional, Tuple
 
-from ._io import CALL_TIMEOUT, Io, Signal
-from ._request import Request, Words, milliseconds
-from .errors import Cancelled, Late, LockError, Lost, Misuse, Moved, NoSession, Overwritten, TimedOut, Transient, Unavailable
+from ._acquire import ASKED, HELD, OVER, UNEXPLAINED, Acquire, Number
+from ._io import CALL_TIMEOUT, Io
+from ._options import Mutex, Options, log
+from ._request import Words
+from .errors import Cancelled, Deadlock, Late, LockError, Lost, Misuse, Moved, NoSession, Overwritten, TimedOut
+from .errors import Transient, Unavailable
 
-# The session ends if its client is silent for TTL, or its connection is closed for GRACE.
-TTL, GRACE = 30.0, 3.0
 # Time that LOCK.EVENTS waits in the server, and at most a third of GRACE.
 EVENTS_BLOCK = 1.0
 # Maximum number of events in a reply. A full reply confirms nothing (R2).
 EVENTS_COUNT = 1000
-# Limit for a try or a release, and for a wait without a limit while no server answers.
-PATIENCE = 5.0
 # Extra time for the reply to a call that waits in the server.
 REPLY_GRACE = 1.0
 # The first and the longest pause before a call is repeated.
@@ -33,161 +30,32 @@ RETRY_PAUSE, MAX_RETRY_PAUSE = 0.05, 1.0
 # Limit for the last call of a session, LOCK.SESSION CLOSE.
 CLOSE_TIMEOUT = 1.0
 
-log = logging.getLogger("redis_lock_client")
-
-
-class Event(NamedTuple):
-    """A notification to the listener."""
-
-    label: Optional[str]
-    """The label of the lock, if it has one."""
-    event: str
-    """`waited`, `held`, `jeopardy` or `safe`."""
-    outcome: str
-    """For a wait, `granted` or the kind of its error. For a hold, `released` or `lost`. Otherwise empty."""
-    seconds: float
-    """Duration of the wait or of the hold so far."""
-
-
-Listener = Callable[[Event], None]
-
-
-class Options(NamedTuple):
-    name: str
-    ttl: float = TTL
-    grace: float = GRACE
-    patience: float = PATIENCE
-    listener: Optional[Listener] = None
-
-    def notify(self, *event: Any) -> None:
-        if self.listener is not None:
-            try:
-                self.listener(Event(*event))
-            except Exception:
-                log.exception("a listener of locks failed")
-
-
-class Mutex:
-    """Protects the state of the sessions of a `Locks`. Calls the listener after releasing the lock, so it may use locks.
-
-    It is re-entrant, as the garbage collector or a signal may run code of the user at any time.
-    """
-
-    def __init__(self, options: Options) -> None:
-        self._options, self._lock = options, threading.RLock()
-        self.events: List[Tuple[Any, ...]] = []
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *error: Any) -> None:
-        try:
-            events, self.events = self.events, []
-        finally:
-            self._lock.release()
-        for event in events:
-            self._options.notify(*event)
-
-
-class Owner:
-    """The name under which a thread or task acquires locks. A retired owner is not used again: a call of it may be late."""
-
-    def __init__(self, name: bytes) -> None:
-        self.name, self.retired = name, False
-
-
-class Number(NamedTuple):
-    """The identity of an acquire on the server."""
-
-    session: "Session"
-    id: bytes
-    n: int
-
-
-ASKED, HELD, ENDING, OVER = "asked", "held", "ending", "over"
-# The two ways to end an acquire, with the reason that each leaves.
-RELEASE, CANCEL = "RELEASE", "CANCEL"
-REASONS = {RELEASE: "released", CANCEL: "cancelled"}
-# Ends of a hold that are no loss.
-GOOD_ENDS = ("released", "cancelled", "taken")
-
-
-class Acquire:
-    """One numbered acquire, from its first call to the end of its hold."""
-
-    def __init__(self, request: Request, owner: Owner, wait: Optional[float] = None, source: Words = ()) -> None:
-        self.request, self.owner, self.is_try = request, owner, wait == 0
-        # The hold of another session that this acquire takes over: FROM, name, number.
-        self.source = source
-        self.at: Optional[Number] = None
-        self.state, self.verb, self.reason = ASKED, "", ""
-        # The error to raise from the wait. The server may still keep the wait.
-        self.error: Optional[LockError] = None
-        self.holds = 0
-        self.token: Any = None
-        self.began = self.granted = monotonic()
-        self.until = math.inf if wait is None else self.began + wait
-        self.lease_ends = math.inf
-        # A leased grant can be revoked until this number of LOCK.EVENTS was answered (R1).
-        self.acknowledged_at = 0
-        self.in_doubt = self.undeclared = self.handed_over = False
-        self.changed: Optional[Signal] = None
-
-    def is_numbered(self) -> bool:
-        """Whether a session has the acquire under its number."""
-        return self.at is not None and self.at.session.numbers.get(self.at.n) is self
-
-    def ask_words(self, at: Number) -> Words:
-        if self.source:
-            return (*self.renew_words(at, self.request.lease), *self.source)
-        left = self.until - monotonic()
-        queue: Words = () if self.is_try else ("QUEUE", 0 if left == math.inf else milliseconds(left))
-        return (*self.request.acquire(self.owner.name), "SESSION", at.id, at.n, *queue)
-
-    def end_words(self, at: Number) -> Words:
-        if self.verb == CANCEL:
-            return ("LOCK.CANCEL", self.request.keys[0], self.owner.name, "SESSION", at.id, at.n)
-        return (*self.request.words(RELEASE, self.owner.name), "SESSION", at.id, at.n)
-
-    def renew_words(self, at: Number, lease: Optional[float]) -> Words:
-        max_hold = self.request.max_hold
-        left = None if max_hold is None else max(0.001, max_hold - (monotonic() - self.granted))
-        return (*self.request.words("RENEW", self.owner.name), *self.request.hold(lease, left), "SESSION", at.id, at.n)
-
-    def is_lost(self) -> bool:
-        """Whether the hold ended before its release."""
-        if self.state is HELD:
-            return self.lease_ends <= monotonic()
-        return self.state is OVER and self.reason not in GOOD_ENDS and not self.handed_over
-
-    def lost(self) -> Lost:
-        reason = self.reason or "expired"
-        return Lost(f"{self.request.name}: the hold ended before its release ({reason}); acquire the lock again")
-
 
 class Session:
-    """The session on one server."""
+    """The session on one server.
 
-    def __init__(self, io: Io, options: Options, mutex: Mutex, moved: Callable[[List[Acquire]], Awaitable[None]]) -> None:
-        self.io, self.options, self.mutex, self._moved = io, options, mutex, moved
+    An acquire is in one of three places: `asked` until it is granted, `held`, and `undo` if it is over for its user, but the
+    server has not confirmed that. Replies, events and the clock move it.
+    """
+
+    def __init__(self, io: Io, options: Options, mutex: Mutex, relocate: Callable[[List[Acquire]], Awaitable[None]]) -> None:
+        self.io, self.options, self.mutex, self._relocate = io, options, mutex, relocate
         self.id: Optional[bytes] = None
-        # Every hold of the previous session has been declared in this one (R3), and an EVENTS has confirmed them.
+        # Whether the session is open, its holds are declared (R3), and LOCK.EVENTS has confirmed them.
         self._is_up, self._up = False, io.signal()
         self._error: Optional[LockError] = None
-        self._beat = self._seen = self._last_n = self._polls = 0
-        # The acquires by number; those whose last call has no answer (R11), or that are not declared yet.
-        self.numbers: Dict[int, Acquire] = {}
-        self._unanswered: Dict[int, Acquire] = {}
-        # The releases and cancellations that the reader repeats.
-        self._orphans: List[Acquire] = []
+        self._beat = self._seen = self._last_n = 0
+        self.asked: Dict[int, Acquire] = {}
+        self.held: Dict[int, Acquire] = {}
+        self.undo: Dict[int, Acquire] = {}
+        # Acquires of the previous session, or of another node, that the reader declares.
+        self.undeclared: Dict[Acquire, None] = {}
         # Holds whose `Hold` was collected. `__del__` appends here, because it must not lock.
         self.dropped: List[Acquire] = []
         self._confirmed = self.safe_until = -math.inf
-        # When the previous LOCK.EVENTS was sent. 0 after a failure: the next one does not wait in the server.
-        self._polled = 0.0
-        self._started = self._in_jeopardy = self.closed = False
+        self._started = self._in_jeopardy = self._failed = self.closed = False
 
-    # The life of an acquire.
+    # Calls of the user.
 
     async def ask(self, asked: Acquire) -> None:
         """Waits for the grant or the end of the acquire. If it raises, the caller cancels it: the server may still grant it."""
@@ -196,27 +64,41 @@ class Session:
         give_up = asked.began + self.options.patience if asked.is_try or asked.source else asked.until + REPLY_GRACE
         await self._until_up(give_up, asked)
         with self.mutex:
-            self._enrol(asked)
+            self.asked[self._next_number(asked)] = asked
         try:
-            reply, first_sent = await self._repeat(asked, ASKED, asked.ask_words, give_up)
+            reply, first_sent = await self._call(asked, ASKED, asked.acquire_words, give_up)
         except Lost:
             if asked.source:
                 raise
-            # R12: the hold of a repeated acquire has ended.
-            reply, first_sent = 0, 0.0
             with self.mutex:
-                self._over(asked, "restarted")
+                self._end(asked, "restarted")
+            return
         with self.mutex:
             if asked.state is ASKED and reply is None:
-                self._over(asked, "timeout")
+                self._end(asked, "timeout")
             elif asked.state is ASKED and reply != 0:
-                self._grant(asked, reply, first_sent)
+                self._grant(asked, reply)
+                asked.lease_ends = first_sent + (asked.request.lease or math.inf)
             asked.changed = self.io.signal() if asked.state is ASKED and asked.error is None else None
         if asked.changed is not None and not await asked.changed.wait(_remaining(give_up)):
-            is_there = self._polled > 0
-            raise (TimedOut if is_there else Unavailable)(f"{asked.request.name}: the server has not answered in time")
+            raise (Unavailable if self._failed else TimedOut)(f"{asked.request.name}: the server has not answered in time")
         if asked.error is not None:
             raise type(asked.error)(str(asked.error))
+        if asked.state is HELD:
+            await self._check_grant(asked)
+
+    async def _check_grant(self, hold: Acquire) -> None:
+        if hold.holds > 1 and not hold.request.reentrant:
+            raise Deadlock(f"{hold.request.name}: this owner has the lock already; release it first, or use reentrant=True")
+        lease = hold.request.lease
+        if lease is not None and (hold.in_doubt or hold.lease_ends <= monotonic()):
+            # Nobody knows when the lease began, and the server may still revoke the grant (R1).
+            hold.lease_ends = math.inf
+            try:
+                await self.renew(hold, lease)
+            except Lost:
+                if hold.is_try:
+                    raise Unavailable(f"{hold.request.name}: the grant arrived after the end of its lease")
 
     def interrupt(self, asked: Acquire, error: LockError) -> None:
         """Ends a wait from another thread."""
@@ -226,82 +108,83 @@ class Session:
             if not self._is_up:
                 self._wake_waiting()
 
-    async def end(self, acquire: Acquire, verb: str, patience: float) -> None:
-        """Releases exactly this hold, or cancels an acquire in any state. The reader continues an attempt that fails."""
+    async def cancel(self, acquire: Acquire) -> None:
+        """Ends an acquire in any state. The reader repeats the call until it is answered (R11)."""
         with self.mutex:
-            if acquire.state is OVER or acquire.verb == CANCEL or acquire.handed_over:
-                return
-            if acquire.at is None or acquire.state is ASKED and acquire.at.id != self.id:
-                return self._over(acquire, REASONS[verb])
-            self._begin_end(acquire, verb)
-        try:
-            reply, _ = await self._repeat(acquire, ENDING, acquire.end_words, monotonic() + patience)
-        except (Lost, Overwritten) as error:
-            reply = error
-        except BaseException:
+            self._end(acquire, "cancelled", undo=True)
+        at = acquire.number
+        if at.n in self.undo and self._is_up:
+            try:
+                await self.io.call(acquire.cancel_words(), REPLY_GRACE)
+            except LockError as error:
+                if isinstance(error, Transient):
+                    return
             with self.mutex:
-                acquire.owner.retired = True
-                self._orphan(acquire)
-            raise
-        with self.mutex:
-            self._settle(acquire, reply)
+                self._undone(at.n)
 
     async def release(self, hold: Acquire) -> None:
-        if not hold.is_lost():
-            await self.end(hold, RELEASE, 0.0 if self.io.is_reader() else self.options.patience)
-        elif hold.state is HELD:
-            # Expired by the local clock. A lease is never shortened, so the server may still have the hold.
+        """Releases exactly this hold. After a failure the reader undoes it."""
+        with self.mutex:
+            is_first, hold.is_releasing = not hold.is_releasing and not hold.is_handed_over, True
+            if hold.state is HELD and hold.is_lost():
+                # Expired by the local clock. A lease is never shortened, so the server may still have the hold.
+                self._end(hold, "expired", undo=True)
+        if hold.state is HELD and is_first:
+            try:
+                patience = 0 if self.io.is_reader() else self.options.patience
+                await self._call(hold, HELD, hold.release_words, monotonic() + patience)
+                reason = "released"
+            except (Lost, Overwritten) as error:
+                reason = _reason_of(error)
+            except BaseException:
+                with self.mutex:
+                    self._end(hold, "released", undo=True)
+                raise
             with self.mutex:
-                self._lose(hold, "expired")
+                self._end(hold, reason, undo=hold.request.several and reason != "released")
         if hold.is_lost():
             raise hold.lost()
-
-    async def cancel(self, asked: Acquire) -> None:
-        try:
-            await self.end(asked, CANCEL, 0.0)
-        except LockError:
-            pass
 
     async def renew(self, hold: Acquire, lease: Optional[float]) -> None:
         """Sets the lease, or checks a hold that the server renews."""
-        if hold.is_lost():
+        if hold.state is not HELD or hold.is_lost():
             raise hold.lost()
         give_up, first_sent = monotonic() + self.options.patience, 0.0
         try:
-            _, first_sent = await self._repeat(hold, HELD, lambda at: hold.renew_words(at, lease), give_up)
+            _, first_sent = await self._call(hold, HELD, lambda: hold.renew_words(lease), give_up)
         except (Lost, Overwritten) as error:
             with self.mutex:
-                if hold.state is HELD:
-                    self._over(hold, _reason_of(error))
+                self._end(hold, _reason_of(error), undo=hold.request.several)
         if hold.state is not HELD:
             raise hold.lost()
         if lease is not None:
-            hold.lease_ends, hold.acknowledged_at = first_sent + lease, 0
+            hold.lease_ends = first_sent + lease
 
-    async def _repeat(
-        self, acquire: Acquire, state: str, words: Callable[[Number], Words], give_up: float
+    async def _call(
+        self, acquire: Acquire, state: str, words: Callable[[], Words], give_up: float
     ) -> Tuple[Any, float]:
         """The reply to a call that may be sent again, as it has a number, and the time of the first attempt.
 
         A lease counts from the first attempt, as that one may have succeeded. A reply counts only if its call carried the
-        present number (R14).
+        present number (R14). The reply is 0 if the acquire has changed its state meanwhile.
         """
         failing = first_sent = math.inf
-        while acquire.state is state and (acquire.error is None or state is not ASKED):
-            at = acquire.at
-            session = self if at is None else at.session
-            await session._until_up(give_up, acquire)
+        acquire.in_doubt = False
+        while acquire.state is state and (acquire.error is None or state is HELD):
+            await acquire.number.session._until_up(give_up, acquire)
             now = monotonic()
+            with self.mutex:
+                at, call = acquire.number, words()
+                # A release of a number that is not declared yet would be refused, and remembered (R23).
+                is_declared = state is ASKED or acquire.is_declared()
             try:
-                if at is None or acquire.undeclared:
-                    # A release of a number that is not declared yet would be refused, and remembered (R23).
+                if not is_declared:
                     raise NoSession(f"{acquire.request.name}: no server has confirmed the hold yet; try again")
                 first_sent = min(first_sent, now)
-                reply = await session.io.call(words(at), min(CALL_TIMEOUT, max(REPLY_GRACE, give_up - now)))
-                if at is acquire.at:
+                reply = await at.session.io.call(call, min(CALL_TIMEOUT, max(REPLY_GRACE, give_up - now)))
+                if at is acquire.number:
                     return reply, first_sent
             except Transient as error:
-                # After NOSESSION, the reader opens a new session, and declares the acquire there.
                 acquire.in_doubt |= not isinstance(error, (NoSession, Moved))
                 failing = min(failing, now)
                 # ASK means that the slot is still moving.
@@ -309,7 +192,7 @@ class Session:
                 if is_moved or monotonic() >= (give_up if give_up < math.inf else failing + self.options.patience):
                     raise
             except LockError:
-                if at is acquire.at:
+                if at is acquire.number:
                     raise
             await self.io.sleep(RETRY_PAUSE)
         return 0, first_sent
@@ -333,85 +216,67 @@ class Session:
             error = self._error
             if acquire.state is ASKED and acquire.error is not None:
                 error = acquire.error
-            elif acquire.is_try or give_up == math.inf or not isinstance(error, Transient):
-                pass
-            else:
-                # An acquire with a limit waits for the server.
+            elif give_up < math.inf and not acquire.is_try and isinstance(error, Transient):
+                # A call with a limit waits for the server.
                 error = None
             if error is not None:
                 raise type(error)(str(error))
             if not await self._up.wait(_remaining(give_up)) and monotonic() >= give_up:
                 raise Unavailable("no connection to the server; try again")
 
+    def valid_for(self, hold: Acquire) -> float:
+        """Seconds for which no other owner can have the lock, whatever the network does."""
+        if hold.state is not HELD or not hold.is_declared():
+            return 0.0
+        return max(0.0, (self.safe_until if hold.request.lease is None else hold.lease_ends) - monotonic())
+
     # Transitions, under the mutex.
 
-    def _enrol(self, acquire: Acquire) -> None:
-        """Gives the acquire the next number of this session. A hold is not valid before its declaration."""
+    def _next_number(self, acquire: Acquire) -> int:
         self._last_n += 1
-        acquire.undeclared = acquire.state is not ASKED
-        acquire.at = Number(self, self.id or b"", self._last_n)
-        self.numbers[self._last_n] = self._unanswered[self._last_n] = acquire
+        acquire.number = Number(self, self.id or b"", self._last_n)
+        return self._last_n
 
-    def _answered(self, acquire: Acquire) -> None:
-        if acquire.at is not None:
-            acquire.at.session._unanswered.pop(acquire.at.n, None)
-
-    def _grant(self, asked: Acquire, reply: Any, lease_start: float, token: Any = None) -> None:
+    def _grant(self, asked: Acquire, reply: Any, token: Any = None) -> None:
         replies = reply if asked.request.several else [reply]
         if not isinstance(replies[0], int):
             maps = [each if isinstance(each, dict) else dict(zip(each[::2], each[1::2])) for each in replies]
             tokens, replies = [each[b"token"] for each in maps], [each[b"holds"] for each in maps]
             token = tokens if asked.request.several else tokens[0]
-        self._answered(asked)
-        asked.token, asked.holds, asked.granted = token, max(replies), monotonic()
-        if asked.request.lease is not None:
-            asked.lease_ends = lease_start + asked.request.lease
-        if asked.in_doubt:
-            asked.in_doubt, asked.acknowledged_at = False, self._polls + 2
-        asked.state = HELD
+        self.held[asked.number.n] = self.asked.pop(asked.number.n)
+        asked.state, asked.token, asked.holds, asked.granted = HELD, token, max(replies), monotonic()
         self._signal(asked)
 
-    def _begin_end(self, acquire: Acquire, verb: str) -> None:
-        assert acquire.at is not None
-        acquire.state, acquire.verb = ENDING, verb
-        acquire.at.session._unanswered[acquire.at.n] = acquire
-
-    def _orphan(self, acquire: Acquire) -> None:
-        """Leaves the end of an acquire to the reader."""
-        if acquire.at is not None:
-            acquire.at.session._orphans.append(acquire)
-
-    def _over(self, acquire: Acquire, reason: str) -> None:
-        """The acquire neither waits nor holds any longer."""
-        was_held = (acquire.state is HELD or acquire.verb == RELEASE) and not acquire.handed_over
-        acquire.reason, acquire.state = reason, OVER
-        self._answered(acquire)
-        if acquire.at is not None:
-            acquire.at.session.numbers.pop(acquire.at.n, None)
+    def _end(self, acquire: Acquire, reason: str, undo: bool = False) -> None:
+        """The acquire neither waits nor holds any longer. With `undo`, the server may not know that."""
+        if acquire.state is OVER:
+            return
+        was_held, at = acquire.state is HELD and reason != "cancelled" and not acquire.is_handed_over, acquire.number
+        if acquire.is_releasing and acquire.in_doubt and reason in UNEXPLAINED:
+            # If the hold had been lost before the release, an event would say so.
+            reason = "released"
+        acquire.state, acquire.reason = OVER, reason
+        at.session.asked.pop(at.n, None)
+        at.session.held.pop(at.n, None)
+        if undo and at.n:
+            # A call of this owner may be late. Undeclared acquires are undone after their declaration.
+            acquire.owner.retired += 1
+            if at.id == at.session.id:
+                at.session.undo[at.n] = acquire
         if was_held:
             self._notify(acquire, "held", "lost" if acquire.is_lost() else "released")
         self._signal(acquire)
 
-    def _settle(self, ending: Acquire, reply: Any) -> None:
-        """Handles the reply to a release or a cancellation. Most errors are no answer: the call may still be needed."""
-        if ending.state is not ENDING or isinstance(reply, LockError) and not isinstance(reply, (Lost, Overwritten, Moved)):
-            return
-        # NOTOWNER may be the reply to a repeated call, whose first attempt succeeded.
-        is_lost = ending.verb == RELEASE and isinstance(reply, (Lost, Overwritten)) and not ending.in_doubt
-        self._over(ending, _reason_of(reply) if is_lost else REASONS[ending.verb])
+    def _undone(self, n: int) -> None:
+        acquire = self.undo.pop(n, None)
+        if acquire is not None:
+            acquire.owner.retired -= 1
 
-    def _cancel_later(self, at: Number, acquire: Acquire) -> None:
-        """Leaves to the reader to cancel a number whose acquire is over, but that the server may still hold."""
-        remainder = Acquire(acquire.request, acquire.owner)
-        remainder.at = at
-        self._begin_end(remainder, CANCEL)
-        self._orphan(remainder)
-
-    def _lose(self, hold: Acquire, reason: str) -> None:
-        at = hold.at
-        self._over(hold, reason)
-        if at is not None:
-            self._cancel_later(at, hold)
+    def _end_renewed(self, reason: str) -> None:
+        with self.mutex:
+            for hold in [*self.held.values(), *self.undeclared]:
+                if hold.request.lease is None:
+                    self._end(hold, reason, undo=True)
 
     def _signal(self, acquire: Acquire) -> None:
         if acquire.changed is not None:
@@ -425,6 +290,13 @@ class Session:
     def _notify(self, acquire: Acquire, event: str, outcome: str) -> None:
         self.mutex.events.append((acquire.request.label, event, outcome, monotonic() - acquire.granted))
 
+    def _set_jeopardy(self, value: bool) -> None:
+        if value is not self._in_jeopardy:
+            self._in_jeopardy = value
+            for hold in list(self.held.values()):
+                if hold.request.lease is None:
+                    self._notify(hold, "jeopardy" if value else "safe", "")
+
     # The reader.
 
     async def _read(self) -> None:
@@ -434,29 +306,29 @@ class Session:
             while not self.closed:
                 try:
                     await self._turn()
-                    failing, pause, self._error = math.inf, RETRY_PAUSE, None
-                    await self._repeat_orphans()
+                    failing, pause, self._error, self._failed = math.inf, RETRY_PAUSE, None, False
                     continue
                 except NoSession:
-                    self._drop()
+                    self._forget_id()
                     # The connections for calls may lead to a former primary.
                     await self.io.disconnect()
                 except Late:
                     # R16: another process uses the id.
-                    self._drop()
-                    self._lose_renewed("late")
+                    self._forget_id()
+                    self._end_renewed("late")
                 except Exception as error:
                     if not isinstance(error, LockError):
                         log.exception("the session failed")
                         error = Unavailable(f"the session failed: {error}")
-                    failing, self._polled = min(failing, monotonic()), 0.0
+                    failing = min(failing, monotonic())
                     if not isinstance(error, Transient) or monotonic() >= failing + self.options.patience:
-                        self._fail(error)
+                        self._fail_waits(error)
                     if str(error).startswith("READONLY"):
                         await self.io.disconnect()
                     if self.io.node.name:
                         # Another node of the cluster may have replaced this one.
-                        await self._moved(list(self.numbers.values()))
+                        await self._relocate([*self.asked.values(), *self.held.values(), *self.undeclared])
+                self._failed = True
                 self._check_clock()
                 if not self.closed:
                     await self.io.sleep(pause)
@@ -471,9 +343,13 @@ class Session:
     async def _turn(self) -> None:
         if self.id is None:
             await self._open()
-        undeclared = [acquire for acquire in list(self._unanswered.values()) if acquire.undeclared]
-        if undeclared:
-            await self._declare(undeclared)
+        if self.undeclared:
+            await self._declare()
+        try:
+            await self._repeat_undo()
+        except Transient:
+            if not self._is_up:
+                raise
         await self._poll()
         if not self._is_up and not self.closed:
             self._is_up = True
@@ -485,80 +361,64 @@ class Session:
         words = ("LOCK.SESSION", "OPEN", "NEW", self._next_beat(), *times, "NAME", options.name)
         id_ = (await self.io.read(words, REPLY_GRACE))[0]
         with self.mutex:
-            self.id, self._seen, self._polled, self.safe_until = id_, 0, 0.0, -math.inf
-            acquires, self.numbers, self._unanswered, self._orphans = list(self.numbers.values()), {}, {}, []
-            for acquire in acquires:
-                if acquire.verb == CANCEL or acquire.handed_over:
-                    # The lease of a hold that was handed over runs out.
-                    self._over(acquire, "cancelled")
-                else:
-                    self._enrol(acquire)
-                    acquire.undeclared = True
-                    if acquire.state is ENDING:
-                        self._orphan(acquire)
+            self.undeclared.update(dict.fromkeys([*self.held.values(), *self.asked.values(), *self.undo.values()]))
+            for acquire in self.undeclared:
+                if acquire.state is ASKED:
+                    self._end(acquire, "restarted")
+                elif acquire.is_handed_over:
+                    # The lease runs out.
+                    self._end(acquire, "taken")
+            self.held, self.undo = {}, {}
+            self.id, self._seen, self.safe_until = id_, 0, -math.inf
 
-    async def _declare(self, acquires: List[Acquire]) -> None:
-        """Declares holds, and acquires that may have been granted, in this session (R3, R6, R13)."""
-        now, calls = monotonic(), []
-        numbers = [acquire.at for acquire in acquires]
-        for acquire, at in zip(acquires, numbers):
-            lease = acquire.request.lease if acquire.lease_ends == math.inf else max(0.001, acquire.lease_ends - now)
-            assert at is not None
-            calls.append(acquire.renew_words(at, lease))
+    async def _declare(self) -> None:
+        """Declares holds, and what may have been granted, in this session (R3, R6, R13)."""
+        with self.mutex:
+            # An acquire that is over may have no hold. It must not take that of another one of its owner.
+            acquires = sorted(self.undeclared, key=lambda each: each.state is OVER)
+            for acquire in acquires:
+                if acquire.number.id != self.id:
+                    self._next_number(acquire)
+            calls = [acquire.declare_words() for acquire in acquires]
         replies = await self.io.batch(calls, REPLY_GRACE + 0.001 * len(calls))
         for reply in replies:
             if isinstance(reply, Transient) and not isinstance(reply, (Late, Moved)):
                 raise reply
-        # An acquire without an answer, or a release, may have no hold. All others had one.
-        ours = Counter(
-            _hold_of(acquire)
-            for acquire, reply in zip(acquires, replies)
-            if acquire.state is HELD or not isinstance(reply, LockError)
-        )
-        moved: List[Acquire] = []
+        moved = [acquire for acquire, reply in zip(acquires, replies) if isinstance(reply, Moved)]
+        declared = [(acquire, reply) for acquire, reply in zip(acquires, replies) if not isinstance(reply, Moved)]
+        ours = Counter(_hold_of(each) for each, reply in declared if each.state is HELD or not isinstance(reply, LockError))
         with self.mutex:
-            for acquire, at, reply in zip(acquires, numbers, replies):
-                is_refused = isinstance(reply, LockError)
-                acquire.undeclared = isinstance(reply, Moved)
-                if isinstance(reply, Moved) and acquire.state is not OVER and at is not None:
-                    self.numbers.pop(at.n, None)
-                    self._answered(acquire)
-                    moved.append(acquire)
-                elif acquire.state is OVER:
-                    if at is not None and not is_refused:
-                        self._cancel_later(at, acquire)
-                elif acquire.state is ENDING and is_refused:
-                    self._over(acquire, REASONS[acquire.verb] if acquire.in_doubt else "restarted")
-                elif acquire.state in (ASKED, HELD) and is_refused:
-                    self._over(acquire, "restarted")
-                elif acquire.state is ASKED and acquire.request.fence:
-                    # The reply to a renewal has no token.
-                    self._lose(acquire, "restarted")
-                elif min(reply if acquire.request.several else [reply]) < ours[_hold_of(acquire)]:
-                    # R3, R22: another hold of this owner has ended, and nobody knows which.
-                    self._lose(acquire, "restarted")
-                elif acquire.state is ASKED:
-                    self._grant(acquire, reply, now)
-                elif acquire.state is HELD:
-                    self._answered(acquire)
+            for acquire, reply in declared:
+                self.undeclared.pop(acquire, None)
+                n, is_refused = acquire.number.n, isinstance(reply, LockError)
+                if acquire.state is OVER:
+                    self.undo[n] = acquire
+                    continue
+                self.held[n] = acquire
+                # R3, R22: if the count is too low, a hold of this owner has ended, and nobody knows which.
+                if is_refused or min(reply if acquire.request.several else [reply]) < ours[_hold_of(acquire)]:
+                    self._end(acquire, "restarted", undo=not is_refused)
         if moved:
-            # The nodes do not agree yet. The lease limits how long this may take.
-            await self._moved(moved)
+            # The nodes may not agree yet.
+            await self._relocate(moved)
 
-    def adopt(self, hold: Acquire) -> None:
-        """Leaves to the reader to declare a hold whose slot has moved to this node. A wait asks again."""
+    def adopt(self, acquire: Acquire) -> None:
+        """Leaves an acquire to the reader of this session, as this node now serves its slot."""
         self._start()
-        with self.mutex:
-            if hold.state is OVER or hold.at is None or hold.is_numbered() and hold.at.session is self:
-                return
-            if hold.state is ASKED:
-                return self._over(hold, "moved")
-            # A release may have begun meanwhile, under the old number.
-            self._answered(hold)
-            hold.at.session.numbers.pop(hold.at.n, None)
-            self._enrol(hold)
-            if hold.state is ENDING:
-                self._orphan(hold)
+        at = acquire.number
+        if at.session is not self:
+            with self.mutex:
+                at.session.undeclared.pop(acquire, None)
+                if acquire.state is ASKED:
+                    self._end(acquire, "moved", undo=True)
+                self._undeclare(acquire)
+
+    def _undeclare(self, acquire: Acquire) -> None:
+        at = acquire.number
+        for place in (at.session.held, at.session.undo):
+            place.pop(at.n, None)
+        acquire.number = Number(self, b"", 0)
+        self.undeclared[acquire] = None
 
     def _next_beat(self) -> int:
         # R16: never taken from a reply.
@@ -567,100 +427,73 @@ class Session:
 
     async def _poll(self) -> None:
         """One LOCK.EVENTS: heartbeat, acknowledgement and events."""
-        block = min(EVENTS_BLOCK, (self.options.grace or self.options.ttl) / 3) if self._polled else 0.0
+        block = min(EVENTS_BLOCK, (self.options.grace or self.options.ttl) / 3)
+        if self._failed or not self._is_up:
+            # Confirms at once.
+            block = 0.0
+        elif self.undeclared:
+            block = RETRY_PAUSE
         with self.mutex:
-            done = min(self._unanswered, default=self._last_n + 1)
+            # Numbers are asked in order.
+            done = min(next(iter(self.asked), self._last_n + 1), *self.undo, self._last_n + 1)
         sent = monotonic()
         words = ("LOCK.EVENTS", self.id, self._next_beat(), self._seen, done, int(block * 1000), EVENTS_COUNT)
         events = await self.io.read(words, block + REPLY_GRACE)
-        moved: List[Acquire] = []
         with self.mutex:
-            self._polls += 1
             for seq, kind, n, *fields in events:
-                self._seen, acquire = seq, self.numbers.get(n)
+                self._seen, acquire = seq, self.asked.get(n) or self.held.get(n)
                 if acquire is None:
                     continue
                 if kind == b"granted" and acquire.state is ASKED:
                     acquire.in_doubt = True
-                    # The grant is later than the previous LOCK.EVENTS, whose reply did not report it.
-                    self._grant(acquire, fields[0], max(acquire.began, self._polled), *fields[1:2])
-                elif kind == b"lost" and fields[0] == b"moved" and acquire.state is not ASKED:
-                    moved.append(self.numbers.pop(n))
-                    self._answered(acquire)
+                    self._grant(acquire, *fields[:2])
+                elif kind == b"lost" and fields[0] == b"moved" and acquire.state is HELD:
+                    self._undeclare(acquire)
                 elif kind == b"lost":
                     # Perhaps only one of several locks was lost.
-                    (self._lose if acquire.request.several else self._over)(acquire, fields[0].decode())
+                    self._end(acquire, fields[0].decode(), undo=acquire.request.several)
             if len(events) < EVENTS_COUNT:
-                self._polled = self._confirmed = sent
-                self.safe_until = sent + self.options.grace
+                self._confirmed, self.safe_until = sent, sent + self.options.grace
                 self._set_jeopardy(False)
-        if moved:
-            await self._moved(moved)
 
-    async def _repeat_orphans(self) -> None:
+    async def _repeat_undo(self) -> None:
+        """Undoes on the server what is over here."""
         with self.mutex:
             while self.dropped:
-                hold = self.dropped.pop()
-                if hold.state is HELD:
-                    self._begin_end(hold, RELEASE)
-                    self._orphan(hold)
-            numbered = [(each, each.at) for each in self._orphans if each.state is ENDING and each.at is not None]
-            orphans = [(each, at) for each, at in numbered if at.id == self.id and not each.undeclared]
-            self._orphans = [each for each, _ in orphans]
-        if orphans:
-            try:
-                replies = await self.io.batch([each.end_words(at) for each, at in orphans], REPLY_GRACE)
-            except Transient:
-                return
+                self._end(self.dropped.pop(), "released", undo=True)
+            undo = list(self.undo.values())
+        if undo:
+            replies = await self.io.batch([each.cancel_words() for each in undo], REPLY_GRACE)
             with self.mutex:
-                for (orphan, _), reply in zip(orphans, replies):
-                    self._settle(orphan, reply)
-
-    def _set_jeopardy(self, value: bool) -> None:
-        if value is not self._in_jeopardy:
-            self._in_jeopardy = value
-            for hold in list(self.numbers.values()):
-                if hold.state is HELD and hold.request.lease is None:
-                    self._notify(hold, "jeopardy" if value else "safe", "")
+                for acquire, reply in zip(undo, replies):
+                    if isinstance(reply, Moved):
+                        self._undeclare(acquire)
+                    elif not isinstance(reply, Transient):
+                        self._undone(acquire.number.n)
 
     def _check_clock(self) -> None:
         with self.mutex:
             if monotonic() >= self.safe_until:
                 self._set_jeopardy(True)
         if monotonic() >= self._confirmed + self.options.ttl:
-            self._lose_renewed("silent")
+            self._end_renewed("silent")
 
-    def _lose_renewed(self, reason: str) -> None:
-        with self.mutex:
-            for hold in list(self.numbers.values()):
-                if hold.state is HELD and hold.request.lease is None:
-                    self._lose(hold, reason)
-
-    def _drop(self) -> None:
+    def _forget_id(self) -> None:
         """The session is over on the server."""
         with self.mutex:
             self.id, self._is_up, self.safe_until = None, False, -math.inf
         self._up.clear()
 
-    def _fail(self, error: LockError) -> None:
+    def _fail_waits(self, error: LockError) -> None:
         """Fails the waits without a limit. If the error is permanent, fails all waits."""
         with self.mutex:
             self._error = error
-            for asked in list(self._unanswered.values()):
-                if asked.state is ASKED and (asked.until == math.inf or not isinstance(error, Transient)):
+            for asked in self.asked.values():
+                if asked.until == math.inf or not isinstance(error, Transient):
                     asked.error = error
                     self._signal(asked)
         if not self._is_up:
             self._wake_waiting()
-
-    def valid_for(self, hold: Acquire) -> float:
-        """Seconds for which no other owner can have the lock, whatever the network does."""
-        if hold.state is not HELD or hold.undeclared or hold.at is None or hold.at.id != self.id:
-            return 0.0
-        end = hold.lease_ends
-        if hold.request.lease is None or self._polls < hold.acknowledged_at:
-            end = min(end, self.safe_until)
-        return max(0.0, end - monotonic())
 
     async def close(self) -> None:
         """Ends all waits and renewed holds. A hold with a lease of its own remains until its lease ends."""
@@ -672,12 +505,12 @@ class Session:
     async def _end_all(self) -> None:
         with self.mutex:
             id_, self.id, self._is_up = self.id, None, False
-            for acquire in list(self.numbers.values()):
-                if acquire.state is ASKED:
-                    acquire.error = Cancelled("the locks are closed")
-                    self._signal(acquire)
-                elif acquire.request.lease is None:
-                    self._over(acquire, "closed")
+            for asked in self.asked.values():
+                asked.error = Cancelled("the locks are closed")
+                self._signal(asked)
+            for hold in [*self.held.values(), *self.undeclared]:
+                if hold.request.lease is None:
+                    self._end(hold, "closed")
         self._wake_waiting()
         if id_ is not None:
             try:
@@ -691,7 +524,7 @@ def _hold_of(acquire: Acquire) -> Tuple[Tuple[bytes, ...], bytes]:
 
 
 def _reason_of(error: Any) -> str:
-    return "wrongtype" if isinstance(error, Overwritten) else "deleted"
+    return "wrongtype" if isinstance(error, Overwritten) else "not held"
 
 
 def _remaining(until: float) -> Optional[float]:

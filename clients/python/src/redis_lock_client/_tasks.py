@@ -4,22 +4,33 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from typing import Any, Callable, Coroutine, Deque, List, Optional, Sequence, Set
+from typing import Any, Callable, Coroutine, List, Optional, Sequence, Set, Tuple
 
 from redis.asyncio.retry import Retry
 
-from ._io import Io, Node
+from ._io import CALL_TIMEOUT, Io, Node
 from ._io import Signal as AnySignal
 from ._request import Words
-from .errors import Misuse, Transient
+from .errors import LockError, Misuse, Transient, Unavailable
 
-# Maximum number of connections for calls. Thousands of tasks may call at once, and a wait needs no connection.
-CALL_CONNECTIONS = 20
+
+async def _result(future: "asyncio.Future[Any]", timeout: Optional[float], default: Any) -> Any:
+    """The result of a future. `asyncio.wait_for` of Python 3.11 and earlier may swallow a cancellation."""
+    timer = None if timeout is None else asyncio.get_running_loop().call_later(timeout, _resolve, future, default)
+    try:
+        return await future
+    finally:
+        if timer is not None:
+            timer.cancel()
+
+
+def _resolve(future: "asyncio.Future[Any]", value: Any) -> None:
+    if not future.done():
+        future.set_result(value)
 
 
 class Signal:
-    """An event with a time limit. `asyncio.wait_for` of Python 3.11 and earlier may swallow a cancellation."""
+    """An event with a time limit."""
 
     def __init__(self) -> None:
         self._is_set = False
@@ -36,83 +47,54 @@ class Signal:
     async def wait(self, timeout: Optional[float]) -> bool:
         if self._is_set:
             return True
-        loop = asyncio.get_running_loop()
-        waiter: "asyncio.Future[bool]" = loop.create_future()
-        timer = None if timeout is None else loop.call_later(timeout, _resolve, waiter, False)
+        waiter: "asyncio.Future[bool]" = asyncio.get_running_loop().create_future()
         self._waiters.add(waiter)
         try:
-            return await waiter
+            return bool(await _result(waiter, timeout, False))
         finally:
             self._waiters.discard(waiter)
-            if timer is not None:
-                timer.cancel()
-
-
-def _resolve(waiter: "asyncio.Future[bool]", value: bool) -> None:
-    if not waiter.done():
-        waiter.set_result(value)
-
-
-class Slots:
-    """Limits the calls at the same time, in order of arrival."""
-
-    def __init__(self, count: int) -> None:
-        self._free = count
-        self._waiters: "Deque[asyncio.Future[bool]]" = deque()
-
-    async def take(self, timeout: float) -> bool:
-        """Returns whether a slot became free in time."""
-        if self._free > 0:
-            self._free -= 1
-            return True
-        loop = asyncio.get_running_loop()
-        waiter: "asyncio.Future[bool]" = loop.create_future()
-        timer = loop.call_later(timeout, _resolve, waiter, False)
-        self._waiters.append(waiter)
-        try:
-            return await waiter
-        except asyncio.CancelledError:
-            if waiter.done() and not waiter.cancelled() and waiter.result():
-                self.give()
-            raise
-        finally:
-            timer.cancel()
-
-    def give(self) -> None:
-        while self._waiters:
-            waiter = self._waiters.popleft()
-            if not waiter.done():
-                return waiter.set_result(True)
-        self._free += 1
 
 
 class Tasks(Io):
+    """All calls of one moment share a round trip, on one connection. A task that is cancelled leaves the connection intact."""
+
     retry_class = Retry
 
     def __init__(self, node: Node) -> None:
         super().__init__(node)
         self._loop = asyncio.get_running_loop()
-        self._slots = Slots(CALL_CONNECTIONS)
-        self._task: "Optional[asyncio.Task[None]]" = None
-        self._finishing: "Set[asyncio.Task[None]]" = set()
+        self._calls: "List[Tuple[Words, asyncio.Future[Any]]]" = []
+        self._reading: "Optional[asyncio.Task[None]]" = None
+        self._sending: "Optional[asyncio.Task[None]]" = None
 
     async def batch(self, calls: Sequence[Words], timeout: float) -> List[Any]:
         if asyncio.get_running_loop() is not self._loop:
             raise Misuse("these locks belong to another event loop; make new ones in this one")
-        if not await self._slots.take(timeout):
-            raise Transient("all connections are in use; try again")
-        try:
-            return await super().batch(calls, timeout)
-        finally:
-            self._slots.give()
+        replies = [self._loop.create_future() for _ in calls]
+        self._calls += zip(calls, replies)
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.ensure_future(self._send())
+        late = Transient(f"no reply within {timeout:.3g} s")
+        return [await _result(reply, timeout, late) for reply in replies]
+
+    async def _send(self) -> None:
+        while self._calls:
+            calls, self._calls = [each for each in self._calls if not each[1].done()], []
+            if not calls:
+                return
+            results: List[Any]
+            try:
+                results = await super().batch([words for words, _ in calls], CALL_TIMEOUT)
+            except Exception as error:
+                kind = type(error) if isinstance(error, LockError) else Unavailable
+                results = [kind(str(error)) for _ in calls]
+            for (_, reply), result in zip(calls, results):
+                _resolve(reply, result)
 
     async def result(self, call: Any) -> Any:
-        # redis-py uses `asyncio.wait_for`, which may swallow a cancellation. Python 3.10 does not count cancellations.
-        task: Any = asyncio.current_task()
-        count = getattr(task, "cancelling", int)
-        before = count()
         value = await call
-        if count() > before:
+        # `asyncio.wait_for` in redis-py may swallow the end of the event loop. Python 3.10 does not count cancellations.
+        if getattr(asyncio.current_task(), "cancelling", int)():
             raise asyncio.CancelledError
         return value
 
@@ -126,15 +108,10 @@ class Tasks(Io):
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
-    async def finish(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._finishing.add(task)
-        task.add_done_callback(self._finishing.discard)
-        await asyncio.shield(task)
-
     def start(self, reader: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self._task = asyncio.ensure_future(reader())
+        self._reading = asyncio.ensure_future(reader())
 
     async def join(self) -> None:
-        if self._task is not None and self._task is not asyncio.current_task():
-            await asyncio.wait({self._task, *self._finishing})
+        tasks = {task for task in (self._reading, self._sending) if task is not None and task is not asyncio.current_task()}
+        if tasks:
+            await asyncio.wait(tasks)

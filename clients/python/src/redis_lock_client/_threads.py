@@ -55,9 +55,6 @@ class Threads(Io):
     async def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
-    async def finish(self, work: Coroutine[Any, Any, None]) -> None:
-        await work
-
     def start(self, reader: Callable[[], Coroutine[Any, Any, None]]) -> None:
         thread = threading.Thread(target=lambda: run(reader()), name="redis-lock", daemon=True)
         thread.start()

@@ -13,10 +13,11 @@ import functools
 import weakref
 from typing import Any, Awaitable, Callable, Dict, Optional, TypeVar, cast
 
+from ._acquire import Owner
 from ._base import BaseHold, BaseLock, BaseLocks
 from ._core import Core
+from ._options import Event
 from ._request import seconds
-from ._session import Event, Owner
 from ._tasks import Tasks
 from .errors import LockError
 
@@ -34,14 +35,14 @@ class Hold(BaseHold):
         Raises `Lost` if the hold ended before, and `Unavailable` if no server answered within the patience. Then, or if the task
         is cancelled, the release continues in the background.
         """
-        await self._at.session.release(self._acquire)
+        await self._session.release(self._acquire)
 
     async def extend(self, lease: Optional[float] = None) -> None:
         """Sets the lease, in seconds from now. Without an argument, repeats the lease of the lock or checks a renewed hold.
 
         Raises `Lost`, `Unavailable`, or `Misuse` if the server renews the hold and a lease is given.
         """
-        await self._at.session.renew(self._acquire, self._lease(lease))
+        await self._session.renew(self._acquire, self._lease(lease))
 
     async def wait_lost(self, timeout: float) -> bool:
         """Waits until the hold is lost or released, for at most `timeout` seconds. Returns whether it is lost."""

@@ -162,7 +162,7 @@ class _Lock:
         token, hold = self._with_token("release"), self.local.hold
         try:
             if hold is not None and hold.owner.name == token:
-                await hold.at.session.release(hold)
+                await hold.number.session.release(hold)
             else:
                 # The user has set the token of another process.
                 await self._core().execute("LOCK.RELEASE", self.key, token)
@@ -187,7 +187,7 @@ class _Lock:
         self._with_timeout(verb)
         try:
             if hold is not None and hold.owner.name == token:
-                await hold.at.session.renew(hold, lease)
+                await hold.number.session.renew(hold, lease)
             else:
                 await self._core().execute("LOCK.RENEW", self.key, token, "PX", milliseconds(lease))
         except LockError as error:
