@@ -23,13 +23,14 @@ modules = $(at)/lib/redis/modules
 
 # The packages in `clients/` with a script in `tests/scripts/`, the slowest first. The Rust package belongs to this workspace.
 CLIENTS := java go node python
+PACKAGES := python
 
 # Paths of a module and of a folder with lockrun and locktop. If set, these are installed without a build.
 MODULE :=
 TOOLS :=
 
 .PHONY: help run setup servers clients ready test test-long test-all test-clients test-matrix sanitize fuzz mutants porcupine \
-	soak evidence bench guard guard-record lint install install-module install-tools uninstall dist tools clean
+	soak evidence bench guard guard-record lint install install-module install-tools uninstall dist dist-server tools clean
 
 help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s  %s\n", $$1, $$2 }' Makefile
@@ -217,9 +218,17 @@ uninstall: ## Removes the files of `make install` with the same DESTDIR and PREF
 		"$(at)"/share/zsh/vendor-completions/_lock{run,top}
 	rm -rf "$(at)/share/redis-lock"
 
-dist: ## Builds an archive and Debian packages in target/dist, with checksums
+dist: dist-server ## Builds all that is published in target/dist: an archive, Debian packages, and the packages in clients/
+	@for language in $(PACKAGES); do
+		$(MAKE) package-$$language
+	done
+
+dist-server:
 	@$(call install,rust cc libclang)
 	sh tools/packaging/dist.sh
+
+package-%: # Builds a package of clients/ in target/dist/clients
+	@sh tools/packaging/client.sh $*
 
 clean: ## Removes builds and downloads, but not ./data
 	@cargo clean

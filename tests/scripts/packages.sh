@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# Installs the packages of `make dist` in a temporary copy of this system, and starts Debian's redis-server there with the module.
+# Installs the packages of `make dist-server` in a temporary copy of this system, and starts Debian's redis-server there with the module.
 # The restrictions of its systemd unit apply as far as possible without systemd. The server has the unit's user, no privileges and
 # a read-only system. It executes programs only in the folders that the unit allows.
 #
@@ -19,7 +19,7 @@ if [ "${1:-}" != inside ]; then
     [ "$(id -u)" = 0 ] || skip "the test needs root"
     unshare --mount true 2>/dev/null || skip "mount namespaces are unavailable"
     [ -e /lib/systemd/system/redis-server.service ] || skip "Debian's redis-server is missing"
-    make dist TOOLS="${REDIS_LOCK_TOOLS:-}" MODULE="${REDIS_LOCK_MODULE:-}"
+    make dist-server TOOLS="${REDIS_LOCK_TOOLS:-}" MODULE="${REDIS_LOCK_MODULE:-}"
     (cd target/dist && sha256sum --check --quiet SHA256SUMS)
     exec unshare --mount --propagation private sh "$0" inside
 fi

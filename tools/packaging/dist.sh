@@ -21,7 +21,7 @@ tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 trap 'exit 1' HUP INT TERM
 umask 022
-rm -rf "$dist"
+find "$dist" -maxdepth 1 -type f -delete 2>/dev/null || true
 mkdir -p "$dist"
 
 # The newest version of the C library that these files need.

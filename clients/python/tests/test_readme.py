@@ -12,7 +12,7 @@ README = Path(__file__).resolve().parents[1] / "README.md"
 
 def test_the_examples_run(server, capsys):
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-    assert len(blocks) == 6
+    assert len(blocks) == 7
     stored, shipped = [], []
     names = {"ship": lambda: shipped.append(1), "undo": lambda: shipped.clear(), "store": stored.append}
     for block in blocks:

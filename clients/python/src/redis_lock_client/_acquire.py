@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+from typing import TYPE_CHECKING, NamedTuple, Optional
 
 from ._io import Signal
 from ._request import Request, Words, milliseconds

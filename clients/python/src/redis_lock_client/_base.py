@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from typing import Any, Callable, Dict, Generic, List, Optional, Type, TypeVar
+from typing import Any, Dict, Generic, List, Optional, Type, TypeVar
 
 from ._acquire import HELD, Acquire, Owner
 from ._core import Core, default_name
-from ._io import Io, Node
+from ._io import Io
 from ._options import GRACE, PATIENCE, TTL, Listener, Options
 from ._request import Name, Request, seconds
 from ._session import Session
@@ -136,8 +136,8 @@ class BaseLocks(Generic[L]):
     """
 
     _lock_class: Type[L]
-    _io_class: Callable[[Node], Io]
-    _owners_class: Callable[[], Any]
+    _io_class: Type[Io]
+    _owners_class: Type[Any]
 
     def __init__(
         self,

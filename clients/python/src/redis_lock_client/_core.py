@@ -128,6 +128,7 @@ class Core:
                 # The cluster may need a moment until all nodes agree.
                 await self._refresh()
                 await (await self.session_of(request.keys[0])).io.sleep(RETRY_PAUSE)
+                continue
             if asked.reason == "timeout":
                 return None
             if asked.reason in FINAL:
@@ -148,10 +149,10 @@ class Core:
         owner, _, rest = ticket.partition("|")
         m, _, giver = rest.partition("|")
         try:
-            session = await self.session_of(request.keys[0])
-            asked = Acquire(session, request, Owner(bytes.fromhex(owner)), source=("FROM", giver, int(m)))
+            taker, source = Owner(bytes.fromhex(owner)), ("FROM", giver, int(m))
         except ValueError:
             raise Misuse("the ticket was not made by hand_over()")
+        asked = Acquire(await self.session_of(request.keys[0]), request, taker, source=source)
         await self._ask(asked)
         if asked.state is not HELD:
             raise asked.lost()
@@ -243,4 +244,3 @@ def _as_dict(reply: Any) -> Dict[str, Any]:
 
 def default_name() -> str:
     return f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4().hex[:8]}"
-

@@ -23,6 +23,7 @@ CALL_TIMEOUT = 2.0
 # Settings of the user's connection pool, which a single connection rejects.
 UNUSED = ("maint_notifications", "orig_", "event_dispatcher", "response_callbacks")
 
+
 class Node(NamedTuple):
     """How to connect to a server: what the user's client does."""
 

@@ -16,8 +16,20 @@ from ._acquire import ASKED, HELD, OVER, UNEXPLAINED, Acquire, Number
 from ._io import CALL_TIMEOUT, Io
 from ._options import Mutex, Options, log
 from ._request import Words
-from .errors import Cancelled, Deadlock, Late, LockError, Lost, Misuse, Moved, NoSession, Overwritten, TimedOut
-from .errors import Transient, Unavailable
+from .errors import (
+    Cancelled,
+    Deadlock,
+    Late,
+    LockError,
+    Lost,
+    Misuse,
+    Moved,
+    NoSession,
+    Overwritten,
+    TimedOut,
+    Transient,
+    Unavailable,
+)
 
 # Time that LOCK.EVENTS waits in the server, and at most a third of GRACE.
 EVENTS_BLOCK = 1.0
@@ -160,9 +172,7 @@ class Session:
         if lease is not None:
             hold.lease_ends = first_sent + lease
 
-    async def _call(
-        self, acquire: Acquire, state: str, words: Callable[[], Words], give_up: float
-    ) -> Tuple[Any, float]:
+    async def _call(self, acquire: Acquire, state: str, words: Callable[[], Words], give_up: float) -> Tuple[Any, float]:
         """The reply to a call that may be sent again, as it has a number, and the time of the first attempt.
 
         A lease counts from the first attempt, as that one may have succeeded. A reply counts only if its call carried the

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: MIT
+"""Does what a new user does: installs a package of clients/ in an empty project, and runs the first program of its README.
+
+    first_use.py python|node|java|rust|go
+
+Everything runs as written there, except for the port of the server. The project is beside this repository, which is called
+redis-lock. The first program of a README has ten lines at most, and prints something.
+"""
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+MODULE = os.environ.get("REDIS_LOCK_MODULE") or ROOT / "target/release/libredis_lock.so"
+# The longest time for a download and a build.
+LIMIT = 600
+
+
+class Language:
+    """How to make an empty project, where the first program goes, and how to run it."""
+
+    def __init__(self, tag, file, run, new=(), ports=()):
+        self.tag, self.file, self.run, self.new, self.ports = tag, file, run, new, ports
+
+
+LANGUAGES = {
+    "python": Language("python", "main.py", "python main.py", ["python3 -m venv venv"], ["redis.Redis(port=PORT)", "redis.Redis()"]),
+}
+
+
+def first(text, tag):
+    """The first block of code with this tag."""
+    block = re.search(rf"^```{tag}[^\n]*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    assert block, f"no {tag} in the README"
+    return block.group(1)
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def start_server(folder):
+    port = free_port()
+    words = ["redis-server", "--port", str(port), "--save", "", "--dir", str(folder), "--loadmodule", str(MODULE)]
+    server = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 20
+    while server.poll() is None and time.monotonic() < deadline:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return server, port
+        time.sleep(0.02)
+    raise SystemExit("the server does not start")
+
+
+def main():
+    name = sys.argv[1]
+    language, readme = LANGUAGES[name], (ROOT / "clients" / name / "README.md").read_text()
+    program = first(readme, language.tag)
+    assert len(program.splitlines()) <= 10, f"the first program of {name} has more than ten lines"
+    with tempfile.TemporaryDirectory() as folder:
+        project = Path(folder, "project")
+        project.mkdir()
+        Path(folder, "redis-lock").symlink_to(ROOT)
+        path = f"{project}/venv/bin:{os.environ['PATH']}"
+
+        def sh(commands):
+            done = subprocess.run(
+                ["sh", "-euc", commands],
+                cwd=project,
+                env={**os.environ, "PATH": path},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=LIMIT,
+            )
+            assert done.returncode == 0, f"{commands}\n{done.stdout}"
+            return done.stdout
+
+        server, port = start_server(folder)
+        try:
+            for command in language.new:
+                sh(command)
+            sh(first(readme, "sh"))
+            if language.ports:
+                new, old = language.ports
+                assert old in program, f"{old} is missing in the first program of {name}"
+                program = program.replace(old, new.replace("PORT", str(port)))
+            (project / language.file).write_text(program)
+            printed = sh(language.run)
+            assert printed, "the first program prints nothing"
+            print(f"first use of {name}: {printed.strip()}")
+        finally:
+            server.kill()
+            server.wait()
+
+
+if __name__ == "__main__":
+    if not shutil.which("redis-server"):
+        raise SystemExit("redis-server is missing")
+    main()
