@@ -24,14 +24,20 @@ LIMIT = 600
 
 
 class Language:
-    """How to make an empty project, where the first program goes, and how to run it."""
+    """How to make an empty project, where the first program goes, how to run it, and how it says where the server is."""
 
-    def __init__(self, tag, file, run, new=(), ports=()):
-        self.tag, self.file, self.run, self.new, self.ports = tag, file, run, new, ports
+    def __init__(self, tag, file, run, port, new="true", text="{}"):
+        self.tag, self.file, self.run, self.new, self.text = tag, file, run, new, text
+        self.default, self.given = port
 
 
+URL = ("redis://127.0.0.1:6379", "redis://127.0.0.1:PORT")
 LANGUAGES = {
-    "python": Language("python", "main.py", "python main.py", ["python3 -m venv venv"], ["redis.Redis(port=PORT)", "redis.Redis()"]),
+    "python": Language("python", "main.py", "python main.py", ("redis.Redis()", "redis.Redis(port=PORT)"), "python3 -m venv venv"),
+    "node": Language("ts", "main.mjs", "node main.mjs", ("new Redis()", "new Redis(PORT)"), "npm init --yes >new.log"),
+    "go": Language("go", "main.go", "go run .", ("127.0.0.1:6379", "127.0.0.1:PORT"), "go mod init project"),
+    "rust": Language("rust", "src/main.rs", "cargo run --quiet", URL, "cargo init --quiet --name project"),
+    "java": Language("java", "src/main/java/Main.java", "sh run.sh", URL, "mkdir -p src/main/java"),
 }
 
 
@@ -87,13 +93,10 @@ def main():
 
         server, port = start_server(folder)
         try:
-            for command in language.new:
-                sh(command)
+            sh(language.new)
             sh(first(readme, "sh"))
-            if language.ports:
-                new, old = language.ports
-                assert old in program, f"{old} is missing in the first program of {name}"
-                program = program.replace(old, new.replace("PORT", str(port)))
+            assert language.default in program, f"{language.default} is missing in the first program of {name}"
+            program = program.replace(language.default, language.given.replace("PORT", str(port)))
             (project / language.file).write_text(program)
             printed = sh(language.run)
             assert printed, "the first program prints nothing"

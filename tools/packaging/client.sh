@@ -42,6 +42,38 @@ python)
     "$tools/bin/twine" check --strict "$dist"/redis_lock_client-*
     ls "$dist/redis_lock_client-$version-py3-none-any.whl" "$dist/redis_lock_client-$version.tar.gz"
     ;;
+node)
+    copy src README.md package.json package-lock.json tsconfig.json tsconfig.cjs.json
+    cd "$tools"
+    rm -rf src dist
+    cp -R "$tmp/." .
+    cmp -s package-lock.json .installed || npm ci --no-audit --no-fund --ignore-scripts --loglevel error
+    cp package-lock.json .installed
+    npm run --silent build
+    packed=$dist/$(npm pack --silent --pack-destination "$dist")
+    npx --yes publint@0.3.25 run --strict "$packed"
+    # An entry of ES modules only is not for CommonJS.
+    npx --yes @arethetypeswrong/cli@0.18.5 --quiet --profile node16 --ignore-rules cjs-resolves-to-esm "$packed"
+    ls "$packed"
+    ;;
+rust)
+    # A build of the packed crate follows when it is used.
+    cargo package --quiet --package redis-lock-client --no-verify --allow-dirty --target-dir "$tools"
+    cp "$tools/package/redis-lock-client-$version.crate" "$dist"
+    ls "$dist/redis-lock-client-$version.crate"
+    ;;
+java)
+    rm -rf "$dist/maven"
+    (cd clients/java && mvn --batch-mode --quiet -Dout="$tools/out" -Ppublish -DskipTests deploy \
+        -DaltDeploymentRepository="local::file://$dist/maven")
+    find "$dist/maven" -name '*.jar' -o -name '*.pom'
+    ;;
+go)
+    cd clients/go
+    go mod verify
+    go mod tidy -diff
+    go list -m
+    ;;
 *)
     echo "usage: client.sh python|node|java|rust|go" >&2
     exit 2

@@ -417,7 +417,7 @@ def test_a_dropped_hold_warns_and_is_released(server, locks):
 
 
 def test_a_lock_is_used_by_many_threads_at_once(server, locks):
-    lock, counter = locks.lock("a"), [0]
+    lock, counter, threads = locks.lock("a"), [0], threading.active_count()
 
     def work():
         for _ in range(20):
@@ -428,4 +428,5 @@ def test_a_lock_is_used_by_many_threads_at_once(server, locks):
 
     for call in [Call(work) for _ in range(8)]:
         call.end(30)
-    assert counter == [160] and threading.active_count() < 40
+    # Connections of asyncio may start a thread for the addresses.
+    assert counter == [160] and threading.active_count() < threads + 15

@@ -79,9 +79,8 @@ class Tasks(Io):
 
     async def _send(self) -> None:
         while self._calls:
-            calls, self._calls = [each for each in self._calls if not each[1].done()], []
-            if not calls:
-                return
+            # Also those of tasks that were cancelled: a call may be the cancellation itself.
+            calls, self._calls = self._calls, []
             results: List[Any]
             try:
                 results = await super().batch([words for words, _ in calls], CALL_TIMEOUT)

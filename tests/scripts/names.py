@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: MIT
+"""Checks that the packages in clients/ have the names of the table in clients/README.md, and the version of the module."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+CLIENTS = ROOT / "clients"
+
+
+def field(path, pattern):
+    """The first match of this pattern in a file."""
+    found = re.search(pattern, (CLIENTS / path).read_text(), re.MULTILINE)
+    return found.group(1) if found else None
+
+
+def main():
+    version = re.search(r'^version = "(.*)"', (ROOT / "Cargo.toml").read_text().partition("[workspace.package]")[2], re.MULTILINE)
+    version = version.group(1)
+    npm = json.loads((CLIENTS / "node/package.json").read_text())
+    pom, core = "java/pom.xml", "java/core/pom.xml"
+    group, artifact = field(pom, "<groupId>(.*)</groupId>"), field(core, "</parent>[^§]*?<artifactId>(.*)</artifactId>")
+    manifests = {
+        "Python": (field("python/pyproject.toml", '^name = "(.*)"'), field("python/pyproject.toml", '^version = "(.*)"')),
+        "Node": (npm["name"], npm["version"]),
+        # The version is that of the workspace.
+        "Rust": (field("rust/Cargo.toml", '^name = "(.*)"'), version),
+        "Java": (f"{group}:{artifact}", field(pom, "<version>(.*)</version>")),
+        # The version is that of the tag.
+        "Go": (field("go/go.mod", "^module (.*)"), version),
+    }
+    rows = re.findall(r"^\| \[(\w+)\]\(.*?\) \| .*? \| `(.*?)` \| `.*?` \|$", (CLIENTS / "README.md").read_text(), re.MULTILINE)
+    wrong = [
+        f"{language}: the package is {manifests[language]}, not {(name, version)}"
+        for language, name in rows
+        if manifests[language] != (name, version)
+    ]
+    if len(rows) != len(manifests):
+        wrong.append("a language is missing in the table")
+    for line in wrong:
+        print(line, file=sys.stderr)
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()
