@@ -5,7 +5,7 @@ import threading
 import time
 
 import pytest
-from conftest import Call, Server, until
+from conftest import Call, Proxy, Server, until
 
 from redis_lock_client import Lost, Unavailable
 
@@ -210,6 +210,82 @@ def test_an_acquire_in_flight_survives_a_restart_with_data(durable, flavor):
     with_hold = call.end()
     assert owns(durable, with_hold) and durable.holder("a")["holds"] == 1
     with_hold.release()
+
+
+@pytest.fixture
+def durable_proxy(durable):
+    proxy = Proxy(durable.port)
+    yield proxy
+    proxy.close()
+
+
+@pytest.mark.parametrize("late", [None, b"LOCK.CANCEL"])
+def test_a_grant_without_reply_is_undone_after_a_restart(durable, durable_proxy, flavor, late):
+    locks = flavor.locks(durable_proxy.port)
+    locks.lock("warm").acquire().release()
+    durable_proxy.lose_reply_to, durable_proxy.freeze_then = b"LOCK.ACQUIRE", True
+    call = Call(lambda: locks.lock("a").acquire())
+    until(lambda: durable.held("a"))
+    durable.restart()
+    durable_proxy.delay = late
+    durable_proxy.frozen.clear()
+    hold = call.end(20)
+    assert owns(durable, hold) and durable.holder("a")["holds"] == 1
+    hold.release()
+    assert not durable.held("a")
+
+
+def test_a_hold_keeps_its_place_beside_one_that_is_undone(durable, durable_proxy, flavor):
+    locks = flavor.locks(durable_proxy.port, patience=0.5)
+    lock = locks.lock("a", owner="me", reentrant=True)
+    kept, released = lock.acquire(), lock.acquire()
+    durable_proxy.lose_reply_to, durable_proxy.freeze_then = b"LOCK.RELEASE", True
+    call = Call(released.release)
+    until(lambda: durable.holder("a")["holds"] == 1)
+    with pytest.raises(Unavailable):
+        call.end()
+    durable.restart()
+    durable_proxy.frozen.clear()
+    until(lambda: kept.valid_for() > 0)
+    assert durable.holder("a")["holds"] == 1 and not released.lost
+    kept.release()
+    assert not durable.held("a")
+
+
+def test_a_release_waits_for_the_declaration_of_its_hold(durable, durable_proxy, flavor):
+    locks = flavor.locks(durable_proxy.port)
+    hold = locks.lock("a", lease=60).acquire()
+    durable_proxy.delay = b"LOCK.RENEW"
+    durable.restart()
+    until(durable_proxy.is_late)
+    hold.release()
+    assert not durable.held("a") and not hold.lost
+
+
+def test_the_server_has_forgotten_a_release(server, proxy, flavor, monkeypatch):
+    monkeypatch.setattr("redis_lock_client._session.RETRY_PAUSE", 1.0)
+    locks = flavor.locks(proxy.port)
+    hold = locks.lock("a").acquire()
+    server.take("b")
+    wait = Call(lambda: locks.lock("b").acquire())
+    until(lambda: server.waiters("b") == 1)
+    proxy.lose_reply_to = b"LOCK.RELEASE"
+    release = Call(hold.release)
+    until(lambda: not server.held("a"))
+    # The event makes the client say that it needs the reply no longer.
+    server.give("b")
+    wait.end().release()
+    release.end()
+    assert not hold.lost
+
+
+def test_a_loss_is_found_by_the_release_itself(server, proxy, far):
+    hold = far.lock("a").acquire()
+    proxy.delay = b"LOCK.EVENTS"
+    until(proxy.is_late)
+    server.admin.delete("a")
+    with pytest.raises(Lost, match="not held"):
+        hold.release()
 
 
 def test_no_server_is_unavailable(server, flavor):

@@ -12,7 +12,6 @@ from typing import Any, Callable, Coroutine, Dict, List, NamedTuple, Optional, P
 
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
-from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from . import errors
 from ._request import Words
@@ -88,24 +87,21 @@ class Io:
 
     async def batch(self, calls: Sequence[Words], timeout: float) -> List[Any]:
         """The replies to calls in one round trip, over any connection. Errors of the server are elements of the list."""
-        while True:
-            is_new = not self._idle
-            try:
-                connection = self._idle.pop()
-            except IndexError:
-                connection = self._open()
-            try:
-                replies = await self._exchange(connection, calls, timeout)
-            except Transient as error:
-                if is_new or isinstance(error.__cause__, RedisTimeoutError):
-                    raise
-                # The server may have closed an idle connection. The calls have numbers, so they are sent again.
-                continue
-            if self._is_closed:
-                await self.result(connection.disconnect())
-            else:
-                self._idle.append(connection)
-            return replies
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = self._open()
+        try:
+            replies = await self._exchange(connection, calls, timeout)
+        except Transient:
+            # The server may have closed the other idle connections, too.
+            await self._disconnect_idle()
+            raise
+        if self._is_closed:
+            await self.result(connection.disconnect())
+        else:
+            self._idle.append(connection)
+        return replies
 
     async def read(self, words: Words, timeout: float) -> Any:
         """The reply to a call over the reader's connection. Raises errors of `errors`."""
@@ -147,8 +143,15 @@ class Io:
         """Closes the connections that carry no call. The next ones may lead to another primary."""
         if self._reader is not None:
             await self.result(self._reader.disconnect())
-        while self._idle:
-            await self.result(self._idle.pop().disconnect())
+        await self._disconnect_idle()
+
+    async def _disconnect_idle(self) -> None:
+        while True:
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                return
+            await self.result(connection.disconnect())
 
     # Threads and asyncio implement these methods.
 

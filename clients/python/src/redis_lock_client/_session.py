@@ -184,6 +184,8 @@ class Session:
             await acquire.number.session._until_up(give_up, acquire)
             now = monotonic()
             with self.mutex:
+                if acquire.state is not state:
+                    break
                 at, call = acquire.number, words()
                 # A release of a number that is not declared yet would be refused, and remembered (R23).
                 is_declared = state is ASKED or acquire.is_declared()
