@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# Installs the packages of `make dist-server` in a temporary copy of this system, and starts Debian's redis-server there with the module.
+# Installs the packages of `make dist-server` in a copy of this system, and starts Debian's redis-server there with the module.
 # The restrictions of its systemd unit apply as far as possible without systemd. The server has the unit's user, no privileges and
 # a read-only system. It executes programs only in the folders that the unit allows.
 #

@@ -252,12 +252,25 @@ def test_a_hold_keeps_its_place_beside_one_that_is_undone(durable, durable_proxy
     assert not durable.held("a")
 
 
+def test_two_holds_of_one_owner_are_lost_if_only_one_is_left(durable, durable_proxy, flavor):
+    lock = flavor.locks(durable_proxy.port).lock("a", owner="me", reentrant=True)
+    holds = [lock.acquire(), lock.acquire()]
+    durable_proxy.frozen.set()
+    durable.restart()
+    durable.give("a", "me")
+    durable_proxy.frozen.clear()
+    until(lambda: all(hold.lost for hold in holds))
+    # Nobody uses the remaining hold.
+    until(lambda: not durable.held("a"))
+
+
 def test_a_release_waits_for_the_declaration_of_its_hold(durable, durable_proxy, flavor):
     locks = flavor.locks(durable_proxy.port)
     hold = locks.lock("a", lease=60).acquire()
     durable_proxy.delay = b"LOCK.RENEW"
     durable.restart()
     until(durable_proxy.is_late)
+    assert hold.valid_for() == 0 and not hold.lost
     hold.release()
     assert not durable.held("a") and not hold.lost
 
