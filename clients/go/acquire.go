@@ -5,17 +5,19 @@ package lock
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 )
 
-// An owner is the name under which a Lock acquires. A retired owner is not used again: a call of it may be late.
+// An owner is the name under which a Lock acquires. A retired owner is not used again, as a call of it may be late.
 type owner struct {
-	name    string
-	retired bool
+	name string
+	// retired counts its acquires that the server may still have to undo.
+	retired int
 }
 
-// A number identifies an acquire on the server. It never changes.
+// A number identifies an acquire on the server.
 type number struct {
 	session *session
 	id      string
@@ -24,88 +26,84 @@ type number struct {
 
 type state string
 
-const asked, held, ending, over state = "asked", "held", "ending", "over"
+const asked, held, over state = "asked", "held", "over"
 
-// The two ways to end an acquire, with the reason that each leaves.
-const release, cancel = "released", "cancelled"
+// goodEnds of a hold are no loss.
+var goodEnds = []string{"released", "cancelled", "taken"}
 
-// An acquire is one numbered acquire, from its first call to the end of its hold. The mutex protects the fields from at on.
+// An acquire is one acquire, from its first call to the end of its hold. The mutex of the Locks protects it.
 type acquire struct {
 	request *request
 	owner   *owner
 	isTry   bool
-	// takes is the hold of another session that this acquire takes over: FROM, name, number.
-	takes []any
-	began time.Time
-	// until limits the wait. It is zero without a limit.
+	// source is the hold of another session that this acquire takes over: FROM, name, number.
+	source []any
+	// until limits the wait.
 	until time.Time
 
-	at        *number
-	state     state
-	verb      string
-	reason    string
-	failure   error // why the client ends a wait that may continue on the server
-	holds     int64
-	tokens    []int64
-	granted   time.Time
-	leaseEnds time.Time // zero if the server renews the hold
-	// undeclared: the present session of this node does not have it yet. moving: that of another node will have it.
-	undeclared, moving, handedOver bool
-	changed                        chan struct{}
-	bound                          []context.CancelCauseFunc
-	expiryTimer                    *time.Timer
+	at    number
+	state state
+	// reason of the end, if it is over.
+	reason string
+	// failure is why the client ends a wait that may continue on the server.
+	failure            *Error
+	changed            chan struct{}
+	holds              int64
+	tokens             []int64
+	granted, leaseEnds time.Time
+	// inDoubt: an attempt of the present call has no reply, so it may have succeeded.
+	inDoubt                   bool
+	isReleasing, isHandedOver bool
+	// ctx ends with the hold. It is nil until somebody needs it.
+	ctx      context.Context
+	endCtx   context.CancelCauseFunc
+	leaseEnd *time.Timer
 }
 
-func newAcquire(r *request, o *owner, began time.Time, wait *time.Duration) *acquire {
-	a := &acquire{request: r, owner: o, isTry: wait != nil && *wait == 0, began: began, state: asked}
-	if wait != nil {
-		a.until = began.Add(*wait)
+func (a *acquire) acquireWords() []any {
+	if a.source != nil {
+		return append(a.renewWords(a.request.lease), a.source...)
 	}
-	return a
-}
-
-func (a *acquire) askWords(at *number) []any {
-	r := a.request
-	if a.takes != nil {
-		return append(a.renewWords(at, r.lease, r.maxHold), a.takes...)
-	}
-	words := hold(append(r.call(r.acquireVerb, a.owner.name), r.flags...), r.lease, r.maxHold)
-	words = append(words, "SESSION", at.id, at.n)
-	switch {
+	words := append(a.request.acquireWords(a.owner.name), "SESSION", a.at.id, a.at.n)
+	switch left := time.Until(a.until); {
 	case a.isTry:
 		return words
-	case a.until.IsZero():
-		return append(words, "QUEUE", 0)
+	case isLimited(left):
+		return append(words, "QUEUE", millis(left))
 	}
-	return append(words, "QUEUE", millis(time.Until(a.until)))
+	return append(words, "QUEUE", 0)
 }
 
-func (a *acquire) endWords(at *number) []any {
-	if a.verb == cancel {
-		return []any{"LOCK.CANCEL", a.request.keys[0], a.owner.name, "SESSION", at.id, at.n}
+func (a *acquire) renewWords(lease time.Duration) []any {
+	maxHold := a.request.maxHold
+	if isLimited(maxHold) {
+		maxHold -= time.Since(a.granted)
 	}
-	return append(a.request.call(a.request.endVerb, a.owner.name), "SESSION", at.id, at.n)
+	return append(hold(a.request.words("RENEW", a.owner.name), lease, maxHold), "SESSION", a.at.id, a.at.n)
 }
 
-func (a *acquire) renewWords(at *number, lease, maxHold *time.Duration) []any {
-	return append(hold(a.request.call(a.request.renewVerb, a.owner.name), lease, maxHold), "SESSION", at.id, at.n)
+func (a *acquire) declareWords() []any {
+	return a.renewWords(min(a.request.lease, time.Until(a.leaseEnds)))
 }
 
-// maxHoldLeft is the rest of the maximum age.
-func (a *acquire) maxHoldLeft() *time.Duration {
-	if a.request.maxHold == nil || a.granted.IsZero() {
-		return a.request.maxHold
-	}
-	left := *a.request.maxHold - time.Since(a.granted)
-	return &left
+func (a *acquire) releaseWords() []any {
+	return append(a.request.words("RELEASE", a.owner.name), "SESSION", a.at.id, a.at.n)
 }
 
-// isLost is whether the hold ended before its release.
+func (a *acquire) cancelWords() []any {
+	return []any{"LOCK.CANCEL", a.request.keys[0], a.owner.name, "SESSION", a.at.id, a.at.n}
+}
+
+// isDeclared returns whether the present session of its server has this hold.
+func (a *acquire) isDeclared() bool {
+	s := a.at.session
+	return a.at.id == s.id && s.held[a.at.n] == a
+}
+
+// isLost returns whether the hold ended before its release. A hold that was handed over is not lost.
 func (a *acquire) isLost() bool {
-	if a.state == held && !a.handedOver {
-		return !a.leaseEnds.IsZero() && time.Until(a.leaseEnds) <= 0
-	}
-	return a.state == over && a.reason != release && a.reason != cancel && !a.handedOver
+	isExpired := a.state == held && time.Until(a.leaseEnds) <= 0
+	return !a.isHandedOver && (isExpired || a.state == over && !slices.Contains(goodEnds, a.reason))
 }
 
 func (a *acquire) lost() *Error {
@@ -116,13 +114,6 @@ func (a *acquire) lost() *Error {
 	return &Error{Kind: ErrLost, Text: fmt.Sprintf("the hold ended before its release (%s); acquire the lock again", reason)}
 }
 
-func (a *acquire) signal() {
-	if a.changed != nil {
-		close(a.changed)
-		a.changed = nil
-	}
-}
-
 // await has a channel that is closed at the next change.
 func (a *acquire) await() <-chan struct{} {
 	if a.changed == nil {
@@ -131,44 +122,47 @@ func (a *acquire) await() <-chan struct{} {
 	return a.changed
 }
 
-// endContexts ends the contexts that are bound to the hold.
-func (a *acquire) endContexts() {
-	var cause error
-	if a.isLost() {
-		cause = withKey(a.request.keys[0], a.lost())
-	}
-	for _, end := range a.bound {
-		end(cause)
-	}
-	a.bound = nil
-	if a.expiryTimer != nil {
-		a.expiryTimer.Stop()
+func (a *acquire) signal() {
+	if a.changed != nil {
+		close(a.changed)
+		a.changed = nil
 	}
 }
 
-// bind ends a context with the hold: at the end of the lease by the local clock at the latest.
-func (a *acquire) bind(locks *mutex, end context.CancelCauseFunc) {
-	a.bound = append(a.bound, end)
-	if a.state != held || a.isLost() {
-		a.endContexts()
-	} else if !a.leaseEnds.IsZero() && a.expiryTimer == nil {
-		a.expiryTimer = time.AfterFunc(time.Until(a.leaseEnds), func() {
-			locks.Lock()
-			defer locks.Unlock()
-			if a.isLost() {
-				a.endContexts()
-			} else if a.state == held {
-				a.expiryTimer.Reset(time.Until(a.leaseEnds))
-			}
+// setLease sets the end of the lease by the local clock.
+func (a *acquire) setLease(end time.Time) {
+	a.leaseEnds = end
+	if a.leaseEnd != nil {
+		a.leaseEnd.Reset(time.Until(end))
+	}
+}
+
+// context ends with the hold: at the end of the lease by the local clock at the latest.
+func (a *acquire) context(l *Locks, parent context.Context) context.Context {
+	if a.ctx == nil {
+		a.ctx, a.endCtx = context.WithCancelCause(parent)
+		a.leaseEnd = time.AfterFunc(time.Until(a.leaseEnds), func() {
+			defer l.lock()()
+			a.endContext()
 		})
+		a.endContext()
 	}
+	return a.ctx
 }
 
-func (a *acquire) leave() {
-	if a.at != nil && a.at.session.numbers[a.at.n] == a {
-		delete(a.at.session.numbers, a.at.n)
-		delete(a.at.session.unanswered, a.at.n)
+// endContext ends the context if the hold has ended.
+func (a *acquire) endContext() {
+	switch {
+	case a.ctx == nil:
+		return
+	case a.isLost():
+		a.endCtx(a.lost().withKey(a.request.keys[0]))
+	case a.state == over:
+		a.endCtx(nil)
+	default:
+		return
 	}
+	a.leaseEnd.Stop()
 }
 
 // holdOf names what the owner's count of holds is about.
@@ -176,23 +170,10 @@ func (a *acquire) holdOf() string {
 	return strings.Join(a.request.keys, "\x00") + "\x00" + a.owner.name
 }
 
-// least is the smallest count in the reply to a renewal.
-func least(reply any) int64 {
-	counts, isList := reply.([]any)
-	if !isList {
-		counts = []any{reply}
-	}
-	result := int64(1 << 62)
-	for _, each := range counts {
-		count, _ := each.(int64)
-		result = min(result, count)
-	}
-	return result
-}
-
+// integers has the counts or tokens of a reply: one, or one for each lock.
 func integers(value any) []int64 {
 	values, isList := value.([]any)
-	if !isList {
+	if !isList || len(values) == 0 {
 		values = []any{value}
 	}
 	result := make([]int64, len(values))

@@ -43,7 +43,7 @@ func (l *locker) Unlock() {
 	l.mu.Lock()
 	if len(l.holds) == 0 {
 		l.mu.Unlock()
-		panic(withKey(l.key, misuse("it is not locked")))
+		panic(misuse("it is not locked").withKey(l.key))
 	}
 	hold := l.holds[0]
 	l.holds = l.holds[1:]
@@ -69,10 +69,13 @@ func (l *Locks) Elect(ctx context.Context, key string, lead func(ctx context.Con
 		case resigned:
 			return err
 		case ctx.Err() != nil:
-			return withKey(key, contextError(ctx))
+			return contextError(ctx).withKey(key)
 		case errors.Is(err, ErrLost):
 		case errors.Is(err, ErrUnavailable):
-			sleep(ctx, nil, electionPause)
+			select {
+			case <-time.After(electionPause):
+			case <-ctx.Done():
+			}
 		default:
 			return err
 		}

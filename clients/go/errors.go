@@ -5,6 +5,7 @@ package lock
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 
 	"github.com/redis/go-redis/v9"
@@ -44,16 +45,11 @@ type Error struct {
 
 // Error has the key, the kind and the text.
 func (e *Error) Error() string {
-	parts := []string{"lock"}
-	for _, part := range []string{e.Key, e.Kind.Error(), e.Text} {
-		if part != "" {
-			parts = append(parts, part)
-		}
-	}
-	if e.Cause != nil {
+	parts := []string{"lock", e.Key, e.Kind.Error(), e.Text}
+	if e.Cause != nil && e.Cause != e.Kind {
 		parts = append(parts, e.Cause.Error())
 	}
-	return strings.Join(parts, ": ")
+	return strings.Join(slices.DeleteFunc(parts, func(part string) bool { return part == "" }), ": ")
 }
 
 // Unwrap has the kind, and the cause if there is one.
@@ -64,30 +60,40 @@ func (e *Error) Unwrap() []error {
 	return []error{e.Kind, e.Cause}
 }
 
-var codes = map[string]error{
-	"NOTOWNER": ErrLost, "DEADLOCK": ErrDeadlock, "CANCELLED": context.Canceled, "OOM": ErrUnavailable, "LIMIT": ErrUnavailable,
-	"ERR": ErrMisuse, "WRONGTYPE": ErrMisuse, "NOPERM": ErrMisuse, "NOAUTH": ErrMisuse, "WRONGPASS": ErrMisuse,
-	"CROSSSLOT": ErrMisuse,
+// is returns whether the error is a reply with one of these codes.
+func (e *Error) is(codes ...string) bool { return e != nil && slices.Contains(codes, e.Code) }
+
+// withKey names the lock in an error.
+func (e *Error) withKey(key string) error {
+	if e == nil {
+		return nil
+	}
+	named := *e
+	named.Key = key
+	return &named
 }
 
-var transientCodes = map[string]bool{
-	"NOSESSION": true, "LATE": true, "READONLY": true, "LOADING": true, "NOREPLICAS": true, "MISCONF": true, "BUSY": true,
-	"TRYAGAIN": true, "MASTERDOWN": true, "CLUSTERDOWN": true, "QUARANTINE": true, "UNBLOCKED": true, "MOVED": true, "ASK": true,
+// kinds has the kinds of the codes that are not transient. All other codes are unavailable.
+var kinds = map[string]error{
+	"NOTOWNER": ErrLost, "DEADLOCK": ErrDeadlock, "CANCELLED": context.Canceled,
+	"ERR": ErrMisuse, "WRONGTYPE": ErrMisuse, "CROSSSLOT": ErrMisuse,
+	"NOPERM": ErrMisuse, "NOAUTH": ErrMisuse, "WRONGPASS": ErrMisuse,
+}
+
+var transientCodes = []string{
+	"NOSESSION", "LATE", "READONLY", "LOADING", "NOREPLICAS", "MISCONF", "BUSY", "TRYAGAIN", "MASTERDOWN", "CLUSTERDOWN",
+	"QUARANTINE", "UNBLOCKED", "MOVED", "ASK",
 }
 
 // classify makes an *Error of an error of go-redis.
 func classify(err error) *Error {
-	var own *Error
 	var reply redis.Error
-	switch {
-	case errors.As(err, &own):
-		return own
-	case !errors.As(err, &reply):
+	if !errors.As(err, &reply) {
 		return &Error{Kind: ErrUnavailable, Text: "no reply from the server", Cause: err, transient: true}
 	}
 	text := reply.Error()
 	code, _, _ := strings.Cut(text, " ")
-	e := &Error{Kind: codes[code], Code: code, Text: text, transient: transientCodes[code]}
+	e := &Error{Kind: kinds[code], Code: code, Text: text, transient: slices.Contains(transientCodes, code)}
 	if e.Kind == nil {
 		e.Kind = ErrUnavailable
 	}
@@ -97,54 +103,23 @@ func classify(err error) *Error {
 	return e
 }
 
-func (e *Error) isMoved() bool { return e.Code == "MOVED" || e.Code == "ASK" }
-
-// isEnd is whether the reply means that the hold has ended. WRONGTYPE: the key was overwritten.
-func (e *Error) isEnd() bool { return e.Code == "NOTOWNER" || e.Code == "WRONGTYPE" }
-
-func isTransient(err error) bool {
-	var e *Error
-	return errors.As(err, &e) && e.transient
-}
-
 func misuse(text string) *Error { return &Error{Kind: ErrMisuse, Text: text} }
 
 var errClosed = &Error{Kind: context.Canceled, Text: "the locks are closed; make new ones"}
 
 // contextError is the error of a call whose context has ended.
 func contextError(ctx context.Context) *Error {
-	cause := context.Cause(ctx)
-	switch {
-	case errors.Is(ctx.Err(), context.DeadlineExceeded):
-		if !errors.Is(cause, context.DeadlineExceeded) {
-			cause = errors.Join(context.DeadlineExceeded, cause)
-		}
-		return &Error{Kind: ErrTimeout, Cause: cause}
-	case cause == context.Canceled:
-		cause = nil
+	if ctx.Err() == context.DeadlineExceeded {
+		return &Error{Kind: ErrTimeout, Cause: ctx.Err()}
 	}
-	return &Error{Kind: context.Canceled, Cause: cause}
-}
-
-// withKey names the lock in an error.
-func withKey(key string, err error) error {
-	var e *Error
-	if err == nil || !errors.As(err, &e) {
-		return err
-	}
-	named := *e
-	named.Key = key
-	return &named
+	return &Error{Kind: context.Canceled, Cause: context.Cause(ctx)}
 }
 
 // outcome is the word of an error for the listener.
-func outcome(err error) string {
-	var e *Error
+func outcome(e *Error) string {
 	switch {
-	case err == nil:
+	case e == nil:
 		return "granted"
-	case !errors.As(err, &e):
-		return ErrUnavailable.Error()
 	case e.Kind == context.Canceled:
 		return "cancelled"
 	}

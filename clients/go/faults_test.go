@@ -113,6 +113,28 @@ func TestBrokenConnectionsLoseNothing(t *testing.T) {
 	}
 }
 
+func TestLeaseCountsFromTheFirstAttempt(t *testing.T) {
+	s := start(t)
+	p := through(t, s.address())
+	locks := locksAt(t, p.address())
+	hold := must(locks.Acquire(background, "a", lock.WithLease(time.Minute)))
+	p.loseReplyTo("LOCK.RENEW")
+	s.signal(stop)
+	extended := make(chan error, 1)
+	go func() { extended <- hold.Extend(background, time.Minute) }()
+	until(t, "the first attempt", p.hasLostReply)
+	const apart = time.Second
+	time.Sleep(apart)
+	s.signal(proceed)
+	if err := <-extended; err != nil {
+		t.Fatal(err)
+	}
+	if left := hold.ValidFor(); left > time.Minute-apart || s.calls("lock.renew") != 2 {
+		t.Fatal(left, "of the lease,", s.calls("lock.renew"), "calls")
+	}
+	release(t, hold)
+}
+
 func TestLostRepliesCountOnce(t *testing.T) {
 	s := start(t)
 	p := through(t, s.address())

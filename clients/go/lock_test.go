@@ -194,6 +194,22 @@ func TestMaxHoldEndsRenewals(t *testing.T) {
 	until(t, "it is free", func() bool { return s.isFree("a") })
 }
 
+func TestExtendKeepsTheMaximumAge(t *testing.T) {
+	s := start(t, "lock.default-lease", "2000")
+	locks := locksAt(t, s.address(), quick()...)
+	hold := must(locks.Acquire(background, "a", lock.WithMaxHold(2*time.Second)))
+	began := time.Now()
+	for hold.Context().Err() == nil {
+		if err := hold.Extend(background, 0); err != nil && !errors.Is(err, lock.ErrLost) {
+			t.Fatal(err)
+		}
+		if time.Since(began) > 10*time.Second {
+			t.Fatal("the maximum age begins again")
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
 func TestLeaseEndsByTheLocalClock(t *testing.T) {
 	s := start(t)
 	locks := locksAt(t, s.address())
@@ -464,6 +480,21 @@ func TestEachKindOfErrorOnce(t *testing.T) {
 	is(lock.ErrUnavailable, err)
 }
 
+func TestForbiddenReleaseIsMisuseAndUndone(t *testing.T) {
+	s := start(t)
+	s.ask("ACL", "SETUSER", "few", "on", ">secret", "~*", "+@all")
+	locks := locksOf(t, redis.NewClient(&redis.Options{Addr: s.address(), Username: "few", Password: "secret"}))
+	hold := must(locks.Acquire(background, "a"))
+	s.ask("ACL", "SETUSER", "few", "-lock.release")
+	err := hold.Release(background)
+	var e *lock.Error
+	if !errors.As(err, &e) || e.Kind != lock.ErrMisuse || e.Code != "NOPERM" {
+		t.Fatal(err)
+	}
+	until(t, "it is free", func() bool { return s.isFree("a") })
+	release(t, hold)
+}
+
 func TestServerWithoutTheModule(t *testing.T) {
 	s := startPlain(t)
 	locks := locksAt(t, s.address())
@@ -607,6 +638,38 @@ func TestFailingListenerDisturbsNothing(t *testing.T) {
 	s.ask("LOCK.BREAK", "a")
 	<-lost.Context().Done()
 	release(t, must(locks.Acquire(background, "a")))
+}
+
+func TestListenerMayTryButNotWait(t *testing.T) {
+	s := start(t)
+	var locks *lock.Locks
+	waited, tried, elsewhere := make(chan error, 1), make(chan bool, 1), make(chan error, 1)
+	locks = locksAt(t, s.address(), lock.WithListener(func(e lock.Event) {
+		if e.Label != "a" || e.Name != "held" {
+			return
+		}
+		_, err := locks.Acquire(background, "b")
+		waited <- err
+		_, ok, err := locks.Try(background, "b")
+		tried <- ok && err == nil
+		go func() {
+			_, err := locks.Acquire(background, "c")
+			elsewhere <- err
+		}()
+	}))
+	release(t, must(locks.Acquire(background, "a", lock.WithLabel("a"))))
+	if err := <-waited; !errors.Is(err, lock.ErrMisuse) {
+		t.Fatal(err)
+	}
+	if err := <-elsewhere; !<-tried || err != nil {
+		t.Fatal(err)
+	}
+	// Now the reader calls the listener.
+	must(locks.Acquire(background, "a", lock.WithLabel("a")))
+	s.ask("LOCK.BREAK", "a")
+	if err := <-waited; !errors.Is(err, lock.ErrMisuse) || <-tried {
+		t.Fatal(err)
+	}
 }
 
 func TestDroppedHoldIsReleasedWithWarning(t *testing.T) {

@@ -6,36 +6,23 @@ import (
 	"context"
 	"errors"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	lock "redislock.example/lock"
 )
 
 var (
-	shipped              int
-	stored               []int64
-	count                = func(context.Context) error { shipped++; return nil }
-	ship, read, transfer = count, count, count
-	store                = func(token int64) { stored = append(stored, token) }
+	counted        int
+	stored         []int64
+	count          = func(context.Context) error { counted++; return nil }
+	read, transfer = count, count
+	store          = func(token int64) { stored = append(stored, token) }
 )
-
-func readmeDo(ctx context.Context, client redis.UniversalClient) error {
-	locks, err := lock.New(client) // once for the process; client is a *redis.Client or a *redis.ClusterClient
-	if err != nil {
-		return err
-	}
-	defer locks.Close()
-
-	err = locks.Do(ctx, "order:42", func(ctx context.Context) error {
-		return ship(ctx) // ctx ends if the lock is lost
-	})
-	return err
-}
 
 func readmeAcquire(ctx context.Context, locks *lock.Locks) error {
 	hold, err := locks.Acquire(ctx, "order:42", lock.WithWait(2*time.Second), lock.WithLease(10*time.Second), lock.Fenced())
@@ -97,7 +84,8 @@ func TestReadmeRunsAsWritten(t *testing.T) {
 	if len(blocks) != 6 {
 		t.Fatal(len(blocks), "blocks")
 	}
-	for _, block := range blocks {
+	compile(t, blocks[0][1])
+	for _, block := range blocks[1:] {
 		for _, line := range strings.Split(unindented(block[1]), "\n") {
 			if !strings.Contains(compiled, line) {
 				t.Error("not compiled:", line)
@@ -109,14 +97,30 @@ func TestReadmeRunsAsWritten(t *testing.T) {
 	lease := lock.WithLease(10 * time.Second)
 	ticket, err := readmeHandOver(must(locks.Acquire(background, "order:42", lease)))
 	errs := []error{
-		err, readmeAttach(background, locksAt(t, s.address()), ticket), readmeDo(background, s.admin),
-		readmeAcquire(background, locks), readmeTry(background, locks), readmeKinds(background, locks),
+		err, readmeAttach(background, locksAt(t, s.address()), ticket), readmeAcquire(background, locks),
+		readmeTry(background, locks), readmeKinds(background, locks),
 	}
 	if err := errors.Join(errs...); err != nil {
 		t.Fatal(err)
 	}
-	if shipped != 4 || stored[0] == 0 || s.ask("GET", "result") != "42" || !s.isFree("order:42") {
-		t.Fatal(shipped, stored)
+	if counted != 3 || stored[0] == 0 || s.ask("GET", "result") != "42" || !s.isFree("order:42") {
+		t.Fatal(counted, stored)
+	}
+}
+
+// compile compiles a program in an empty module, with the commands of the README, but without a network.
+func compile(t *testing.T, program string) {
+	t.Helper()
+	folder := t.TempDir()
+	if err := os.WriteFile(filepath.Join(folder, "main.go"), []byte(program), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	commands := regexp.MustCompile("(?s)```sh\n(.*?)```").FindStringSubmatch(string(must(os.ReadFile("README.md"))))[1]
+	commands = strings.ReplaceAll(commands, "../redis-lock/clients/go", must(filepath.Abs(".")))
+	shell := exec.Command("sh", "-ec", "go mod init example.test/empty\n"+commands+"go vet .\ngo build -o program .")
+	shell.Dir, shell.Env = folder, append(os.Environ(), "GOFLAGS=-buildvcs=false", "GOPROXY=off", "GOSUMDB=off", "GOWORK=off")
+	if output, err := shell.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, output)
 	}
 }
 
@@ -124,7 +128,7 @@ func unindented(code string) string { return strings.ReplaceAll(code, "\t", "") 
 
 func TestReadmeHasEveryOption(t *testing.T) {
 	text := string(must(os.ReadFile("README.md")))
-	for _, file := range []string{"request.go", "lock.go"} {
+	for _, file := range []string{"request.go", "locks.go"} {
 		source := string(must(os.ReadFile(file)))
 		for _, option := range regexp.MustCompile(`(?m)^func (\w+)\(.*\) (?:Option|Setting) `).FindAllStringSubmatch(source, -1) {
 			if !strings.Contains(text, "| `"+option[1]+"(") {

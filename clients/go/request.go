@@ -2,20 +2,31 @@
 
 package lock
 
-import "time"
+import (
+	"slices"
+	"time"
+)
+
+// forever is the limit of a wait, a lease or an age that has none.
+const forever = 100 * 365 * 24 * time.Hour
+
+// longest is the longest time that is not forever.
+const longest = forever/2 - 1
+
+func isLimited(span time.Duration) bool { return span <= longest }
 
 // An Option of a lock.
 type Option func(*request)
 
 // WithWait limits the wait. By default there is no limit except the context's. With 0 a busy lock is ErrBusy at once.
-func WithWait(wait time.Duration) Option { return func(r *request) { r.wait = &wait } }
+func WithWait(wait time.Duration) Option { return func(r *request) { r.wait = wait } }
 
 // WithLease ends the hold after this time, unless Hold.Extend sets the lease again. By default the server renews the hold while
 // this process lives.
-func WithLease(lease time.Duration) Option { return func(r *request) { r.lease = &lease } }
+func WithLease(lease time.Duration) Option { return func(r *request) { r.lease = min(lease, longest) } }
 
 // WithMaxHold stops the renewals of a hold at this age. The hold then ends with its last lease.
-func WithMaxHold(age time.Duration) Option { return func(r *request) { r.maxHold = &age } }
+func WithMaxHold(age time.Duration) Option { return func(r *request) { r.maxHold = min(age, longest) } }
 
 // And adds locks. All locks are granted together or not at all, without deadlocks in any order.
 func And(keys ...string) Option { return func(r *request) { r.keys = append(r.keys, keys...) } }
@@ -41,81 +52,78 @@ func WithLabel(label string) Option { return func(r *request) { r.label = label 
 
 // A request is one lock, or several locks, with options.
 type request struct {
-	keys                            []string
-	wait, lease, maxHold            *time.Duration
-	limit                           *int
-	owner                           *string
-	label                           string
-	shared, fence, reentrant        bool
-	acquireVerb, renewVerb, endVerb string
-	// The words of a call before the owner, and the options after it.
-	words, flags []any
+	keys                     []string
+	wait, lease, maxHold     time.Duration
+	limit                    *int
+	owner                    *string
+	label                    string
+	shared, fence, reentrant bool
 }
 
-func newRequest(key string, options []Option) (*request, error) {
-	r := &request{keys: []string{key}}
+func newRequest(key string, options []Option) (*request, *Error) {
+	r := &request{keys: []string{key}, wait: forever, lease: forever, maxHold: forever}
 	for _, option := range options {
 		option(r)
 	}
-	for _, key := range r.keys {
-		if key == "" {
-			return nil, misuse("a key must not be empty")
-		}
-	}
-	for _, time := range []*time.Duration{r.lease, r.maxHold} {
-		if time != nil && *time <= 0 {
-			return nil, r.misuse("a lease and a maximum age must be positive")
-		}
-	}
 	switch {
-	case r.wait != nil && *r.wait < 0:
-		return nil, r.misuse("a wait must not be negative")
+	case slices.Contains(r.keys, ""):
+		return nil, misuse("a key must not be empty")
+	case r.lease <= 0 || r.maxHold <= 0:
+		return nil, misuse("a lease and a maximum age must be positive")
+	case r.wait < 0:
+		return nil, misuse("a wait must not be negative")
 	case r.limit != nil && *r.limit < 1:
-		return nil, r.misuse("a limit must be positive")
-	case r.limit != nil && len(r.keys) > 1:
-		return nil, r.misuse("a limit is not available for several locks")
-	case r.lease != nil && r.maxHold != nil:
-		return nil, r.misuse("a maximum age limits renewals, and a hold with a lease has none; use one of them")
+		return nil, misuse("a limit must be positive")
+	case r.limit != nil && r.several():
+		return nil, misuse("a limit is not available for several locks")
+	case r.isLeased() && isLimited(r.maxHold):
+		return nil, misuse("a maximum age limits renewals, and a hold with a lease has none; use one of them")
 	case r.owner != nil && (*r.owner == "" || *r.owner == "*"):
-		return nil, r.misuse("an owner must not be empty or *")
-	}
-	prefix := "LOCK."
-	if r.several() {
-		prefix, r.words = "LOCK.M", append(r.words, len(r.keys))
-	}
-	r.acquireVerb, r.renewVerb, r.endVerb = prefix+"ACQUIRE", prefix+"RENEW", prefix+"RELEASE"
-	for _, key := range r.keys {
-		r.words = append(r.words, key)
-	}
-	if r.shared || r.limit != nil {
-		r.flags = append(r.flags, "SHARED")
-	}
-	if r.limit != nil {
-		r.flags = append(r.flags, "LIMIT", *r.limit)
-	}
-	if r.fence {
-		r.flags = append(r.flags, "FENCE")
+		return nil, misuse("an owner must not be empty or *")
 	}
 	return r, nil
 }
 
-func (r *request) misuse(text string) error { return withKey(r.keys[0], misuse(text)) }
-
 func (r *request) several() bool { return len(r.keys) > 1 }
 
-// call has the first words of a call, and room for the others.
-func (r *request) call(verb, owner string) []any {
-	words := append(make([]any, 0, 16+len(r.words)), verb)
-	return append(append(words, r.words...), owner)
+// isLeased returns whether the hold ends by itself. Otherwise the server renews it.
+func (r *request) isLeased() bool { return isLimited(r.lease) }
+
+// words has the first words of a call, and room for the others.
+func (r *request) words(verb, owner string) []any {
+	words := make([]any, 0, 16+len(r.keys))
+	if r.several() {
+		words = append(words, "LOCK.M"+verb, len(r.keys))
+	} else {
+		words = append(words, "LOCK."+verb)
+	}
+	for _, key := range r.keys {
+		words = append(words, key)
+	}
+	return append(words, owner)
+}
+
+func (r *request) acquireWords(owner string) []any {
+	words := r.words("ACQUIRE", owner)
+	if r.shared || r.limit != nil {
+		words = append(words, "SHARED")
+	}
+	if r.limit != nil {
+		words = append(words, "LIMIT", *r.limit)
+	}
+	if r.fence {
+		words = append(words, "FENCE")
+	}
+	return hold(words, r.lease, r.maxHold)
 }
 
 // hold adds the lease and the binding. A hold without a lease of its own is renewed, and ends with its session.
-func hold(words []any, lease, maxHold *time.Duration) []any {
-	if lease != nil {
-		return append(words, "PX", millis(*lease))
+func hold(words []any, lease, maxHold time.Duration) []any {
+	if isLimited(lease) {
+		return append(words, "PX", millis(lease))
 	}
-	if maxHold != nil {
-		words = append(words, "WATCHDOG", "MAX", millis(*maxHold))
+	if isLimited(maxHold) {
+		words = append(words, "WATCHDOG", "MAX", millis(maxHold))
 	}
 	return append(words, "EPHEMERAL")
 }

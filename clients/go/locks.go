@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: MIT
+
+// Package lock has the locks of the redis-lock server module.
+//
+//	locks, err := lock.New(client)
+//
+//	err = locks.Do(ctx, "order:42", func(ctx context.Context) error {
+//		return work(ctx) // ctx ends if the lock is lost
+//	})
+//
+// All waits and holds of a process share one session on the server, which a goroutine keeps alive. Locks, Lock and Hold may be
+// used by many goroutines at once.
+package lock
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"fmt"
+	"log/slog"
+	"os"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+const (
+	// ttl: the session ends if its client is silent for this time.
+	ttl = 30 * time.Second
+	// grace: the session ends if its connection stays closed for this time.
+	grace = 3 * time.Second
+	// minGrace is the shortest grace except 0. With less, heartbeats would take all of the time.
+	minGrace = 100 * time.Millisecond
+	// patience limits a try or a release, and a wait without a limit while no server answers.
+	patience = 5 * time.Second
+)
+
+// Event is what a listener gets.
+type Event struct {
+	// Label is the label of the lock. It is empty unless the lock has one.
+	Label string
+	// Name is "waited", "held", "jeopardy" or "safe".
+	Name string
+	// Outcome of "waited" is "granted", or the kind of the error. Outcome of "held" is "released" or "lost". Otherwise it is empty.
+	Outcome string
+	// Took is the duration of the wait, or of the hold so far.
+	Took time.Duration
+}
+
+type settings struct {
+	name                 string
+	ttl, grace, patience time.Duration
+	listener             func(Event)
+}
+
+// A Setting of New.
+type Setting func(*settings)
+
+// WithName names the session for operators. By default its name is <host>/<process>/<random>.
+func WithName(name string) Setting { return func(s *settings) { s.name = name } }
+
+// WithTTL ends the session if this process is silent for this time; 30 s by default.
+func WithTTL(ttl time.Duration) Setting { return func(s *settings) { s.ttl = ttl } }
+
+// WithGrace ends the session if its connection stays closed for this time; 3 s by default. For this time after each heartbeat,
+// the holds are proven to be held. With 0 they end with the connection, and nothing is ever proven.
+func WithGrace(grace time.Duration) Setting { return func(s *settings) { s.grace = grace } }
+
+// WithPatience limits a call without a reply, and a wait without a limit while no server answers; 5 s by default.
+func WithPatience(patience time.Duration) Setting { return func(s *settings) { s.patience = patience } }
+
+// WithListener gets the end of each wait and of each hold, and the begin and end of jeopardy. The goroutine that notices the
+// event calls it, so it must not block. It may release a hold and try a lock. A wait in it is ErrMisuse.
+func WithListener(listener func(Event)) Setting { return func(s *settings) { s.listener = listener } }
+
+// Locks are the locks of this process on the server, the Sentinel primary or the cluster of a client.
+type Locks struct {
+	settings
+	client redis.UniversalClient
+	// listening counts the calls of the listener at this moment.
+	listening atomic.Int32
+
+	// mutex protects all below, the sessions and their acquires.
+	mutex sync.Mutex
+	// events are for the listener, as soon as the mutex is released.
+	events   []Event
+	sessions map[string]*session
+	// owners begins the names of owners. It is unique even if sessions have the same name.
+	owners    string
+	lastOwner int
+	isClosed  bool
+}
+
+// New makes the locks of a client: *redis.Client, also of Sentinel, or *redis.ClusterClient. Calls use the client's pool and
+// hooks. One connection more is made with the client's options when the first lock is acquired. Fails with ErrMisuse if a setting
+// is wrong.
+func New(client redis.UniversalClient, options ...Setting) (*Locks, error) {
+	host, _ := os.Hostname()
+	l := &Locks{client: client, sessions: map[string]*session{}, settings: settings{
+		name: fmt.Sprintf("%s/%d/%s", host, os.Getpid(), random(4)), ttl: ttl, grace: grace, patience: patience,
+	}}
+	for _, option := range options {
+		option(&l.settings)
+	}
+	l.owners = l.name + ":" + random(6) + ":"
+	switch client.(type) {
+	case *redis.Client, *redis.ClusterClient:
+	default:
+		return nil, misuse(fmt.Sprintf("%T is not supported; use a client of one server or of a cluster", client))
+	}
+	switch {
+	case l.ttl < time.Millisecond || l.patience <= 0:
+		return nil, misuse("the TTL and the patience must be positive")
+	case l.grace != 0 && l.grace < minGrace || l.grace > l.ttl:
+		return nil, misuse("the grace must be 0, or at least 100 ms and at most the TTL")
+	case l.name == "":
+		return nil, misuse("the name must not be empty")
+	}
+	return l, nil
+}
+
+func random(size int) string {
+	bytes := make([]byte, size)
+	_, _ = rand.Read(bytes)
+	return hex.EncodeToString(bytes)
+}
+
+// Close ends all waits and renewed holds, and the session. A hold with a lease remains until its lease ends. Close the client
+// after that.
+func (l *Locks) Close() {
+	defer l.lock()()
+	l.isClosed = true
+	for _, s := range l.sessions {
+		s.close()
+	}
+}
+
+// lock locks the mutex until the returned function is called.
+func (l *Locks) lock() func() {
+	l.mutex.Lock()
+	return l.unlock
+}
+
+// unlock releases the mutex, and calls the listener after that, so it may use locks.
+func (l *Locks) unlock() {
+	events := l.events
+	l.events = nil
+	l.mutex.Unlock()
+	for _, event := range events {
+		l.callListener(event)
+	}
+}
+
+func (l *Locks) notify(event Event) {
+	if l.listener != nil {
+		l.events = append(l.events, event)
+	}
+}
+
+func (l *Locks) callListener(event Event) {
+	l.listening.Add(1)
+	defer func() {
+		l.listening.Add(-1)
+		if failure := recover(); failure != nil {
+			slog.Error("a listener of locks failed", "failure", failure)
+		}
+	}()
+	l.listener(event)
+}
+
+// inListener returns whether the listener has called the caller. The stack of this goroutine tells it.
+func (l *Locks) inListener() bool {
+	if l.listening.Load() == 0 {
+		return false
+	}
+	stack := make([]byte, 1<<16)
+	return bytes.Contains(stack[:runtime.Stack(stack, false)], []byte("/lock.(*Locks).callListener("))
+}
+
+// sessionOf has the session on the node that serves this key.
+func (l *Locks) sessionOf(ctx context.Context, key string) (*session, *Error) {
+	client, _ := l.client.(*redis.Client)
+	name := ""
+	if cluster, ok := l.client.(*redis.ClusterClient); ok {
+		var err error
+		l.unlock()
+		client, err = cluster.MasterForKey(ctx, key)
+		l.mutex.Lock()
+		if err != nil {
+			return nil, classify(err)
+		}
+		name = client.Options().Addr
+	}
+	if l.isClosed {
+		return nil, misuse("the locks are closed; make new ones")
+	}
+	s := l.sessions[name]
+	if s == nil {
+		s = newSession(l, newNode(client))
+		l.sessions[name] = s
+	}
+	return s, nil
+}
+
+// reload asks the cluster which node serves which slot. It returns whether there is a cluster.
+func (l *Locks) reload() bool {
+	cluster, ok := l.client.(*redis.ClusterClient)
+	if ok {
+		cluster.ReloadState(context.Background())
+	}
+	return ok
+}
+
+// relocate leaves acquires to the sessions on the nodes that serve their slots now: after a move, or the failover of a node.
+func (l *Locks) relocate(acquires []*acquire) {
+	if len(acquires) == 0 || !l.reload() {
+		return
+	}
+	for _, a := range acquires {
+		if s, err := l.sessionOf(context.Background(), a.request.keys[0]); err == nil {
+			s.adopt(a)
+		}
+	}
+}
