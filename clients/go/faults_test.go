@@ -246,6 +246,23 @@ func TestRestartKeepsHoldsThatSurvive(t *testing.T) {
 	}
 }
 
+func TestRestartKeepsHandedOverHold(t *testing.T) {
+	s := start(t, "--appendonly", "yes", "--appendfsync", "always")
+	locks := locksAt(t, s.address())
+	given, kept := must(locks.Acquire(background, "a")), must(locks.Acquire(background, "b"))
+	must(given.HandOver())
+	s.end()
+	s.begin()
+	until(t, "the session is up", func() bool { return kept.ValidFor() > 0 })
+	// The giver neither releases it nor reports a loss. Its lease runs out.
+	release(t, given)
+	release(t, kept)
+	release(t, must(locks.Acquire(background, "c")))
+	if s.isFree("a") || given.IsLost() {
+		t.Fatal("the giver released it")
+	}
+}
+
 func TestRestartWithoutDataLosesHolds(t *testing.T) {
 	s := start(t)
 	locks := locksAt(t, s.address())

@@ -45,11 +45,7 @@ func newNode(origin *redis.Client) *node {
 	// The copy shares the pool and the hooks. Its options are its own.
 	calls := origin.WithTimeout(callTimeout)
 	calls.Options().MaxRetries, calls.Options().ContextTimeoutEnabled = 0, true
-	return &node{calls: calls, reader: newReader(origin)}
-}
-
-// newReader has one connection, as its calls are made one after the other. A small pool would dial less often after failures.
-func newReader(origin *redis.Client) *redis.Client {
+	// The reader has one connection, as its calls are made one after the other. A small pool would dial less often after failures.
 	options := *origin.Options()
 	options.MaxRetries, options.ContextTimeoutEnabled, options.Limiter = -1, true, nil
 	options.ReadTimeout, options.WriteTimeout, options.ConnMaxIdleTime = callTimeout, callTimeout, -1
@@ -60,7 +56,7 @@ func newReader(origin *redis.Client) *redis.Client {
 		defer cancel()
 		return dial(ctx, network, address)
 	}
-	return redis.NewClient(&options)
+	return &node{calls: calls, reader: redis.NewClient(&options)}
 }
 
 // callContext has a deadline without a timer: go-redis limits reads and writes by it.

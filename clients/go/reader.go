@@ -55,7 +55,12 @@ func (s *session) read() {
 			// Another node of the cluster may have replaced this one.
 			s.locks.relocate(s.acquires())
 		}
-		s.checkClock()
+		if time.Until(s.safeUntil) <= 0 {
+			s.setJeopardy(true, "jeopardy")
+		}
+		if time.Since(s.confirmed) >= s.locks.ttl {
+			s.endRenewed("silent")
+		}
 		s.sleep(context.Background(), pause)
 		pause = min(2*pause, maxRetryPause)
 	}
@@ -285,15 +290,6 @@ func (s *session) repeatUndo() (err *Error) {
 		}
 	}
 	return err
-}
-
-func (s *session) checkClock() {
-	if time.Until(s.safeUntil) <= 0 {
-		s.setJeopardy(true, "jeopardy")
-	}
-	if time.Since(s.confirmed) >= s.locks.ttl {
-		s.endRenewed("silent")
-	}
 }
 
 // forgetID: the session is over on the server.
