@@ -10,7 +10,7 @@ import type { LockOptions } from './request.js';
 export interface LockRequestOptions extends LockOptions {
   /** Does not wait: the callback gets null if another owner holds the lock. */
   ifAvailable?: boolean | undefined;
-  /** Takes the lock from its holders. Earlier waiters are still served first, unlike in a browser. */
+  /** Takes the lock from its holders, and waits. Earlier waiters are served first, unlike in a browser. */
   steal?: boolean | undefined;
   /** Ends the wait when it is aborted. */
   signal?: AbortSignal | undefined;

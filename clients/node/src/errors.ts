@@ -50,6 +50,9 @@ export class UnavailableError extends LockError {
   override readonly name = 'UnavailableError';
 }
 
+/** The key holds other data, so it is no lock. @internal */
+export class Overwritten extends MisuseError {}
+
 /** A repeated call may succeed in a moment: no connection, a failover, a slow script. @internal */
 export class Transient extends UnavailableError {}
 
@@ -59,20 +62,17 @@ export class NoSession extends Transient {}
 /** A later call of the session came first. @internal */
 export class Late extends Transient {}
 
-/** The server is no primary any longer. The next connection leads to its successor. @internal */
-export class Demoted extends Transient {}
-
 /** Another node of the cluster serves the key. @internal */
 export class Moved extends Transient {}
 
 type Kinds = new (text: string, options?: ErrorOptions) => LockError;
 
 const KINDS = new Map<string, Kinds>([
-  ['NOTOWNER', LostError], ['DEADLOCK', DeadlockError], ['CANCELLED', CancelledError],
-  ['NOSESSION', NoSession], ['LATE', Late], ['READONLY', Demoted], ['MOVED', Moved], ['ASK', Moved],
+  ['NOTOWNER', LostError], ['DEADLOCK', DeadlockError], ['CANCELLED', CancelledError], ['WRONGTYPE', Overwritten],
+  ['NOSESSION', NoSession], ['LATE', Late], ['MOVED', Moved], ['ASK', Moved],
 ]);
-const MISUSE = 'ERR WRONGTYPE NOPERM NOAUTH WRONGPASS CROSSSLOT';
-const TRANSIENT = 'LOADING NOREPLICAS MISCONF BUSY TRYAGAIN MASTERDOWN CLUSTERDOWN QUARANTINE UNBLOCKED';
+const MISUSE = 'ERR NOPERM NOAUTH WRONGPASS CROSSSLOT';
+const TRANSIENT = 'READONLY LOADING NOREPLICAS MISCONF BUSY TRYAGAIN MASTERDOWN CLUSTERDOWN QUARANTINE UNBLOCKED';
 for (const code of MISUSE.split(' ')) KINDS.set(code, MisuseError);
 for (const code of TRANSIENT.split(' ')) KINDS.set(code, Transient);
 

@@ -14,7 +14,8 @@ export { LockManager, type LockManagerSnapshot, type LockRequestOptions, Redlock
 export {
   BusyError, CancelledError, DeadlockError, type Kind, LockError, LostError, MisuseError, TimedOutError, UnavailableError,
 } from './errors.js';
-export type { Client, IoredisClusterLike, IoredisLike, NodeRedisClusterLike, NodeRedisLike } from './io.js';
-export { type AcquireOptions, Hold, Lock, type LockInfo, Locks, type LocksOptions } from './locks.js';
+export type { Client } from './clients.js';
+export type { LocksOptions } from './core.js';
+export { type AcquireOptions, Hold, Lock, type LockInfo, Locks } from './locks.js';
 export type { LockOptions, Name } from './request.js';
 export type { LockEvent } from './session.js';

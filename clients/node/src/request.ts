@@ -53,6 +53,8 @@ function checkName(name: Name, what: string): Name {
 /** One lock, or several locks at once, with options. Throws a `MisuseError` if they do not fit together. @internal */
 export class Request {
   readonly keys: readonly Name[];
+  /** The first key. */
+  readonly key: Name;
   /** For error texts. */
   readonly name: string;
   readonly several: boolean;
@@ -65,7 +67,9 @@ export class Request {
     }
     const { mode = 'exclusive', limit, lease, maxHold, owner } = options;
     this.keys = [keys].flat().map((key) => checkName(key, 'key'));
-    if (this.keys.length === 0) throw new MisuseError('a lock needs a key');
+    const [key] = this.keys;
+    if (key === undefined) throw new MisuseError('a lock needs a key');
+    this.key = key;
     this.several = this.keys.length > 1;
     this.name = this.keys.join(', ');
     if (owner !== undefined) checkName(owner, 'owner');
@@ -80,8 +84,7 @@ export class Request {
 
   /** The first words of a call. */
   words(verb: 'ACQUIRE' | 'RENEW' | 'RELEASE', owner: Name): Name[] {
-    const [key] = this.keys as [Name];
-    return this.several ? [`LOCK.M${verb}`, String(this.keys.length), ...this.keys, owner] : [`LOCK.${verb}`, key, owner];
+    return this.several ? [`LOCK.M${verb}`, String(this.keys.length), ...this.keys, owner] : [`LOCK.${verb}`, this.key, owner];
   }
 
   acquire(owner: Name): Name[] {

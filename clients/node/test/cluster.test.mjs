@@ -7,8 +7,9 @@ import { spawn } from 'node:child_process';
 import { writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { after, before, describe, test } from 'node:test';
+import { setTimeout as sleep } from 'node:timers/promises';
 import { Cluster, Redis } from 'ioredis';
-import { createCluster } from 'redis';
+import { createCluster, createSentinel } from 'redis';
 import { Locks } from '@redis-lock/client';
 import { fields, freePort, Server, until } from './support.mjs';
 
@@ -61,14 +62,15 @@ async function startCluster() {
   return nodes;
 }
 
-/** Moves the slot of a key with its keys. */
-async function moveSlot(from, to, key) {
+/** Moves the slot of a key with its keys. Calls back before the nodes know of it. */
+async function moveSlot(from, to, key, onMigrated = async () => undefined) {
   const slot = await from.admin.call('CLUSTER', 'KEYSLOT', key);
   const [source, target] = [await from.admin.call('CLUSTER', 'MYID'), await to.admin.call('CLUSTER', 'MYID')];
   await to.admin.call('CLUSTER', 'SETSLOT', slot, 'IMPORTING', source);
   await from.admin.call('CLUSTER', 'SETSLOT', slot, 'MIGRATING', target);
   const keys = await from.admin.call('CLUSTER', 'GETKEYSINSLOT', slot, 100);
   if (keys.length > 0) await from.admin.call('MIGRATE', '127.0.0.1', to.port, '', 0, 5000, 'KEYS', ...keys);
+  await onMigrated();
   for (const node of [to, from]) await node.admin.call('CLUSTER', 'SETSLOT', slot, 'NODE', target);
 }
 
@@ -113,6 +115,8 @@ for (const [name, library] of Object.entries(CLIENTS)) {
       for (const { admin } of nodes) {
         await until(async () => known.test(await admin.call('CLUSTER', 'NODES')), 'the replica', 20_000);
       }
+      const other = await nodes[1].admin.call('CLUSTER', 'MYID');
+      await until(async () => (await replica.admin.call('CLUSTER', 'NODES')).includes(other), 'the other primary', 20_000);
       const hold = await locks.lock(KEPT).acquire();
       const wait = locks.lock(KEPT).acquire();
       await until(async () => (await first.waiters(KEPT)) === 1);
@@ -148,6 +152,36 @@ for (const [name, library] of Object.entries(CLIENTS)) {
       await moveSlot(nodes[1], nodes[0], LOW);
     });
 
+    test('an old wait without a limit follows its slot', async () => {
+      const impatient = new Locks(client, { patience: 1000 });
+      const hold = await impatient.lock(LOW).acquire();
+      const wait = impatient.lock(LOW).acquire();
+      wait.catch(() => undefined);
+      // The wait is older than the patience.
+      await sleep(1100);
+      await moveSlot(nodes[0], nodes[1], LOW);
+      await until(async () => (await nodes[1].waiters(LOW)) === 1, 'the wait at the new node');
+      await hold.release();
+      await (await wait).release();
+      await impatient.close();
+      await moveSlot(nodes[1], nodes[0], LOW);
+    });
+
+    test('a new node that confirms late loses no hold', async () => {
+      const fresh = new Locks(client);
+      const hold = await fresh.lock(LOW).acquire();
+      const refused = async () => Number(/NOREPLICAS:count=(\d+)/.exec(await nodes[1].admin.info('errorstats'))?.[1] ?? 0);
+      const before = await refused();
+      await moveSlot(nodes[0], nodes[1], LOW, () => nodes[1].writes(false));
+      await until(async () => (await refused()) > before + 2, 'calls at the new node');
+      assert.deepEqual([hold.isLost, hold.validFor], [false, 0]);
+      await nodes[1].writes(true);
+      await until(() => hold.validFor > 0, 'the declaration');
+      await hold.release();
+      await fresh.close();
+      await moveSlot(nodes[1], nodes[0], LOW);
+    });
+
     test('a release meets a move of its slot', async () => {
       const hold = await locks.lock(LOW).acquire();
       const moved = moveSlot(nodes[0], nodes[1], LOW);
@@ -156,10 +190,45 @@ for (const [name, library] of Object.entries(CLIENTS)) {
       await released;
       await until(async () => (await nodes[0].isEmpty(LOW).catch(() => true)) && nodes[1].isEmpty(LOW), 'the release', 5000);
     });
+
+    test('a replica replaces a killed node', async () => {
+      const [primary, , replica] = nodes;
+      const hold = await locks.lock(KEPT).acquire();
+      const wait = locks.lock(KEPT).acquire();
+      await until(async () => (await primary.waiters(KEPT)) === 1);
+      await until(async () => (await primary.admin.call('WAIT', 1, 1000)) === 1, 'replication');
+      await primary.kill();
+      await replica.admin.call('CLUSTER', 'FAILOVER', 'TAKEOVER');
+      await until(async () => (await replica.waiters(KEPT).catch(() => 0)) === 1, 'the wait at the new primary', 20_000);
+      await until(() => hold.validFor > 0 || hold.isLost, 'the declaration', 20_000);
+      hold.signal.throwIfAborted();
+      await hold.release();
+      await (await wait).release();
+    });
   });
 }
 
-test('a hold and a wait move to the new primary', async () => {
+const SENTINELS = {
+  ioredis: {
+    connect: async (port) => {
+      const client = new Redis({ sentinels: [{ host: '127.0.0.1', port }], name: 'm', sentinelRetryStrategy: () => 20 });
+      client.on('error', () => undefined);
+      return client;
+    },
+    end: (client) => client.disconnect(),
+  },
+  'node-redis': {
+    connect: async (port) => {
+      const sentinelRootNodes = [{ host: '127.0.0.1', port }];
+      const client = createSentinel({ name: 'm', sentinelRootNodes, nodeClientOptions: { RESP: 3 } });
+      client.on('error', () => undefined);
+      return client.connect();
+    },
+    end: (client) => client.destroy(),
+  },
+};
+
+async function movesToTheNewPrimary(library) {
   const servers = [await Server.start(), await Server.start()];
   const [first, second] = servers;
   await first.admin.config('SET', 'repl-diskless-sync-delay', 0);
@@ -174,12 +243,12 @@ test('a hold and a wait move to the new primary', async () => {
   const process = spawn('redis-server', [file, '--sentinel'], { stdio: 'ignore' });
   const sentinel = new Redis({ port, host: '127.0.0.1', retryStrategy: () => 20, maxRetriesPerRequest: null });
   sentinel.on('error', () => undefined);
-  const client = new Redis({ sentinels: [{ host: '127.0.0.1', port }], name: 'm', sentinelRetryStrategy: () => 20 });
-  client.on('error', () => undefined);
-  const locks = new Locks(client);
+  let client, locks;
   try {
     const replica = async () => fields((await sentinel.call('SENTINEL', 'REPLICAS', 'm'))[0]);
     await until(async () => (await replica())['master-link-status'] === 'ok', 'a replica', 15_000);
+    client = await library.connect(port);
+    locks = new Locks(client);
     const hold = await locks.lock('k').acquire();
     const wait = locks.lock('k', { wait: 60_000 }).acquire();
     await until(async () => (await first.waiters('k')) === 1);
@@ -192,10 +261,14 @@ test('a hold and a wait move to the new primary', async () => {
     await (await wait).release();
     assert.ok(await second.isEmpty('k'));
   } finally {
-    await locks.close();
-    client.disconnect();
+    await locks?.close();
+    if (client !== undefined) await library.end(client);
     sentinel.disconnect();
     process.kill('SIGKILL');
     for (const server of servers) await server.stop();
   }
-});
+}
+
+for (const [name, library] of Object.entries(SENTINELS)) {
+  test(`a hold and a wait move to the new primary of ${name}`, () => movesToTheNewPrimary(library));
+}

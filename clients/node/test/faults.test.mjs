@@ -139,6 +139,34 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
       await until(async () => server.isEmpty('k'), 'the release');
     });
 
+    test('a release without a session continues in the background', async () => {
+      make({ ttl: 1500, grace: 400 });
+      const hold = await locks.lock('k', { lease: 60_000 }).acquire();
+      await server.admin.call('ACL', 'SETUSER', 'default', '-lock.session', '+lock.session|list');
+      proxy.freeze();
+      await until(async () => (await server.admin.call('LOCK.SESSION', 'LIST')).length === 0, 'the end of the session');
+      proxy.thaw();
+      await until(async () => hold.release().then(() => true, (error) => error instanceof MisuseError), 'the refusal');
+      assert.equal(await server.holders('k'), 1);
+      await server.admin.call('ACL', 'SETUSER', 'default', '+lock.session');
+      await until(async () => server.isEmpty('k'), 'the release');
+    });
+
+    test('an old grant of a lease is renewed before its body', async () => {
+      make();
+      const hold = await locks.lock('k').acquire();
+      const wait = locks.lock('k', { lease: 60_000 }).acquire();
+      await until(async () => (await server.waiters('k')) === 1);
+      assert.equal(await server.calls('lock.renew'), 0);
+      await hold.release();
+      const granted = await wait;
+      assert.equal(await server.calls('lock.renew'), 1);
+      assert.ok(granted.validFor > 50_000);
+      await granted.release();
+      await locks.lock('l', { lease: 60_000 }).run(() => undefined);
+      assert.equal(await server.calls('lock.renew'), 1);
+    });
+
     test('a restart keeps a hold and a wait', async () => {
       await server.persist();
       make();
