@@ -94,6 +94,8 @@ mod sessions {
         long_go: Go,
         node_ioredis: NodeIoredis,
         long_node_redis: NodeRedis,
+        long_java_lettuce: JavaLettuce,
+        long_java_jedis: JavaJedis,
     });
 }
 
@@ -143,7 +145,5 @@ mod connections {
         s41_failing_connections_cause_no_storm,
     ], {
         long_rust: Rust,
-        long_java_lettuce: JavaLettuce,
-        long_java_jedis: JavaJedis,
     });
 }

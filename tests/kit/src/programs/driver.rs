@@ -45,7 +45,7 @@ impl Package {
 
     /// Whether holds and waits of the package belong to a session, not to a connection.
     pub fn uses_sessions(self) -> bool {
-        !matches!(self, Package::Rust | Package::JavaLettuce | Package::JavaJedis)
+        self != Package::Rust
     }
 
     /// Returns the words that start the driver, without the server's URL, or `None` if the driver is not built.

@@ -2,335 +2,187 @@
 package example.redislock;
 
 import java.io.IOException;
-import java.net.Socket;
-import java.net.URI;
-import java.nio.charset.StandardCharsets;
+import java.lang.reflect.Field;
 import java.util.ArrayList;
 import java.util.List;
-import java.util.Queue;
+import java.util.Map;
 import java.util.concurrent.CompletableFuture;
-import java.util.concurrent.CompletionStage;
-import java.util.concurrent.ConcurrentLinkedQueue;
-import java.util.concurrent.LinkedBlockingQueue;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.TimeUnit;
-import java.util.function.Consumer;
 import java.util.function.Supplier;
-import javax.net.ssl.SSLSocket;
 import redis.clients.jedis.CommandArguments;
 import redis.clients.jedis.Connection;
-import redis.clients.jedis.DefaultJedisClientConfig;
-import redis.clients.jedis.DefaultJedisSocketFactory;
-import redis.clients.jedis.HostAndPort;
-import redis.clients.jedis.Jedis;
-import redis.clients.jedis.JedisClientConfig;
-import redis.clients.jedis.JedisSocketFactory;
-import redis.clients.jedis.RedisProtocol;
+import redis.clients.jedis.UnifiedJedis;
 import redis.clients.jedis.commands.ProtocolCommand;
-import redis.clients.jedis.exceptions.JedisConnectionException;
 import redis.clients.jedis.exceptions.JedisDataException;
 import redis.clients.jedis.exceptions.JedisException;
-import redis.clients.jedis.util.JedisURIHelper;
+import redis.clients.jedis.providers.ClusterConnectionProvider;
+import redis.clients.jedis.providers.ConnectionProvider;
+import redis.clients.jedis.util.JedisClusterCRC16;
+import redis.clients.jedis.util.Pool;
 
-/** Connections of Jedis 5 or later. It blocks, so each has two threads: one sends, one reads. */
-public final class JedisConnector implements Wire.Connector {
-    /** Asked anew for each connection. */
-    private final Supplier<HostAndPort> server;
+/**
+ * The connections of a client of Jedis: {@code RedisClient}, {@code JedisPooled}, and those of Sentinel and cluster. Calls go out
+ * on the calling thread, over the client's pool. Each session has one connection more, with the client's settings.
+ */
+public final class JedisConnector extends Connector {
+    private final ConnectionProvider provider;
+    private final ClusterConnectionProvider cluster;
+    private final Map<String, Node> nodes = new ConcurrentHashMap<>();
 
-    /** Whether another server may be the primary than is named. */
-    private final boolean mayFailOver;
-
-    private final JedisClientConfig config;
-
-    /** {@code redis://[user:password@]host:port[/database]}, or {@code rediss} for TLS. */
-    public JedisConnector(String uri) {
-        this(URI.create(uri));
+    /** Uses the connections of a client, which stays open. Makes no call. */
+    public JedisConnector(UnifiedJedis client) {
+        this(providerOf(client));
     }
 
-    @SuppressWarnings("deprecation") // What is to be used instead is not in Jedis 5.
-    private JedisConnector(URI uri) {
-        this(
-                JedisURIHelper.getHostAndPort(uri),
-                DefaultJedisClientConfig.builder()
-                        .user(JedisURIHelper.getUser(uri))
-                        .password(JedisURIHelper.getPassword(uri))
-                        .database(JedisURIHelper.getDBIndex(uri))
-                        .ssl(JedisURIHelper.isRedisSSLScheme(uri))
-                        .build());
+    /** Uses the connections of a provider, which stays open. Makes no call. */
+    public JedisConnector(ConnectionProvider provider) {
+        this.provider = provider;
+        cluster = provider instanceof ClusterConnectionProvider ours ? ours : null;
     }
 
-    /** With the settings of a client: its user, database and TLS. Its time-out is for connecting only; without one that is 5 s. */
-    public JedisConnector(HostAndPort server, JedisClientConfig config) {
-        this(() -> server, false, config);
-    }
-
-    /** To the primary that Sentinels without a password know by this name. The settings are for the primary. */
-    public JedisConnector(String name, List<HostAndPort> sentinels, JedisClientConfig config) {
-        this(name, sentinels, config, DefaultJedisClientConfig.builder().build());
-    }
-
-    /** The same, with the settings for the Sentinels: their user, password and TLS. */
-    public JedisConnector(
-            String name, List<HostAndPort> sentinels, JedisClientConfig config, JedisClientConfig forSentinels) {
-        this(() -> primary(name, sentinels, forSentinels), true, config);
-    }
-
-    private JedisConnector(Supplier<HostAndPort> server, boolean mayFailOver, JedisClientConfig config) {
-        this.server = server;
-        this.mayFailOver = mayFailOver;
-        // Who connects to a server that hangs does not wait for ever.
-        int timeout = config.getConnectionTimeoutMillis() == 0 ? 5000 : config.getConnectionTimeoutMillis();
-        this.config = DefaultJedisClientConfig.builder()
-                .from(config)
-                .connectionTimeoutMillis(timeout)
-                .socketTimeoutMillis(timeout)
-                .protocol(RedisProtocol.RESP2)
-                .build();
-    }
-
-    @Override
-    public CompletionStage<Wire> open(String channel, Consumer<String> told, Runnable ended) {
-        CompletableFuture<Wire> opened = new CompletableFuture<>();
-        start("connect", () -> {
-            Sockets sockets = new Sockets();
-            try {
-                Open connection = sockets.connect(server.get(), config);
-                if (mayFailOver && isReplica(connection)) {
-                    throw new JedisConnectionException("the Sentinels name a server that is not the primary yet");
-                }
-                if (channel != null) {
-                    connection.send(List.of("SUBSCRIBE", channel));
-                    connection.flush();
-                    connection.getUnflushedObject();
-                }
-                // A reader waits for as long as nothing is to be read.
-                connection.setSoTimeout(0);
-                JedisWire wire = new JedisWire(connection, sockets, channel == null ? null : told, ended);
-                start("read", wire::read);
-                start("send", wire::write);
-                opened.complete(wire);
-            } catch (RuntimeException error) {
-                sockets.close(false);
-                opened.completeExceptionally(errorOf(error));
-            }
-        });
-        return opened;
-    }
-
-    private static HostAndPort primary(String name, List<HostAndPort> sentinels, JedisClientConfig config) {
-        JedisException failure = new JedisConnectionException("there is no Sentinel");
-        JedisClientConfig soon = DefaultJedisClientConfig.builder()
-                .from(config)
-                .connectionTimeoutMillis(1000)
-                .socketTimeoutMillis(1000)
-                .build();
-        for (HostAndPort address : sentinels) {
-            try (Jedis sentinel = new Jedis(address, soon)) {
-                List<String> found = sentinel.sentinelGetMasterAddrByName(name);
-                if (found != null) {
-                    return new HostAndPort(found.get(0), Integer.parseInt(found.get(1)));
-                }
-                failure = new JedisConnectionException(address + " knows no primary " + name);
-            } catch (JedisException error) {
-                // Whatever it says, another may know.
-                failure = new JedisConnectionException(address + ": " + error.getMessage(), error);
-            }
-        }
-        throw failure;
-    }
-
-    private static boolean isReplica(Open connection) {
-        connection.send(List.of("ROLE"));
-        connection.flush();
+    private static ConnectionProvider providerOf(UnifiedJedis client) {
         try {
-            return JedisWire.text(connection.getUnflushedObject()) instanceof List<?> role
-                    && !"master".equals(role.get(0));
-        } catch (JedisDataException refused) {
-            // Who has no permission to ask is told by the first call.
-            return false;
+            // Jedis has no method for it.
+            Field field = UnifiedJedis.class.getDeclaredField("provider");
+            field.setAccessible(true);
+            return (ConnectionProvider) field.get(client);
+        } catch (ReflectiveOperationException | RuntimeException error) {
+            throw LockException.misuse("this client shows no connections (" + error + "); pass its ConnectionProvider");
         }
     }
 
     @Override
-    public void close() {
-        // Each connection's threads end with it.
-    }
-
-    private static void start(String what, Runnable work) {
-        Thread thread = new Thread(work, "redis-lock-" + what);
-        thread.setDaemon(true);
-        thread.start();
-    }
-
-    private static RuntimeException errorOf(RuntimeException error) {
-        return error instanceof JedisDataException ? new Wire.ServerError(error.getMessage()) : error;
-    }
-
-    /** The socket of a connection. Jedis would flush before it closes it: that may block, and fails if it is broken. */
-    private static final class Sockets {
-        private volatile Socket socket;
-
-        Open connect(HostAndPort server, JedisClientConfig config) {
-            JedisSocketFactory factory = new DefaultJedisSocketFactory(server, config);
-            Open connection = new Open(
-                    () -> {
-                        // Jedis would connect again behind our back.
-                        if (socket != null) {
-                            throw new JedisConnectionException("it has ended");
-                        }
-                        return socket = factory.createSocket();
-                    },
-                    config);
-            connection.connect();
-            return connection;
+    Node node(byte[] key) {
+        if (cluster == null) {
+            return nodes.computeIfAbsent("", name -> new JedisNode("", this::onlyPool));
         }
+        String name = cluster.getNode(JedisClusterCRC16.getSlot(key)).toString();
+        return nodes.computeIfAbsent(
+                name, same -> new JedisNode(name, () -> cluster.getNodes().get(name)));
+    }
 
-        void close(boolean orderly) {
-            Socket open = socket;
-            if (open instanceof SSLSocket) {
-                // It says goodbye, and blocks if nobody reads.
-                start("close", () -> close(open, orderly));
-            } else if (open != null) {
-                close(open, orderly);
-            }
-        }
+    /** After a failover, Sentinels lead to another pool. */
+    @SuppressWarnings("unchecked")
+    private Pool<Connection> onlyPool() {
+        return (Pool<Connection>)
+                provider.getConnectionMap().values().iterator().next();
+    }
 
-        private static void close(Socket open, boolean orderly) {
-            // What is closed already has no options.
-            try {
-                open.setSoLinger(!orderly, 0);
-            } catch (IOException closed) {
-                // Nothing is left to do.
-            }
-            try {
-                open.close();
-            } catch (IOException broken) {
-                // It is closed all the same.
-            }
+    @Override
+    void refresh() {
+        if (cluster != null) {
+            cluster.renewSlotCache();
         }
     }
 
-    /** A connection whose callers say when what they have sent is to leave. */
-    private static final class Open extends Connection {
-        Open(JedisSocketFactory sockets, JedisClientConfig config) {
-            super(sockets, config);
-        }
+    @Override
+    boolean isCluster() {
+        return cluster != null;
+    }
 
-        void send(List<String> words) {
-            byte[] name = words.get(0).getBytes(StandardCharsets.UTF_8);
-            CommandArguments args = new CommandArguments((ProtocolCommand) () -> name);
-            words.subList(1, words.size()).forEach(args::add);
-            sendCommand(args);
+    @Override
+    boolean isReply(Throwable failure) {
+        return failure instanceof JedisDataException;
+    }
+
+    private static CommandArguments arguments(Words words) {
+        byte[] name = words.get(0);
+        CommandArguments arguments = new CommandArguments((ProtocolCommand) () -> name);
+        for (byte[] word : words.subList(1, words.size())) {
+            arguments.add(word);
+        }
+        return arguments;
+    }
+
+    private static final class JedisNode implements Node {
+        private final String name;
+        private final Supplier<? extends Pool<Connection>> pool;
+        private volatile Connection reader;
+
+        JedisNode(String name, Supplier<? extends Pool<Connection>> pool) {
+            this.name = name;
+            this.pool = pool;
         }
 
         @Override
-        protected void flush() {
-            super.flush();
-        }
-    }
-
-    private static final class JedisWire implements Wire {
-        private static final List<String> END = new ArrayList<>();
-        private final Open connection;
-        private final Sockets sockets;
-        private final Consumer<String> told;
-        private final Runnable ended;
-        private final LinkedBlockingQueue<List<String>> toSend = new LinkedBlockingQueue<>();
-        private final Queue<CompletableFuture<Object>> answers = new ConcurrentLinkedQueue<>();
-        /** All that was to be sent before the end. */
-        private final CompletableFuture<Void> written = new CompletableFuture<>();
-
-        private volatile boolean closed;
-
-        JedisWire(Open connection, Sockets sockets, Consumer<String> told, Runnable ended) {
-            this.connection = connection;
-            this.sockets = sockets;
-            this.told = told;
-            this.ended = ended;
+        public String name() {
+            return name;
         }
 
         @Override
-        public CompletionStage<Object> call(List<String> words) {
-            CompletableFuture<Object> answer = new CompletableFuture<>();
-            answers.add(answer);
-            toSend.add(words);
-            return answer;
-        }
-
-        @Override
-        public void close() {
-            end(true);
-        }
-
-        @Override
-        public void giveUp() {
-            end(false);
-        }
-
-        /** The first says how. */
-        private synchronized void end(boolean orderly) {
-            if (!closed) {
-                closed = true;
-                toSend.add(END);
-                if (orderly) {
-                    written.orTimeout(1, TimeUnit.SECONDS).whenComplete((done, late) -> sockets.close(true));
-                } else {
-                    sockets.close(false);
-                }
-            }
-        }
-
-        void write() {
-            try {
-                for (List<String> words = toSend.take(); words != END; words = toSend.take()) {
-                    connection.send(words);
-                    if (toSend.isEmpty()) {
-                        connection.flush();
+        public CompletableFuture<Object> call(Words words, long timeout) {
+            try (Connection connection = pool().getResource()) {
+                int usual = connection.getSoTimeout();
+                connection.setSoTimeout(milliseconds(timeout));
+                try {
+                    return CompletableFuture.completedFuture(connection.executeCommand(arguments(words)));
+                } finally {
+                    if (!connection.isBroken()) {
+                        connection.setSoTimeout(usual);
                     }
                 }
-                connection.flush();
-            } catch (RuntimeException | InterruptedException error) {
-                giveUp();
-            } finally {
-                written.complete(null);
+            } catch (RuntimeException error) {
+                return CompletableFuture.failedFuture(error);
             }
         }
 
-        void read() {
+        private Pool<Connection> pool() {
+            Pool<Connection> present = pool.get();
+            if (present == null) {
+                throw new JedisException("the node " + name + " has left the cluster");
+            }
+            return present;
+        }
+
+        @Override
+        public List<Object> read(List<Words> calls, long timeout) {
             try {
-                while (!closed) {
-                    readOne();
+                if (reader == null) {
+                    reader = pool().getFactory().makeObject().getObject();
                 }
-            } catch (RuntimeException broken) {
-                // So the session is told.
-            } finally {
-                giveUp();
-                ended.run();
+                Connection connection = reader;
+                connection.setSoTimeout(milliseconds(timeout));
+                calls.forEach(words -> connection.sendCommand(arguments(words)));
+                List<Object> replies = new ArrayList<>();
+                for (Object reply : connection.getMany(calls.size())) {
+                    replies.add(
+                            reply instanceof JedisDataException error
+                                    ? LockException.ofReply(error.getMessage())
+                                    : reply);
+                }
+                return replies;
+            } catch (Exception error) {
+                closeReader();
+                throw error instanceof RuntimeException known ? known : new JedisException(error);
             }
         }
 
-        private void readOne() {
+        private static int milliseconds(long time) {
+            return (int) Math.max(1, TimeUnit.NANOSECONDS.toMillis(time));
+        }
+
+        @Override
+        public void reset() {
+            closeReader();
             try {
-                Object reply = text(connection.getUnflushedObject());
-                if (told != null && reply instanceof List<?> message && "message".equals(message.get(0))) {
-                    told.accept(String.valueOf(message.get(2)));
-                } else {
-                    answers.remove().complete(reply);
-                }
-            } catch (JedisDataException refused) {
-                answers.remove().completeExceptionally(errorOf(refused));
+                pool().clear();
+            } catch (RuntimeException gone) {
+                // Then there is nothing to close.
             }
         }
 
-        private static Object text(Object reply) {
-            if (reply instanceof byte[] bytes) {
-                return new String(bytes, StandardCharsets.UTF_8);
+        @Override
+        public void closeReader() {
+            Connection old = reader;
+            reader = null;
+            if (old != null) {
+                try {
+                    old.forceDisconnect();
+                } catch (IOException | RuntimeException broken) {
+                    // It is closed all the same.
+                }
             }
-            if (reply instanceof JedisDataException error) {
-                return errorOf(error);
-            }
-            return reply instanceof List<?> list
-                    ? list.stream().map(JedisWire::text).toList()
-                    : reply;
         }
     }
 }

@@ -4,11 +4,11 @@ package example.redislock;
 import java.time.Duration;
 
 /**
- * What the listener of {@link Locks} hears.
+ * A notification to the listener of {@link Locks}.
  *
- * @param label what the lock is called, its key if nothing is said
- * @param name {@code waited} when an acquire ends, {@code held} when a hold does
- * @param outcome of a wait {@code granted} or a kind of error; of a hold {@code released} or {@code lost}
- * @param time how long it was
+ * @param label the label of the lock, or null if it has none
+ * @param name {@code waited}, {@code held}, {@code jeopardy} or {@code safe}
+ * @param outcome for a wait, {@code granted} or the kind of its failure; for a hold, {@code released} or {@code lost}; or empty
+ * @param time duration of the wait, or of the hold so far
  */
 public record LockEvent(String label, String name, String outcome, Duration time) {}

@@ -1,159 +1,148 @@
 // SPDX-License-Identifier: MIT
 package example.redislock;
 
-import java.util.concurrent.CompletionException;
-import java.util.regex.Matcher;
-import java.util.regex.Pattern;
+import java.util.Locale;
+import java.util.Map;
+import java.util.Set;
 
-/** What can go wrong with a lock: one of seven kinds. The text is the server's where it said something. */
+/** A failure of a lock, of one of seven kinds. Its text includes that of the server. */
 public class LockException extends RuntimeException {
     private static final long serialVersionUID = 1;
-    private static final Pattern WORD = Pattern.compile("([A-Z]{2,}) .*", Pattern.DOTALL);
+    private static final Set<String> TRANSIENT = Set.of(
+            "",
+            "NOSESSION",
+            "LATE",
+            "READONLY",
+            "LOADING",
+            "NOREPLICAS",
+            "MISCONF",
+            "BUSY",
+            "TRYAGAIN",
+            "MASTERDOWN",
+            "CLUSTERDOWN",
+            "QUARANTINE",
+            "UNBLOCKED",
+            "MOVED",
+            "ASK");
+    private static final Map<String, Kind> KINDS = Map.of(
+            "NOTOWNER", Kind.LOST,
+            "DEADLOCK", Kind.DEADLOCK,
+            "CANCELLED", Kind.CANCELLED,
+            "ERR", Kind.MISUSE,
+            "WRONGTYPE", Kind.MISUSE,
+            "NOPERM", Kind.MISUSE,
+            "NOAUTH", Kind.MISUSE,
+            "WRONGPASS", Kind.MISUSE,
+            "CROSSSLOT", Kind.MISUSE);
 
-    /** What went wrong. */
+    /** Kinds of failures. */
     public enum Kind {
-        /** Somebody else holds the lock, and the call was not to wait. */
+        /** Another owner holds the lock, and the call does not wait. */
         BUSY,
-        /** The lock was not granted in the time to wait. */
+        /** The wait reached its limit without a grant. */
         TIMED_OUT,
-        /** The caller gave up. */
+        /** The caller cancelled the call, or {@link Locks} was closed. */
         CANCELLED,
-        /** The hold ended before it was given back: others may have worked at the same time. */
+        /** The hold ended before its release: another owner may have worked at the same time. */
         LOST,
-        /** Waiting could never end; the text has the cycle. */
+        /** Waiting could never end, or the owner has the lock already. */
         DEADLOCK,
-        /** What the call says is wrong: an option out of range, a key of another type, no permission. */
+        /** The call is wrong: an option, a key of another type, a missing permission, a server without the module. */
         MISUSE,
-        /** No connection, or a server that grants nothing now. */
+        /** No server answered in time, or the server grants nothing now. */
         UNAVAILABLE;
 
-        /** In the words of the documentation and of events: {@code timed out}. */
+        /** The name in events and in the documentation, such as {@code timed out}. */
         public String words() {
-            return name().toLowerCase(java.util.Locale.ROOT).replace('_', ' ');
+            return name().toLowerCase(Locale.ROOT).replace('_', ' ');
+        }
+    }
+
+    /** The hold ended before its release. */
+    public static final class Lost extends LockException {
+        private static final long serialVersionUID = 1;
+
+        Lost(String code, String text, Throwable cause, boolean traced) {
+            super(Kind.LOST, code, text, cause, traced);
+        }
+    }
+
+    /** The lock was not granted: it is busy, or the wait reached its limit. */
+    public static final class NotGranted extends LockException {
+        private static final long serialVersionUID = 1;
+
+        NotGranted(Kind kind, String text, Throwable cause) {
+            super(kind, "", text, cause, true);
         }
     }
 
     private final Kind kind;
+    /** The error code of the server, or empty. */
+    private final String code;
 
-    LockException(Kind kind, String text) {
-        super(text);
+    private LockException(Kind kind, String code, String text, Throwable cause, boolean traced) {
+        super(text, cause, true, traced);
         this.kind = kind;
+        this.code = code;
     }
 
-    /** What went wrong. */
+    /** The kind of this failure. */
     public Kind kind() {
         return kind;
     }
 
-    boolean is(Kind other) {
-        return kind == other;
+    /** The error code of the server, such as {@code NOTOWNER}, or an empty string. */
+    public String code() {
+        return code;
     }
 
-    /** Whether its text begins so: these are the server's words. */
-    boolean says(String word) {
-        return String.valueOf(getMessage()).startsWith(word);
+    boolean is(String other) {
+        return code.equals(other);
     }
 
-    /** Who waits goes on. */
-    boolean passes() {
-        return this instanceof Disconnected || this instanceof NotYet || this instanceof Passing;
+    /** Whether the same call may succeed soon. */
+    boolean isTransient() {
+        return kind == Kind.UNAVAILABLE && TRANSIENT.contains(code);
     }
 
-    /** The hold ended before it was given back. */
-    public static final class Lost extends LockException {
-        private static final long serialVersionUID = 1;
-
-        Lost(String text) {
-            super(Kind.LOST, text);
-        }
+    /** Whether the number of the call holds nothing. */
+    boolean isEnd() {
+        return kind == Kind.LOST || is("WRONGTYPE");
     }
 
-    /** It must not be sent yet. */
-    static final class NotYet extends LockException {
-        private static final long serialVersionUID = 1;
-
-        NotYet(String text) {
-            super(Kind.UNAVAILABLE, text);
-        }
-    }
-
-    /** A server that is there can do nothing now: after a failover it has no replicas yet, or a script runs for long. */
-    static final class Passing extends LockException {
-        private static final long serialVersionUID = 1;
-
-        Passing(String text) {
-            super(Kind.UNAVAILABLE, text);
-        }
-    }
-
-    /** No reply came, or one of a server that serves nobody: on the next connection the call may be sent again. */
-    static final class Disconnected extends LockException {
-        private static final long serialVersionUID = 1;
-
-        /** Whether it is a server's word, which the next connection may bring again. */
-        final boolean isTold;
-
-        Disconnected(String text) {
-            this(text, false);
-        }
-
-        private Disconnected(String text, boolean isTold) {
-            super(Kind.UNAVAILABLE, text);
-            this.isTold = isTold;
-        }
-    }
-
-    /** What the server says to one connection too many. The next may be let in. */
-    static final String FULL = "max number of clients";
-
-    private static final String SENT_AGAIN = "the same request was sent again";
-
-    /** Of what the server or the client library said. */
-    static LockException of(Throwable cause) {
-        if (cause instanceof CompletionException && cause.getCause() != null) {
-            return of(cause.getCause());
-        }
-        if (cause instanceof LockException known) {
-            return known;
-        }
-        if (!(cause instanceof Wire.ServerError)) {
-            LockException lost = new Disconnected("the connection is lost: " + cause);
-            lost.initCause(cause);
-            return lost;
-        }
-        String text = String.valueOf(cause.getMessage());
-        Matcher matcher = WORD.matcher(text);
-        return switch (matcher.matches() ? matcher.group(1) : "") {
-            case "READONLY", "MASTERDOWN", "LOADING" -> new Disconnected(text, true);
-            // An older call has come after the last; or another server has the lock now, in Redis' words and in the
-            // module's. Whom somebody unblocks is told otherwise.
-            case "UNBLOCKED" ->
-                text.contains(SENT_AGAIN)
-                        ? new Disconnected(text)
-                        : text.contains("instance state changed") || text.contains("send the command")
-                                ? new Disconnected(text, true)
-                                : new LockException(Kind.UNAVAILABLE, text);
-            case "NOREPLICAS", "BUSY" -> new Passing(text);
-            case "NOTOWNER" -> new Lost(text);
-            case "DEADLOCK" -> new LockException(Kind.DEADLOCK, text);
-            case "ERR", "WRONGTYPE", "NOPERM" ->
-                text.contains(FULL)
-                        ? new Disconnected(text)
-                        : new LockException(text.contains("too many") ? Kind.UNAVAILABLE : Kind.MISUSE, text);
-            default -> new LockException(Kind.UNAVAILABLE, text);
-        };
-    }
-
-    /** Of what came in reply to a guarded command, whose own word may be that of a server that serves nobody. */
-    static LockException guarded(Throwable cause) {
-        LockException error = of(cause);
-        // It has a cause if nobody said it.
-        return error instanceof Disconnected && error.getCause() == null
-                ? new LockException(Kind.UNAVAILABLE, error.getMessage())
-                : error;
+    static LockException of(Kind kind, String text) {
+        return make(kind, "", text, null, true);
     }
 
     static LockException misuse(String text) {
-        return new LockException(Kind.MISUSE, text);
+        return of(Kind.MISUSE, text);
+    }
+
+    static LockException noReply(Throwable cause) {
+        return make(Kind.UNAVAILABLE, "", "no reply from the server: " + cause, cause, false);
+    }
+
+    /** The failure that an error reply means. Nobody sees where it arrived, so it has no stack trace. */
+    static LockException ofReply(String reply) {
+        String text = String.valueOf(reply);
+        String code = text.split(" ", 2)[0];
+        if (code.equals("ERR") && text.contains("unknown command")) {
+            text = "the server has no LOCK commands; load the redis-lock module";
+        }
+        return make(KINDS.getOrDefault(code, Kind.UNAVAILABLE), code, text, null, false);
+    }
+
+    /** A copy for one caller, with the stack trace of that caller. */
+    LockException forCaller(String lock) {
+        String text = getMessage().startsWith(lock) ? getMessage() : lock + ": " + getMessage();
+        return make(kind, code, text, getCause(), true);
+    }
+
+    private static LockException make(Kind kind, String code, String text, Throwable cause, boolean traced) {
+        return switch (kind) {
+            case LOST -> new Lost(code, text, cause, traced);
+            case BUSY, TIMED_OUT -> new NotGranted(kind, text, cause);
+            default -> new LockException(kind, code, text, cause, traced);
+        };
     }
 }

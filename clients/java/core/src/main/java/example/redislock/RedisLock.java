@@ -1,135 +1,149 @@
 // SPDX-License-Identifier: MIT
 package example.redislock;
 
-import example.redislock.LockException.Kind;
-import example.redislock.LockException.Lost;
+import static example.redislock.Request.NONE;
+
 import java.time.Duration;
+import java.util.HexFormat;
+import java.util.List;
+import java.util.Map;
 import java.util.Optional;
 import java.util.concurrent.CompletableFuture;
-import java.util.concurrent.ExecutionException;
-import java.util.concurrent.TimeUnit;
-import java.util.concurrent.locks.Condition;
-import java.util.concurrent.locks.Lock;
+import java.util.function.Consumer;
 
 /**
- * A lock, and how it is to be held. It does not change: each method that says how gives another one.
+ * A lock, or several locks, with options. It holds nothing itself: {@link #acquire} returns a {@link Hold}. It does not change:
+ * methods that set an option return another lock. Threads may share it.
  *
- * <p>{@link #acquire} gives a {@link Hold}, which any thread may release, and is not re-entrant. The methods of {@link Lock} are for
- * a thread, and re-entrant for it. First come is first served by both.
+ * <p>Each acquire has the calling thread as its owner, unless {@link #owner} names one. So a thread that acquires a lock which it
+ * holds gets {@code DEADLOCK}, and so do threads that wait for each other.
  */
-public final class RedisLock implements Lock {
-    /** What is done under the lock. */
+@CheckReturnValue
+public final class RedisLock {
+    /** Work under a lock. */
     @FunctionalInterface
     public interface Body<T, E extends Exception> {
-        /** Does it. */
+        /** Does the work. */
         T run(Hold hold) throws E;
     }
 
-    final How how;
-    private final Locks locks;
+    final Locks locks;
+    final Request request;
 
-    RedisLock(Locks locks, How how) {
+    RedisLock(Locks locks, Request request) {
         this.locks = locks;
-        this.how = how;
+        this.request = request.checked();
     }
 
-    /** The hold ends after so long unless it is renewed; 30 s. */
+    private RedisLock set(Consumer<Request> option) {
+        Request copy = request.copy();
+        option.accept(copy);
+        return new RedisLock(locks, copy);
+    }
+
+    /** Limits the wait of {@link #acquire}. No limit by default; zero does not wait. */
+    public RedisLock waiting(Duration wait) {
+        long time = Request.time("wait", wait, 0);
+        return set(copy -> copy.wait = time);
+    }
+
+    /** Ends the hold after this time, at least 1 ms. By default the server renews the hold while this process lives. */
     public RedisLock lease(Duration lease) {
-        return with(how.lease(How.time("lease", lease, false)));
+        long time = Request.time("lease", lease, 1_000_000);
+        return set(copy -> copy.lease = time);
     }
 
-    /** Whether client and server renew the lease, and the hold ends at once with this process. So it is if no lease is given. */
-    public RedisLock keep(boolean keep) {
-        return with(how.keep(keep));
+    /** The age at which the server stops the renewals of a hold without a lease. No limit by default. */
+    public RedisLock maxHold(Duration age) {
+        long time = Request.time("maxHold", age, 1_000_000);
+        return set(copy -> copy.maxHold = time);
     }
 
-    /** How old a hold may become that is renewed. */
-    public RedisLock maxHold(Duration time) {
-        return with(how.maxHold(How.time("maxHold", time, false)));
-    }
-
-    /** How long to wait; zero is a try. */
-    public RedisLock waiting(Duration time) {
-        return with(how.waiting(How.time("wait", time, true)));
-    }
-
-    /** A reader. */
+    /** Admits other shared holders: a reader. */
     public RedisLock shared() {
-        return with(how.shared(how.limit()));
+        return set(copy -> copy.shared = true);
     }
 
-    /** One of so many permits. */
+    /** Admits this number of holders at most: a semaphore. Not for several locks. */
     public RedisLock limit(int permits) {
         if (permits < 1) {
-            throw LockException.misuse("limit must be 1 or more, and is " + permits);
+            throw LockException.misuse("limit must be at least 1, and is " + permits);
         }
-        return with(how.shared(permits));
+        return set(copy -> {
+            copy.shared = true;
+            copy.limit = permits;
+        });
     }
 
-    /** {@link Hold#token} is greater than that of every grant before. */
+    /** Gives each hold a {@link Hold#token} greater than those of all earlier holds. */
     public RedisLock fence() {
-        return with(how.fenced());
+        return set(copy -> copy.fence = true);
     }
 
-    /** What the listener hears it called. */
-    public RedisLock label(String label) {
-        return with(how.label(label));
+    /** Lets an owner acquire a lock that it holds. Without this it gets {@code DEADLOCK}. */
+    public RedisLock reentrant() {
+        return set(copy -> copy.reentrant = true);
     }
 
-    /** Who holds it, as the server knows it: one name for all locks of a task, so that the server finds deadlocks among tasks. */
+    /** Names the holder on the server. By default each thread has an owner of its own. */
     public RedisLock owner(String owner) {
-        return with(how.owner(owner));
+        return owner(Request.bytes("owner", owner));
+    }
+
+    /** Names the holder on the server by bytes. */
+    public RedisLock owner(byte[] owner) {
+        byte[] bytes = Request.bytes("owner", owner);
+        if (bytes.length == 1 && bytes[0] == '*') {
+            throw LockException.misuse("owner must not be *");
+        }
+        return set(copy -> copy.owner = bytes);
+    }
+
+    /** Names the lock for the listener of {@link Locks}. No label by default. */
+    public RedisLock label(String label) {
+        return set(copy -> copy.label = label);
+    }
+
+    Acquiring acquiring(long wait, boolean mustSucceed) {
+        Owner owner = request.owner == null ? locks.threadOwner() : new Owner(request.owner);
+        return new Acquiring(this, wait, owner, null, mustSucceed);
     }
 
     /**
-     * Waits on a connection that no other wait has meanwhile: for a lock that goes from hand to hand all the time, as the server's
-     * reply is the grant.
-     */
-    public RedisLock ownConnection() {
-        return with(how.onItsOwn());
-    }
-
-    private RedisLock with(How other) {
-        return new RedisLock(locks, other);
-    }
-
-    /**
-     * Waits for the lock. Who is interrupted leaves no place in the queue and no hold.
+     * Waits for the lock, first come, first served. An acquire that fails or is interrupted leaves no wait and no hold behind.
      *
-     * @throws LockException {@code BUSY} if it is not to wait, {@code TIMED_OUT}, {@code DEADLOCK}, {@code MISUSE},
-     *     {@code UNAVAILABLE}. Then nothing waits, and nothing is held
+     * @throws LockException {@code TIMED_OUT}, or {@code BUSY} without a wait; {@code DEADLOCK}; {@code MISUSE}; {@code
+     *     UNAVAILABLE}; {@code CANCELLED} if {@link Locks} is closed meanwhile
      */
     public Hold acquire() throws InterruptedException {
-        return granted(await(begin(how)));
+        return acquiring(request.wait, true).run();
     }
 
-    /** The hold, or nothing if somebody else has the lock. */
+    /** Returns a hold if the lock is free, and otherwise nothing. Fails as {@link #acquire}. */
     public Optional<Hold> tryAcquire() throws InterruptedException {
-        return Optional.ofNullable(await(begin(how.waiting(0))));
+        return tryAcquire(Duration.ZERO);
+    }
+
+    /** Waits for this time at most, and returns nothing if the lock was not granted. Fails as {@link #acquire}. */
+    public Optional<Hold> tryAcquire(Duration wait) throws InterruptedException {
+        return Optional.ofNullable(
+                acquiring(Request.time("wait", wait, 0), false).run());
     }
 
     /**
-     * As {@link #acquire}, without a thread that waits. What depends on the future may block. To cancel the future ends the wait, and
-     * so does its {@code orTimeout}.
+     * Waits for the lock without a thread. The owner is the calling thread. To cancel the future, also by {@code orTimeout},
+     * leaves no wait and no hold behind. The future fails as {@link #acquire}. Dependents run in the executor of {@link Locks}.
      */
     public CompletableFuture<Hold> acquireAsync() {
-        Attempt attempt = begin(how);
-        CompletableFuture<Hold> result = new CompletableFuture<>();
-        // By the caller: cancelled, or by orTimeout.
-        result.whenComplete((hold, error) -> {
-            if (error != null) {
-                locks.session.run(attempt::cancel);
-            }
-        });
-        // It may be cancelled at the moment of the grant.
-        return locks.session.tell(attempt.result.thenApply(this::granted), result, Hold::releaseAsync);
+        return acquiring(request.wait, true).start(locks.executor);
     }
 
     /**
-     * Does something while the lock is held. What the body throws comes out, whatever becomes of the lock.
+     * Runs the body while the lock is held, and releases it. An exception of the body is thrown, even if the lock is lost.
      *
-     * @throws Lost if the lock was lost meanwhile
+     * @throws LockException.Lost if the lock was lost and the body did not fail
      */
+    @CanIgnoreReturnValue
     public <T, E extends Exception> T with(Body<T, E> body) throws E, InterruptedException {
         try (Hold hold = acquire()) {
             return body.run(hold);
@@ -137,195 +151,50 @@ public final class RedisLock implements Lock {
     }
 
     /**
-     * Takes over the hold of an owner, of another process maybe, and sets its lease. One that is kept there is to be kept here, too:
-     * else this is {@code MISUSE}, and changes nothing.
+     * Takes over a hold that another process has handed over. The options are those of this lock.
      *
-     * @throws Lost if it has ended
-     * @see Hold#handOver
+     * @param ticket of {@link Hold#handOver}
+     * @throws LockException.Lost if the hold has ended
      */
-    public Hold attach(String owner) {
-        if (owner == null) {
-            throw LockException.misuse(how.key() + ": a hold has an owner");
-        }
-        Session session = locks.session;
-        Hold hold = new Hold(session, how.owner(owner), owner);
-        return Hold.await(session.begin(hold::attach));
-    }
-
-    /** As {@link #acquire}, for this thread; it cannot be interrupted. */
-    @Override
-    public void lock() {
-        boolean interrupted = false;
-        if (reenterToWait()) {
-            return;
-        }
-        Attempt attempt = begin(how);
-        while (true) {
-            try {
-                enter(granted(get(attempt)));
-                break;
-            } catch (InterruptedException again) {
-                interrupted = true;
-            } finally {
-                if (interrupted && attempt.result.isDone()) {
-                    Thread.currentThread().interrupt();
-                }
-            }
-        }
-    }
-
-    @Override
-    public void lockInterruptibly() throws InterruptedException {
-        checkInterrupt();
-        if (!reenterToWait()) {
-            enter(acquire());
-        }
-    }
-
-    /** Whether this thread has the lock now. An interrupt is kept for later. */
-    @Override
-    public boolean tryLock() {
-        if (reenter()) {
-            return true;
-        }
-        return enter(Hold.await(begin(how.waiting(0)).result));
-    }
-
-    @Override
-    public boolean tryLock(long time, TimeUnit unit) throws InterruptedException {
-        checkInterrupt();
-        if (reenterToWait()) {
-            return true;
-        }
-        return enter(await(begin(how.waiting(Math.max(0, unit.toNanos(time))))));
-    }
-
-    /**
-     * Gives back what this thread has.
-     *
-     * @throws IllegalMonitorStateException if it does not have it, also if it was lost meanwhile: then with the {@link Lost}
-     */
-    @Override
-    public void unlock() {
-        Locks.Entry entry = locks.entries.get(holder());
-        if (entry == null) {
-            throw new IllegalMonitorStateException(how.key() + ": not locked by this thread");
-        }
-        if (entry.count > 1) {
-            entry.count--;
-            return;
-        }
+    public Hold attach(String ticket) throws InterruptedException {
+        String[] parts = ticket.split("\\|", 3);
         try {
-            entry.hold.release();
-        } catch (Lost lost) {
-            locks.entries.remove(holder());
-            throw (IllegalMonitorStateException) new IllegalMonitorStateException(lost.getMessage()).initCause(lost);
+            Owner owner = new Owner(HexFormat.of().parseHex(parts[0]));
+            Words from = Words.of("FROM", Request.bytes("name", parts[2]), Long.parseLong(parts[1]));
+            return new Acquiring(this, NONE, owner, from, true).run();
+        } catch (IllegalArgumentException | ArrayIndexOutOfBoundsException error) {
+            throw LockException.misuse("the ticket was not made by handOver()");
         }
-        // If the release failed, it may be called again.
-        locks.entries.remove(holder());
     }
 
-    /** There are none: use a lock and a channel of Redis. */
+    /** Holders, waiters and more, as {@code LOCK.INFO} replies. Nothing if the lock is free. */
+    @SuppressWarnings("unchecked")
+    public Optional<Map<String, Object>> query() {
+        Object reply = locks.execute(request, Words.of("LOCK.INFO", request.key()));
+        if (reply == null) {
+            return Optional.empty();
+        }
+        Map<String, Object> info = Replies.map(reply);
+        info.computeIfPresent(
+                "holders",
+                (name, all) -> ((List<Object>) all).stream().map(Replies::map).toList());
+        info.replaceAll((name, value) -> Replies.readable(value));
+        return Optional.of(info);
+    }
+
+    /** Takes the lock from its holders ({@code LOCK.BREAK}). Returns whether there was one. */
+    @CanIgnoreReturnValue
+    public boolean forceRelease() {
+        return !Long.valueOf(0).equals(locks.execute(request, Words.of("LOCK.BREAK", request.key())));
+    }
+
+    /** The lock with the interface of {@code java.util.concurrent}, re-entrant for each thread. */
+    public ThreadLock asLock() {
+        return new ThreadLock(this);
+    }
+
     @Override
-    public Condition newCondition() {
-        throw new UnsupportedOperationException("a lock of Redis has no conditions");
-    }
-
-    /** What this thread holds by {@link #lock}; nothing if it does not, or if it was lost, or {@link #unlock} has failed. */
-    public Optional<Hold> heldByCurrentThread() {
-        return Optional.ofNullable(locks.entries.get(holder()))
-                .map(entry -> entry.hold)
-                .filter(hold -> !hold.isLost() && !hold.isLeft());
-    }
-
-    private Locks.Holder holder() {
-        return new Locks.Holder(Thread.currentThread(), how.key(), how.shared());
-    }
-
-    private boolean reenter() {
-        Locks.Entry entry = locks.entries.get(holder());
-        if (entry != null && entry.hold.isGone()) {
-            // It could not be given back at once. Nobody has to try again.
-            locks.entries.remove(holder());
-            entry = null;
-        }
-        if (entry == null) {
-            return false;
-        }
-        if (entry.hold.isLost() || entry.hold.isLeft()) {
-            throw new IllegalMonitorStateException(how.key() + ": lost or being given back, and not unlocked yet");
-        }
-        entry.count++;
-        return true;
-    }
-
-    /** As the other, for who is to wait if this says no. */
-    private boolean reenterToWait() {
-        Locks.Entry other = locks.entries.get(new Locks.Holder(Thread.currentThread(), how.key(), !how.shared()));
-        // Each hold has an owner of its own, so the server would not see that a thread waits for itself.
-        if (how.owner() == null && other != null && !other.hold.isLost() && !other.hold.isLeft()) {
-            throw new IllegalMonitorStateException(how.key() + ": this thread would wait for itself, as it has the "
-                    + (how.shared() ? "write" : "read") + " lock");
-        }
-        return reenter();
-    }
-
-    private static void checkInterrupt() throws InterruptedException {
-        if (Thread.interrupted()) {
-            throw new InterruptedException();
-        }
-    }
-
-    private boolean enter(Hold hold) {
-        if (hold != null) {
-            locks.entries.put(holder(), new Locks.Entry(hold));
-        }
-        return hold != null;
-    }
-
-    private Attempt begin(How how) {
-        Attempt attempt = new Attempt(locks.session, how);
-        locks.session
-                .begin(() -> {
-                    attempt.start();
-                    return CompletableFuture.completedFuture(null);
-                })
-                .exceptionally(error -> {
-                    attempt.result.completeExceptionally(error);
-                    return null;
-                });
-        return attempt;
-    }
-
-    private Hold granted(Hold hold) {
-        if (hold == null) {
-            throw notGranted();
-        }
-        return hold;
-    }
-
-    private LockException notGranted() {
-        return new LockException(how.waiting() == 0 ? Kind.BUSY : Kind.TIMED_OUT, how.key() + ": somebody else has it");
-    }
-
-    private Hold await(Attempt attempt) throws InterruptedException {
-        try {
-            return get(attempt);
-        } catch (InterruptedException interrupted) {
-            locks.session.run(attempt::cancel);
-            // That takes a second at most.
-            attempt.result.handle((hold, error) -> null).join();
-            throw interrupted;
-        }
-    }
-
-    private static Hold get(Attempt attempt) throws InterruptedException {
-        try {
-            return attempt.result.get();
-        } catch (ExecutionException error) {
-            LockException known = LockException.of(error.getCause());
-            known.setStackTrace(new Throwable().getStackTrace());
-            throw known;
-        }
+    public String toString() {
+        return "RedisLock of " + request.name;
     }
 }

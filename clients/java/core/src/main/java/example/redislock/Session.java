@@ -1,806 +1,594 @@
 // SPDX-License-Identifier: MIT
 package example.redislock;
 
-import example.redislock.LockException.Disconnected;
-import example.redislock.LockException.Kind;
-import java.time.Duration;
+import static example.redislock.Request.NONE;
+
+import example.redislock.Acquire.State;
+import java.lang.System.Logger.Level;
 import java.util.ArrayList;
-import java.util.EnumMap;
+import java.util.Collections;
 import java.util.HashMap;
-import java.util.HashSet;
-import java.util.LinkedHashSet;
+import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
-import java.util.Set;
-import java.util.UUID;
+import java.util.TreeMap;
 import java.util.concurrent.CompletableFuture;
-import java.util.concurrent.CompletionException;
-import java.util.concurrent.RejectedExecutionException;
-import java.util.concurrent.ScheduledFuture;
-import java.util.concurrent.ScheduledThreadPoolExecutor;
-import java.util.concurrent.SynchronousQueue;
-import java.util.concurrent.ThreadPoolExecutor;
 import java.util.concurrent.TimeUnit;
-import java.util.function.Consumer;
-import java.util.function.LongSupplier;
-import java.util.function.Predicate;
-import java.util.function.Supplier;
+import java.util.function.Function;
+import java.util.stream.Stream;
 
 /**
- * Two connections that carry all waits and holds of a process: one for commands, one for messages. All that is here happens in
- * one thread, the loop: so nothing needs a lock, and nothing may block. Times are in nanoseconds.
+ * The presence of this process on one server: its numbers, holds and waits, and the loop that reads events. Rules R1 to R23 are
+ * those of docs/sessions.md.
  */
 final class Session {
-    static final long TRY_AGAIN = Duration.ofMillis(50).toNanos();
-    /** A call that has no time to wait has so long for its reply. */
-    static final long SOON = Duration.ofSeconds(1).toNanos();
+    /** Time that LOCK.EVENTS waits in the server, and at most a third of the grace. */
+    static final long EVENTS_BLOCK = TimeUnit.SECONDS.toNanos(1);
+    /** Maximum number of events in a reply. A full reply confirms nothing (R2). */
+    static final int EVENTS_COUNT = 1000;
+    /** Limit for one call without a reply. */
+    static final long CALL_TIMEOUT = TimeUnit.SECONDS.toNanos(2);
+    /** Extra time for the reply to a call that waits in the server. */
+    static final long REPLY_GRACE = TimeUnit.SECONDS.toNanos(1);
+    /** The first and the longest pause before a call is repeated. */
+    static final long RETRY_PAUSE = TimeUnit.MILLISECONDS.toNanos(50);
 
-    /** So often at most who waits in the server looks whether it is there. With the patience, a server remembers a call for longer. */
-    private static final long LOOK_AGAIN = Duration.ofSeconds(8).toNanos();
+    static final long MAX_RETRY_PAUSE = TimeUnit.SECONDS.toNanos(1);
+    /** Limit for the last call of a session. */
+    static final long CLOSE_TIMEOUT = TimeUnit.SECONDS.toNanos(1);
 
-    /** Who is not answered in so long moves: later the server may have forgotten the request. */
-    private static final long LOOK_FOR = Duration.ofSeconds(5).toNanos();
+    private static final System.Logger LOG = System.getLogger(Session.class.getPackageName());
 
-    /** What could not be given back is tried for so long behind the caller's back. */
-    static final long TRY_FOR = Duration.ofMinutes(10).toNanos();
+    final Connector.Node node;
+    private final Locks locks;
 
-    private enum Use {
-        COMMANDS,
-        MESSAGES,
-        OWN
+    // The mutex of Locks protects all that follows.
+    byte[] id;
+    /** All holds are declared, and an EVENTS has confirmed them. */
+    volatile boolean isUp;
+    /** Why waits fail now. */
+    private LockException failure;
+    /** The last failure of the reader. */
+    private LockException lastFailure;
+    /** Completes and is replaced when one of the two above changes, or a hold was declared. */
+    private CompletableFuture<Void> changed = new CompletableFuture<>();
+
+    /** The acquires by number, each in one of these at most. */
+    private final Map<Long, Acquire> asked = new LinkedHashMap<>();
+
+    private final Map<Long, Acquire> held = new HashMap<>();
+    /** Acquires that are over for their callers, and must be cancelled. */
+    private final TreeMap<Long, Acquire> undo = new TreeMap<>();
+    /** Holds that this session must declare (R3), and acquires that may have become holds. */
+    private final List<Acquire> undeclared = new ArrayList<>();
+
+    private long lastNumber;
+    private long beat;
+    private long seen;
+    /** Whether the previous LOCK.EVENTS was answered. If not, the next one does not wait in the server. */
+    private boolean isPolled;
+
+    private long confirmed;
+    private volatile long safeUntil;
+    private boolean isInJeopardy;
+    volatile boolean isClosed;
+    private Thread reader;
+
+    Session(Connector.Node node, Locks locks) {
+        this.node = node;
+        this.locks = locks;
     }
 
-    final String inbox = "inbox-" + UUID.randomUUID();
-    /** How long a call may go without an answer. */
-    final long patience;
+    // The life of an acquire, under the mutex.
 
-    /** A release, or what is tried again else, blocks for so long at most. A test has less time. */
-    long blockFor = Duration.ofSeconds(30).toNanos();
-
-    /** What is kept is renewed so often at least, as servers and networks end a connection that is idle. */
-    long beat = Duration.ofSeconds(10).toNanos();
-
-    final Consumer<LockEvent> listener;
-    /** Who waits, by the id of its request: a message rings. */
-    final Map<String, Attempt> waits = new HashMap<>();
-
-    final Set<Hold> holds = new HashSet<>();
-    /** What is given back behind somebody's back, by key and owner. */
-    private final Map<CompletableFuture<Void>, List<String>> giving = new HashMap<>();
-    /** Those who wait for what is sent again, with the timer for that. */
-    private final Map<CompletableFuture<?>, ScheduledFuture<?>> insisting = new HashMap<>();
-
-    private final Wire.Connector connector;
-    private final ScheduledThreadPoolExecutor loop;
-    /** For what depends on the futures of users, which may block. After close it runs where the future ends. */
-    private final ThreadPoolExecutor users = new ThreadPoolExecutor(
-            0,
-            Integer.MAX_VALUE,
-            10,
-            TimeUnit.SECONDS,
-            new SynchronousQueue<>(),
-            work -> daemon(work, "redis-lock-tell"),
-            (work, ended) -> work.run());
-
-    private final Map<Use, Link> links = new EnumMap<>(Use.class);
-    /** Each carries one call that waits in the server; or waits for the next such call itself. */
-    private final Set<Link> own = new HashSet<>();
-
-    private Link idle;
-    /** How many connections were begun. */
-    private long made;
-    /** What a server said that serves nobody; null after a good reply. So no connection is made before a pause is over. */
-    private String refusal;
-
-    private long notBefore;
-    private long pause;
-    private volatile boolean closed;
-    /** The connections are being dropped, or have been. */
-    private boolean dropping;
-
-    private volatile Thread thread;
-
-    Session(Wire.Connector connector, Duration patience, Consumer<LockEvent> listener) {
-        this.connector = connector;
-        this.patience = patience.toNanos();
-        this.listener = listener;
-        loop = new ScheduledThreadPoolExecutor(1, work -> {
-            thread = daemon(work, "redis-lock");
-            return thread;
-        });
-        // After close there is no timer left to wait for, and what somebody has begun at that moment ends as closed.
-        loop.setRemoveOnCancelPolicy(true);
-    }
-
-    private static Thread daemon(Runnable work, String name) {
-        Thread thread = new Thread(work, name);
-        thread.setDaemon(true);
-        return thread;
-    }
-
-    static long now() {
-        return System.nanoTime();
-    }
-
-    boolean isClosed() {
-        return closed;
-    }
-
-    /** Does something in the loop. Nothing, and false, if that has ended. */
-    boolean run(Runnable work) {
-        try {
-            // What comes in while the loop ends is dropped, and nothing is thrown.
-            return !loop.schedule(work, 0, TimeUnit.NANOSECONDS).isCancelled();
-        } catch (RejectedExecutionException ended) {
-            // What was waited for has been ended by close.
-            return false;
+    void start() {
+        if (reader == null && !isClosed && !locks.isClosed) {
+            reader = new Thread(this::read, "redis-lock-" + node.name());
+            reader.setDaemon(true);
+            reader.start();
         }
     }
 
-    /** Begins something in the loop. */
-    <T> CompletableFuture<T> begin(Supplier<CompletableFuture<T>> work) {
-        CompletableFuture<T> result = new CompletableFuture<>();
-        boolean begun = run(() -> {
+    boolean isReader() {
+        return Thread.currentThread() == reader;
+    }
+
+    /** Whether an acquire of this lock can be sent. */
+    boolean isReady(Request request) {
+        return isUp && undeclared.stream().noneMatch(each -> each.request.name.equals(request.name));
+    }
+
+    /** The pause of a call that cannot be sent now. */
+    Work.Pause pause(boolean isTry, long giveUp) {
+        if (isClosed || locks.isClosed) {
+            throw LockException.of(LockException.Kind.CANCELLED, "the locks are closed");
+        } else if (failure != null && (isTry || giveUp == NONE || !failure.isTransient())) {
+            throw failure;
+        } else if (Locks.now() >= giveUp || isReader()) {
+            String why = lastFailure == null ? "" : " (" + lastFailure.getMessage() + ")";
+            boolean isLate = !isTry && lastFailure == null;
+            throw LockException.of(
+                    isLate ? LockException.Kind.TIMED_OUT : LockException.Kind.UNAVAILABLE,
+                    "no connection to the server; try again" + why);
+        }
+        return new Work.Pause(changed, giveUp);
+    }
+
+    boolean isAnswering() {
+        return isPolled;
+    }
+
+    void enrol(Acquire acquire) {
+        acquire.session = this;
+        acquire.id = id;
+        acquire.n = ++lastNumber;
+        if (acquire.state == State.ASKED) {
+            asked.put(acquire.n, acquire);
+        }
+    }
+
+    /** Takes the grant from a reply, or from the fields of an event. */
+    void grant(Acquire acquire, Object counts, Object tokens, long leaseStart) {
+        acquire.take(counts, tokens);
+        acquire.granted = Locks.now();
+        if (acquire.request.lease != NONE) {
+            acquire.isLeaseUnknown = leaseStart == NONE || leaseStart + acquire.request.lease <= acquire.granted;
+            acquire.leaseEnds = acquire.isLeaseUnknown ? NONE : leaseStart + acquire.request.lease;
+        }
+        asked.remove(acquire.n);
+        held.put(acquire.n, acquire);
+        acquire.state = State.HELD;
+        signal(acquire);
+    }
+
+    /** The acquire neither waits nor holds any longer. */
+    void over(Acquire acquire, String reason) {
+        boolean wasHeld = acquire.state == State.HELD && !acquire.isHandedOver;
+        acquire.reason = reason;
+        acquire.state = State.OVER;
+        if (acquire.session == this) {
+            asked.remove(acquire.n, acquire);
+            held.remove(acquire.n, acquire);
+        }
+        if (wasHeld) {
+            notify(acquire, "held", acquire.isLost() ? "lost" : "released");
+        }
+        signal(acquire);
+    }
+
+    /** Ends an acquire for its caller. The reader cancels what the server may still have of it. */
+    void discard(Acquire acquire, String reason) {
+        if (acquire.state != State.OVER) {
+            over(acquire, reason);
+            if (!acquire.isUndeclared) {
+                undo.put(acquire.n, acquire);
+            }
+        }
+    }
+
+    /** Cancels a discarded acquire if that can be done at once. Not under the mutex. */
+    void cancelNow(Acquire acquire) {
+        Words words = locks.locked(
+                () -> isUp && acquire.session == this && undo.containsKey(acquire.n) ? acquire.cancelWords() : null);
+        long n = acquire.n;
+        boolean isAnswered = words != null && isAnswer(locks.connector.answer(node, words, REPLY_GRACE));
+        acquire.owner.isRetired |= !isAnswered;
+        if (isAnswered) {
+            locks.locked(() -> undo.remove(n, acquire));
+        }
+    }
+
+    private static boolean isAnswer(Object reply) {
+        return !(reply instanceof LockException error && error.isTransient());
+    }
+
+    private void signal(Acquire acquire) {
+        CompletableFuture<Void> old = acquire.changed;
+        acquire.changed = new CompletableFuture<>();
+        locks.later(() -> old.complete(null));
+    }
+
+    private void signal() {
+        CompletableFuture<Void> old = changed;
+        changed = new CompletableFuture<>();
+        locks.later(() -> old.complete(null));
+    }
+
+    private void notify(Acquire acquire, String name, String outcome) {
+        locks.later(() -> locks.notify(acquire.request.label, name, outcome, acquire.granted));
+    }
+
+    /** Time for which no other owner can have the lock, even if the network fails. */
+    long validFor(Acquire acquire) {
+        if (acquire.state != State.HELD || acquire.isReleasing || acquire.isUndeclared || !isUp) {
+            return 0;
+        }
+        return Math.max(0, (acquire.request.lease == NONE ? safeUntil : acquire.leaseEnds) - Locks.now());
+    }
+
+    // The reader.
+
+    /** Heartbeat, events and losses: the only loop. */
+    private void read() {
+        long failing = NONE;
+        long pause = RETRY_PAUSE;
+        while (!isClosed) {
             try {
-                work.get().whenComplete((value, error) -> {
-                    if (error == null) {
-                        result.complete(value);
-                    } else {
-                        result.completeExceptionally(LockException.of(error));
-                    }
-                });
-            } catch (RuntimeException defect) {
-                result.completeExceptionally(defect);
+                turn();
+                failing = NONE;
+                pause = RETRY_PAUSE;
+                continue;
+            } catch (RuntimeException thrown) {
+                LockException error = locks.connector.error(thrown);
+                failing = Math.min(failing, Locks.now());
+                boolean isLong = Locks.now() >= failing + locks.patience;
+                locks.update(() -> fail(error, isLong));
             }
-        });
-        if (!begun) {
-            result.completeExceptionally(over());
-        }
-        return result;
-    }
-
-    /** The same for a user. */
-    <T> CompletableFuture<T> tell(CompletableFuture<T> work) {
-        return tell(work, new CompletableFuture<>(), tooLate -> {});
-    }
-
-    <T> CompletableFuture<T> tell(CompletableFuture<T> work, CompletableFuture<T> user, Consumer<T> tooLate) {
-        work.whenCompleteAsync(
-                (value, error) -> {
-                    if (error != null) {
-                        user.completeExceptionally(error instanceof CompletionException ? error.getCause() : error);
-                    } else if (!user.complete(value)) {
-                        tooLate.accept(value);
-                    }
-                },
-                this::onAThread);
-        return user;
-    }
-
-    private void onAThread(Runnable work) {
-        try {
-            users.execute(work);
-        } catch (OutOfMemoryError noThread) {
-            // The machine gives no more of them. Whoever waits for this must be told all the same.
-            work.run();
-        }
-    }
-
-    ScheduledFuture<?> after(long time, Runnable work) {
-        return loop.schedule(work, Math.max(0, time), TimeUnit.NANOSECONDS);
-    }
-
-    static LockException over() {
-        return new LockException(Kind.UNAVAILABLE, "closed");
-    }
-
-    /** The reply; Disconnected if there is none in time: the session's own patience is the most. */
-    CompletableFuture<Object> call(List<String> words, long within) {
-        return call(words, within, List.of());
-    }
-
-    /** As the first. If there is no reply in time, something is said that undoes it, behind it on the same connection only. */
-    private CompletableFuture<Object> call(List<String> words, long within, List<String> undo) {
-        return use(Use.COMMANDS, within, call -> {
-            call.undo = undo;
-            call.link.wire.call(words).whenComplete(call::answer);
-        });
-    }
-
-    /** As the first, unless the last word before it is sent is an error. */
-    CompletableFuture<Object> call(List<String> words, long within, Runnable check) {
-        return use(Use.COMMANDS, within, call -> {
-            check.run();
-            call.link.wire.call(words).whenComplete(call::answer);
-        });
-    }
-
-    /** Until there is a connection for commands. */
-    CompletableFuture<Object> ready(long within) {
-        return use(Use.COMMANDS, within, call -> call.end(null, null));
-    }
-
-    /** As the first, for {@code LOCK.GUARD}: an error may be that of the guarded command, which says nothing of the server. */
-    CompletableFuture<Object> guard(List<String> words) {
-        return use(
-                Use.COMMANDS,
-                patience,
-                call -> call.link
-                        .wire
-                        .call(words)
-                        .whenComplete((reply, error) ->
-                                call.answer(reply, error == null ? null : LockException.guarded(error))));
-    }
-
-    /** Before a wait: a message that nobody hears is taken for a refusal. */
-    CompletableFuture<Object> listen(long within) {
-        return use(Use.MESSAGES, within, call -> call.end(null, null));
-    }
-
-    /** A wait was told nothing for long. A connection for messages that is dead says nothing, and breaks for nobody. */
-    void probeMessages() {
-        Link link = links.get(Use.MESSAGES);
-        if (link != null) {
-            link.probe();
-        }
-    }
-
-    /** A connection for a call that waits in the server. What is bound to it stays until it is closed, or rests. */
-    Link ownLink() {
-        Link link = idle;
-        idle = null;
-        if (link != null && link.isOlder()) {
-            link.giveUp();
-            link = null;
-        }
-        return link != null ? link : newLink();
-    }
-
-    /** The same, and always a new one. */
-    Link newLink() {
-        LockException unable = unable();
-        if (unable != null) {
-            throw unable;
-        }
-        Link link = new Link(Use.OWN);
-        own.add(link);
-        link.open();
-        return link;
-    }
-
-    /** Why no connection can be made now; null if one can. */
-    private LockException unable() {
-        if (closed) {
-            return over();
-        }
-        return refusal != null && now() - notBefore < 0 ? new Disconnected(refusal) : null;
-    }
-
-    /** How many calls go on that are sent again. */
-    int errands() {
-        return insisting.size();
-    }
-
-    /** For how long no connection can be made. */
-    long calmFor() {
-        return refusal == null ? 0 : Math.max(0, notBefore - now());
-    }
-
-    /** Many calls may hear the same at once. */
-    private void refused(String text) {
-        if (refusal == null || now() - notBefore >= 0) {
-            pause = refusal == null ? TRY_AGAIN : Math.min(2 * pause, SOON);
-            notBefore = now() + pause;
-            refusal = text;
-        }
-    }
-
-    /** A call that may be sent twice, and is, for so long, when its connection breaks or the server can do nothing. */
-    CompletableFuture<Object> insist(List<String> words, long within) {
-        return insist(words, within, LockException::passes, List.of());
-    }
-
-    /** The same also after other errors, and with what undoes it. */
-    CompletableFuture<Object> insist(
-            List<String> words, long within, Predicate<LockException> again, List<String> undo) {
-        long deadline = now() + within;
-        return insist(
-                () -> call(words, within == 0 ? patience : Math.max(SOON, deadline - now()), undo), within, again);
-    }
-
-    /** Tries something for so long, with pauses. It is told when the session is closed. */
-    <T> CompletableFuture<T> insist(Supplier<CompletableFuture<T>> work, long within, Predicate<LockException> again) {
-        CompletableFuture<T> result = new CompletableFuture<>();
-        insisting.put(result, null);
-        insist(work, now() + within, again, TRY_AGAIN, result);
-        return result.whenComplete((reply, error) -> {
-            ScheduledFuture<?> timer = insisting.remove(result);
-            if (timer != null) {
-                timer.cancel(false);
+            if (!isClosed && locks.connector.isCluster()) {
+                relocate();
             }
-        });
-    }
-
-    private <T> void insist(
-            Supplier<CompletableFuture<T>> work,
-            long deadline,
-            Predicate<LockException> again,
-            long pause,
-            CompletableFuture<T> result) {
-        work.get().whenComplete((reply, error) -> {
-            if (result.isDone()) {
-                return;
+            Work.Pause rest = new Work.Pause(locks.locked(() -> changed), Locks.now() + pause);
+            if (!isClosed) {
+                rest.awaitUninterrupted();
             }
-            if (error == null) {
-                result.complete(reply);
-            } else if (now() - deadline >= 0 || !again.test(LockException.of(error))) {
-                result.completeExceptionally(error);
-            } else if (closed) {
-                result.completeExceptionally(over());
-            } else {
-                insisting.put(
-                        result, after(pause, () -> insist(work, deadline, again, Math.min(2 * pause, SOON), result)));
-            }
-        });
-    }
-
-    /** Notes that this hold is given back behind somebody's back. */
-    void giveBack(String key, String owner, CompletableFuture<?> work) {
-        CompletableFuture<Void> over = new CompletableFuture<>();
-        giving.put(over, List.of(key, owner));
-        work.whenComplete((done, error) -> {
-            giving.remove(over);
-            over.complete(null);
-        });
-    }
-
-    boolean isGivenBack(String key, String owner) {
-        return !giving.containsValue(List.of(key, owner));
-    }
-
-    /**
-     * Waits until nothing of that owner is given back any more, and fails after so long. A release goes by the owner's name, and would
-     * give back the next hold, too.
-     */
-    CompletableFuture<Void> givenBack(String key, String owner, long within) {
-        List<String> mine = List.of(key, owner);
-        CompletableFuture<?>[] pending = giving.entrySet().stream()
-                .filter(one -> one.getValue().equals(mine))
-                .map(Map.Entry::getKey)
-                .toArray(CompletableFuture<?>[]::new);
-        String text = key + ": the last hold of this owner could not be given back yet";
-        return limit(CompletableFuture.allOf(pending), within, text);
-    }
-
-    /** What that work comes to; or, after so long, the error with that text. The work goes on. */
-    <T> CompletableFuture<T> limit(CompletableFuture<T> work, long within, String text) {
-        if (work.isDone()) {
-            return work;
+            pause = Math.min(2 * pause, MAX_RETRY_PAUSE);
         }
-        CompletableFuture<T> result = new CompletableFuture<>();
-        ScheduledFuture<?> late =
-                after(within, () -> result.completeExceptionally(new LockException(Kind.UNAVAILABLE, text)));
-        work.whenComplete((value, error) -> {
-            late.cancel(false);
-            if (error == null) {
-                result.complete(value);
-            } else {
-                result.completeExceptionally(error);
-            }
-        });
-        return result;
+        node.closeReader();
     }
 
-    /** Whether that owner has the lock by a call of this session. */
-    boolean has(String key, String owner) {
-        return holds.stream()
-                .anyMatch(hold -> hold.key().equals(key) && hold.owner().equals(owner));
-    }
-
-    /** That owner has got the lock anew: so its other holds here have ended, unless both are shared. */
-    void outlived(String key, String owner, boolean shared) {
-        List.copyOf(holds).stream()
-                .filter(hold -> hold.key().equals(key) && hold.owner().equals(owner))
-                .forEach(hold -> hold.outlived(shared));
-    }
-
-    void heard(String label, String name, String outcome, long since) {
-        if (listener == null) {
-            return;
+    private void fail(LockException error, boolean isLong) {
+        isPolled = false;
+        lastFailure = error;
+        if (error.is("NOSESSION") || error.is("LATE")) {
+            id = null;
+            isUp = false;
+            safeUntil = 0;
+            signal();
         }
-        try {
-            listener.accept(new LockEvent(label, name, outcome, Duration.ofNanos(now() - since)));
-        } catch (RuntimeException error) {
-            // It must not keep a lock from being granted or given back.
-            warn("the listener failed", error);
+        if (error.is("NOSESSION") || error.is("READONLY")) {
+            locks.later(node::reset);
         }
-    }
-
-    private static void warn(String text, Throwable error) {
-        System.getLogger(Session.class.getName()).log(System.Logger.Level.WARNING, text, error);
-    }
-
-    /** Takes back the waits, and drops the connections: the server ends the holds that are bound to them. */
-    void close() {
-        closed = true;
-        run(this::takeBack);
-        if (Thread.currentThread() == thread) {
-            return;
-        }
-        boolean interrupted = false;
-        while (true) {
-            try {
-                if (loop.awaitTermination(1, TimeUnit.DAYS)) {
-                    break;
+        if (error.is("LATE")) {
+            // R16: another process uses the id.
+            loseRenewed("late");
+        } else if (!error.isTransient() || isLong) {
+            failure = error;
+            for (Acquire each : List.copyOf(asked.values())) {
+                if (each.until == NONE || !error.isTransient()) {
+                    each.failure = error;
+                    signal(each);
                 }
-            } catch (InterruptedException again) {
-                interrupted = true;
+            }
+            signal();
+        }
+        checkClocks();
+    }
+
+    private void turn() {
+        if (id == null) {
+            open();
+        }
+        declare();
+        repeatCancels();
+        poll();
+        locks.update(() -> {
+            failure = null;
+            if (!isUp && !isClosed) {
+                isUp = true;
+                signal();
+            }
+        });
+    }
+
+    private Object readOne(Words words, long timeout) {
+        Object reply = node.read(List.of(words), timeout).get(0);
+        if (reply instanceof LockException error) {
+            throw error;
+        }
+        return reply;
+    }
+
+    private void open() {
+        List<?> reply = (List<?>) readOne(
+                Words.of("LOCK.SESSION", "OPEN", "NEW", ++beat, "TTL", Request.milliseconds(locks.ttl), "GRACE")
+                        .and(locks.grace / 1_000_000, "NAME", Request.bytes("name", locks.name)),
+                REPLY_GRACE);
+        locks.update(() -> {
+            id = (byte[]) reply.get(0);
+            seen = 0;
+            isPolled = false;
+            safeUntil = 0;
+            leave(each -> this);
+        });
+    }
+
+    /** Moves acquires to the list of those that a session must declare, holds first. */
+    private void leave(Function<Acquire, Session> successors) {
+        List<Acquire> all = new ArrayList<>(undeclared);
+        held.values().stream().filter(each -> !each.isUndeclared).forEach(all::add);
+        all.addAll(asked.values());
+        all.addAll(undo.values());
+        for (Acquire each : all) {
+            Session to = successors.apply(each);
+            if (to == null) {
+                continue;
+            }
+            undeclared.remove(each);
+            if (each.isHandedOver) {
+                // Its lease runs out.
+                over(each, "handed over");
+                continue;
+            }
+            if (each.state == State.ASKED) {
+                over(each, "restarted");
+            }
+            held.remove(each.n, each);
+            undo.remove(each.n, each);
+            each.isUndeclared = true;
+            each.session = to;
+            each.n = 0;
+            to.undeclared.add(each);
+            to.start();
+        }
+        signal();
+    }
+
+    /** Declares holds. An acquire that is over may have become a hold: it is declared and cancelled. */
+    private void declare() {
+        List<Words> calls = new ArrayList<>();
+        List<Acquire> holds = new ArrayList<>();
+        List<Acquire> others = new ArrayList<>();
+        locks.update(() -> {
+            undeclared.forEach(each -> (each.state == State.HELD ? holds : others).add(each));
+            undeclared.stream().filter(each -> each.n == 0).forEach(this::enrol);
+            // Holds first, as a declaration takes any hold of its owner that has no number.
+            holds.forEach(each -> calls.add(each.declareWords()));
+            for (Acquire each : others) {
+                calls.add(each.declareWords());
+                calls.add(each.cancelWords());
+            }
+        });
+        if (calls.isEmpty()) {
+            return;
+        }
+        List<Object> replies = node.read(calls, REPLY_GRACE + 1_000_000L * calls.size());
+        for (Object reply : replies) {
+            if (!isAnswer(reply) && !isMoved(reply) && !((LockException) reply).is("LATE")) {
+                throw (LockException) reply;
             }
         }
-        if (interrupted) {
+        locks.update(() -> {
+            Map<String, Long> counts = new HashMap<>();
+            for (int i = 0; i < holds.size(); i++) {
+                declared(holds.get(i), replies.get(i), counts);
+            }
+            for (int i = 0; i < others.size(); i++) {
+                Acquire each = others.get(i);
+                if (isMoved(replies.get(holds.size() + 2 * i + 1))) {
+                    each.n = 0;
+                } else {
+                    undeclared.remove(each);
+                    each.isUndeclared = false;
+                }
+            }
+            Map<String, Long> ours = new HashMap<>();
+            holds.forEach(each -> ours.merge(each.holdKey(), 1L, Long::sum));
+            held.values().stream()
+                    .filter(each -> !holds.contains(each))
+                    .forEach(each -> ours.merge(each.holdKey(), 1L, Long::sum));
+            for (Acquire each : List.copyOf(held.values())) {
+                String key = each.holdKey();
+                if (counts.containsKey(key) && counts.get(key) < ours.get(key)) {
+                    // R3, R22: another hold of this owner has ended, and nobody knows which.
+                    discard(each, "restarted");
+                }
+            }
+            signal();
+        });
+        if (replies.stream().anyMatch(Session::isMoved)) {
+            relocate();
+        }
+    }
+
+    private void declared(Acquire acquire, Object reply, Map<String, Long> counts) {
+        if (isMoved(reply)) {
+            acquire.n = 0;
+            return;
+        }
+        undeclared.remove(acquire);
+        acquire.isUndeclared = false;
+        boolean isRefused = reply instanceof LockException;
+        if (acquire.state == State.HELD && isRefused) {
+            over(acquire, acquire.isReleaseInDoubt ? Acquire.RELEASED : "restarted");
+        } else if (acquire.state == State.HELD) {
+            held.put(acquire.n, acquire);
+            counts.merge(acquire.holdKey(), Collections.min(Replies.longs(reply)), Math::min);
+        } else if (!isRefused) {
+            undo.put(acquire.n, acquire);
+        }
+    }
+
+    private static boolean isMoved(Object reply) {
+        return reply instanceof LockException error && error.is("MOVED");
+    }
+
+    private void repeatCancels() {
+        List<Words> calls = new ArrayList<>();
+        List<Acquire> all = locks.locked(() -> {
+            locks.discardDropped();
+            undo.values().forEach(each -> calls.add(each.cancelWords()));
+            return List.copyOf(undo.values());
+        });
+        if (calls.isEmpty()) {
+            return;
+        }
+        List<Object> replies = node.read(calls, REPLY_GRACE);
+        locks.update(() -> {
+            for (int i = 0; i < replies.size(); i++) {
+                if (isAnswer(replies.get(i))) {
+                    undo.remove(all.get(i).n, all.get(i));
+                }
+            }
+        });
+        if (replies.stream().anyMatch(Session::isMoved)) {
+            relocate();
+        }
+    }
+
+    /** One LOCK.EVENTS: heartbeat, acknowledgement and events. */
+    private void poll() {
+        long block = isPolled ? Math.min(EVENTS_BLOCK, (locks.grace == 0 ? locks.ttl : locks.grace) / 3) : 0;
+        Words words = locks.locked(() -> {
+            long done = Math.min(
+                    asked.isEmpty() ? lastNumber + 1 : asked.keySet().iterator().next(),
+                    undo.isEmpty() ? lastNumber + 1 : undo.firstKey());
+            return Words.of("LOCK.EVENTS", id == null ? "" : id, ++beat, seen, done, block / 1_000_000, EVENTS_COUNT);
+        });
+        long sent = Locks.now();
+        List<?> events = (List<?>) readOne(words, block + REPLY_GRACE);
+        boolean isMoved = locks.locked(() -> {
+            boolean moved = false;
+            for (Object each : events) {
+                moved |= handle((List<?>) each);
+            }
+            isPolled = true;
+            if (events.size() < EVENTS_COUNT) {
+                confirmed = sent;
+                safeUntil = sent + locks.grace;
+                setJeopardy(false);
+            }
+            expireLeases();
+            return moved;
+        });
+        if (isMoved) {
+            relocate();
+        }
+    }
+
+    /** Returns whether a hold has moved to another node. */
+    private boolean handle(List<?> event) {
+        seen = (Long) event.get(0);
+        Long n = (Long) event.get(2);
+        Acquire acquire = asked.getOrDefault(n, held.get(n));
+        String kind = Replies.text(event.get(1));
+        if (acquire == null) {
+            return false;
+        } else if (kind.equals("granted")) {
+            if (acquire.state == State.ASKED) {
+                grant(acquire, event.get(3), event.size() > 4 ? event.get(4) : null, NONE);
+            }
+        } else if (kind.equals("lost")) {
+            String reason = Replies.text(event.get(3));
+            if (reason.equals("moved") && acquire.state == State.HELD) {
+                held.remove(n);
+                acquire.n = 0;
+                acquire.isUndeclared = true;
+                undeclared.add(acquire);
+                return true;
+            }
+            over(acquire, reason);
+            if (acquire.request.isSeveral()) {
+                // Perhaps only one of the locks was lost.
+                undo.put(n, acquire);
+            }
+        }
+        return false;
+    }
+
+    /** Leaves acquires to the sessions on the nodes that serve their slots now. */
+    private void relocate() {
+        try {
+            locks.connector.refresh();
+        } catch (RuntimeException later) {
+            return;
+        }
+        locks.update(() -> leave(each -> {
+            try {
+                Session to = locks.sessionOf(each.request.key());
+                return to == this ? null : to;
+            } catch (RuntimeException unknown) {
+                return null;
+            }
+        }));
+    }
+
+    private List<Acquire> renewed() {
+        return Stream.concat(held.values().stream(), undeclared.stream())
+                .filter(each -> each.state == State.HELD && each.request.lease == NONE)
+                .toList();
+    }
+
+    private void setJeopardy(boolean value) {
+        if (value != isInJeopardy) {
+            isInJeopardy = value;
+            renewed().forEach(each -> notify(each, value ? "jeopardy" : "safe", ""));
+        }
+    }
+
+    private void loseRenewed(String reason) {
+        renewed().forEach(each -> discard(each, reason));
+    }
+
+    private void expireLeases() {
+        List.copyOf(held.values()).stream().filter(Acquire::isLost).forEach(each -> discard(each, "expired"));
+    }
+
+    private void checkClocks() {
+        long now = Locks.now();
+        if (now >= safeUntil) {
+            setJeopardy(true);
+        }
+        if (now >= confirmed + locks.ttl) {
+            loseRenewed("silent");
+        }
+        expireLeases();
+    }
+
+    /** Ends all waits and renewed holds. A hold with a lease of its own remains until its lease ends. */
+    void close() {
+        List<Acquire> all = locks.locked(() -> List.copyOf(undo.values()));
+        for (Acquire each : all) {
+            cancelNow(each);
+            if (locks.locked(() -> undo.containsValue(each))) {
+                break;
+            }
+        }
+        byte[] old = locks.locked(() -> {
+            isClosed = true;
+            isUp = false;
+            for (Acquire each : List.copyOf(asked.values())) {
+                each.failure = LockException.of(LockException.Kind.CANCELLED, "the locks are closed");
+                signal(each);
+            }
+            renewed().forEach(each -> over(each, "closed"));
+            signal();
+            return id;
+        });
+        if (old != null) {
+            locks.connector.answer(node, Words.of("LOCK.SESSION", "CLOSE", old), CLOSE_TIMEOUT);
+        }
+        node.closeReader();
+        Thread thread = reader;
+        if (thread != null && !isReader()) {
+            joinUninterrupted(thread);
+        }
+    }
+
+    private static void joinUninterrupted(Thread thread) {
+        boolean isInterrupted = false;
+        while (thread.isAlive()) {
+            try {
+                thread.join();
+            } catch (InterruptedException later) {
+                isInterrupted = true;
+            }
+        }
+        if (isInterrupted) {
             Thread.currentThread().interrupt();
         }
     }
 
-    /** A lease that nobody knows of would go on. So what takes it back, or gives it back, has a second for its answer. */
-    private void takeBack() {
-        List.copyOf(waits.values()).forEach(attempt -> attempt.fail(over()));
-        Link commands = links.get(Use.COMMANDS);
-        if (commands == null || commands.calls.isEmpty()) {
-            drop();
-        } else {
-            // Its answer comes after those. While a script runs, they are sent again.
-            call(List.of("PING"), SOON).whenComplete((pong, error) -> {
-                if (error != null && LockException.of(error) instanceof LockException.Passing) {
-                    after(SOON, this::drop);
-                } else {
-                    drop();
-                }
-            });
-        }
-    }
-
-    private void drop() {
-        if (dropping) {
-            return;
-        }
-        dropping = true;
-        List.copyOf(links.values()).forEach(Link::close);
-        List.copyOf(own).forEach(Link::close);
-        // Each ends now, as there is nothing to ask any more.
-        ring();
-        List.copyOf(insisting.keySet()).forEach(result -> result.completeExceptionally(over()));
-        loop.shutdown();
-        users.shutdown();
-        connector.close();
-    }
-
-    private void ring() {
-        List.copyOf(waits.values()).forEach(Attempt::ring);
-        List.copyOf(holds).forEach(Hold::ring);
-    }
-
-    /** "granted (request) (key)" and "lost (request) (key)" both mean: ask again. */
-    private void told(String message) {
-        String[] words = message.split(" ", 3);
-        Attempt attempt = words.length < 2 ? null : waits.get(words[1]);
-        if (attempt != null) {
-            attempt.ring();
-        }
-    }
-
-    private CompletableFuture<Object> use(Use use, long within, Consumer<Call> work) {
-        CompletableFuture<Object> answer = new CompletableFuture<>();
-        Link link = links.get(use);
-        LockException unable = link == null ? unable() : null;
-        if (unable != null) {
-            answer.completeExceptionally(unable);
-            return answer;
-        }
-        if (link == null) {
-            link = new Link(use);
-            links.put(use, link);
-            link.open();
-        }
-        link.use(new Call(link, answer), within, work);
-        return answer;
-    }
-
-    /** One use of a connection. */
-    private final class Call {
-        private final Link link;
-        private final CompletableFuture<Object> answer;
-        private List<String> undo = List.of();
-        private ScheduledFuture<?> timer;
-
-        Call(Link link, CompletableFuture<Object> answer) {
-            this.link = link;
-            this.answer = answer;
-        }
-
-        /** By whatever thread of the library. */
-        void answer(Object reply, Throwable error) {
-            run(() -> {
-                if (error == null) {
-                    refusal = null;
-                    link.useful = true;
-                }
-                end(reply, error == null ? null : LockException.of(error));
-            });
-        }
-
-        private boolean leave() {
-            boolean first = link.calls.remove(this);
-            if (timer != null) {
-                timer.cancel(false);
-            }
-            return first;
-        }
-
-        void end(Object reply, LockException error) {
-            if (!leave()) {
-                return;
-            }
-            if (error == null) {
-                answer.complete(reply);
-                return;
-            }
-            // The next connection may lead to another server.
-            if (error instanceof Disconnected disconnected) {
-                if (disconnected.isTold) {
-                    refused(error.getMessage());
-                }
-                leadsNowhere(link);
-            }
-            answer.completeExceptionally(error);
-        }
-    }
-
-    /** Another call may have given it up before, and then the other connection is a new one. */
-    private void leadsNowhere(Link link) {
-        // One that never was says nothing of the other.
-        if (links.get(link.use) == link && link.wire != null) {
-            List.copyOf(links.values()).forEach(Link::giveUp);
-        } else {
-            link.giveUp();
-        }
-    }
-
-    /** A connection, from when it is needed until it broke. */
-    final class Link {
-        private final Use use;
-        private final long number = ++made;
-        /** Those without an answer, in their order. */
-        private final Set<Call> calls = new LinkedHashSet<>();
-        /** What is to be done when it is ready. A list, as dependents of a future run in no order. */
-        private final List<Runnable> queue = new ArrayList<>();
-
-        private Wire wire;
-        private boolean answered;
-        /** A server has carried out a call on it, or it hears messages. */
-        private boolean useful;
-
-        private boolean gone;
-        /** When it has been silent for too long after a question, on the connection for messages; null if nobody asked. */
-        private ScheduledFuture<?> silence;
-
-        private long heard = now();
-
-        Link(Use use) {
-            this.use = use;
-        }
-
-        void open() {
-            boolean hears = use == Use.MESSAGES;
-            try {
-                connector
-                        .open(
-                                hears ? "lock:inbox:" + inbox : null,
-                                text -> run(() -> {
-                                    heard();
-                                    told(text);
-                                }),
-                                () -> run(this::giveUp))
-                        .whenComplete((wire, error) -> {
-                            if (!run(() -> opened(wire, error)) && wire != null) {
-                                wire.close();
-                            }
-                        });
-            } catch (RuntimeException | LinkageError error) {
-                // Two versions of Netty, say, of which the library has got the wrong one.
-                run(() -> opened(null, error));
-            }
-        }
-
-        private void opened(Wire wire, Throwable error) {
-            if (error != null) {
-                LockException why = LockException.of(error);
-                List.copyOf(calls).forEach(call -> call.end(null, why));
-                giveUp();
-            } else if (gone) {
-                wire.giveUp();
-            } else {
-                this.wire = wire;
-                useful = use == Use.MESSAGES;
-                queue.forEach(Runnable::run);
-                queue.clear();
-            }
-        }
-
-        /**
-         * The reply to a call that waits in the server. What it says, and for how long, is asked when there is a connection. It is
-         * told when that for commands is younger, or nobody answers there.
-         */
-        CompletableFuture<Object> block(Supplier<List<String>> words, LongSupplier within, Runnable move) {
-            CompletableFuture<Object> answer = new CompletableFuture<>();
-            // TCP may take long to find that nobody is there. Who does not answer on the other connection does not on
-            // this one. An answer on one that was made later says nothing: it may lead to another server.
-            Runnable look = () -> {
-                if (calmFor() > 0) {
-                    return;
-                }
-                call(List.of("PING"), Math.min(patience, LOOK_FOR)).whenComplete((pong, error) -> {
-                    // One that is too many is told so: somebody is there.
-                    boolean full =
-                            error != null && String.valueOf(error.getMessage()).contains(LockException.FULL);
-                    if (!answer.isDone() && !full && (error instanceof Disconnected || isOlder())) {
-                        move.run();
-                    }
-                });
-            };
-            long often = Math.min(LOOK_AGAIN, patience / 5 * 8);
-            ScheduledFuture<?> probe = loop.scheduleWithFixedDelay(look, often, often, TimeUnit.NANOSECONDS);
-            Consumer<Call> send = call -> {
-                try {
-                    List<String> said = words.get();
-                    limit(call, within.getAsLong(), 0);
-                    wire.call(said).whenComplete(call::answer);
-                } catch (LockException notNow) {
-                    call.end(null, notNow);
-                }
-            };
-            use(new Call(this, answer), patience, call -> {
-                if (answered) {
-                    send.accept(call);
-                    return;
-                }
-                // A connection says nothing of whether anybody is behind it who answers. A refusal is an answer, too.
-                wire.call(List.of("PING"))
-                        .whenComplete((pong, error) -> run(() -> {
-                            answered = error == null || !(LockException.of(error) instanceof Disconnected);
-                            if (answered && calls.contains(call)) {
-                                send.accept(call);
-                            } else if (!answered) {
-                                call.end(null, LockException.of(error));
-                            }
-                        }));
-            });
-            return answer.whenComplete((reply, error) -> probe.cancel(false));
-        }
-
-        /** Nothing is bound to it any more: it may carry the next call that waits. */
-        void rest() {
-            if (idle == null && own.contains(this)) {
-                idle = this;
-            } else {
-                close();
-            }
-        }
-
-        /** The server is to hear that its call is elsewhere before it hears of its end: then it has answered. */
-        void giveUpSoon() {
-            silence = after(SOON, this::giveUp);
-        }
-
-        private void probe() {
-            if (wire == null || silence != null || now() - heard < SOON) {
-                return;
-            }
-            silence = after(patience, this::giveUp);
-            wire.call(List.of("PING")).whenComplete((pong, error) -> {
-                // A refusal is an answer, too.
-                if (error == null || !(LockException.of(error) instanceof Disconnected)) {
-                    run(this::heard);
-                }
-            });
-        }
-
-        private void heard() {
-            heard = now();
-            if (silence != null) {
-                silence.cancel(false);
-                silence = null;
-            }
-        }
-
-        boolean isGone() {
-            return gone;
-        }
-
-        private boolean isOlder() {
-            Link commands = links.get(Use.COMMANDS);
-            return commands != null && number < commands.number;
-        }
-
-        private void use(Call call, long within, Consumer<Call> work) {
-            calls.add(call);
-            limit(call, Math.min(within, patience), Math.max(0, patience - within));
-            Runnable send = () -> {
-                // Nobody waits for it any more.
-                if (call.answer.isDone()) {
-                    call.leave();
-                    return;
-                }
-                try {
-                    work.accept(call);
-                } catch (RuntimeException | LinkageError error) {
-                    call.end(null, LockException.of(error));
-                }
-            };
-            if (wire != null) {
-                send.run();
-            } else {
-                queue.add(send);
-            }
-        }
-
-        /** Whoever asked is told after so long. The rest of the patience later this leads nowhere, whether anybody waits or not. */
-        private void limit(Call call, long within, long rest) {
-            if (call.timer != null) {
-                call.timer.cancel(false);
-            }
-            call.timer = after(Math.max(1, within), () -> {
-                if (rest > 0) {
-                    limit(call, rest, 0);
-                } else if (call.leave()) {
-                    leadsNowhere(this);
-                }
-                call.answer.completeExceptionally(new Disconnected("the server does not answer"));
-                if (rest > 0 && !call.undo.isEmpty()) {
-                    wire.call(call.undo);
-                }
-            });
-        }
-
-        /** So that the server hears of it, even after an outage. */
-        void close() {
-            end(Wire::close);
-        }
-
-        /** What was said here must not be heard after what is said on the next. */
-        void giveUp() {
-            end(Wire::giveUp);
-        }
-
-        private void end(Consumer<Wire> how) {
-            if (gone) {
-                return;
-            }
-            gone = true;
-            links.remove(use, this);
-            own.remove(this);
-            heard();
-            if (use == Use.COMMANDS) {
-                holds.forEach(Hold::unbind);
-            }
-            if (idle == this) {
-                idle = null;
-            }
-            try {
-                if (wire != null) {
-                    how.accept(wire);
-                }
-            } catch (RuntimeException | LinkageError failed) {
-                // It may be of a user's own kind. Those who wait for its answers must be told all the same.
-                warn("a connection could not be closed", failed);
-            }
-            LockException lost = new Disconnected("the connection is lost");
-            List.copyOf(calls).forEach(call -> call.end(null, lost));
-            // Who waited for one that never was of use has been told, and pauses. All others would make the next at
-            // once.
-            if (use != Use.OWN && useful) {
-                ring();
-            }
-        }
+    static void warn(String text, Throwable error) {
+        LOG.log(Level.WARNING, text, error);
     }
 }

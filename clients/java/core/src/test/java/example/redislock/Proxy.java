@@ -7,24 +7,16 @@ import java.io.OutputStream;
 import java.net.InetAddress;
 import java.net.ServerSocket;
 import java.net.Socket;
-import java.net.SocketException;
-import java.nio.charset.StandardCharsets;
-import java.util.Queue;
 import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
-import java.util.concurrent.ConcurrentLinkedQueue;
 import java.util.concurrent.atomic.AtomicInteger;
 
-/** A network between client and server. */
+/** A network between a client and its server. */
 final class Proxy implements AutoCloseable {
-    /** How clients have ended connections: {@code reset} or {@code closed}. */
-    final Queue<String> ends = new ConcurrentLinkedQueue<>();
-    /** Those that are open. */
     final Set<Connection> connections = ConcurrentHashMap.newKeySet();
-
     final AtomicInteger accepted = new AtomicInteger();
-    /** What is sent comes nowhere. A connection that has lost something stays so. */
-    volatile boolean silent;
+    /** Drops all data while it is set. A connection that has lost data stays silent. */
+    volatile boolean isSilent;
 
     private final ServerSocket listener = new ServerSocket(0, 100, InetAddress.getLoopbackAddress());
     private final int server;
@@ -48,32 +40,14 @@ final class Proxy implements AutoCloseable {
         return "redis://127.0.0.1:" + listener.getLocalPort();
     }
 
-    /** The connections for messages carry nothing more, and nobody is told. */
-    void silenceMessages() {
-        connections.stream().filter(one -> one.hears).forEach(one -> one.silent = true);
-    }
-
-    /** The connections that there are carry nothing more, and nobody is told. New ones do. */
-    void silencePresent() {
-        connections.forEach(one -> one.silent = true);
-    }
-
-    /** Ends all connections in the hardest way. */
-    void reset() {
-        for (Connection one : connections) {
-            try {
-                one.client.setSoLinger(true, 0);
-            } catch (SocketException closed) {
-                // It has ended at this moment.
-            }
-            one.close();
-        }
+    void breakAll() {
+        connections.forEach(Connection::close);
     }
 
     @Override
     public void close() throws IOException {
         listener.close();
-        connections.forEach(Connection::close);
+        breakAll();
     }
 
     private static void start(Runnable work) {
@@ -85,8 +59,7 @@ final class Proxy implements AutoCloseable {
     final class Connection {
         private final Socket client;
         private final Socket upstream = new Socket(InetAddress.getLoopbackAddress(), server);
-        private volatile boolean hears;
-        private volatile boolean silent;
+        private volatile boolean hasLost;
 
         Connection(Socket client) throws IOException {
             this.client = client;
@@ -94,7 +67,6 @@ final class Proxy implements AutoCloseable {
             upstream.setTcpNoDelay(true);
         }
 
-        /** It may end at once: so it is known before. */
         private void open() {
             connections.add(this);
             start(() -> carry(client, upstream));
@@ -107,24 +79,13 @@ final class Proxy implements AutoCloseable {
                 InputStream in = from.getInputStream();
                 OutputStream out = to.getOutputStream();
                 for (int count = in.read(bytes); count > 0; count = in.read(bytes)) {
-                    hears |= new String(bytes, 0, count, StandardCharsets.UTF_8).contains("SUBSCRIBE");
-                    silent |= Proxy.this.silent;
-                    if (!silent) {
+                    hasLost |= isSilent;
+                    if (!hasLost) {
                         out.write(bytes, 0, count);
                     }
                 }
-                ended(from, "closed");
-            } catch (SocketException broken) {
-                ended(from, "reset");
             } catch (IOException broken) {
-                ended(from, "broken");
-            }
-        }
-
-        private void ended(Socket from, String how) {
-            // The other direction ends by this.
-            if (connections.contains(this) && from == client) {
-                ends.add(how);
+                // The other direction ends as well.
             }
             close();
         }

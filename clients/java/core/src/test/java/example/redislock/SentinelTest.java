@@ -2,10 +2,7 @@
 package example.redislock;
 
 import static org.junit.jupiter.api.Assertions.assertFalse;
-import static org.junit.jupiter.api.Assertions.assertThrows;
-import static org.junit.jupiter.api.Assertions.assertTrue;
 
-import java.net.InetAddress;
 import java.net.ServerSocket;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
@@ -13,6 +10,7 @@ import java.nio.file.Path;
 import java.time.Duration;
 import java.util.List;
 import java.util.Map;
+import java.util.Set;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.TimeUnit;
 import org.junit.jupiter.api.AfterEach;
@@ -20,17 +18,17 @@ import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.EnumSource;
-import redis.clients.jedis.DefaultJedisClientConfig;
 import redis.clients.jedis.HostAndPort;
 import redis.clients.jedis.Jedis;
+import redis.clients.jedis.RedisSentinelClient;
 import redis.clients.jedis.exceptions.JedisException;
 
-/** Sentinels know the primary: one that says nothing, and one that does. */
+/** A primary, a replica, and a Sentinel that makes the replica the primary. */
 @Timeout(90)
 class SentinelTest {
     private Server primary;
     private Server replica;
-    private ServerSocket silent;
+    private AutoCloseable client;
     private int port;
     private Path folder;
     private Process sentinel;
@@ -39,9 +37,8 @@ class SentinelTest {
     void start() throws Exception {
         primary = new Server();
         replica = new Server("--replicaof", "127.0.0.1 " + primary.port);
-        LocksTest.until(
+        Fixture.until(
                 "the replica follows", () -> replica.info("master_link_status").equals("up"));
-        silent = new ServerSocket(0, 10, InetAddress.getLoopbackAddress());
         try (ServerSocket free = new ServerSocket(0)) {
             port = free.getLocalPort();
         }
@@ -57,7 +54,7 @@ class SentinelTest {
                 .directory(folder.toFile())
                 .redirectOutput(ProcessBuilder.Redirect.DISCARD)
                 .start();
-        LocksTest.until("the Sentinel knows the replica", this::knowsTheReplica);
+        Fixture.until("the Sentinel knows the replica", this::knowsTheReplica);
     }
 
     private boolean knowsTheReplica() {
@@ -73,49 +70,44 @@ class SentinelTest {
 
     @AfterEach
     void stop() throws Exception {
+        if (client != null) {
+            client.close();
+        }
         sentinel.destroyForcibly().onExit().join();
         Files.delete(folder.resolve("sentinel.conf"));
         Files.delete(folder);
-        silent.close();
         replica.close();
         primary.close();
     }
 
-    private Locks locks(LocksTest.Library library, String name) {
-        return switch (library) {
-            case LETTUCE -> {
-                String sentinels = "127.0.0.1:%d,127.0.0.1:%d".formatted(silent.getLocalPort(), port);
-                yield new Locks(new LettuceConnector("redis-sentinel://" + sentinels + "#" + name));
-            }
-            case JEDIS ->
-                new Locks(new JedisConnector(
-                        name,
-                        List.of(
-                                new HostAndPort("127.0.0.1", silent.getLocalPort()),
-                                new HostAndPort("127.0.0.1", port)),
-                        DefaultJedisClientConfig.builder().build()));
-        };
+    private Locks locks(Fixture.Library library) {
+        if (library == Fixture.Library.LETTUCE) {
+            return new Locks(new LettuceConnector("redis-sentinel://127.0.0.1:" + port + "#shop"));
+        }
+        RedisSentinelClient jedis = RedisSentinelClient.builder()
+                .masterName("shop")
+                .sentinels(Set.of(new HostAndPort("127.0.0.1", port)))
+                .build();
+        client = jedis;
+        return new Locks(new JedisConnector(jedis));
     }
 
     @ParameterizedTest
     @EnumSource
-    void aHoldAndWaitsFollowThePrimary(LocksTest.Library library) throws Exception {
-        try (Locks locks = locks(library, "unknown")) {
-            LockException error =
-                    assertThrows(LockException.class, () -> locks.lock("k").tryAcquire());
-            assertTrue(error.is(LockException.Kind.UNAVAILABLE), error::toString);
-        }
-        try (Locks locks = locks(library, "shop")) {
-            RedisLock lock = locks.lock("k").lease(Duration.ofSeconds(60)).waiting(Duration.ofSeconds(60));
-            Hold hold = lock.acquire();
-            CompletableFuture<?> served = CompletableFuture.allOf(
-                    lock.acquireAsync().thenCompose(Hold::releaseAsync),
-                    lock.ownConnection().acquireAsync().thenCompose(Hold::releaseAsync));
-            LocksTest.until("they wait", () -> waiting(primary) == 2);
+    void holdsAndWaitsFollowThePrimary(Fixture.Library library) throws Exception {
+        try (Locks locks = locks(library)) {
+            Hold renewed = locks.lock("k").acquire();
+            Hold leased = locks.lock("l").lease(Duration.ofSeconds(60)).acquire();
+            CompletableFuture<Hold> wait = locks.lock("k").owner("waiter").acquireAsync();
+            Fixture.until("it waits", () -> waiting(primary) == 1);
+            Fixture.until(
+                    "the holds are replicated", () -> replica.call("DBSIZE").equals(2L));
             primary.signal("KILL");
-            LocksTest.until("they wait at the new primary", () -> waiting(replica) == 2);
-            hold.release();
-            served.get(10, TimeUnit.SECONDS);
+            Fixture.until("it waits at the new primary", () -> waiting(replica) == 1);
+            assertFalse(renewed.isLost());
+            renewed.release();
+            wait.get(10, TimeUnit.SECONDS).release();
+            leased.release();
             try (Jedis jedis = new Jedis("127.0.0.1", replica.port)) {
                 assertFalse(jedis.exists("k"));
             }
@@ -123,7 +115,7 @@ class SentinelTest {
     }
 
     private static int waiting(Server server) {
-        // Whoever becomes a primary drops its connections on the way.
+        // A server that becomes a primary drops its connections.
         try (Jedis jedis = new Jedis("127.0.0.1", server.port)) {
             return jedis.sendCommand(() -> "LOCK.WAITERS".getBytes(StandardCharsets.UTF_8), "k")
                             instanceof List<?> waiters

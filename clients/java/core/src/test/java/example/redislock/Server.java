@@ -11,18 +11,22 @@ import java.util.List;
 import redis.clients.jedis.Jedis;
 import redis.clients.jedis.exceptions.JedisConnectionException;
 
-/** A real server with the module, on a port of its own, in a folder of its own. */
+/** A real server with the module, on a free port, in a folder of its own. */
 public final class Server implements AutoCloseable {
-    /** Of 127.0.0.1. */
+    /** Port on 127.0.0.1. */
     public final int port;
-    /** A stranger's connection. */
+    /** A connection of the test. */
     public final Jedis jedis;
 
     private final Process process;
     private final Path folder;
 
-    /** Starts it. */
+    /** Starts a server with these further arguments. */
     public Server(String... more) throws IOException, InterruptedException {
+        this(true, more);
+    }
+
+    Server(boolean hasModule, String... more) throws IOException, InterruptedException {
         Path module = Path.of(System.getProperty("redislock.module"));
         folder = Files.createTempDirectory("redis-lock-java");
         for (int attempt = 1; ; attempt++) {
@@ -31,7 +35,10 @@ public final class Server implements AutoCloseable {
                 free = socket.getLocalPort();
             }
             List<String> words = new ArrayList<>(List.of("redis-server", "--port", "" + free, "--bind", "127.0.0.1"));
-            words.addAll(List.of("--save", "", "--dir", folder.toString(), "--loadmodule", module.toString()));
+            words.addAll(List.of("--save", "", "--dir", folder.toString()));
+            if (hasModule) {
+                words.addAll(List.of("--loadmodule", module.toString()));
+            }
             words.addAll(List.of(more));
             Process started = new ProcessBuilder(words)
                     .redirectErrorStream(true)
@@ -50,7 +57,7 @@ public final class Server implements AutoCloseable {
         }
     }
 
-    /** Nothing if another program has taken the port. */
+    /** Returns null if another program has taken the port. */
     private static Jedis connect(Process process, int port) throws InterruptedException {
         while (process.isAlive()) {
             Jedis client = new Jedis("127.0.0.1", port);
@@ -69,12 +76,12 @@ public final class Server implements AutoCloseable {
         return null;
     }
 
-    /** For a connector. */
+    /** The address for a client library. */
     public String uri() {
         return "redis://127.0.0.1:" + port;
     }
 
-    /** Sends a command. */
+    /** Calls a command. */
     public Object call(String... words) {
         String[] rest = List.of(words).subList(1, words.length).toArray(String[]::new);
         return jedis.sendCommand(() -> words[0].getBytes(StandardCharsets.UTF_8), rest);
@@ -99,6 +106,7 @@ public final class Server implements AutoCloseable {
         jedis.close();
         process.destroyForcibly().onExit().join();
         Files.deleteIfExists(folder.resolve("dump.rdb"));
+        Files.deleteIfExists(folder.resolve("nodes.conf"));
         Files.deleteIfExists(folder.resolve("log"));
         Files.deleteIfExists(folder);
     }

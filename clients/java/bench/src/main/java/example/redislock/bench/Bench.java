@@ -1,26 +1,36 @@
 // SPDX-License-Identifier: MIT
 package example.redislock.bench;
 
+import example.redislock.Hold;
+import example.redislock.JedisConnector;
 import example.redislock.LettuceConnector;
 import example.redislock.Locks;
-import java.time.Duration;
 import java.util.ArrayList;
+import java.util.LinkedHashMap;
 import java.util.List;
+import java.util.Map;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.atomic.AtomicLong;
 import java.util.concurrent.locks.Lock;
-import java.util.function.Supplier;
 import org.redisson.Redisson;
 import org.redisson.api.RedissonClient;
 import org.redisson.config.Config;
-import redis.clients.jedis.Jedis;
+import redis.clients.jedis.ConnectionPoolConfig;
+import redis.clients.jedis.RedisClient;
 
 /**
- * Threads that contend for one lock, and do nothing under it: locks per second, the longest wait, and the server's time for a lock.
- * Its arguments are the port of a server on this machine, and how many seconds each run takes.
+ * Locks per second, beside Redisson: one thread, 50 threads on 50 locks, and 50 threads on one lock. The arguments are the port
+ * of a server on this machine, and the seconds of each run. Each library runs twice, in turns.
  */
 final class Bench {
     private Bench() {}
+
+    /** Acquires and releases a lock. */
+    private interface Pair {
+        void run(String key) throws InterruptedException;
+    }
+
+    private record Load(String name, int threads, int keys) {}
 
     public static void main(String[] args) throws InterruptedException {
         int port = Integer.parseInt(args[0]);
@@ -29,78 +39,70 @@ final class Bench {
         Config config = new Config();
         config.useSingleServer().setAddress(uri);
         RedissonClient redisson = Redisson.create(config);
-        try (Locks locks = new Locks(new LettuceConnector(uri));
-                Jedis server = new Jedis("127.0.0.1", port)) {
-            System.out.println("threads  library    locks/s  longest wait  server's time");
-            // What is not compiled yet is slow.
-            run(server, 10, 1, () -> locks.lock("bench:ours"));
-            run(server, 10, 1, () -> redisson.getLock("bench:theirs"));
-            for (int threads : new int[] {2, 50, 200}) {
-                System.out.println(threads + " ours " + run(server, threads, seconds, () -> locks.lock("bench:ours")));
-                System.out.println(threads + " ours, own connection "
-                        + run(
-                                server,
-                                threads,
-                                seconds,
-                                () -> locks.lock("bench:own")
-                                        .lease(Duration.ofMinutes(1))
-                                        .ownConnection()));
-                System.out.println(
-                        threads + " Redisson " + run(server, threads, seconds, () -> redisson.getLock("bench:theirs")));
+        ConnectionPoolConfig pool = new ConnectionPoolConfig();
+        pool.setMaxTotal(50);
+        pool.setMaxIdle(50);
+        try (RedisClient jedis =
+                        RedisClient.builder().hostAndPort("127.0.0.1", port).poolConfig(pool).build();
+                Locks onLettuce = new Locks(new LettuceConnector(uri));
+                Locks onJedis = new Locks(new JedisConnector(jedis))) {
+            Map<String, Pair> libraries = new LinkedHashMap<>();
+            libraries.put("Lettuce", key -> pair(onLettuce, key));
+            libraries.put("Jedis", key -> pair(onJedis, key));
+            libraries.put("Redisson", key -> {
+                Lock lock = redisson.getLock("theirs:" + key);
+                lock.lock();
+                lock.unlock();
+            });
+            Load[] loads = {new Load("one", 1, 1), new Load("50 on 50 locks", 50, 50), new Load("50 on one lock", 50, 1)};
+            for (Load load : loads) {
+                Map<String, Double> best = new LinkedHashMap<>();
+                for (int round = 0; round < 3; round++) {
+                    // The first round only warms up.
+                    double time = round == 0 ? 1 : seconds;
+                    boolean counts = round > 0;
+                    for (Map.Entry<String, Pair> library : libraries.entrySet()) {
+                        double rate = run(load, time, library.getValue());
+                        best.merge(library.getKey(), counts ? rate : 0, Math::max);
+                    }
+                }
+                best.forEach((library, rate) -> System.out.printf(
+                        "%-15s %-9s %7.0f/s  %.2f%n", load.name(), library, rate, rate / best.get("Redisson")));
             }
         }
         redisson.shutdown();
     }
 
-    private static String run(Jedis server, int threads, double seconds, Supplier<Lock> lock)
-            throws InterruptedException {
-        AtomicLong locked = new AtomicLong();
-        AtomicLong longest = new AtomicLong();
-        CountDownLatch ready = new CountDownLatch(threads);
-        CountDownLatch start = new CountDownLatch(1);
+    private static void pair(Locks locks, String key) throws InterruptedException {
+        try (Hold hold = locks.lock(key).acquire()) {
+            hold.key();
+        }
+    }
+
+    private static double run(Load load, double seconds, Pair pair) throws InterruptedException {
+        AtomicLong pairs = new AtomicLong();
+        CountDownLatch ready = new CountDownLatch(load.threads());
         List<Thread> all = new ArrayList<>();
-        for (int number = 0; number < threads; number++) {
+        long time = (long) (seconds * 1e9);
+        for (int number = 0; number < load.threads(); number++) {
+            String key = "bench:" + number % load.keys();
             Thread thread = new Thread(() -> {
-                ready.countDown();
-                awaitQuietly(start);
-                long end = System.nanoTime() + (long) (seconds * 1e9);
-                Lock mine = lock.get();
-                while (System.nanoTime() - end < 0) {
-                    long began = System.nanoTime();
-                    mine.lock();
-                    long waited = System.nanoTime() - began;
-                    mine.unlock();
-                    locked.incrementAndGet();
-                    longest.accumulateAndGet(waited, Math::max);
+                try {
+                    ready.countDown();
+                    ready.await();
+                    for (long end = System.nanoTime() + time; System.nanoTime() - end < 0; pairs.incrementAndGet()) {
+                        pair.run(key);
+                    }
+                } catch (InterruptedException interrupted) {
+                    throw new IllegalStateException(interrupted);
                 }
             });
             all.add(thread);
             thread.start();
         }
-        ready.await();
-        double before = serverSeconds(server);
-        start.countDown();
         for (Thread thread : all) {
             thread.join();
         }
-        double used = serverSeconds(server) - before;
-        return "%.0f/s  %.1f ms  %.1f µs"
-                .formatted(locked.get() / seconds, longest.get() / 1e6, used * 1e6 / Math.max(1, locked.get()));
-    }
-
-    private static void awaitQuietly(CountDownLatch latch) {
-        try {
-            latch.await();
-        } catch (InterruptedException interrupted) {
-            throw new IllegalStateException(interrupted);
-        }
-    }
-
-    private static double serverSeconds(Jedis server) {
-        return server.info("cpu")
-                .lines()
-                .filter(line -> line.startsWith("used_cpu_user:") || line.startsWith("used_cpu_sys:"))
-                .mapToDouble(line -> Double.parseDouble(line.split(":")[1].trim()))
-                .sum();
+        return pairs.get() / seconds;
     }
 }

@@ -12,24 +12,21 @@ import example.redislock.LockEvent;
 import example.redislock.LockException;
 import example.redislock.Locks;
 import example.redislock.RedisLock;
-import example.redislock.Wire;
 import java.io.BufferedReader;
 import java.io.IOException;
 import java.io.InputStreamReader;
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
-import java.util.List;
+import java.util.Arrays;
 import java.util.Map;
 import java.util.Optional;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ConcurrentLinkedQueue;
-import java.util.concurrent.ExecutorService;
-import java.util.concurrent.Executors;
 import redis.clients.jedis.RedisClient;
 import redis.clients.jedis.UnifiedJedis;
 
-/** Does what it reads, a line each: see clients/spec/README.md. Its arguments are the server's URL, and {@code --jedis}. */
+/** Carries out requests, one a line: see clients/spec/README.md. Its arguments are the server's URL, and {@code --jedis}. */
 final class Driver {
     private final Map<String, Hold> holds = new ConcurrentHashMap<>();
     private final Map<String, Thread> acquiring = new ConcurrentHashMap<>();
@@ -44,19 +41,28 @@ final class Driver {
 
     private Driver(String url, boolean isJedis) {
         client = RedisClient.create(url);
-        Wire.Connector connector = isJedis ? new JedisConnector(url) : new LettuceConnector(url);
-        locks = new Locks(connector, Duration.ofSeconds(5), events::add);
+        Locks.Builder builder = new Locks.Builder(isJedis ? new JedisConnector(client) : new LettuceConnector(url));
+        builder.listener(events::add);
+        time("REDIS_LOCK_TTL").ifPresent(builder::ttl);
+        time("REDIS_LOCK_GRACE").ifPresent(builder::grace);
+        locks = builder.build();
+    }
+
+    private static Optional<Duration> time(String variable) {
+        return Optional.ofNullable(System.getenv(variable)).map(ms -> Duration.ofMillis(Long.parseLong(ms)));
     }
 
     public static void main(String[] args) throws IOException {
         Driver driver = new Driver(args[0], args.length > 1 && args[1].equals("--jedis"));
-        ExecutorService threads = Executors.newCachedThreadPool();
         BufferedReader in = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
         for (String line = in.readLine(); line != null; line = in.readLine()) {
             JsonObject request = JsonParser.parseString(line).getAsJsonObject();
-            // Known before the next line is read, which may cancel it.
+            // The next line may cancel this request.
             CompletableFuture<Void> begun = new CompletableFuture<>();
-            threads.execute(() -> driver.answer(request, begun));
+            // A thread of its own is an owner of its own.
+            Thread thread = new Thread(() -> driver.answer(request, begun));
+            thread.setDaemon(true);
+            thread.start();
             begun.join();
         }
         System.exit(0);
@@ -115,7 +121,8 @@ final class Driver {
                 return is("extended");
             }
             case "state" -> {
-                return is(holds.get(as).isLost() ? "lost" : "held");
+                Hold hold = holds.get(as);
+                return is(hold.isLost() ? "lost" : hold.validFor().isZero() ? "jeopardy" : "safe");
             }
             case "until_lost" -> {
                 return is(holds.get(as).awaitLost(time(request, "within")) ? "lost" : "held");
@@ -179,7 +186,7 @@ final class Driver {
                         "events",
                         new Gson()
                                 .toJsonTree(events.stream()
-                                        .map(event -> List.of(event.label(), event.name(), event.outcome()))
+                                        .map(event -> Arrays.asList(event.label(), event.name(), event.outcome()))
                                         .toList()));
                 return answer;
             }
@@ -225,18 +232,24 @@ final class Driver {
     }
 
     private RedisLock lock(JsonObject request) {
-        RedisLock lock = locks.lock(request.get("lock").getAsString());
+        JsonElement key = request.get("lock");
+        RedisLock lock = key.isJsonArray()
+                ? locks.lockAll(key.getAsJsonArray().asList().stream()
+                        .map(JsonElement::getAsString)
+                        .toArray(String[]::new))
+                : locks.lock(key.getAsString());
         for (Map.Entry<String, JsonElement> option : request.entrySet()) {
             JsonElement value = option.getValue();
             lock = switch (option.getKey()) {
                 case "lease" -> lock.lease(Duration.ofMillis(value.getAsLong()));
                 case "wait" -> lock.waiting(Duration.ofMillis(value.getAsLong()));
                 case "max_hold" -> lock.maxHold(Duration.ofMillis(value.getAsLong()));
-                case "keep" -> lock.keep(value.getAsBoolean());
-                case "own" -> value.getAsBoolean() ? lock.ownConnection() : lock;
+                case "reentrant" -> value.getAsBoolean() ? lock.reentrant() : lock;
                 case "shared" -> value.getAsBoolean() ? lock.shared() : lock;
                 case "limit" -> lock.limit(value.getAsInt());
                 case "fence" -> value.getAsBoolean() ? lock.fence() : lock;
+                case "owner" ->
+                    request.get("do").getAsString().equals("attach") ? lock : lock.owner(value.getAsString());
                 case "label" -> lock.label(value.getAsString());
                 default -> lock;
             };

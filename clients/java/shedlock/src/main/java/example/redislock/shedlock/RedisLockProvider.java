@@ -6,6 +6,7 @@ import example.redislock.LockException;
 import example.redislock.Locks;
 import java.time.Duration;
 import java.util.Optional;
+import java.util.UUID;
 import net.javacrumbs.shedlock.core.AbstractSimpleLock;
 import net.javacrumbs.shedlock.core.ClockProvider;
 import net.javacrumbs.shedlock.core.ExtensibleLockProvider;
@@ -13,19 +14,19 @@ import net.javacrumbs.shedlock.core.LockConfiguration;
 import net.javacrumbs.shedlock.core.SimpleLock;
 
 /**
- * ShedLock over locks of the redis-lock server module. {@code lockAtMostFor} is the lease. A task that is faster than
+ * ShedLock over locks of the redis-lock server module. {@code lockAtMostFor} is the lease. A task that ends before
  * {@code lockAtLeastFor} leaves the rest of it as the lease, so the lock stays even if this process ends.
  */
 public final class RedisLockProvider implements ExtensibleLockProvider {
     private final Locks locks;
     private final String prefix;
 
-    /** With keys that begin with {@code shedlock:}. */
+    /** Uses keys that begin with {@code shedlock:}. */
     public RedisLockProvider(Locks locks) {
         this(locks, "shedlock:");
     }
 
-    /** With keys that begin so. ShedLock's own provider has other keys, whose tasks are not excluded. */
+    /** Uses keys with this prefix. The provider of ShedLock itself has other keys, so it does not exclude these tasks. */
     public RedisLockProvider(Locks locks, String prefix) {
         this.locks = locks;
         this.prefix = prefix;
@@ -36,6 +37,8 @@ public final class RedisLockProvider implements ExtensibleLockProvider {
         try {
             return locks.lock(prefix + configuration.getName())
                     .lease(configuration.getLockAtMostFor())
+                    // ShedLock does not bind a lock to a thread.
+                    .owner(UUID.randomUUID().toString())
                     .tryAcquire()
                     .map(hold -> new Held(configuration, hold));
         } catch (InterruptedException interrupted) {
@@ -62,7 +65,7 @@ public final class RedisLockProvider implements ExtensibleLockProvider {
                     hold.release();
                 }
             } catch (LockException.Lost lost) {
-                // The task may have an error of its own, which says more. The listener of Locks hears of this one.
+                // The task may have an error of its own, which says more. The listener of Locks gets the loss.
                 System.getLogger(getClass().getName()).log(System.Logger.Level.WARNING, lost.getMessage());
             }
         }

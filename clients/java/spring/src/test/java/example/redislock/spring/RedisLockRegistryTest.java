@@ -12,28 +12,29 @@ import example.redislock.Server;
 import java.time.Duration;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.TimeoutException;
-import java.util.concurrent.locks.Lock;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
+import org.springframework.integration.support.locks.DistributedLock;
 
 @Timeout(60)
 class RedisLockRegistryTest {
     @Test
-    void theRegistryIsThatOfSpring() throws Exception {
+    void registryBehavesAsThatOfSpring() throws Exception {
         try (Server server = new Server();
                 Locks locks = new Locks(new LettuceConnector(server.uri()))) {
             RedisLockRegistry registry =
                     new RedisLockRegistry(locks, "registry", lock -> lock.lease(Duration.ofSeconds(60)));
-            Lock lock = registry.obtain("job");
+            DistributedLock lock = registry.obtain("job");
+            assertEquals(lock, registry.obtain("job"));
             lock.lock();
             assertTrue(registry.obtain("job").tryLock());
             registry.obtain("job").unlock();
             assertFalse(
                     CompletableFuture.supplyAsync(() -> registry.obtain("job").tryLock())
                             .get());
-            server.jedis.pexpire("registry:job", 30_000);
+            registry.renewLock("job", Duration.ofSeconds(90));
+            assertTrue(server.jedis.pttl("registry:job") > 60_000);
             registry.renewLock("job");
-            assertTrue(server.jedis.pttl("registry:job") > 30_000);
             CompletableFuture<Boolean> other = CompletableFuture.supplyAsync(() -> {
                 assertThrows(
                         TimeoutException.class,
@@ -45,7 +46,11 @@ class RedisLockRegistryTest {
             assertThrows(IllegalStateException.class, () -> registry.renewLock("job"));
             assertEquals("done", registry.executeLocked("job", () -> "done"));
             assertThrows(IllegalArgumentException.class, () -> registry.obtain(1));
-            lock.lock();
+            lock.lock(Duration.ofMillis(50));
+            Thread.sleep(60);
+            assertFalse(lock.tryLock());
+            assertThrows(IllegalMonitorStateException.class, lock::unlock);
+            assertTrue(lock.tryLock(Duration.ZERO, Duration.ofSeconds(60)));
             server.jedis.del("registry:job");
             assertThrows(IllegalStateException.class, () -> registry.renewLock("job"));
             assertThrows(IllegalMonitorStateException.class, lock::unlock);

@@ -18,29 +18,28 @@ import io.vertx.core.spi.cluster.RegistrationInfo;
 import java.time.Duration;
 import java.util.List;
 import java.util.Map;
+import java.util.UUID;
 
 /**
- * Another cluster manager, with locks of the redis-lock server module: {@code vertx.sharedData().getLock(name)}. They are free at
- * once when their node leaves the cluster or dies.
+ * Adds locks of the redis-lock server module to a cluster manager, for {@code vertx.sharedData().getLock(name)}. They are
+ * released when their node leaves the cluster, and within the session's grace after it dies.
  */
 public final class RedisLockClusterManager implements ClusterManager {
-    private static final long LONGEST = Duration.ofDays(36_500).toMillis();
-
     private final ClusterManager other;
     private final Locks locks;
     private final String prefix;
 
     /**
-     * With keys that begin with {@code vertx:}.
+     * Uses keys that begin with {@code vertx:}.
      *
-     * @param other does all but the locks
-     * @param locks of this node alone, as they are closed when it leaves the cluster
+     * @param other does everything except the locks
+     * @param locks those of this node alone: they are closed when it leaves the cluster
      */
     public RedisLockClusterManager(ClusterManager other, Locks locks) {
         this(other, locks, "vertx:");
     }
 
-    /** With keys that begin so. */
+    /** Uses keys with this prefix. */
     public RedisLockClusterManager(ClusterManager other, Locks locks, String prefix) {
         this.other = other;
         this.locks = locks;
@@ -50,8 +49,9 @@ public final class RedisLockClusterManager implements ClusterManager {
     @Override
     public void getLockWithTimeout(String name, long timeout, Promise<Lock> promise) {
         locks.lock(prefix + name)
-                // What is too long for a lock comes to the same.
-                .waiting(Duration.ofMillis(Math.min(timeout, LONGEST)))
+                .waiting(Duration.ofMillis(timeout))
+                // A thread of Vert.x serves many tasks, so it is no owner.
+                .owner(UUID.randomUUID().toString())
                 .acquireAsync()
                 .whenComplete((hold, error) -> {
                     if (error == null) {
@@ -72,7 +72,7 @@ public final class RedisLockClusterManager implements ClusterManager {
             hold.releaseAsync().whenComplete((done, error) -> {
                 if (error != null) {
                     System.getLogger(RedisLockClusterManager.class.getName())
-                            .log(System.Logger.Level.WARNING, "a lock could not be given back: " + error.getMessage());
+                            .log(System.Logger.Level.WARNING, "a lock was not released: " + error.getMessage());
                 }
             });
         }
@@ -80,12 +80,12 @@ public final class RedisLockClusterManager implements ClusterManager {
 
     @Override
     public void leave(Promise<Void> promise) {
-        // Before the others hear that this node is gone.
+        // Before the other nodes notice that this one has left.
         locks.close();
         other.leave(promise);
     }
 
-    // init(VertxBuilder) stays that of the interface: the other's would take our place.
+    // init(VertxBuilder) remains that of the interface: the other manager would replace this one.
     @Override
     public void init(Vertx vertx, NodeSelector nodeSelector) {
         other.init(vertx, nodeSelector);
