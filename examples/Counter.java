@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-import example.redislock.LettuceConnector;
-import example.redislock.Locks;
+import io.github.redislock.LettuceConnector;
+import io.github.redislock.Locks;
 import io.lettuce.core.RedisClient;
 import io.lettuce.core.api.sync.RedisCommands;
 

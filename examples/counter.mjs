@@ -6,7 +6,7 @@
 // Run it in a folder after `npm install ioredis PATH/clients/node`.
 
 import { Redis } from 'ioredis';
-import { Locks } from '@redis-lock/client';
+import { Locks } from 'redis-lock-client';
 
 const [url, times] = process.argv.slice(2);
 const client = new Redis(url);

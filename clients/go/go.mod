@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-module redislock.example/lock
+module github.com/redis-lock/redis-lock/clients/go
 
 go 1.21
 

@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	lock "redislock.example/lock"
+	lock "github.com/redis-lock/redis-lock/clients/go"
 )
 
 var (

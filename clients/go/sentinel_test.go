@@ -14,7 +14,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	lock "redislock.example/lock"
+	lock "github.com/redis-lock/redis-lock/clients/go"
 )
 
 // A failover client leads to whichever server is the primary.

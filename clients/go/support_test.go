@@ -20,7 +20,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	lock "redislock.example/lock"
+	lock "github.com/redis-lock/redis-lock/clients/go"
 )
 
 var background = context.Background()

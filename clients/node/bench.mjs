@@ -7,7 +7,7 @@
 
 import Redlock from 'redlock';
 import { Mutex } from 'redis-semaphore';
-import { Locks } from '@redis-lock/client';
+import { Locks } from 'redis-lock-client';
 import { LIBRARIES, Server } from './test/support.mjs';
 
 const seconds = Number(process.argv[2] ?? 3);

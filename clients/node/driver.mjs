@@ -3,7 +3,7 @@
 // Does what it reads, a line each: see clients/spec/README.md. `node driver.mjs redis://127.0.0.1:6379 [--client node-redis]`
 
 import { createInterface } from 'node:readline';
-import { LockError, Locks } from '@redis-lock/client';
+import { LockError, Locks } from 'redis-lock-client';
 
 const url = process.argv[2];
 const isNodeRedis = process.argv[4] === 'node-redis';

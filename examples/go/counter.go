@@ -11,8 +11,8 @@ import (
 	"os"
 	"strconv"
 
+	lock "github.com/redis-lock/redis-lock/clients/go"
 	"github.com/redis/go-redis/v9"
-	lock "redislock.example/lock"
 )
 
 func main() {

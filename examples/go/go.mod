@@ -5,8 +5,8 @@ module redislock.example/counter
 go 1.21
 
 require (
+	github.com/redis-lock/redis-lock/clients/go v0.0.0
 	github.com/redis/go-redis/v9 v9.7.3
-	redislock.example/lock v0.0.0
 )
 
 require (
@@ -14,4 +14,4 @@ require (
 	github.com/dgryski/go-rendezvous v0.0.0-20200823014737-9f7001d12a5f // indirect
 )
 
-replace redislock.example/lock => ../../clients/go
+replace github.com/redis-lock/redis-lock/clients/go => ../../clients/go

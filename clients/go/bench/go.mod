@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT
 
-module redislock.example/lock/bench
+module github.com/redis-lock/redis-lock/clients/go/bench
 
 go 1.22
 
 require (
 	github.com/bsm/redislock v0.9.4
 	github.com/go-redsync/redsync/v4 v4.13.0
+	github.com/redis-lock/redis-lock/clients/go v0.0.0
 	github.com/redis/go-redis/v9 v9.7.3
-	redislock.example/lock v0.0.0
 )
 
 require (
@@ -18,4 +18,4 @@ require (
 	github.com/hashicorp/go-multierror v1.1.1 // indirect
 )
 
-replace redislock.example/lock => ../
+replace github.com/redis-lock/redis-lock/clients/go => ../

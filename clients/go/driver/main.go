@@ -18,7 +18,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	lock "redislock.example/lock"
+	lock "github.com/redis-lock/redis-lock/clients/go"
 )
 
 type request struct {

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT
 
-module redislock.example/lock/gocron
+module github.com/redis-lock/redis-lock/clients/go/gocron
 
 go 1.21.0
 
 require (
 	github.com/go-co-op/gocron/v2 v2.16.0
 	github.com/google/uuid v1.6.0
+	github.com/redis-lock/redis-lock/clients/go v0.0.0
 	github.com/redis/go-redis/v9 v9.7.3
-	redislock.example/lock v0.0.0
 )
 
 require (
@@ -18,4 +18,4 @@ require (
 	github.com/robfig/cron/v3 v3.0.1 // indirect
 )
 
-replace redislock.example/lock => ../
+replace github.com/redis-lock/redis-lock/clients/go => ../

@@ -10,7 +10,7 @@ import (
 
 	"github.com/go-co-op/gocron/v2"
 
-	lock "redislock.example/lock"
+	lock "github.com/redis-lock/redis-lock/clients/go"
 )
 
 // New makes a gocron.Locker. It does not wait: a job that another process runs is skipped, with lock.ErrBusy. The server renews

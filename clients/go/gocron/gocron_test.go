@@ -18,8 +18,8 @@ import (
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
-	lock "redislock.example/lock"
-	lockgocron "redislock.example/lock/gocron"
+	lock "github.com/redis-lock/redis-lock/clients/go"
+	lockgocron "github.com/redis-lock/redis-lock/clients/go/gocron"
 )
 
 func start(t *testing.T) *redis.Client {

@@ -2,7 +2,7 @@
 
 // A process that ends when nothing keeps it alive: see locks.test.mjs.
 
-import { Locks } from '@redis-lock/client';
+import { Locks } from 'redis-lock-client';
 import { LIBRARIES } from './support.mjs';
 
 const [name, port, mode] = process.argv.slice(2);

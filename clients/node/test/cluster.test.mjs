@@ -10,7 +10,7 @@ import { after, before, describe, test } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { Cluster, Redis } from 'ioredis';
 import { createCluster, createSentinel } from 'redis';
-import { Locks } from '@redis-lock/client';
+import { Locks } from 'redis-lock-client';
 import { fields, freePort, Server, until } from './support.mjs';
 
 const HALF = 8192;

@@ -6,7 +6,7 @@ import assert from 'node:assert/strict';
 import { execFileSync } from 'node:child_process';
 import { afterEach, beforeEach, describe, test } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
-import { Locks, LostError, MisuseError, UnavailableError } from '@redis-lock/client';
+import { Locks, LostError, MisuseError, UnavailableError } from 'redis-lock-client';
 import { blockFor, LIBRARIES, Proxy, Server, until } from './support.mjs';
 
 for (const [name, library] of Object.entries(LIBRARIES)) {

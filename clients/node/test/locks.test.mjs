@@ -11,8 +11,8 @@ import { setFlagsFromString } from 'node:v8';
 import { runInNewContext } from 'node:vm';
 import {
   BusyError, CancelledError, DeadlockError, LockError, LockManager, Locks, LostError, MisuseError, Redlock, TimedOutError,
-} from '@redis-lock/client';
-import { RedisLockStore } from '@redis-lock/client/verrou';
+} from 'redis-lock-client';
+import { RedisLockStore } from 'redis-lock-client/verrou';
 import { LIBRARIES, Server, until } from './support.mjs';
 
 setFlagsFromString('--expose-gc');

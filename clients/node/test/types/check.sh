@@ -4,7 +4,7 @@
 
 set -eu
 cd "$(dirname -- "$0")"
-package=node_modules/@redis-lock/client
+package=node_modules/redis-lock-client
 rm -rf node_modules out
 mkdir -p "$package"
 (cd ../.. && npm pack --silent --pack-destination test/types >/dev/null)

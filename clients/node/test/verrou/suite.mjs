@@ -5,8 +5,8 @@
 import { readFileSync } from 'node:fs';
 import { test } from '@japa/runner';
 import { registerStoreTestSuite } from '@verrou/core/test_suite';
-import { Locks } from '@redis-lock/client';
-import { RedisLockStore } from '@redis-lock/client/verrou';
+import { Locks } from 'redis-lock-client';
+import { RedisLockStore } from 'redis-lock-client/verrou';
 import { LIBRARIES, Server } from '../support.mjs';
 
 const library = LIBRARIES[process.env.LIBRARY];

@@ -124,7 +124,7 @@ impl Package {
         let mut command = Command::new(&program[0]);
         if matches!(self, Package::JavaLettuce | Package::JavaJedis) {
             java(&mut command);
-            command.arg("example.redislock.driver.Driver");
+            command.arg("io.github.redislock.driver.Driver");
         } else {
             command.args(&program[1..]);
         }

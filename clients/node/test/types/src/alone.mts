@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-import { type Hold, type LockEvent, Locks, type LockOptions } from '@redis-lock/client';
+import { type Hold, type LockEvent, Locks, type LockOptions } from 'redis-lock-client';
 
 export async function work(locks: Locks, options: LockOptions, listener: (event: LockEvent) => void): Promise<unknown> {
   const hold: Hold | null = await locks.lock('k', options).tryAcquire();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-import { Locks, LockError, MisuseError } from '@redis-lock/client';
+import { Locks, LockError, MisuseError } from 'redis-lock-client';
 
 try {
   new Locks(undefined as never);

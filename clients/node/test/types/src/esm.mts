@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 
 import { strict as assert } from 'node:assert';
-import { type Hold, LockManager, Locks, LostError, MisuseError, Redlock } from '@redis-lock/client';
-import { redisLockStore } from '@redis-lock/client/verrou';
+import { type Hold, LockManager, Locks, LostError, MisuseError, Redlock } from 'redis-lock-client';
+import { redisLockStore } from 'redis-lock-client/verrou';
 import { Verrou } from '@verrou/core';
 import { Cluster, Redis } from 'ioredis';
 import { createClient, createCluster, createSentinel } from 'redis';

@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: MIT
+package io.github.redislock;
+
+import static io.github.redislock.Request.NONE;
+
+import io.github.redislock.Acquire.State;
+import java.lang.ref.PhantomReference;
+import java.time.Duration;
+import java.util.HexFormat;
+import java.util.List;
+import java.util.OptionalLong;
+import java.util.concurrent.CompletableFuture;
+
+/**
+ * A lock that is held. Any thread may use it. The server renews a hold without a lease while this process lives. A process that
+ * hangs keeps its hold, unless the lock has {@link RedisLock#maxHold}.
+ */
+public final class Hold implements AutoCloseable {
+    /** Notices a hold that was never released. */
+    static final class Dropped extends PhantomReference<Hold> {
+        final Acquire acquire;
+
+        Dropped(Hold hold, Acquire acquire) {
+            super(hold, hold.locks.dropped);
+            this.acquire = acquire;
+        }
+    }
+
+    private final RedisLock lock;
+    private final Locks locks;
+    private final Acquire acquire;
+
+    Hold(RedisLock lock, Acquire acquire) {
+        this.lock = lock;
+        locks = lock.locks;
+        this.acquire = acquire;
+        acquire.reference = new Dropped(this, acquire);
+    }
+
+    /** The key of the lock, or of the first of several locks. */
+    public String key() {
+        return Request.text(acquire.request.key());
+    }
+
+    /** The name of the holder on the server. By default each thread has one. */
+    public String owner() {
+        return Request.text(acquire.owner.name);
+    }
+
+    /** With {@link RedisLock#fence}, a number greater than those of all earlier grants: that of the first lock. */
+    public OptionalLong token() {
+        return acquire.tokens.stream().mapToLong(Long::longValue).findFirst();
+    }
+
+    /** With {@link RedisLock#fence}, the token of each lock. */
+    public List<Long> tokens() {
+        return acquire.tokens;
+    }
+
+    /** Whether the hold ended before its release, so that another owner may have the lock. Makes no call. */
+    public boolean isLost() {
+        return acquire.isLost();
+    }
+
+    /**
+     * Completes if the hold ends before its release: at the server's event, or at most a second after its end by the local clock.
+     * Never fails. Dependents run in the executor of {@link Locks}.
+     */
+    public CompletableFuture<Void> lost() {
+        CompletableFuture<Void> result = new CompletableFuture<>();
+        watch(result);
+        return result;
+    }
+
+    private void watch(CompletableFuture<Void> result) {
+        CompletableFuture<Void> next = locks.locked(() -> acquire.state == State.HELD ? acquire.changed : null);
+        if (next != null) {
+            next.thenRun(() -> watch(result));
+        } else if (isLost()) {
+            result.completeAsync(() -> null, locks.executor);
+        }
+    }
+
+    /** Waits for this time at most. Returns true at once if the hold is lost, and false if it is not, or was released. */
+    public boolean awaitLost(Duration time) throws InterruptedException {
+        long until = Locks.now() + Request.time("time", time, 0);
+        while (acquire.state == State.HELD && !isLost() && Locks.now() < until) {
+            CompletableFuture<Void> next = locks.locked(() -> acquire.changed);
+            if (acquire.state == State.HELD) {
+                new Work.Pause(next, Math.min(until, acquire.leaseEnds)).await();
+            }
+        }
+        return isLost();
+    }
+
+    /**
+     * Time for which no other owner can have the lock, even if the network fails. Zero means that nothing is proven: the hold is
+     * in jeopardy, lost or released, or the session has no grace. Makes no call.
+     */
+    public Duration validFor() {
+        return Duration.ofNanos(acquire.session.validFor(acquire));
+    }
+
+    /** Sets the lease of the acquire again, from now on. Without a lease, asks the server whether the hold has ended. */
+    public void extend() {
+        renew(acquire.request.lease);
+    }
+
+    /**
+     * Sets the lease, from now on. Not interruptible.
+     *
+     * @throws LockException.Lost if the hold has ended
+     * @throws LockException {@code MISUSE} if the hold has no lease. {@code UNAVAILABLE} if no server answered in time; then the
+     *     shorter of both leases counts
+     */
+    public void extend(Duration lease) {
+        if (acquire.request.lease == NONE) {
+            throw LockException.misuse(
+                    acquire.request.name + ": the server renews this hold; acquire it with a lease to set one");
+        }
+        renew(Request.time("lease", lease, 1_000_000));
+    }
+
+    private void renew(long lease) {
+        Call call = new Call(locks, acquire, State.HELD, Locks.now() + locks.patience, each -> each.renewWords(lease));
+        try {
+            if (acquire.isLost()) {
+                throw acquire.lost();
+            } else if (lease != NONE) {
+                // A shorter lease may count even if its reply is lost.
+                acquire.leaseEnds = Math.min(acquire.leaseEnds, Locks.now() + lease);
+            }
+            call.runUninterrupted();
+        } catch (LockException error) {
+            if (!error.isEnd()) {
+                throw error.forCaller(acquire.request.name);
+            }
+            locks.update(() -> {
+                if (acquire.state == State.HELD) {
+                    acquire.session.over(acquire, error.is("WRONGTYPE") ? "wrongtype" : "deleted");
+                }
+            });
+        }
+        if (acquire.state != State.HELD) {
+            throw acquire.lost();
+        } else if (lease != NONE) {
+            acquire.leaseEnds = call.sent + lease;
+        }
+    }
+
+    /**
+     * Carries out a command if the lock is still held, in one step ({@code LOCK.GUARD}).
+     *
+     * @return the reply: a {@code Long}, a string, a list, a map or null
+     * @throws LockException.Lost if the hold has ended; then nothing was carried out
+     */
+    public Object guard(String... command) {
+        if (isLost()) {
+            throw acquire.lost();
+        } else if (acquire.request.isSeveral()) {
+            throw LockException.misuse(acquire.request.name + ": a guarded command works with one lock");
+        }
+        Words words = Words.of("LOCK.GUARD", acquire.request.key(), "OWNER", acquire.owner.name);
+        for (String word : command) {
+            words.and((Object) word.getBytes(java.nio.charset.StandardCharsets.UTF_8));
+        }
+        return Replies.readable(locks.execute(acquire.request, words));
+    }
+
+    /**
+     * Releases the lock. Not interruptible. If no server answers, the release continues in the background, and a further call
+     * does nothing.
+     *
+     * @throws LockException.Lost if the hold ended before
+     * @throws LockException {@code UNAVAILABLE} if no server answered in the patience of {@link Locks}
+     */
+    public void release() {
+        new Releasing(locks, acquire).runUninterrupted();
+    }
+
+    /** Releases the lock. See {@link #release}. */
+    @Override
+    public void close() {
+        release();
+    }
+
+    /** Releases the lock without blocking. The future fails as {@link #release} does. */
+    public CompletableFuture<Void> releaseAsync() {
+        return new Releasing(locks, acquire).start(locks.executor);
+    }
+
+    /**
+     * Leaves the lock to a rest of its lease, even if this process ends. Then the hold counts as released. If a call fails, the
+     * lock remains until the end of its lease.
+     *
+     * @param rest at least 1 ms
+     * @throws LockException.Lost if the hold ended before
+     * @throws LockException {@code MISUSE} if the hold has no lease, is shared, or has several locks; {@code UNAVAILABLE} if no
+     *     server answered
+     */
+    public void releaseAfter(Duration rest) {
+        Request request = acquire.request;
+        long time = Request.time("rest", rest, 1_000_000);
+        if (request.lease == NONE || request.shared || request.isSeveral()) {
+            throw LockException.misuse(request.name + ": only a hold with a lease of one lock can be left to it");
+        } else if (isLost()) {
+            throw acquire.lost();
+        }
+        // R7: the lease of a hold with a number is never shortened. So another one without a number takes its place.
+        Object holds = locks.execute(request, Request.bind(request.words("ACQUIRE", acquire.owner.name), time, NONE));
+        try {
+            release();
+        } finally {
+            boolean isOurs = holds instanceof Long count && count > 1;
+            Words words = request.words(isOurs ? "RENEW" : "RELEASE", acquire.owner.name);
+            locks.execute(request, isOurs ? Request.bind(words, time, NONE) : words);
+        }
+    }
+
+    /**
+     * Lets another process take over the hold by {@link RedisLock#attach}. Until then this process keeps it alive. It does not
+     * release it, and reports no loss of it. Not interruptible.
+     *
+     * @return a ticket for the other process
+     * @throws LockException.Lost if the hold has ended
+     */
+    public String handOver() {
+        if (acquire.request.isSeveral()) {
+            throw LockException.misuse(acquire.request.name + ": several locks cannot be handed over together");
+        }
+        renew(acquire.request.lease);
+        return locks.locked(() -> {
+            if (acquire.state != State.HELD) {
+                throw acquire.lost();
+            }
+            acquire.isHandedOver = true;
+            acquire.owner.isRetired = true;
+            return HexFormat.of().formatHex(acquire.owner.name) + "|" + acquire.n + "|" + locks.name;
+        });
+    }
+
+    @Override
+    public String toString() {
+        String present = validFor().isZero() ? "in jeopardy" : "held";
+        String state = isLost() ? "lost" : acquire.state == State.HELD ? present : "released";
+        return "Hold of " + acquire.request.name + ": " + state;
+    }
+}

@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: MIT
+package io.github.redislock;
+
+import java.lang.ref.ReferenceQueue;
+import java.net.InetAddress;
+import java.net.UnknownHostException;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Map;
+import java.util.UUID;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.Executor;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.LinkedBlockingQueue;
+import java.util.concurrent.ThreadPoolExecutor;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicLong;
+import java.util.concurrent.locks.ReentrantLock;
+import java.util.function.Consumer;
+import java.util.function.Supplier;
+
+/**
+ * The locks of this process on a server, the primary of Sentinels, or a cluster. All waits and holds share one session for each
+ * server, which a thread keeps alive. A process needs one object of this class, and its threads share it.
+ */
+public final class Locks implements AutoCloseable {
+    /** Maximum number of threads that call for futures at the same time. */
+    private static final int CALL_CONNECTIONS = 20;
+
+    private static final long START = System.nanoTime();
+
+    final Connector connector;
+    final String name;
+    final long ttl;
+    final long grace;
+    final long patience;
+    final Executor executor;
+    private final ExecutorService ownExecutor;
+    private final Consumer<LockEvent> listener;
+
+    final ReferenceQueue<Hold> dropped = new ReferenceQueue<>();
+    /** The holds of threads that use {@link ThreadLock}. */
+    final Map<Object, Object> threadLocks = new ConcurrentHashMap<>();
+
+    private final ReentrantLock mutex = new ReentrantLock();
+    /** Work for after the mutex: listeners and futures run code of the application. */
+    private List<Runnable> afterwards = new ArrayList<>();
+
+    private final Map<String, Session> sessions = new ConcurrentHashMap<>();
+    private final ThreadLocal<Owner> owners = new ThreadLocal<>();
+    private final AtomicLong lastOwner = new AtomicLong();
+    private final String ownerPrefix;
+    volatile boolean isClosed;
+
+    /** Locks with the defaults of {@link Builder}. Makes no call. */
+    public Locks(Connector connector) {
+        this(new Builder(connector));
+    }
+
+    private Locks(Builder settings) {
+        connector = settings.connector;
+        name = settings.name;
+        ttl = settings.ttl;
+        grace = settings.grace;
+        patience = settings.patience;
+        listener = settings.listener;
+        ownerPrefix = name + ":" + UUID.randomUUID().toString().substring(24) + ":";
+        if (grace > ttl) {
+            throw LockException.misuse("grace must be at most the TTL");
+        }
+        if (settings.executor == null) {
+            ThreadPoolExecutor threads = new ThreadPoolExecutor(
+                    CALL_CONNECTIONS, CALL_CONNECTIONS, 1, TimeUnit.SECONDS, new LinkedBlockingQueue<>(), work -> {
+                        Thread thread = new Thread(work, "redis-lock-call");
+                        thread.setDaemon(true);
+                        return thread;
+                    });
+            threads.allowCoreThreadTimeOut(true);
+            ownExecutor = threads;
+        } else {
+            ownExecutor = null;
+        }
+        executor = settings.executor == null ? ownExecutor : settings.executor;
+    }
+
+    /** Settings of {@link Locks}. */
+    public static final class Builder {
+        private final Connector connector;
+        private String name = defaultName();
+        private long ttl = TimeUnit.SECONDS.toNanos(30);
+        private long grace = TimeUnit.SECONDS.toNanos(3);
+        private long patience = TimeUnit.SECONDS.toNanos(5);
+        private Consumer<LockEvent> listener;
+        private Executor executor;
+
+        /** Settings for the locks on a server, the primary of Sentinels, or a cluster. */
+        public Builder(Connector connector) {
+            this.connector = connector;
+        }
+
+        /** The name of the session for operators. {@code <host>/<process>/<random>} by default. */
+        public Builder name(String name) {
+            Request.bytes("name", name);
+            this.name = name;
+            return this;
+        }
+
+        /** The session ends if this process is silent for this time. 30 s by default. */
+        public Builder ttl(Duration ttl) {
+            this.ttl = Request.time("ttl", ttl, 1_000_000);
+            return this;
+        }
+
+        /**
+         * The session ends if its connection stays closed for this time: 3 s by default, at least 100 ms. For this time after
+         * each heartbeat its holds are proven. With zero they end with the connection, and nothing is ever proven.
+         */
+        public Builder grace(Duration grace) {
+            this.grace = grace.isZero() ? 0 : Request.time("grace", grace, 100_000_000);
+            return this;
+        }
+
+        /** Limits a try or a release, and a wait without a limit, while no server answers. 5 s by default. */
+        public Builder patience(Duration patience) {
+            this.patience = Request.time("patience", patience, 1_000_000);
+            return this;
+        }
+
+        /**
+         * Gets the end of each wait and of each hold, and the begin and the end of jeopardy. It runs in the thread that notices
+         * the event, so it must not block. It may release a hold and try to acquire a lock. A wait in it is {@code MISUSE}.
+         */
+        public Builder listener(Consumer<LockEvent> listener) {
+            this.listener = listener;
+            return this;
+        }
+
+        /** Runs calls for futures, and their dependents. By default at most 20 threads, which end when they are idle. */
+        public Builder executor(Executor executor) {
+            this.executor = executor;
+            return this;
+        }
+
+        /** Makes the locks. Makes no call. */
+        public Locks build() {
+            return new Locks(this);
+        }
+    }
+
+    private static String defaultName() {
+        String host;
+        try {
+            host = InetAddress.getLocalHost().getHostName();
+        } catch (UnknownHostException unknown) {
+            host = "localhost";
+        }
+        return host + "/" + ProcessHandle.current().pid() + "/"
+                + UUID.randomUUID().toString().substring(0, 8);
+    }
+
+    /** The lock with this key. Makes no call: {@link RedisLock#acquire} does. */
+    @CheckReturnValue
+    public RedisLock lock(String key) {
+        return new RedisLock(this, new Request(Request.keys(key)));
+    }
+
+    /** The lock with this key of bytes. Makes no call. */
+    @CheckReturnValue
+    public RedisLock lock(byte[] key) {
+        return new RedisLock(this, new Request(List.of(Request.bytes("key", key))));
+    }
+
+    /** Several locks, which are granted together or not at all. Their order does not matter. Makes no call. */
+    @CheckReturnValue
+    public RedisLock lockAll(String... keys) {
+        return new RedisLock(this, new Request(Request.keys(keys)));
+    }
+
+    /**
+     * Ends all waits as {@code CANCELLED}, all renewed holds, the sessions and their threads. A hold with a lease remains until
+     * its lease ends. Takes a second if no server answers. The client library stays open.
+     */
+    @Override
+    public void close() {
+        isClosed = true;
+        sessions.values().forEach(Session::close);
+        if (ownExecutor != null) {
+            ownExecutor.shutdown();
+        }
+        connector.close();
+    }
+
+    static long now() {
+        return System.nanoTime() - START;
+    }
+
+    Session sessionOf(byte[] key) {
+        Connector.Node node;
+        try {
+            node = connector.node(key);
+        } catch (RuntimeException error) {
+            throw connector.error(error);
+        }
+        if (isClosed) {
+            throw LockException.misuse("the locks are closed; make new ones");
+        }
+        Session session = sessions.get(node.name());
+        return session != null ? session : sessions.computeIfAbsent(node.name(), each -> new Session(node, this));
+    }
+
+    Owner newOwner() {
+        return new Owner(Request.bytes("owner", ownerPrefix + lastOwner.incrementAndGet()));
+    }
+
+    Owner threadOwner() {
+        Owner owner = owners.get();
+        if (owner == null || owner.isRetired) {
+            owner = newOwner();
+            owners.set(owner);
+        }
+        return owner;
+    }
+
+    /** The reply to a command that needs no session. */
+    Object execute(Request request, Words words) {
+        Object reply = connector.answer(connector.node(request.key()), words, Session.CALL_TIMEOUT);
+        if (reply instanceof LockException error && error.is("MOVED")) {
+            connector.refresh();
+            reply = connector.answer(connector.node(request.key()), words, Session.CALL_TIMEOUT);
+        }
+        if (reply instanceof LockException error) {
+            throw error.forCaller(request.name);
+        }
+        return reply;
+    }
+
+    /** Does work under the mutex, and then all that was left for {@link #later}. */
+    <T> T locked(Supplier<T> work) {
+        mutex.lock();
+        List<Runnable> ready = List.of();
+        try {
+            return work.get();
+        } finally {
+            if (mutex.getHoldCount() == 1 && !afterwards.isEmpty()) {
+                ready = afterwards;
+                afterwards = new ArrayList<>();
+            }
+            mutex.unlock();
+            ready.forEach(Runnable::run);
+        }
+    }
+
+    void update(Runnable work) {
+        locked(() -> {
+            work.run();
+            return null;
+        });
+    }
+
+    void later(Runnable work) {
+        afterwards.add(work);
+    }
+
+    void notify(String label, String event, String outcome, long since) {
+        if (listener != null) {
+            try {
+                listener.accept(new LockEvent(label, event, outcome, Duration.ofNanos(now() - since)));
+            } catch (RuntimeException error) {
+                Session.warn("a listener of locks failed", error);
+            }
+        }
+    }
+
+    /** Leaves to the readers to release holds to which the application has no reference any longer. Under the mutex. */
+    void discardDropped() {
+        for (Object each = dropped.poll(); each != null; each = dropped.poll()) {
+            Acquire acquire = ((Hold.Dropped) each).acquire;
+            if (acquire.state == Acquire.State.HELD && !acquire.isHandedOver && !acquire.isReleasing) {
+                acquire.session.discard(acquire, Acquire.RELEASED);
+                later(() -> Session.warn(
+                        acquire.request.name + ": a hold was never released; use try-with-resources", null));
+            }
+        }
+    }
+}

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: MIT
+package io.github.redislock;
+
+import java.time.Duration;
+import java.util.Objects;
+import java.util.Optional;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.locks.Condition;
+import java.util.concurrent.locks.Lock;
+
+/**
+ * A lock with the interface of {@code java.util.concurrent}: the thread that locks it unlocks it, and may lock it again. Two of
+ * them are equal if they have the same {@link Locks} and the same keys, and both are shared or neither is.
+ */
+public final class ThreadLock implements Lock {
+    /** A thread that has a lock. */
+    private record Holder(Thread thread, String name, boolean isShared) {}
+
+    /** How often it has it. Only that thread uses this. */
+    private static final class Entry {
+        final Hold hold;
+        int count = 1;
+
+        Entry(Hold hold) {
+            this.hold = hold;
+        }
+    }
+
+    private final RedisLock lock;
+
+    ThreadLock(RedisLock lock) {
+        this.lock = lock;
+    }
+
+    private Holder holder() {
+        return new Holder(Thread.currentThread(), lock.request.name, lock.request.shared);
+    }
+
+    private Entry entry() {
+        return (Entry) lock.locks.threadLocks.get(holder());
+    }
+
+    /** Returns whether this thread has the lock. */
+    private boolean enterAgain() {
+        Entry entry = entry();
+        if (entry == null) {
+            return false;
+        } else if (entry.hold.isLost()) {
+            throw new IllegalMonitorStateException(lock.request.name + ": lost, and not unlocked yet");
+        }
+        entry.count++;
+        return true;
+    }
+
+    private boolean enter(Hold hold) {
+        if (hold != null) {
+            lock.locks.threadLocks.put(holder(), new Entry(hold));
+        }
+        return hold != null;
+    }
+
+    /**
+     * Waits for the lock. Not interruptible. Fails as {@link RedisLock#acquire}.
+     *
+     * @throws IllegalMonitorStateException if this thread has lost the lock, and not unlocked it yet
+     */
+    @Override
+    public void lock() {
+        if (!enterAgain()) {
+            enter(lock.acquiring(lock.request.wait, true).runUninterrupted());
+        }
+    }
+
+    /** Waits for the lock, as {@link #lock}, unless it is interrupted. */
+    @Override
+    public void lockInterruptibly() throws InterruptedException {
+        if (!enterAgain()) {
+            enter(lock.acquire());
+        }
+    }
+
+    /** Returns whether this thread has the lock now: false if it has lost it. Not interruptible. */
+    @Override
+    public boolean tryLock() {
+        return hasLost()
+                ? false
+                : enterAgain() || enter(lock.acquiring(0, false).runUninterrupted());
+    }
+
+    /** Waits for this time at most. Returns whether this thread has the lock now: false if it has lost it. */
+    @Override
+    public boolean tryLock(long time, TimeUnit unit) throws InterruptedException {
+        Duration wait = Duration.ofNanos(Math.max(0, unit.toNanos(time)));
+        return hasLost() ? false : enterAgain() || enter(lock.tryAcquire(wait).orElse(null));
+    }
+
+    private boolean hasLost() {
+        Entry entry = entry();
+        return entry != null && entry.hold.isLost();
+    }
+
+    /**
+     * Releases the lock, if this thread has locked it once.
+     *
+     * @throws IllegalMonitorStateException if this thread does not have it, or has lost it: then the cause is the {@link
+     *     LockException.Lost}
+     */
+    @Override
+    public void unlock() {
+        Entry entry = entry();
+        if (entry == null) {
+            throw new IllegalMonitorStateException(lock.request.name + ": not locked by this thread");
+        } else if (--entry.count > 0) {
+            return;
+        }
+        lock.locks.threadLocks.remove(holder());
+        try {
+            entry.hold.release();
+        } catch (LockException.Lost lost) {
+            throw (IllegalMonitorStateException) new IllegalMonitorStateException(lost.getMessage()).initCause(lost);
+        }
+    }
+
+    /** Not supported: a lock of Redis has no conditions. */
+    @Override
+    public Condition newCondition() {
+        throw new UnsupportedOperationException("a lock of Redis has no conditions");
+    }
+
+    /** The hold of the calling thread, or nothing if it has none, or has lost it. */
+    public Optional<Hold> heldByCurrentThread() {
+        return Optional.ofNullable(entry()).map(entry -> entry.hold).filter(hold -> !hold.isLost());
+    }
+
+    @Override
+    public boolean equals(Object other) {
+        return other instanceof ThreadLock that
+                && that.lock.locks == lock.locks
+                && that.lock.request.name.equals(lock.request.name)
+                && that.lock.request.shared == lock.request.shared;
+    }
+
+    @Override
+    public int hashCode() {
+        return Objects.hash(lock.request.name, lock.request.shared);
+    }
+
+    @Override
+    public String toString() {
+        return "ThreadLock of " + lock.request.name;
+    }
+}

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: MIT
+package io.github.redislock;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import io.github.redislock.LockException.Kind;
+import java.time.Duration;
+import java.util.Queue;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ConcurrentLinkedQueue;
+import java.util.concurrent.TimeUnit;
+import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.EnumSource;
+
+/** A network that fails. */
+@Timeout(60)
+class FaultsTest extends Fixture {
+    private Proxy proxy;
+    private final Queue<LockEvent> events = new ConcurrentLinkedQueue<>();
+
+    @BeforeEach
+    void startProxy() throws Exception {
+        proxy = closed(new Proxy(server.port));
+    }
+
+    @AfterEach
+    void heal() {
+        proxy.isSilent = false;
+    }
+
+    private Locks locks(Library library, int ttl, int grace) {
+        return locks(
+                library,
+                proxy.uri(),
+                builder -> builder.ttl(Duration.ofMillis(ttl))
+                        .grace(Duration.ofMillis(grace))
+                        .patience(Duration.ofSeconds(3))
+                        .listener(events::add));
+    }
+
+    private boolean has(String name, String outcome) {
+        return events.stream()
+                .anyMatch(event -> event.name().equals(name) && event.outcome().equals(outcome));
+    }
+
+    @ParameterizedTest
+    @EnumSource
+    void brokenConnectionsLoseNothing(Library library) throws Exception {
+        Locks locks = locks(library, 30_000, 3000);
+        Hold hold = locks.lock("k").acquire();
+        CompletableFuture<Hold> wait = locks.lock("k").owner("waiter").acquireAsync();
+        untilWaiters(1);
+        for (int round = 0; round < 3; round++) {
+            long calls = calls("lock.events");
+            proxy.breakAll();
+            until("events are read again", () -> calls("lock.events") > calls + 1);
+        }
+        assertEquals(1, calls("lock.session"));
+        assertFalse(hold.isLost());
+        hold.release();
+        wait.get(5, TimeUnit.SECONDS).release();
+    }
+
+    @ParameterizedTest
+    @EnumSource
+    void jeopardyEndsWithTheOutage(Library library) throws Exception {
+        Locks locks = locks(library, 30_000, 800);
+        Hold hold = locks.lock("k").acquire();
+        proxy.isSilent = true;
+        until(
+                "the hold is in jeopardy",
+                () -> has("jeopardy", "") && hold.validFor().isZero());
+        assertFalse(hold.isLost());
+        proxy.isSilent = false;
+        until("the hold is safe", () -> has("safe", "") && !hold.validFor().isZero());
+        hold.release();
+    }
+
+    @ParameterizedTest
+    @EnumSource
+    void silenceBeyondTheTtlIsALoss(Library library) throws Exception {
+        Locks locks = locks(library, 3000, 800);
+        Hold hold = locks.lock("k").acquire();
+        proxy.isSilent = true;
+        assertTrue(hold.awaitLost(Duration.ofSeconds(20)));
+        assertTrue(has("held", "lost"));
+        proxy.isSilent = false;
+        until("the server has released it", () -> !server.jedis.exists("k"));
+        assertThrows(LockException.Lost.class, hold::release);
+        locks.lock("k").acquire().release();
+    }
+
+    @ParameterizedTest
+    @EnumSource
+    void releaseThatFailedContinues(Library library) throws Exception {
+        Locks locks = locks(library, 30_000, 10_000);
+        Hold hold = locks.lock("k").acquire();
+        proxy.isSilent = true;
+        assertKind(Kind.UNAVAILABLE, hold::release);
+        hold.release();
+        assertTrue(server.jedis.exists("k"));
+        proxy.isSilent = false;
+        until("the lock is free", () -> !server.jedis.exists("k"));
+    }
+
+    @ParameterizedTest
+    @EnumSource
+    void outageEndsATryAndWaitsWithoutALimit(Library library) throws Exception {
+        Locks locks = locks(library, 30_000, 10_000);
+        Hold hold = locks.lock("k").acquire();
+        CompletableFuture<Hold> wait = locks.lock("k").owner("waiter").acquireAsync();
+        untilWaiters(1);
+        proxy.isSilent = true;
+        assertKind(Kind.UNAVAILABLE, () -> locks.lock("l").tryAcquire());
+        LockException error = assertThrows(LockException.class, () -> {
+            try {
+                wait.join();
+            } catch (java.util.concurrent.CompletionException failed) {
+                throw failed.getCause();
+            }
+        });
+        assertEquals(Kind.UNAVAILABLE, error.kind());
+        proxy.isSilent = false;
+        untilWaiters(0);
+        until("the try left nothing", () -> !server.jedis.exists("l"));
+        hold.release();
+    }
+
+    @ParameterizedTest
+    @EnumSource
+    void endedSessionIsOpenedAgain(Library library) throws Exception {
+        // Without a grace, a session ends with its connection. Holds with a lease remain.
+        Locks locks = locks(library, 30_000, 0);
+        Hold leased = locks.lock("k").lease(Duration.ofMinutes(1)).acquire();
+        Hold renewed = locks.lock("l").acquire();
+        CompletableFuture<Hold> wait = locks.lock("k").owner("waiter").acquireAsync();
+        untilWaiters(1);
+        proxy.breakAll();
+        assertTrue(renewed.awaitLost(Duration.ofSeconds(10)));
+        untilWaiters(1);
+        assertEquals(2, calls("lock.session"));
+        assertFalse(leased.isLost());
+        leased.release();
+        wait.get(5, TimeUnit.SECONDS).release();
+    }
+}

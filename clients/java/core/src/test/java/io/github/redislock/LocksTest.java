@@ -1,0 +1,430 @@
+// SPDX-License-Identifier: MIT
+package io.github.redislock;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertNotEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import io.github.redislock.LockException.Kind;
+import io.github.redislock.LockException.Lost;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Map;
+import java.util.Queue;
+import java.util.concurrent.CancellationException;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CompletionException;
+import java.util.concurrent.ConcurrentLinkedQueue;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.FutureTask;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.TimeoutException;
+import java.util.concurrent.atomic.AtomicReference;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.EnumSource;
+
+@Timeout(60)
+class LocksTest extends Fixture {
+    private static final Duration LONG = Duration.ofMinutes(1);
+
+    @ParameterizedTest
+    @EnumSource
+    void waitsAreServedInOrder(Library library) throws Exception {
+        Locks locks = locks(library);
+        Queue<Integer> order = new ConcurrentLinkedQueue<>();
+        List<CompletableFuture<Void>> all = new ArrayList<>();
+        Hold hold = locks.lock("k").acquire();
+        for (int number = 0; number < 5; number++) {
+            int each = number;
+            all.add(locks.lock("k").owner("owner " + number).acquireAsync().thenAccept(next -> {
+                order.add(each);
+                next.release();
+            }));
+            untilWaiters(number + 1);
+        }
+        hold.release();
+        CompletableFuture.allOf(all.toArray(CompletableFuture[]::new)).get(10, TimeUnit.SECONDS);
+        assertEquals(List.of(0, 1, 2, 3, 4), List.copyOf(order));
+    }
+
+    @ParameterizedTest
+    @EnumSource
+    void interruptedWaitLeavesNothing(Library library) throws Exception {
+        Locks locks = locks(library);
+        try (Hold hold = locks.lock("k").acquire()) {
+            AtomicReference<Thread> waiting = new AtomicReference<>();
+            FutureTask<Hold> wait = thread(() -> {
+                waiting.set(Thread.currentThread());
+                return locks.lock("k").acquire();
+            });
+            untilWaiters(1);
+            waiting.get().interrupt();
+            ExecutionException error = assertThrows(ExecutionException.class, () -> wait.get(5, TimeUnit.SECONDS));
+            assertEquals(InterruptedException.class, error.getCause().getClass());
+            untilWaiters(0);
+            assertFalse(hold.isLost());
+        }
+    }
+
+    @ParameterizedTest
+    @EnumSource
+    void cancelledFutureLeavesNothing(Library library) throws Exception {
+        Locks locks = locks(library);
+        Hold hold = locks.lock("k").acquire();
+        CompletableFuture<Hold> cancelled = locks.lock("k").owner("a").acquireAsync();
+        CompletableFuture<Hold> timed =
+                locks.lock("k").owner("b").acquireAsync().orTimeout(100, TimeUnit.MILLISECONDS);
+        untilWaiters(2);
+        cancelled.cancel(true);
+        assertThrows(CancellationException.class, cancelled::get);
+        ExecutionException error = assertThrows(ExecutionException.class, timed::get);
+        assertEquals(TimeoutException.class, error.getCause().getClass());
+        untilWaiters(0);
+        hold.release();
+    }
+
+    @ParameterizedTest
+    @EnumSource
+    void cancelDuringTheGrantLeavesNothing(Library library) throws Exception {
+        Locks locks = locks(library);
+        for (int round = 0; round < 50; round++) {
+            Hold hold = locks.lock("k").acquire();
+            CompletableFuture<Hold> wait = locks.lock("k").owner("waiter").acquireAsync();
+            untilWaiters(1);
+            CompletableFuture<Void> released = hold.releaseAsync();
+            if (!wait.cancel(true)) {
+                wait.get().release();
+            }
+            released.get(5, TimeUnit.SECONDS);
+            until("the lock is free", () -> !server.jedis.exists("k"));
+        }
+    }
+
+    @ParameterizedTest
+    @EnumSource
+    void impatientWaitersMakeNoConnections(Library library) throws Exception {
+        try (Proxy proxy = new Proxy(server.port)) {
+            Locks locks = locks(library, proxy.uri(), builder -> builder);
+            Hold hold = locks.lock("k").acquire();
+            int before = proxy.accepted.get();
+            for (int round = 0; round < 20; round++) {
+                List<CompletableFuture<Hold>> waits = new ArrayList<>();
+                for (int number = 0; number < 10; number++) {
+                    waits.add(locks.lock("k")
+                            .owner("w" + number)
+                            .waiting(Duration.ofMillis(5))
+                            .acquireAsync());
+                }
+                for (CompletableFuture<Hold> wait : waits) {
+                    CompletionException error = assertThrows(CompletionException.class, wait::join);
+                    assertEquals(Kind.TIMED_OUT, ((LockException) error.getCause()).kind());
+                }
+            }
+            assertTrue(proxy.accepted.get() - before <= 20, () -> proxy.accepted + " connections");
+            untilWaiters(0);
+            hold.release();
+            locks.close();
+        }
+    }
+
+    @ParameterizedTest
+    @EnumSource
+    void ownerThatBlocksItselfGetsDeadlock(Library library) throws Exception {
+        Locks locks = locks(library);
+        try (Hold hold = locks.lock("k").acquire()) {
+            assertKind(Kind.DEADLOCK, () -> locks.lock("k").acquire());
+            assertKind(Kind.DEADLOCK, () -> locks.lock("k").tryAcquire());
+            try (Hold again = locks.lock("k").reentrant().acquire()) {
+                assertEquals(hold.owner(), again.owner());
+            }
+            assertEquals(1, holders("k"));
+            assertFalse(hold.isLost());
+        }
+    }
+
+    @ParameterizedTest
+    @EnumSource
+    void crossingThreadsGetDeadlock(Library library) throws Exception {
+        Locks locks = locks(library);
+        try (Hold first = locks.lock("k").acquire()) {
+            FutureTask<Void> other = thread(() -> {
+                try (Hold second = locks.lock("l").acquire();
+                        Hold third = locks.lock("k").acquire()) {
+                    assertNotEquals(second.owner(), first.owner());
+                    assertEquals(second.owner(), third.owner());
+                }
+                return null;
+            });
+            untilWaiters(1);
+            assertKind(Kind.DEADLOCK, () -> locks.lock("l").acquire());
+            first.release();
+            other.get(5, TimeUnit.SECONDS);
+        }
+    }
+
+    private long holders(String key) {
+        return ((List<?>) locks(Library.LETTUCE).lock(key).query().orElseThrow().get("holders")).size();
+    }
+
+    @ParameterizedTest
+    @EnumSource
+    void scopeReleasesWhatItAcquired(Library library) throws Exception {
+        Locks locks = locks(library);
+        RedisLock lock = locks.lock("k").reentrant();
+        try (Hold outer = lock.acquire()) {
+            assertEquals(7, lock.<Integer, RuntimeException>with(inner -> 7));
+            assertEquals(1, holders("k"));
+            IllegalStateException body = assertThrows(
+                    IllegalStateException.class,
+                    () -> lock.with(inner -> {
+                        throw new IllegalStateException("of the body");
+                    }));
+            assertEquals(0, body.getSuppressed().length);
+            assertFalse(outer.isLost());
+        }
+        IllegalStateException body = assertThrows(
+                IllegalStateException.class,
+                () -> lock.with(hold -> {
+                    lock.forceRelease();
+                    assertTrue(hold.awaitLost(LONG));
+                    throw new IllegalStateException("of the body");
+                }));
+        assertEquals(Lost.class, body.getSuppressed()[0].getClass());
+    }
+
+    @ParameterizedTest
+    @EnumSource
+    void lossCompletesTheFuture(Library library) throws Exception {
+        Locks locks = locks(library);
+        Hold hold = locks.lock("k").acquire();
+        CompletableFuture<Void> lost = hold.lost();
+        assertFalse(lost.isDone());
+        assertTrue(hold.validFor().toMillis() > 0);
+        server.jedis.del("k");
+        lost.get(5, TimeUnit.SECONDS);
+        assertTrue(hold.isLost());
+        assertEquals(Duration.ZERO, hold.validFor());
+        assertThrows(Lost.class, hold::release);
+        assertThrows(Lost.class, hold::extend);
+        assertThrows(Lost.class, hold::handOver);
+        assertThrows(Lost.class, () -> hold.guard("SET", "other", "1"));
+        Hold leased = locks.lock("k").lease(Duration.ofMillis(200)).acquire();
+        leased.lost().get(5, TimeUnit.SECONDS);
+        assertThrows(Lost.class, leased::release);
+    }
+
+    @ParameterizedTest
+    @EnumSource
+    void droppedHoldIsReleased(Library library) throws Exception {
+        Locks locks = locks(library);
+        assertFalse(drop(locks));
+        until("the hold is released", () -> {
+            System.gc();
+            return !server.jedis.exists("k");
+        });
+    }
+
+    private static boolean drop(Locks locks) throws InterruptedException {
+        return locks.lock("k").acquire().isLost();
+    }
+
+    @ParameterizedTest
+    @EnumSource
+    void leasesAreExtended(Library library) throws Exception {
+        Locks locks = locks(library);
+        try (Hold hold = locks.lock("k").lease(Duration.ofSeconds(10)).acquire()) {
+            hold.extend(LONG);
+            assertTrue(hold.validFor().toSeconds() > 50 && server.jedis.pttl("k") > 50_000);
+            hold.extend();
+            assertTrue(hold.validFor().toSeconds() <= 10);
+        }
+        try (Hold hold = locks.lock("k").acquire()) {
+            hold.extend();
+            assertKind(Kind.MISUSE, () -> hold.extend(LONG));
+            assertKind(Kind.MISUSE, () -> hold.releaseAfter(LONG));
+        }
+    }
+
+    @ParameterizedTest
+    @EnumSource
+    void restOfALeaseIsNoLoss(Library library) throws Exception {
+        Queue<LockEvent> events = new ConcurrentLinkedQueue<>();
+        Locks locks = locks(library, server.uri(), builder -> builder.listener(events::add));
+        for (int round = 0; round < 30; round++) {
+            locks.lock("k").lease(LONG).owner("job " + round).acquire().releaseAfter(Duration.ofMillis(1));
+        }
+        locks.lock("k").lease(LONG).acquire().releaseAfter(Duration.ofSeconds(1));
+        assertTrue(server.jedis.pttl("k") <= 1000);
+        assertFalse(events.stream().anyMatch(event -> event.outcome().equals("lost")), events::toString);
+        until("the lease has ended", () -> !server.jedis.exists("k"));
+    }
+
+    @ParameterizedTest
+    @EnumSource
+    void severalLocksAreGrantedTogether(Library library) throws Exception {
+        Locks locks = locks(library);
+        try (Hold hold = locks.lockAll("k", "l").fence().acquire()) {
+            assertEquals(2, hold.tokens().size());
+            assertTrue(locks.lockAll("l", "other").owner("x").tryAcquire().isEmpty());
+            CompletableFuture<Hold> wait =
+                    locks.lockAll("l", "k").owner("y").fence().acquireAsync();
+            untilWaiters(1);
+            hold.release();
+            Hold next = wait.get(5, TimeUnit.SECONDS);
+            assertTrue(next.token().getAsLong() > 0);
+            next.release();
+        }
+    }
+
+    @ParameterizedTest
+    @EnumSource
+    void holdIsHandedOver(Library library) throws Exception {
+        Locks giver = locks(library);
+        Locks taker = locks(library);
+        Hold hold = giver.lock("k").acquire();
+        String ticket = hold.handOver();
+        hold.release();
+        Hold taken = taker.lock("k").attach(ticket);
+        assertEquals(hold.owner(), taken.owner());
+        giver.close();
+        assertFalse(hold.isLost());
+        taken.extend();
+        taken.release();
+        assertThrows(Lost.class, () -> taker.lock("k").attach(ticket));
+        assertKind(Kind.MISUSE, () -> taker.lock("k").attach("no ticket"));
+    }
+
+    @Test
+    void wrongOptionsAreRefused() throws Exception {
+        Locks locks = locks(Library.LETTUCE);
+        RedisLock lock = locks.lock("k");
+        assertKind(Kind.MISUSE, () -> locks.lock(""));
+        assertKind(Kind.MISUSE, () -> locks.lock("\ud800"));
+        assertKind(Kind.MISUSE, () -> locks.lock(new byte[0]));
+        assertKind(Kind.MISUSE, () -> locks.lockAll());
+        assertKind(Kind.MISUSE, () -> lock.lease(Duration.ZERO));
+        assertKind(Kind.MISUSE, () -> lock.waiting(Duration.ofMillis(-1)));
+        assertKind(Kind.MISUSE, () -> lock.limit(0));
+        assertKind(Kind.MISUSE, () -> lock.owner("*"));
+        assertKind(Kind.MISUSE, () -> lock.lease(LONG).maxHold(LONG));
+        assertKind(Kind.MISUSE, () -> locks.lockAll("k", "l").limit(2));
+        assertKind(
+                Kind.MISUSE,
+                () -> new Locks.Builder(connector(Library.LETTUCE, server.uri())).grace(Duration.ofMillis(1)));
+        server.jedis.set("other", "no lock");
+        assertKind(Kind.MISUSE, () -> locks.lock("other").acquire());
+        server.jedis.del("other");
+    }
+
+    @ParameterizedTest
+    @EnumSource
+    void serverWithoutTheModuleIsMisuse(Library library) throws Exception {
+        try (Server plain = new Server(false)) {
+            Locks locks = locks(library, plain.uri(), builder -> builder);
+            LockException error =
+                    assertThrows(LockException.class, () -> locks.lock("k").acquire());
+            assertEquals(Kind.MISUSE, error.kind());
+            assertTrue(error.getMessage().contains("load the redis-lock module"), error::toString);
+            locks.close();
+        }
+    }
+
+    @ParameterizedTest
+    @EnumSource
+    void listenerMayReleaseAndTryButNotWait(Library library) throws Exception {
+        Queue<Object> seen = new ConcurrentLinkedQueue<>();
+        AtomicReference<Hold> other = new AtomicReference<>();
+        AtomicReference<Locks> all = new AtomicReference<>();
+        Locks locks = locks(
+                library,
+                server.uri(),
+                builder -> builder.listener(event -> {
+                    seen.add(event.outcome());
+                    if (event.outcome().equals("lost")) {
+                        other.get().release();
+                        try {
+                            all.get().lock("other").tryAcquire().orElseThrow().release();
+                            all.get().lock("other").acquire();
+                        } catch (LockException | InterruptedException error) {
+                            seen.add(((LockException) error).kind());
+                        }
+                        throw new IllegalStateException("of the listener");
+                    }
+                }));
+        all.set(locks);
+        other.set(locks.lock("l").acquire());
+        Hold hold = locks.lock("k").acquire();
+        server.jedis.del("k");
+        until("the wait is refused", () -> seen.contains(Kind.MISUSE));
+        assertTrue(hold.isLost());
+        assertFalse(server.jedis.exists("l"));
+        locks.lock("k").acquire().release();
+    }
+
+    @ParameterizedTest
+    @EnumSource
+    void closeEndsAll(Library library) throws Exception {
+        Locks locks = locks(library);
+        Locks others = locks(library);
+        Hold busy = others.lock("k").acquire();
+        Hold hold = locks.lock("l").acquire();
+        CompletableFuture<Hold> wait = locks.lock("k").acquireAsync();
+        untilWaiters(1);
+        locks.close();
+        CompletionException error = assertThrows(CompletionException.class, wait::join);
+        assertEquals(Kind.CANCELLED, ((LockException) error.getCause()).kind());
+        assertTrue(hold.isLost());
+        assertFalse(server.jedis.exists("l"));
+        assertKind(Kind.MISUSE, () -> locks.lock("k").acquire());
+        untilWaiters(0);
+        busy.release();
+    }
+
+    @Test
+    void threadLockIsReentrant() throws Exception {
+        Locks locks = locks(Library.LETTUCE);
+        ThreadLock lock = locks.lock("k").asLock();
+        ThreadLock same = locks.lock("k").asLock();
+        assertEquals(lock, same);
+        lock.lock();
+        assertTrue(same.tryLock());
+        same.unlock();
+        FutureTask<Boolean> other = thread(() -> {
+            assertThrows(IllegalMonitorStateException.class, lock::unlock);
+            return lock.tryLock() || lock.tryLock(10, TimeUnit.MILLISECONDS);
+        });
+        assertFalse(other.get());
+        Hold hold = lock.heldByCurrentThread().orElseThrow();
+        server.jedis.del("k");
+        assertTrue(hold.awaitLost(LONG));
+        assertTrue(lock.heldByCurrentThread().isEmpty());
+        assertFalse(lock.tryLock());
+        assertThrows(IllegalMonitorStateException.class, lock::lock);
+        assertThrows(IllegalMonitorStateException.class, lock::unlock);
+        Thread.currentThread().interrupt();
+        lock.lock();
+        assertTrue(Thread.interrupted());
+        lock.unlock();
+    }
+
+    @ParameterizedTest
+    @EnumSource
+    void queryAndForceRelease(Library library) throws Exception {
+        Locks locks = locks(library);
+        RedisLock lock = locks.lock(new byte[] {(byte) 0xff, 0});
+        assertTrue(lock.query().isEmpty());
+        Hold hold = lock.owner("me").acquire();
+        Map<String, Object> info = lock.query().orElseThrow();
+        assertTrue(info.get("holders").toString().contains("me"), info::toString);
+        assertEquals("OK", hold.guard("SET", "other", "1"));
+        assertEquals(1L, hold.guard("DEL", "other"));
+        assertTrue(lock.forceRelease());
+        assertTrue(hold.awaitLost(LONG));
+        assertFalse(lock.forceRelease());
+    }
+}
