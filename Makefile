@@ -23,7 +23,7 @@ modules = $(at)/lib/redis/modules
 
 # The packages in `clients/` with a script in `tests/scripts/`, the slowest first. The Rust package belongs to this workspace.
 CLIENTS := java go node python
-PACKAGES := python
+PACKAGES := python node rust java go
 
 # Paths of a module and of a folder with lockrun and locktop. If set, these are installed without a build.
 MODULE :=

@@ -56,3 +56,5 @@ timeout --kill-after=5 1200 npm run --silent test
 for library in ioredis node-redis; do
     LIBRARY=$library sh "$retry_listed" clients/node/verrou timeout --kill-after=5 300 node test/verrou/run.mjs
 done
+cd ../..
+exec timeout --kill-after=5 900 python3 tests/scripts/first_use.py node

@@ -34,7 +34,7 @@ class Language:
 URL = ("redis://127.0.0.1:6379", "redis://127.0.0.1:PORT")
 LANGUAGES = {
     "python": Language("python", "main.py", "python main.py", ("Redis()", "Redis(port=PORT)"), "python3 -m venv venv"),
-    "node": Language("ts", "main.mjs", "node main.mjs", ("new Redis()", "new Redis(PORT)"), "npm init --yes >new.log"),
+    "node": Language("js", "main.mjs", "node main.mjs", ("new Redis()", "new Redis(PORT)"), "npm init --yes >new.log"),
     "go": Language("go", "main.go", "go run .", ("127.0.0.1:6379", "127.0.0.1:PORT"), "go mod init project"),
     "rust": Language("rust", "src/main.rs", "cargo run --quiet", URL, "cargo init --quiet --name project"),
     "java": Language("java", "src/main/java/Main.java", "sh run.sh", URL, "mkdir -p src/main/java"),

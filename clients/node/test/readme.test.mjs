@@ -54,10 +54,10 @@ test('the first example runs in an empty project', async () => {
   try {
     const root = new URL('..', import.meta.url).pathname;
     const modules = join(project, 'node_modules');
-    mkdirSync(join(modules, '@redis-lock', 'client'), { recursive: true });
+    mkdirSync(join(modules, 'redis-lock-client'), { recursive: true });
     const packed = execFileSync('npm', ['pack', '--silent', '--pack-destination', project], { cwd: root });
     const archive = join(project, String(packed).trim());
-    execFileSync('tar', ['-xzf', archive, '-C', join(modules, '@redis-lock', 'client'), '--strip-components', '1']);
+    execFileSync('tar', ['-xzf', archive, '-C', join(modules, 'redis-lock-client'), '--strip-components', '1']);
     symlinkSync(join(root, 'node_modules', 'ioredis'), join(modules, 'ioredis'));
     writeFileSync(join(project, 'first.mjs'), blocks[0].replace('new Redis()', `new Redis(${server.port})`));
     const child = spawn('node', ['first.mjs'], { cwd: project, stdio: ['ignore', 'pipe', 'inherit'] });
