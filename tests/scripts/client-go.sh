@@ -48,3 +48,5 @@ for module in . gocron bench ../../examples/go; do
     fi
     cd "$OLDPWD"
 done
+cd ../..
+exec timeout --kill-after=5 900 python3 tests/scripts/first_use.py go

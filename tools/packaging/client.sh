@@ -65,8 +65,8 @@ rust)
     ;;
 java)
     rm -rf "$dist/maven"
-    (cd clients/java && mvn --batch-mode --quiet -Dout="$tools/out" -Ppublish -DskipTests deploy \
-        -DaltDeploymentRepository="local::file://$dist/maven")
+    (cd clients/java && mvn --batch-mode --quiet -Dout="$tools/out" -Ppublish -pl .,core,shedlock,spring,vertx \
+        -DskipTests deploy -DaltDeploymentRepository="local::file://$dist/maven")
     find "$dist/maven" -name '*.jar' -o -name '*.pom'
     ;;
 go)
