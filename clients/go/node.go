@@ -98,20 +98,18 @@ func (n *node) land() {
 		n.flying--
 		return
 	}
-	size := min(len(n.queue), maxBatch)
-	go n.send(n.queue[:size:size])
-	n.queue = n.queue[size:]
-}
-
-func (n *node) send(batch []queued) {
-	defer n.land()
-	calls := make([][]any, len(batch))
-	for i, call := range batch {
-		calls[i] = call.words
-	}
-	for i, r := range n.batch(callTimeout, calls) {
-		batch[i].result <- r
-	}
+	batch := n.queue[:min(len(n.queue), maxBatch)]
+	n.queue = n.queue[len(batch):]
+	go func() {
+		defer n.land()
+		calls := make([][]any, len(batch))
+		for i, call := range batch {
+			calls[i] = call.words
+		}
+		for i, r := range n.batch(callTimeout, calls) {
+			batch[i].result <- r
+		}
+	}()
 }
 
 func do(ctx context.Context, client *redis.Client, timeout time.Duration, words []any) (any, *Error) {

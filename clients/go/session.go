@@ -174,7 +174,7 @@ func (s *session) renew(ctx context.Context, a *acquire, lease time.Duration) *E
 func (s *session) call(
 	ctx context.Context, a *acquire, in state, giveUp time.Time, words func() []any,
 ) (reply any, first time.Time, err *Error) {
-	sending, failing := ctx, time.Time{}
+	sending := ctx
 	if in == held {
 		// The end of the context only ends the repetitions.
 		sending = context.WithoutCancel(ctx)
@@ -199,17 +199,14 @@ func (s *session) call(
 			a.inDoubt = a.inDoubt || err == nil || err.Code == ""
 		}
 		if err != nil && err.transient {
-			if failing.IsZero() {
-				failing = now
-			}
-			end := giveUp
 			if !isLimited(time.Until(giveUp)) {
-				end = failing.Add(s.locks.patience)
+				// A wait without a limit ends when no server has answered for the patience.
+				giveUp = now.Add(s.locks.patience)
 			}
 			switch {
 			case ctx.Err() != nil:
 				return nil, first, contextError(ctx)
-			case time.Until(end) <= 0, in == asked && err.is("MOVED"):
+			case time.Until(giveUp) <= 0, in == asked && err.is("MOVED"):
 				return nil, first, err
 			}
 		}
@@ -305,14 +302,13 @@ func (s *session) readReply(timeout time.Duration, words ...any) (any, *Error) {
 
 // validFor is the time for which no other owner can have the lock, even if the network fails.
 func (s *session) validFor(a *acquire) time.Duration {
-	end := s.safeUntil
-	if a.request.isLeased() {
-		end = a.leaseEnds
-	}
-	if a.state != held || !a.isDeclared() {
+	switch {
+	case a.state != held || !a.isDeclared():
 		return 0
+	case a.request.isLeased():
+		return max(0, time.Until(a.leaseEnds))
 	}
-	return max(0, time.Until(end))
+	return max(0, time.Until(s.safeUntil))
 }
 
 // Transitions.
