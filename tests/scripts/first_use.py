@@ -26,18 +26,42 @@ LIMIT = 600
 class Language:
     """How to make an empty project, where the first program goes, how to run it, and how it says where the server is."""
 
-    def __init__(self, tag, file, run, port, new="true", text="{}"):
-        self.tag, self.file, self.run, self.new, self.text = tag, file, run, new, text
+    def __init__(self, tag, file, run, port, new, build=None):
+        self.tag, self.file, self.run, self.new = tag, file, run, new
         self.default, self.given = port
+        # The tag of the lines of a file of the build, and the file with a place for them.
+        self.build = build
 
 
+MAVEN = """<project xmlns="http://maven.apache.org/POM/4.0.0">
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>project</groupId>
+  <artifactId>project</artifactId>
+  <version>1</version>
+  <properties>
+    <maven.compiler.release>17</maven.compiler.release>
+  </properties>
+  <build>
+    <plugins>
+      <plugin>
+        <artifactId>maven-compiler-plugin</artifactId>
+        <version>3.13.0</version>
+      </plugin>
+    </plugins>
+  </build>
+{}
+</project>
+"""
+RUN_JAVA = "mvn -B -q compile dependency:build-classpath -Dmdep.outputFile=path && java -cp target/classes:$(cat path) Main"
 URL = ("redis://127.0.0.1:6379", "redis://127.0.0.1:PORT")
 LANGUAGES = {
     "python": Language("python", "main.py", "python main.py", ("Redis()", "Redis(port=PORT)"), "python3 -m venv venv"),
     "node": Language("js", "main.mjs", "node main.mjs", ("new Redis()", "new Redis(PORT)"), "npm init --yes >new.log"),
     "go": Language("go", "main.go", "go run .", ("127.0.0.1:6379", "127.0.0.1:PORT"), "go mod init project"),
     "rust": Language("rust", "src/main.rs", "cargo run --quiet", URL, "cargo init --quiet --name project"),
-    "java": Language("java", "src/main/java/Main.java", "sh run.sh", URL, "mkdir -p src/main/java"),
+    "java": Language(
+        "java", "src/main/java/Main.java", RUN_JAVA, URL, "mkdir -p src/main/java", ("xml", "pom.xml", MAVEN)
+    ),
 }
 
 
@@ -96,6 +120,9 @@ def main():
             assert language.default in program, f"{language.default} is missing in the first program of {name}"
             program = program.replace(language.default, language.given.replace("PORT", str(port)))
             (project / language.file).write_text(program)
+            if language.build:
+                tag, file, text = language.build
+                (project / file).write_text(text.format(first(readme, tag)))
             sh(first(readme, "sh"))
             printed = sh(language.run)
             assert printed, "the first program prints nothing"

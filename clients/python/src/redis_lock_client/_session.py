@@ -196,6 +196,7 @@ class Session:
                 reply = await at.session.io.call(call, min(CALL_TIMEOUT, max(REPLY_GRACE, give_up - now)))
                 if at is acquire.number:
                     return reply, first_sent
+                acquire.in_doubt = True
             except Transient as error:
                 acquire.in_doubt |= not isinstance(error, (NoSession, Moved))
                 failing = min(failing, now)
@@ -270,10 +271,11 @@ class Session:
         acquire.state, acquire.reason = OVER, reason
         at.session.asked.pop(at.n, None)
         at.session.held.pop(at.n, None)
-        if undo and at.n:
+        is_undeclared = acquire in at.session.undeclared
+        if undo and (at.n or is_undeclared):
             # A call of this owner may be late. Undeclared acquires are undone after their declaration.
             acquire.owner.retired += 1
-            if at.id == at.session.id:
+            if not is_undeclared:
                 at.session.undo[at.n] = acquire
         if was_held:
             self._notify(acquire, "held", "lost" if acquire.is_lost() else "released")
@@ -355,11 +357,12 @@ class Session:
     async def _turn(self) -> None:
         if self.id is None:
             await self._open()
-        if self.undeclared:
-            await self._declare()
         try:
+            if self.undeclared:
+                await self._declare()
             await self._repeat_undo()
         except Transient:
+            # While the session is up, the heartbeat does not wait for them.
             if not self._is_up:
                 raise
         await self._poll()
@@ -373,13 +376,14 @@ class Session:
         words = ("LOCK.SESSION", "OPEN", "NEW", self._next_beat(), *times, "NAME", options.name)
         id_ = (await self.io.read(words, REPLY_GRACE))[0]
         with self.mutex:
-            self.undeclared.update(dict.fromkeys([*self.held.values(), *self.asked.values(), *self.undo.values()]))
-            for acquire in self.undeclared:
-                if acquire.state is ASKED:
-                    self._end(acquire, "restarted")
-                elif acquire.is_handed_over:
+            for asked in list(self.asked.values()):
+                self._end(asked, "restarted", undo=True)
+            for hold in [*self.held.values(), *self.undeclared]:
+                if hold.is_handed_over:
                     # The lease runs out.
-                    self._end(acquire, "taken")
+                    self._end(hold, "taken")
+                    self.undeclared.pop(hold, None)
+            self.undeclared.update(dict.fromkeys([*self.held.values(), *self.undo.values()]))
             self.held, self.undo = {}, {}
             self.id, self._seen, self.safe_until = id_, 0, -math.inf
 
@@ -397,6 +401,9 @@ class Session:
             if isinstance(reply, Transient) and not isinstance(reply, (Late, Moved)):
                 raise reply
         moved = [acquire for acquire, reply in zip(acquires, replies) if isinstance(reply, Moved)]
+        for acquire in moved:
+            # The next LOCK.EVENTS ends the use of its present number.
+            acquire.number = Number(self, b"", 0)
         declared = [(acquire, reply) for acquire, reply in zip(acquires, replies) if not isinstance(reply, Moved)]
         ours = Counter(_hold_of(each) for each, reply in declared if each.state is HELD or not isinstance(reply, LockError))
         with self.mutex:
@@ -420,6 +427,7 @@ class Session:
         at = acquire.number
         if at.session is not self:
             with self.mutex:
+                self._confirmed = max(self._confirmed, at.session._confirmed)
                 at.session.undeclared.pop(acquire, None)
                 if acquire.state is ASKED:
                     self._end(acquire, "moved", undo=True)
@@ -446,8 +454,9 @@ class Session:
         elif self.undeclared:
             block = RETRY_PAUSE
         with self.mutex:
+            declared = (each.number.n for each in self.undeclared if each.number.id == self.id)
             # Numbers are asked in order.
-            done = min(next(iter(self.asked), self._last_n + 1), *self.undo, self._last_n + 1)
+            done = min(next(iter(self.asked), self._last_n + 1), *self.undo, *declared, self._last_n + 1)
         sent = monotonic()
         words = ("LOCK.EVENTS", self.id, self._next_beat(), self._seen, done, int(block * 1000), EVENTS_COUNT)
         events = await self.io.read(words, block + REPLY_GRACE)
