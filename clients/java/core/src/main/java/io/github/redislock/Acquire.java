@@ -52,7 +52,7 @@ final class Acquire {
     boolean isReleaseInDoubt;
     /** Completes at the next change of the state. */
     CompletableFuture<Void> changed = new CompletableFuture<>();
-    /** Notices that the application has dropped its hold. */
+    /** Notices that the application has dropped its hold. Null until the application has one. */
     PhantomReference<Hold> reference;
 
     Acquire(Request request, Owner owner, boolean isTry, long until) {

@@ -17,7 +17,6 @@ final class Acquiring extends Work<Hold> {
     }
 
     private final Locks locks;
-    private final RedisLock lock;
     private final Request request;
     private final Function<Acquire, Words> words;
     private final boolean isAttach;
@@ -37,7 +36,6 @@ final class Acquiring extends Work<Hold> {
 
     Acquiring(RedisLock lock, long wait, Owner owner, Words from, boolean mustSucceed) {
         locks = lock.locks;
-        this.lock = lock;
         request = lock.request;
         this.owner = owner;
         this.mustSucceed = mustSucceed;
@@ -100,7 +98,7 @@ final class Acquiring extends Work<Hold> {
             if (session.isReader() && !isTry) {
                 throw LockException.misuse(
                         "a listener must not wait for a lock; try to acquire it, or use another thread");
-            } else if (!session.isReady(request) || acquire != null && Locks.now() >= giveUp) {
+            } else if (!session.isReady(request) || (acquire != null && Locks.now() >= giveUp)) {
                 return session.pause(isTry, giveUp);
             }
             if (owner.isRetired && request.owner == null && !isAttach) {
@@ -233,7 +231,7 @@ final class Acquiring extends Work<Hold> {
                 phase = Phase.BEGIN;
             } else {
                 isFinished = true;
-                result = new Hold(lock, acquire);
+                result = new Hold(locks, acquire);
             }
         });
         return null;

@@ -107,7 +107,7 @@ final class Call extends Work<Object> {
             isMoot = acquire.state != state || acquire.failure != null;
             // R14: a reply counts only for the present number.
             boolean isPresent = acquire.n == n && acquire.id == id;
-            if (isMoot || failure == null && isPresent) {
+            if (isMoot || (failure == null && isPresent)) {
                 return true;
             }
             if (failure != null) {
@@ -116,7 +116,7 @@ final class Call extends Work<Object> {
                 failing = Math.min(failing, Locks.now());
                 long end = giveUp == NONE ? failing + locks.patience : giveUp;
                 boolean isFinal = !failure.isTransient() || Locks.now() >= end || session.isReader();
-                if (isPresent && (isFinal || failure.is("MOVED") && state == State.ASKED)) {
+                if (isPresent && (isFinal || (failure.is("MOVED") && state == State.ASKED))) {
                     throw failure;
                 }
             }

@@ -26,13 +26,11 @@ public final class Hold implements AutoCloseable {
         }
     }
 
-    private final RedisLock lock;
     private final Locks locks;
     private final Acquire acquire;
 
-    Hold(RedisLock lock, Acquire acquire) {
-        this.lock = lock;
-        locks = lock.locks;
+    Hold(Locks locks, Acquire acquire) {
+        this.locks = locks;
         this.acquire = acquire;
         acquire.reference = new Dropped(this, acquire);
     }

@@ -136,7 +136,13 @@ public final class LettuceConnector extends Connector {
         work.orTimeout(1, TimeUnit.SECONDS).exceptionally(late -> null).join();
     }
 
-    private record Word(byte[] bytes) implements ProtocolKeyword {
+    private static final class Word implements ProtocolKeyword {
+        private final byte[] bytes;
+
+        Word(byte[] bytes) {
+            this.bytes = bytes;
+        }
+
         @Override
         public byte[] getBytes() {
             return bytes;
@@ -243,8 +249,8 @@ public final class LettuceConnector extends Connector {
         private boolean isUsable(CompletableFuture<StatefulRedisConnection<byte[], byte[]>> present) {
             return present != null
                     && (!present.isDone()
-                            || !present.isCompletedExceptionally()
-                                    && present.join().isOpen());
+                            || (!present.isCompletedExceptionally()
+                                    && present.join().isOpen()));
         }
 
         private synchronized CompletableFuture<StatefulRedisConnection<byte[], byte[]>> reopen() {

@@ -48,7 +48,10 @@ public final class Locks implements AutoCloseable {
     private List<Runnable> afterwards = new ArrayList<>();
 
     private final Map<String, Session> sessions = new ConcurrentHashMap<>();
+
+    @SuppressWarnings("ThreadLocalUsage") // Each object has owners of its own.
     private final ThreadLocal<Owner> owners = new ThreadLocal<>();
+
     private final AtomicLong lastOwner = new AtomicLong();
     private final String ownerPrefix;
     volatile boolean isClosed;

@@ -7,9 +7,7 @@ import java.nio.charset.CharacterCodingException;
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.util.ArrayList;
-import java.util.Arrays;
 import java.util.List;
-import java.util.Objects;
 import java.util.stream.Collectors;
 
 /** One lock, or several at once, with options. Times are in nanoseconds, and {@link #NONE} without a value. */
@@ -93,9 +91,10 @@ final class Request implements Cloneable {
 
     static byte[] bytes(String what, String text) {
         try {
-            ByteBuffer bytes =
-                    StandardCharsets.UTF_8.newEncoder().encode(CharBuffer.wrap(Objects.requireNonNull(text, what)));
-            return bytes(what, Arrays.copyOf(bytes.array(), bytes.limit()));
+            ByteBuffer encoded = StandardCharsets.UTF_8.newEncoder().encode(CharBuffer.wrap(text));
+            byte[] bytes = new byte[encoded.remaining()];
+            encoded.get(bytes);
+            return bytes(what, bytes);
         } catch (CharacterCodingException error) {
             throw LockException.misuse(what + " is not valid Unicode; pass bytes");
         }

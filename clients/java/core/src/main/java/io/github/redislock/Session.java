@@ -73,6 +73,7 @@ final class Session {
     private boolean isInJeopardy;
     volatile boolean isClosed;
     private Thread reader;
+    private final CompletableFuture<Void> ended = new CompletableFuture<>();
 
     Session(Connector.Node node, Locks locks) {
         this.node = node;
@@ -143,7 +144,7 @@ final class Session {
 
     /** The acquire neither waits nor holds any longer. */
     void over(Acquire acquire, String reason) {
-        boolean wasHeld = acquire.state == State.HELD && !acquire.isHandedOver;
+        boolean wasHeld = acquire.state == State.HELD && acquire.reference != null && !acquire.isHandedOver;
         acquire.reason = reason;
         acquire.state = State.OVER;
         if (acquire.session == this) {
@@ -234,6 +235,7 @@ final class Session {
             pause = Math.min(2 * pause, MAX_RETRY_PAUSE);
         }
         node.closeReader();
+        ended.complete(null);
     }
 
     private void fail(LockException error, boolean isLong) {
@@ -568,23 +570,8 @@ final class Session {
             locks.connector.answer(node, Words.of("LOCK.SESSION", "CLOSE", old), CLOSE_TIMEOUT);
         }
         node.closeReader();
-        Thread thread = reader;
-        if (thread != null && !isReader()) {
-            joinUninterrupted(thread);
-        }
-    }
-
-    private static void joinUninterrupted(Thread thread) {
-        boolean isInterrupted = false;
-        while (thread.isAlive()) {
-            try {
-                thread.join();
-            } catch (InterruptedException later) {
-                isInterrupted = true;
-            }
-        }
-        if (isInterrupted) {
-            Thread.currentThread().interrupt();
+        if (reader != null && !isReader()) {
+            new Work.Pause(ended, NONE).awaitUninterrupted();
         }
     }
 

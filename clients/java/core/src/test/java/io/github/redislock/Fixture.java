@@ -102,7 +102,7 @@ abstract class Fixture {
 
     long calls(String command) {
         String line = server.info("cmdstat_" + command);
-        return Long.parseLong(line.split("calls=")[1].split(",")[0]);
+        return Long.parseLong(line.split("calls=", 2)[1].split(",", 2)[0]);
     }
 
     static <T> FutureTask<T> thread(Callable<T> work) {

@@ -349,7 +349,7 @@ class LocksTest extends Fixture {
                         other.get().release();
                         try {
                             all.get().lock("other").tryAcquire().orElseThrow().release();
-                            all.get().lock("other").acquire();
+                            all.get().lock("other").acquire().release();
                         } catch (LockException | InterruptedException error) {
                             seen.add(((LockException) error).kind());
                         }

@@ -41,7 +41,7 @@ class ReadmeTest {
     void examplesRun(@TempDir Path folder) throws Exception {
         try (Server server = new Server()) {
             String readme = Files.readString(Path.of("..", "README.md"));
-            List<String> parts = List.of(readme.split("```java\n"));
+            List<String> parts = List.of(readme.split("```java\n", -1));
             String example =
                     parts.stream().skip(1).map(part -> part.split("```", 2)[0]).collect(Collectors.joining());
             assertEquals(6, parts.size());
