@@ -340,7 +340,12 @@ export class Session {
 
   async #turn(): Promise<void> {
     if (this.id === undefined) await this.#open();
-    if (this.undeclared.size > 0) await this.#declare();
+    try {
+      if (this.undeclared.size > 0) await this.#declare();
+    } catch (error) {
+      // While the session is up, the heartbeat does not wait for a declaration.
+      if (!this.#isUp || !(error instanceof Transient)) throw error;
+    }
     if (this.undo.size > 0 && !this.#isUndoing) {
       this.#isUndoing = true;
       const undone = this.#sendUndo([...this.undo.values()]).finally(() => (this.#isUndoing = false));
@@ -443,7 +448,8 @@ export class Session {
     else if (this.undeclared.size > 0) block = RETRY_PAUSE;
     // Numbers are asked in order.
     const [firstAsked = Infinity] = this.asked.keys();
-    const done = Math.min(firstAsked, ...this.undo.keys(), this.#lastN + 1);
+    const declared = [...this.undeclared].filter(({ number }) => number.id === this.id).map(({ number }) => number.n);
+    const done = Math.min(firstAsked, ...this.undo.keys(), ...declared, this.#lastN + 1);
     const sent = now();
     const numbers = [this.#seen, done, block, EVENTS_COUNT].map(String);
     const reply = this.io.read(['LOCK.EVENTS', this.id ?? '', this.#nextBeat(), ...numbers], block + REPLY_GRACE);

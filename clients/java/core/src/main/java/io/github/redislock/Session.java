@@ -270,8 +270,15 @@ final class Session {
         if (id == null) {
             open();
         }
-        declare();
-        repeatCancels();
+        try {
+            declare();
+            repeatCancels();
+        } catch (LockException error) {
+            // While the session is up, the heartbeat does not wait for them.
+            if (!isUp || !error.isTransient()) {
+                throw error;
+            }
+        }
         poll();
         locks.update(() -> {
             failure = null;
@@ -330,6 +337,7 @@ final class Session {
             each.session = to;
             each.n = 0;
             to.undeclared.add(each);
+            to.confirmed = Math.max(to.confirmed, confirmed);
             to.start();
         }
         signal();
@@ -444,6 +452,10 @@ final class Session {
             long done = Math.min(
                     asked.isEmpty() ? lastNumber + 1 : asked.keySet().iterator().next(),
                     undo.isEmpty() ? lastNumber + 1 : undo.firstKey());
+            for (Acquire each : undeclared) {
+                // Its declaration has no answer yet.
+                done = each.n == 0 ? done : Math.min(done, each.n);
+            }
             return Words.of("LOCK.EVENTS", id == null ? "" : id, ++beat, seen, done, block / 1_000_000, EVENTS_COUNT);
         });
         long sent = Locks.now();
