@@ -75,7 +75,7 @@ pub(super) struct Unconfirmed {
     /// Grants whose holds have ended and whose clients still wait.
     lost: Vec<WaiterId>,
     voiding: Option<Box<Voiding>>,
-    /// Requests whose holds ended before the grant was confirmed. Their records must be deleted.
+    /// Requests whose holds ended before their marked grants were revoked. Their records must be deleted.
     voided: Vec<RequestId>,
 }
 
