@@ -37,7 +37,6 @@ fn main() -> Outcome<()> {
         &paths::PERMIT,
         &paths::SEVERAL,
         &paths::HAND_OVER,
-        &paths::HAND_OVER_BY_MESSAGE,
         &paths::REDISSON_3_27,
         &paths::REDISSON_3_27_AS_SENT,
         &paths::REDISSON_3_17,
@@ -87,7 +86,6 @@ fn main() -> Outcome<()> {
     for path in [&paths::PING, &paths::SET_COMPARE, &paths::PAIR_SHARED, &paths::HAND_OVER] {
         compare(path, &paths::SET_DEL, Target::None);
     }
-    compare(&paths::HAND_OVER_BY_MESSAGE, &paths::HAND_OVER, Target::AtMost(1.3));
     for [bare, empty, module, waiter] in &paths::PLAIN {
         compare(empty, bare, Target::None);
         compare(module, empty, Target::None);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! The server's memory for a lock, a blocked waiter with its own connection, a waiter with `NOTIFY`, and a watchdog.
+//! The server's memory for a lock, a blocked waiter with its own connection, and a watchdog.
 //!
 //! Each value is the growth of `used_memory`, divided by the number of locks or waiters. A waiter is compared with an idle
 //! connection, and with a connection that waits in `BLPOP`.
@@ -24,7 +24,6 @@ fn main() -> Outcome<()> {
     let mut results = Results::of("memory");
     locks(&mut results)?;
     waiters(&mut results)?;
-    waits_by_message(&mut results)?;
     results.finish(&mut Server::start()?)
 }
 
@@ -112,33 +111,5 @@ fn waiters(results: &mut Results) -> Outcome<()> {
     results.ratio("memory: a waiter and its connection", Unit::Bytes, waiter, ("BLPOP", list), Target::None);
     results.ratio("memory: a waiter alone", Unit::Bytes, waiter - idle, ("BLPOP", list - idle), Target::None);
     results.value("memory: a connection alone", Unit::Bytes, idle);
-    Ok(())
-}
-
-/// Measures the memory of waits with `NOTIFY`, all on one connection. No lock is freed, so no messages are sent.
-fn waits_by_message(results: &mut Results) -> Outcome<()> {
-    let count = unless_quick(10_000, 2_000);
-    let numbered = |call: &str| -> Vec<String> {
-        (0..count).map(|number| call.replace('#', &format!("{number:06}"))).collect()
-    };
-    let grown = |hold: &[String], wait: &str| -> Outcome<f64> {
-        let mut server = Server::start()?;
-        let mut caller = Caller::connect(&server)?;
-        caller.pipeline(hold.iter().cloned())?;
-        let before = server.settled_memory()?;
-        caller.pipeline(numbered(wait).into_iter())?;
-        let info: redis::InfoDict = redis::cmd("INFO").arg("lock").query(&mut server.control)?;
-        let waiting: Option<usize> = info.get("lock_waiters");
-        if waiting != Some(count) {
-            return Err(format!("{waiting:?} of {count} wait").into());
-        }
-        Ok((server.settled_memory()? - before) / count as f64)
-    };
-    let hold = |lock| format!("LOCK.ACQUIRE {lock} {OWNER} PX 6000000");
-    let wait = |lock| format!("LOCK.ACQUIRE {lock} waiter:# PX 30000 NOTIFY inbox ID #");
-    let one = grown(&[hold("lock")], &wait("lock"))?;
-    let each = grown(&numbered(&hold("lock:#")), &wait("lock:#"))?;
-    results.value("memory: a wait with NOTIFY, all for one lock", Unit::Bytes, one);
-    results.value("memory: the same, each for its own lock", Unit::Bytes, each);
     Ok(())
 }

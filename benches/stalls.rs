@@ -24,6 +24,7 @@ use support::machine::raise_open_files;
 use support::results::{Results, Target, Unit};
 use support::samples::{time, Samples};
 use support::server::{Server, Setup, CLIENTS};
+use support::session::{SessionClient, LONG_GRACE_MS, LONG_TTL_MS};
 use support::stall::stall;
 use support::{is_requested, packed, thousands, unless_quick, Outcome};
 
@@ -100,10 +101,10 @@ fn main() -> Outcome<()> {
         results.limit(&format!("stall: {what}"), Unit::Micros, ours.max(), Some(base), LIMIT_OF_A_CALL);
     }
     for (what, ours) in [
-        ("readers are granted a lock by messages", &crowds.granted),
-        ("their graces end", &crowds.graces_end),
+        ("readers of sessions are granted a lock", &crowds.granted),
+        ("their grants are overdue", &crowds.overdue),
         ("a foreign DEL while their grants are in flight", &crowds.deleted),
-        ("their connections close", &crowds.connections_close),
+        ("their sessions are closed", &crowds.closed),
         ("a watchdog renews readers", &crowds.renewed),
         ("the connection of EPHEMERAL readers closes", &crowds.ephemeral),
         ("LOCK.BREAK of readers", &crowds.broken),
@@ -239,9 +240,9 @@ fn measure_readers(stalls: &mut Stalls, readers: usize) -> Outcome<()> {
 #[derive(Default)]
 struct Crowds {
     granted: Samples,
-    graces_end: Samples,
+    overdue: Samples,
     deleted: Samples,
-    connections_close: Samples,
+    closed: Samples,
     renewed: Samples,
     ephemeral: Samples,
     broken: Samples,
@@ -251,54 +252,53 @@ struct Crowds {
 /// The event that ends all grants in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum GrantsEnd {
-    Grace,
+    Overdue,
     Deletion,
-    Connections,
+    Close,
 }
 
-/// Measures one lock with a crowd of readers that share a few connections.
+/// Measures one lock with a crowd of readers that share a few connections or sessions.
 fn measure_crowds(stalls: &mut Crowds, readers: usize) -> Outcome<()> {
-    /// The maximum number of waits of a connection.
-    const WAITS_OF_ONE: usize = 10_000;
+    const WAITS_OF_A_SESSION: usize = 10_000;
     let mut server = Server::start()?;
     let mut caller = Caller::connect(&server)?;
-    let mut subscriber = Caller::connect(&server)?;
-    subscriber.call("SUBSCRIBE lock:inbox:crowd")?;
-    // The messages are never read, so the server's limit for unread output must not close the connection.
-    let limit = ["CONFIG", "SET", "client-output-buffer-limit", "pubsub 0 0 0"];
-    redis::cmd(limit[0]).arg(&limit[1..]).query::<()>(&mut server.control)?;
     let is_over = |server: &mut Server| Ok(server.info("lock_table_grants_in_flight")? == "0");
-    for end in [GrantsEnd::Grace, GrantsEnd::Deletion, GrantsEnd::Connections] {
+    for end in [GrantsEnd::Overdue, GrantsEnd::Deletion, GrantsEnd::Close] {
         caller.call("LOCK.ACQUIRE crowd writer PX 600000")?;
-        let mut connections = Vec::new();
-        for first in (0..readers).step_by(WAITS_OF_ONE) {
-            let mut connection = Caller::connect(&server)?;
-            connection.pipeline((first..readers.min(first + WAITS_OF_ONE)).map(|reader| {
-                let grace = if end == GrantsEnd::Grace { 2_000 } else { 600_000 };
-                format!("LOCK.ACQUIRE crowd reader:{reader} SHARED NOTIFY crowd ID {reader}:{end:?} GRACE {grace}")
-            }))?;
-            connections.push(connection);
+        let mut sessions = Vec::new();
+        for first in (0..readers).step_by(WAITS_OF_A_SESSION) {
+            let grace = if end == GrantsEnd::Overdue { 1_000 } else { LONG_GRACE_MS };
+            let mut session = SessionClient::open_for(&server, LONG_TTL_MS, grace)?;
+            let calls: Vec<String> = (first..readers.min(first + WAITS_OF_A_SESSION))
+                .map(|reader| session.queue("crowd", &format!("reader:{reader}"), "SHARED PX 600000"))
+                .collect();
+            session.calls.pipeline(calls.into_iter())?;
+            sessions.push(session);
         }
         stalls.granted.0.push(stall(&mut server, |server| {
             caller.call("LOCK.RELEASE crowd writer")?;
             server.until("all readers have the lock", |server| Ok(server.info("lock_waiters")? == "0"))
         })?);
         let samples = match end {
-            GrantsEnd::Grace => &mut stalls.graces_end,
+            GrantsEnd::Overdue => &mut stalls.overdue,
             GrantsEnd::Deletion => &mut stalls.deleted,
-            GrantsEnd::Connections => &mut stalls.connections_close,
+            GrantsEnd::Close => &mut stalls.closed,
         };
         samples.0.push(stall(&mut server, |server| {
             match end {
-                GrantsEnd::Grace => {}
+                // The server revokes them after five seconds.
+                GrantsEnd::Overdue => {}
                 GrantsEnd::Deletion => drop(caller.call("DEL crowd")?),
-                GrantsEnd::Connections => connections.clear(),
+                GrantsEnd::Close => sessions.iter_mut().try_for_each(SessionClient::close)?,
             }
             server.until("all grants have ended", is_over)
         })?);
         server.until("the lock is free", |server| {
             Ok(redis::cmd("EXISTS").arg("crowd").query::<usize>(&mut server.control)? == 0)
         })?;
+        if end != GrantsEnd::Close {
+            sessions.iter_mut().try_for_each(SessionClient::close)?;
+        }
     }
     let acquire = |lock: &'static str, rest: &'static str| {
         move |reader| format!("LOCK.ACQUIRE {lock} reader:{reader} SHARED PX {rest}")

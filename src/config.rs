@@ -40,14 +40,13 @@ static FENCE_RETENTION: AtomicI64 = AtomicI64::new(0);
 static REQUEST_TTL: AtomicI64 = AtomicI64::new(0);
 static DEADLOCK_DETECTION: AtomicI64 = AtomicI64::new(0);
 static MAX_WATCHDOG: AtomicI64 = AtomicI64::new(0);
-static MAX_NOTIFY: AtomicI64 = AtomicI64::new(0);
 static MAX_SESSIONS: AtomicI64 = AtomicI64::new(0);
 static MAX_SESSION_TTL: AtomicI64 = AtomicI64::new(0);
 static QUARANTINE: AtomicI64 = AtomicI64::new(0);
 static EVENTS: AtomicI64 = AtomicI64::new(0);
 static ALLOW_UNLOAD: AtomicI64 = AtomicI64::new(0);
 
-const NUMBERS: [NumberSetting; 10] = [
+const NUMBERS: [NumberSetting; 9] = [
     NumberSetting { name: c"default-lease", default: 30_000, min: 1, max: MAX_MS, value: &DEFAULT_LEASE },
     NumberSetting { name: c"max-lease", default: 0, min: 0, max: MAX_MS, value: &MAX_LEASE },
     NumberSetting { name: c"max-waiters", default: 0, min: 0, max: 0xffff_ffff, value: &MAX_WAITERS },
@@ -60,7 +59,6 @@ const NUMBERS: [NumberSetting; 10] = [
     },
     NumberSetting { name: c"request-ttl", default: 20_000, min: 1, max: MAX_MS, value: &REQUEST_TTL },
     NumberSetting { name: c"max-watchdog", default: 0, min: 0, max: MAX_MS, value: &MAX_WATCHDOG },
-    NumberSetting { name: c"max-notify", default: 10_000, min: 0, max: 0xffff_ffff, value: &MAX_NOTIFY },
     NumberSetting { name: c"max-sessions", default: 0, min: 0, max: 0xffff_ffff, value: &MAX_SESSIONS },
     NumberSetting {
         name: c"max-session-ttl",
@@ -159,11 +157,6 @@ pub(crate) fn request_ttl() -> i64 {
 /// The default of `WATCHDOG MAX` in milliseconds, if there is a limit.
 pub(crate) fn max_watchdog() -> Option<NonZeroU64> {
     NonZeroU64::new(MAX_WATCHDOG.load(Ordering::Relaxed).unsigned_abs())
-}
-
-/// The maximum number of waits with `NOTIFY` of one connection, if there is a limit.
-pub(crate) fn max_notify() -> Option<usize> {
-    usize::try_from(MAX_NOTIFY.load(Ordering::Relaxed)).ok().filter(|max| *max > 0)
 }
 
 /// The maximum number of sessions, if there is a limit.

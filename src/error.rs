@@ -83,8 +83,6 @@ pub(crate) enum Error {
     RenewalsDue,
     /// The server refused to block the client.
     CannotBlock,
-    /// The user may not subscribe to the channel of an inbox.
-    NoChannel,
 }
 
 /// The reason why a guarded command was not run. It changed nothing.
@@ -169,9 +167,6 @@ impl fmt::Display for Error {
                 Refusal::TooManyWaiters => {
                     "ERR too many waiters for this lock; try again later, or raise lock.max-waiters"
                 }
-                Refusal::TooManyNotified => {
-                    "ERR too many waits of this connection; try again later, or raise lock.max-notify"
-                }
                 // The server's own text.
                 Refusal::Replica => "READONLY You can't write against a read only replica.",
                 Refusal::Overflow => "ERR hold count of the owner is at its maximum; release a hold first",
@@ -193,10 +188,6 @@ impl fmt::Display for Error {
             Error::OtherKeys => f.write_str("ERR ID was used before with other keys; use another ID"),
             Error::Deadlock(cycle) => write!(f, "DEADLOCK waiting could never end: {cycle}"),
             Error::Argument(text) => write!(f, "ERR {text}"),
-            // The server's own text.
-            Error::NoChannel => f.write_str(
-                "NOPERM this user has no permissions to access one of the channels used as arguments",
-            ),
             Error::NoSession => {
                 f.write_str("NOSESSION session is over or belongs to another user; open a new one")
             }

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: MIT
 
 //! Waits-for graphs with thousands of waits, for the benchmark `stalls`. Measures the cost of another wait, of `LOCK.BLOCKERS`,
-//! and of connections that close.
+//! and of connections and sessions that close.
 
 use std::net::TcpStream;
 
 use super::caller::Caller;
 use super::samples::Samples;
 use super::server::Server;
+use super::session::SessionClient;
 use super::{packed, unless_quick, Outcome};
 
 /// Measures the stall of an action, in microseconds.
@@ -29,7 +30,7 @@ impl CrowdedWaits {
             ("one more wait behind 5,000 owners that wait twice", &self.another_wait),
             ("a wait for 40,000 holders that all wait", &self.holders),
             ("LOCK.BLOCKERS with 40,000 waits", &self.blockers),
-            ("40,000 waits of one name end with 4 connections", &self.one_name),
+            ("40,000 waits of one name end with 4 sessions", &self.one_name),
             ("400 calls for 64 locks end with their connections", &self.bundles),
         ]
     }
@@ -47,20 +48,18 @@ impl CrowdedWaits {
         let mut caller = Caller::connect(&server)?;
         caller
             .pipeline(["A", "B"].map(|lock| format!("LOCK.ACQUIRE {lock} holder PX 600000")).into_iter())?;
-        caller.call("CONFIG SET lock.max-notify 100000")?;
-        let _inbox = inbox(&server)?;
+        let mut session = SessionClient::open(&server)?;
         for lock in ["A", "B"] {
-            caller.pipeline((0..owners).map(|n| notify(lock, &format!("o{n}"), &format!("{lock}{n}"))))?;
+            queue_all(&mut session, lock, (0..owners).map(|n| format!("o{n}")))?;
         }
         caller.call("LOCK.ACQUIRE C last PX 600000")?;
-        caller.call(&notify("C", "behind", "first"))?;
-        caller.call(&notify("A", "last", "first"))?;
+        queue(&mut session, "C", "behind")?;
+        queue(&mut session, "A", "last")?;
         self.another_wait.0.push(stall(&mut server, &mut |_| {
-            for n in 0..50 {
-                caller.call(&notify("B", "last", &format!("again:{n}")))?;
-                caller.call(&format!("LOCK.CANCEL B last ID again:{n}"))?;
-            }
-            Ok(())
+            (0..50).try_for_each(|_| {
+                queue(&mut session, "B", "last")?;
+                cancel_last(&mut session, "B", "last")
+            })
         })?);
         Ok(())
     }
@@ -72,46 +71,37 @@ impl CrowdedWaits {
         let mut caller = Caller::connect(&server)?;
         caller.pipeline((0..readers).map(|n| format!("LOCK.ACQUIRE A o{n} SHARED PX 600000")))?;
         caller.call("LOCK.ACQUIRE B holder PX 600000")?;
-        let _inbox = inbox(&server)?;
-        // A connection may have 10,000 waits.
-        let mut waiting = Vec::new();
-        for from in (0..readers).step_by(10_000) {
-            let mut connection = Caller::connect(&server)?;
-            let some = from..readers.min(from + 10_000);
-            connection.pipeline(some.map(|n| notify("B", &format!("o{n}"), &format!("{n}"))))?;
-            waiting.push(connection);
-        }
+        let mut session = SessionClient::open(&server)?;
+        queue_all(&mut session, "B", (0..readers).map(|n| format!("o{n}")))?;
         caller.call("LOCK.ACQUIRE C last PX 600000")?;
-        caller.call(&notify("C", "behind", "first"))?;
+        queue(&mut session, "C", "behind")?;
         self.holders.0.push(stall(&mut server, &mut |_| {
-            for n in 0..20 {
-                caller.call(&notify("A", "last", &format!("again:{n}")))?;
-                caller.call(&format!("LOCK.CANCEL A last ID again:{n}"))?;
-            }
-            Ok(())
+            (0..20).try_for_each(|_| {
+                queue(&mut session, "A", "last")?;
+                cancel_last(&mut session, "A", "last")
+            })
         })?);
-        caller.call(&notify("A", "last", "again"))?;
+        queue(&mut session, "A", "last")?;
         self.blockers.0.push(stall(&mut server, &mut |_| {
             (0..5).try_for_each(|_| caller.call("LOCK.BLOCKERS last").map(drop))
         })?);
         Ok(())
     }
 
-    /// Measures the close of connections with many waiting calls of one owner, or with a waiting call for many locks.
+    /// Measures the close of sessions with many waits of one owner, and of connections with a waiting call for many locks.
     fn measure_closing(&mut self, stall: &Stall) -> Outcome<()> {
         let waits = unless_quick(10_000, 500);
         let mut server = Server::start()?;
         let mut caller = Caller::connect(&server)?;
         caller.call("LOCK.ACQUIRE A holder PX 600000")?;
-        let _inbox = inbox(&server)?;
-        let mut closing = Vec::new();
-        for connection in 0..4 {
-            let mut waiting = Caller::connect(&server)?;
-            waiting.pipeline((0..waits).map(|n| notify("A", "one", &format!("{connection}:{n}"))))?;
-            closing.push(waiting);
+        let mut sessions = Vec::new();
+        for _ in 0..4 {
+            let mut session = SessionClient::open(&server)?;
+            queue_all(&mut session, "A", std::iter::repeat_n("one".to_owned(), waits))?;
+            sessions.push(session);
         }
         self.one_name.0.push(stall(&mut server, &mut |server| {
-            closing.clear();
+            sessions.iter_mut().try_for_each(SessionClient::close)?;
             server.until("all waits have ended", |server| Ok(server.info("lock_waiters")? == "0"))
         })?);
         let keys: Vec<String> = (0..64).map(|n| format!("k{n}")).collect();
@@ -134,13 +124,19 @@ impl CrowdedWaits {
     }
 }
 
-fn notify(lock: &str, owner: &str, id: &str) -> String {
-    format!("LOCK.ACQUIRE {lock} {owner} NOTIFY inbox ID {id}")
+/// Adds a wait of this owner.
+fn queue(session: &mut SessionClient, lock: &str, owner: &str) -> Outcome<()> {
+    queue_all(session, lock, std::iter::once(owner.to_owned()))
 }
 
-/// Subscribes to the inbox of the waits. Without a subscriber, the server would drop the waits.
-fn inbox(server: &Server) -> Outcome<Caller> {
-    let mut inbox = Caller::connect(server)?;
-    inbox.call("SUBSCRIBE lock:inbox:inbox")?;
-    Ok(inbox)
+/// Adds a wait of each owner.
+fn queue_all(session: &mut SessionClient, lock: &str, owners: impl Iterator<Item = String>) -> Outcome<()> {
+    let calls: Vec<String> = owners.map(|owner| session.queue(lock, &owner, "")).collect();
+    session.calls.pipeline(calls.into_iter())
+}
+
+/// Cancels the last wait.
+fn cancel_last(session: &mut SessionClient, lock: &str, owner: &str) -> Outcome<()> {
+    let call = format!("LOCK.CANCEL {lock} {owner} SESSION {} {}", session.id, session.n);
+    session.calls.call(&call).map(drop)
 }

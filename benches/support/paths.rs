@@ -57,9 +57,6 @@ pub enum Calls {
     OneClient(&'static [&'static str]),
     /// Two clients hand a lock to each other. A client with the lock releases it and queues up again in one write.
     HandOver,
-    /// Two clients hand a lock to each other by messages. A client with a grant confirms it, releases the lock and queues up
-    /// again in one write.
-    HandOverByMessage,
     /// A client with a session makes these calls, each after the reply to the previous one. `$session` stands for the id of the
     /// session, and `#` for the number of the acquire. After each [`BEAT_EVERY`] rounds, the client calls `LOCK.EVENTS`.
     OneSession(&'static [&'static str]),
@@ -151,8 +148,6 @@ pub const SEVERAL: Path = Path {
 };
 pub const HAND_OVER: Path =
     Path { name: "hand-over: RELEASE + ACQUIRE BLOCK", stage: WithModule, calls: Calls::HandOver };
-pub const HAND_OVER_BY_MESSAGE: Path =
-    Path { name: "hand-over: RELEASE + ACQUIRE NOTIFY", stage: WithModule, calls: Calls::HandOverByMessage };
 pub const REDISSON_3_27: Path = Path {
     name: "Redisson 3.27's scripts with latch",
     stage: Bare,
@@ -254,7 +249,6 @@ impl ReadyServer {
         match calls {
             OneClient(calls) => self.one_client(calls, rounds),
             Calls::HandOver => self.hand_over(rounds),
-            Calls::HandOverByMessage => self.hand_over_by_message(rounds),
             OneSession(calls) => self.one_session(calls, rounds),
         }
     }
@@ -288,36 +282,6 @@ impl ReadyServer {
             if round % BEAT_EVERY == 0 {
                 client.heartbeat()?;
             }
-        }
-        Ok(())
-    }
-
-    fn hand_over_by_message(&self, rounds: u32) -> Outcome<()> {
-        let mut clients = [Caller::connect(&self.server)?, Caller::connect(&self.server)?];
-        let mut inboxes = [Caller::connect(&self.server)?, Caller::connect(&self.server)?];
-        let owners = [OWNER, &OWNER.replace('d', "e")];
-        let ask = |who: usize, id: usize| {
-            let owner = owners[who];
-            packed(&format!("LOCK.ACQUIRE k {owner} PX 30000 NOTIFY inbox{who} ID i{id}"))
-        };
-        let release = owners.map(|owner| packed(&format!("LOCK.RELEASE k {owner}")));
-        for (who, inbox) in inboxes.iter_mut().enumerate() {
-            inbox.call(&format!("SUBSCRIBE lock:inbox:inbox{who}"))?;
-        }
-        // The first client gets the lock at once, and the second one waits.
-        for (who, client) in clients.iter_mut().enumerate() {
-            client.send(&ask(who, who))?;
-            client.reply()?;
-        }
-        for round in 0..rounds as usize {
-            let (from, to) = (round % 2, (round + 1) % 2);
-            let calls = [ask(from, round), release[from].clone(), ask(from, round + 2)];
-            clients[from].send(&calls.concat())?;
-            for _ in &calls {
-                clients[from].reply()?;
-            }
-            // Reads the message of the grant.
-            inboxes[to].reply()?;
         }
         Ok(())
     }

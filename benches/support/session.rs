@@ -54,6 +54,17 @@ impl SessionClient {
         Ok(events)
     }
 
+    /// Returns an acquire with the next number, which waits without a limit.
+    pub fn queue(&mut self, lock: &str, owner: &str, options: &str) -> String {
+        self.n += 1;
+        format!("LOCK.ACQUIRE {lock} {owner} {options} QUEUE 0 SESSION {} {}", self.id, self.n)
+    }
+
+    pub fn close(&mut self) -> Outcome<()> {
+        let call = format!("LOCK.SESSION CLOSE {}", self.id);
+        self.calls.call(&call).map(drop)
+    }
+
     /// Renews the session, and confirms that all acquires so far have their answers.
     pub fn heartbeat(&mut self) -> Outcome<()> {
         self.send_events(self.n, 0)?;

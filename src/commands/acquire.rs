@@ -5,7 +5,7 @@
 use std::rc::Rc;
 
 use super::args::{CommandName, Cursor};
-use super::checks::{self, HoldOfCall, HoldOptions, NotifyCall};
+use super::checks::{self, HoldOfCall, HoldOptions};
 use super::options::{
     options, Ephemeral, Fence, Id, Lease, Once, Replicas, SessionNumber, Shared, Wait, WaitMode, Watchdog,
     KEY, NEW_OWNER,
@@ -28,7 +28,7 @@ struct Words<'a> {
     /// The owner as written by the client: `*` stands for a random one.
     owner: Str<'a>,
     options: Options<'a>,
-    wait: WaitMode<'a>,
+    wait: WaitMode,
     wants: Wants,
 }
 
@@ -38,14 +38,14 @@ struct Call<'a> {
     /// The owner as written by the client: `*` stands for a random one.
     owner: Str<'a>,
     request: Request,
-    wait: WaitMode<'a>,
+    wait: WaitMode,
     acknowledgement: Option<ReplicaRequirement>,
 }
 
 options! {
     Options {
         lease: Lease,
-        wait: Wait<'a>,
+        wait: Wait,
         shared: Shared,
         once: Once,
         fence: Fence,
@@ -65,7 +65,7 @@ impl Command for Acquire {
         key: Some(KeyUse::Write),
         arguments: Arguments{positional: &[KEY, NEW_OWNER], options: Options::ARGUMENTS },
         summary: c"Acquires a lock, or waits for it.",
-        reply: "The owner's hold count; nil if the lock is busy; 0 with QUEUE or NOTIFY. A map with FENCE or owner *.",
+        reply: "The owner's hold count; nil if the lock is busy; 0 with QUEUE. A map with FENCE or owner *.",
         complexity: c"O(1), or O(log(N)) where N waiters are queued for locks; O(M) where M owners hold the lock shared",
     };
 
@@ -73,12 +73,7 @@ impl Command for Acquire {
         let words = parse(args)?;
         let now = ctx.now();
         let call = check(ctx, words, now)?;
-        let patience = match call.wait {
-            WaitMode::NoWait => WaitPolicy::NoWait,
-            WaitMode::Block(timeout) => super::blocking_patience(ctx, Some(timeout), now),
-            WaitMode::Queue(timeout) => super::queue_patience(ctx, timeout, now),
-            WaitMode::Notify(_) => super::notify_patience(ctx),
-        };
+        let patience = super::wait_policy(ctx, call.wait, now);
         let remembered = super::look_up(ctx, &call.key);
         let unseen = driver::queue_unseen(ctx, &call.key, &remembered, &call.request, patience, now);
         if let Some(FastQueued { id, may_be_in_cycle, plans }) = unseen {
@@ -100,11 +95,7 @@ impl Command for Acquire {
                 None => driver::reply_grant(ctx, &reply),
             },
             Outcome::InFlight(id) => {
-                let start = WaitStart { now, needs_schedule: true };
-                return match call.request.number() {
-                    Some(_) => queue(ctx, id, &call.request, call.acknowledgement, start),
-                    None => driver::block(ctx, id, call.acknowledgement, start),
-                };
+                return wait(ctx, &call, id, (now, true));
             }
             Outcome::Refused(Refusal::TooManyWaiters) if call.request.number().is_some() => {
                 return Err(Error::QueueIsFull);
@@ -148,20 +139,15 @@ pub(super) fn reply_known(
     Ok(())
 }
 
-/// Blocks the client of a queued call, or replies 0 to a call with `NOTIFY` or `QUEUE`. Also delivers pending decisions.
+/// Blocks the client of a queued call, or replies 0 to a call with `QUEUE`. Also delivers pending decisions.
 /// `plans` is true if the wait may need a timer.
 #[inline(always)]
 fn wait(ctx: Ctx<'_>, call: &Call<'_>, id: WaiterId, (now, plans): (Now, bool)) -> Result<(), Error> {
     let start = WaitStart { now, needs_schedule: plans };
-    if call.request.number().is_some() {
-        return queue(ctx, id, &call.request, call.acknowledgement, start);
+    match call.request.number() {
+        Some(_) => queue(ctx, id, &call.request, call.acknowledgement, start),
+        None => driver::block(ctx, id, call.acknowledgement, start),
     }
-    if call.request.notify.is_none() {
-        return driver::block(ctx, id, call.acknowledgement, start);
-    }
-    driver::await_message(ctx, start);
-    ctx.reply_integer(0);
-    Ok(())
 }
 
 /// Fails if the waiter waits for its own owner. Searches only if that is possible. Returns the time
@@ -236,13 +222,6 @@ fn check<'a>(ctx: Ctx<'_>, words: Words<'a>, now: Now) -> Result<Call<'a>, Error
         numbered: number.map(Rc::new),
         client: super::client_for_events(ctx),
         awaits_replicas,
-        notify: match wait {
-            WaitMode::NoWait | WaitMode::Block(_) | WaitMode::Queue(_) => None,
-            WaitMode::Notify(notify) => {
-                let call = NotifyCall { owner: &owner, id: options.id.get(), lease_ms, awaits_replicas };
-                Some(checks::notify(ctx, command, notify, &call)?)
-            }
-        },
     };
     if request.fence {
         checks::counter_slot(ctx, command, "FENCE", &key)?;
@@ -263,7 +242,7 @@ pub(super) fn queue(
     if let Some((requirement, call)) = acknowledgement.zip(request.number()) {
         driver::await_replicas_of_session(ctx, id, requirement, call.number);
     }
-    driver::await_message(ctx, start);
+    driver::with(ctx, |driver| driver.begin_wait(ctx, start));
     ctx.reply_integer(0);
     Ok(())
 }
@@ -273,14 +252,13 @@ pub(super) fn queue(
 pub(super) fn check_session_options(
     command: CommandName,
     session: Option<(&[u8], u64)>,
-    wait: WaitMode<'_>,
+    wait: WaitMode,
     (has_id, awaits_replicas): (bool, bool),
 ) -> Result<(), Error> {
     match (session, wait) {
         (None, WaitMode::Queue(_)) => Err(command.problem("QUEUE needs SESSION")),
         (None, _) => Ok(()),
         (Some(_), WaitMode::Block(_)) => Err(command.exclusive("SESSION", "BLOCK")),
-        (Some(_), WaitMode::Notify(_)) => Err(command.exclusive("SESSION", "NOTIFY")),
         (Some(_), _) if has_id => Err(command.exclusive("SESSION", "ID")),
         // The reply to such a call comes later, so it is an event.
         (Some(_), WaitMode::NoWait) if awaits_replicas => {

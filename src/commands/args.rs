@@ -17,7 +17,7 @@ const MAX_OWNER_LEN: usize = 1024;
 /// The maximum number of keys of a command.
 const MAX_KEYS: i64 = 64;
 
-/// The maximum length of a request ID or inbox, in bytes.
+/// The maximum length of a request ID, in bytes.
 const MAX_NAME_LEN: usize = 128;
 
 /// The maximum number of digits of an accepted number. Any number with this many digits fits an `i64`.

@@ -8,16 +8,13 @@
 //! and the options are read, as in the server.
 
 use std::hash::{BuildHasher, Hash, Hasher};
-use std::rc::Rc;
 
 use foldhash::fast::FixedState;
 
 use super::args::CommandName;
-use super::options::{Binding, Ephemeral, Lease, NotifyOptions, Watchdog};
+use super::options::{Binding, Ephemeral, Lease, Watchdog};
 use crate::config;
-use crate::core::{
-    Bind, CallNumber, ConnectionId, Notify, Now, NumberedCall, Refusal, RequestId, Session, Target,
-};
+use crate::core::{Bind, CallNumber, ConnectionId, Now, NumberedCall, Refusal, RequestId, Session, Target};
 use crate::driver::{self, ReplicaRequirement};
 use crate::error::{printable, Error};
 use crate::keyspace::names;
@@ -149,46 +146,6 @@ fn enough_replicas(ctx: Ctx<'_>, command: CommandName, requested: &ReplicaRequir
         return Err(Error::TooFewReplicas { online, needed });
     }
     Ok(())
-}
-
-/// The other arguments of a call with `NOTIFY`, to be checked.
-pub(super) struct NotifyCall<'a> {
-    /// The owner as written by the client.
-    pub(super) owner: &'a Str<'a>,
-    pub(super) id: Option<&'a [u8]>,
-    pub(super) lease_ms: i64,
-    /// Whether replicas have to acknowledge the grant.
-    pub(super) awaits_replicas: bool,
-}
-
-/// Checks a call with `NOTIFY`. Fails if another argument conflicts with `NOTIFY`, if a script makes the
-/// call, or if the user may not subscribe to the inbox's channel.
-pub(super) fn notify(
-    ctx: Ctx<'_>,
-    command: CommandName,
-    NotifyOptions { inbox, grace_ms }: NotifyOptions<'_>,
-    call: &NotifyCall<'_>,
-) -> Result<Rc<Notify>, Error> {
-    let Some(id) = call.id else { return Err(command.problem("NOTIFY needs ID")) };
-    if id.contains(&b' ') {
-        // In a message, a space separates the ID from the key. The key comes last, so it may contain spaces.
-        return Err(command.problem_with_advice("ID contains a space", "NOTIFY needs an ID without spaces"));
-    }
-    if call.owner.as_bytes() == b"*" {
-        return Err(command.problem("NOTIFY needs an owner other than *"));
-    }
-    if call.awaits_replicas {
-        return Err(command.exclusive("NOTIFY", "REPLICAS"));
-    }
-    let Some(client) = caller::connection_id(ctx) else {
-        return Err(no_connection(command, "NOTIFY"));
-    };
-    Ok(Rc::new(Notify {
-        inbox: driver::inbox(ctx, inbox)?,
-        connection: ConnectionId(client),
-        grace_ms: grace_ms.min(call.lease_ms),
-        at_most: config::max_notify(),
-    }))
 }
 
 /// The acquire with this number of a session. Fails if the session is over or belongs to another user, or if a

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use super::args::Cursor;
 use super::checks::{self, HoldOfCall, HoldOptions};
 use super::options::{
-    options, BlockOrQueue, Ephemeral, Fence, Id, Lease, Once, Replicas, SessionNumber, SharedFlag, WaitMode,
+    options, Ephemeral, Fence, Id, Lease, Once, Replicas, SessionNumber, SharedFlag, Wait, WaitMode,
     Watchdog, KEYS, NEW_OWNER, NUMKEYS,
 };
 use super::Target;
@@ -31,7 +31,7 @@ struct Call<'a> {
     owner: Str<'a>,
     /// The request for each lock.
     request: Request,
-    wait: WaitMode<'a>,
+    wait: WaitMode,
     acknowledgement: Option<ReplicaRequirement>,
 }
 
@@ -55,7 +55,7 @@ enum Availability {
 options! {
     Options {
         lease: Lease,
-        wait: BlockOrQueue,
+        wait: Wait,
         shared: SharedFlag,
         once: Once,
         fence: Fence,
@@ -82,11 +82,7 @@ impl Command for Macquire {
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Error> {
         let now = ctx.now();
         let call = read(ctx, args, now)?;
-        let patience = match call.wait {
-            WaitMode::Block(timeout) => super::blocking_patience(ctx, Some(timeout), now),
-            WaitMode::Queue(timeout) => super::queue_patience(ctx, timeout, now),
-            WaitMode::NoWait | WaitMode::Notify(_) => WaitPolicy::NoWait,
-        };
+        let patience = super::wait_policy(ctx, call.wait, now);
         let done = driver::in_multi_lock_call(ctx, || {
             let found = check_locks(ctx, &call, patience, now)?;
             let known = call
@@ -292,7 +288,6 @@ fn read<'a>(ctx: Ctx<'_>, args: Args<'a>, now: Now) -> Result<Call<'a>, Error> {
         bind,
         client: super::client_for_events(ctx),
         awaits_replicas: options.replicas.is_given(),
-        notify: None,
     };
     let acknowledgement = checks::replicas(ctx, command, options.replicas.acknowledgement(command)?)?;
     Ok(Call { keys, owner, request, wait, acknowledgement })

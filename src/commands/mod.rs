@@ -50,7 +50,7 @@ pub(crate) use session::Session;
 pub(crate) use top::Top;
 pub(crate) use waiters::Waiters;
 
-use options::BlockTimeout;
+use options::{WaitMode, WaitTimeout};
 use uuid::Uuid;
 
 use crate::config;
@@ -172,30 +172,23 @@ fn is_foreign_fair_lock(lock: &mut Lock<'_>, request: &Request, now: Now) -> boo
         && !request.id.as_ref().is_some_and(|id| matches!(lock.records.granted(id), Ok(Some(_))))
 }
 
-/// The wait policy of an acquire with this `BLOCK`. In `MULTI`, scripts and functions the call does not wait.
-fn blocking_patience(ctx: Ctx<'_>, timeout: Option<BlockTimeout>, now: Now) -> WaitPolicy {
-    match timeout.map(|timeout| (timeout, ctx.flags())) {
-        Some((BlockTimeout(ms), flags)) if !flags.denies_blocking() => WaitPolicy::Wait {
-            deadline: ms.map(|ms| now.mono.saturating_add(ms.saturating_mul(1000))),
-            at_most: config::max_waiters(),
-            on_primary: flags.is_primary(),
-        },
-        _ => WaitPolicy::NoWait,
+/// The wait policy of an acquire. In `MULTI`, scripts and functions, a call with `BLOCK` does not wait. A call with `QUEUE`
+/// blocks no client, so it can also wait in `MULTI`.
+fn wait_policy(ctx: Ctx<'_>, wait: WaitMode, now: Now) -> WaitPolicy {
+    let (WaitTimeout(ms), blocks) = match wait {
+        WaitMode::NoWait => return WaitPolicy::NoWait,
+        WaitMode::Block(timeout) => (timeout, true),
+        WaitMode::Queue(timeout) => (timeout, false),
+    };
+    let flags = ctx.flags();
+    if blocks && flags.denies_blocking() {
+        return WaitPolicy::NoWait;
     }
-}
-
-/// The wait policy of an acquire with `QUEUE`. It blocks no client, so it can also wait in `MULTI`.
-fn queue_patience(ctx: Ctx<'_>, BlockTimeout(ms): BlockTimeout, now: Now) -> WaitPolicy {
     WaitPolicy::Wait {
         deadline: ms.map(|ms| now.mono.saturating_add(ms.saturating_mul(1000))),
         at_most: config::max_waiters(),
-        on_primary: ctx.flags().is_primary(),
+        on_primary: flags.is_primary(),
     }
-}
-
-/// The wait policy of an acquire with `NOTIFY`. It blocks no client, so it can also wait in `MULTI`.
-fn notify_patience(ctx: Ctx<'_>) -> WaitPolicy {
-    WaitPolicy::Wait { deadline: None, at_most: config::max_waiters(), on_primary: ctx.flags().is_primary() }
 }
 
 /// The calling connection, if `lock.events` is on. The module remembers it as the connection of the hold.

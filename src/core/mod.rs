@@ -56,16 +56,16 @@ pub(crate) use held::{HoldEvent, Notice};
 pub(crate) use hold::Hold;
 pub(crate) use holders::{Holders, NotOwner, ReleaseScope, Wants};
 pub(crate) use manager::{
-    BundleTry, CheckedLock, Contended, ExpectedEnd, FastQueued, GrantTime, HoldInfo, KeyChange, LockManager,
-    OpenLock, Poll, StepOutput,
+    BundleTry, CheckedLock, Contended, FastQueued, GrantTime, HoldInfo, KeyChange, LockManager, OpenLock,
+    Poll, StepOutput,
 };
 use owner::AffectedOwners;
 pub(crate) use owner::Owner;
 pub(crate) use queue::bundles::{NewBundle, Verdict};
 pub(crate) use readers::{ChangedHold, Crowd};
 pub(crate) use request::{
-    Bind, Decision, HandOver, InboxEvent, Known, Message, NotReleased, NotRenewed, Notify, NumberedCall,
-    Outcome, Records, Refusal, Release, Renewal, Reply, Request, RequestId, WaitPolicy,
+    Bind, Decision, HandOver, Known, NotReleased, NotRenewed, NumberedCall, Outcome, Records, Refusal,
+    Release, Renewal, Reply, Request, RequestId, WaitPolicy,
 };
 pub(crate) use schedule::{earlier, Calendar, Schedule};
 pub(crate) use sessions::{

@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 
 use super::lease::{Lease, SetLease};
 use super::sessions::CallNumber;
-use super::{ConnectionId, LockId, Mode, MonoUs, Now, Owner, ReleaseScope, Token, WaiterId, WallMs, Wants};
+use super::{ConnectionId, Mode, MonoUs, Now, Owner, ReleaseScope, Token, WaiterId, WallMs, Wants};
 
 /// An acquire.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,8 +35,6 @@ pub(crate) struct Request {
     /// Whether the grant must be acknowledged by replicas in addition to its delivery. Such a grant is in
     /// flight even if it was made without a wait.
     pub(crate) awaits_replicas: bool,
-    /// Set if the wait blocks no client and a message announces the grant.
-    pub(crate) notify: Option<Rc<Notify>>,
     /// The number of the acquire, if it belongs to a session. Shared because most requests have none, and a
     /// request is cloned when it waits and when it is granted.
     pub(crate) numbered: Option<Rc<NumberedCall>>,
@@ -52,39 +50,6 @@ pub(crate) struct NumberedCall {
     pub(crate) ephemeral: bool,
     /// Maximum age of a renewed hold, in milliseconds.
     pub(crate) max_ms: Option<NonZeroU64>,
-}
-
-/// Settings of a wait whose client is notified by a message.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Notify {
-    /// Destination of the message.
-    pub(crate) inbox: Rc<[u8]>,
-    /// Connection whose end also ends the wait.
-    pub(crate) connection: ConnectionId,
-    /// Time for the confirmation of the grant, in milliseconds. At most the lease.
-    pub(crate) grace_ms: i64,
-    /// Maximum number of such waits per connection, if it is limited.
-    pub(crate) at_most: Option<usize>,
-}
-
-/// A message to the client of a wait, or of an unconfirmed grant.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Message {
-    pub(crate) id: WaiterId,
-    pub(crate) inbox: Rc<[u8]>,
-    pub(crate) lock: LockId,
-    pub(crate) request: RequestId,
-    pub(crate) event: InboxEvent,
-}
-
-/// The content of a message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum InboxEvent {
-    /// The lock is granted until the end of the grace period. If the client confirms, it gets its whole
-    /// lease.
-    Granted,
-    /// The wait is over, and its request holds nothing.
-    Lost,
 }
 
 impl Request {
@@ -112,14 +77,6 @@ impl Request {
         let uses_rest = self.keeps_longer && self.number().is_none();
         let ms = if uses_rest { self.lease_ms.max(left) } else { self.lease_ms };
         Lease { ms, keeps_longer: self.keeps_longer, end }
-    }
-
-    /// Returns the effect on the lease of a grant after a wait.
-    pub(super) fn set_lease_after_wait(&self, now: Now) -> SetLease {
-        match &self.notify {
-            Some(notify) => SetLease::AtLeast(now.wall.saturating_add(notify.grace_ms)),
-            None => self.set_lease(now),
-        }
     }
 
     pub(super) fn reply(&self, holds: i64, token: Option<Token>) -> Reply {
@@ -293,7 +250,7 @@ pub(crate) enum Decision {
     Cancelled,
     /// This server is no longer the primary.
     Demoted,
-    /// The hold ended before its grant was confirmed, or the connection does not confirm its grants.
+    /// The hold ended before its grant was confirmed.
     Lost,
     Refused(Refusal),
 }
@@ -359,8 +316,6 @@ pub(crate) enum Refusal {
     Overflow,
     /// The lock has the maximum number of waiters.
     TooManyWaiters,
-    /// The connection has the maximum number of waits with `NOTIFY`.
-    TooManyNotified,
     /// This server is a replica.
     Replica,
     /// The key of the fencing counter does not hold a counter.
@@ -399,10 +354,6 @@ pub(crate) trait Records {
     /// Whether the server has memory for a new record.
     fn may_grow(&mut self) -> bool;
     fn remember_grant(&mut self, id: &RequestId, reply: &Reply, now: Now);
-    /// Records a grant that must still be confirmed, until the end of its grace.
-    fn remember_unconfirmed(&mut self, id: &RequestId, reply: &Reply, grace_ms: i64, now: Now);
-    /// Whether the recorded grant is still unconfirmed.
-    fn is_unconfirmed(&mut self, id: &RequestId) -> bool;
     fn remember_release(&mut self, id: &RequestId, left: i64, now: Now);
     /// Deletes the record of a revoked grant. The next call with this id then counts as new.
     fn forget_grant(&mut self, id: &RequestId);

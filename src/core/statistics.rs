@@ -48,12 +48,6 @@ pub(crate) enum Counted {
     ReleasedOnDisconnect,
     /// Fencing tokens taken.
     Token,
-    /// Grants with `NOTIFY` that clients confirmed.
-    Confirmed,
-    /// Grants with `NOTIFY` that clients did not confirm in time, or whose message had no subscriber.
-    NotConfirmed,
-    /// Waits dropped because their connection failed to confirm other grants.
-    Dropped,
     /// A session was opened.
     SessionOpened,
     /// A session ended because its client was silent, or because its connection had closed.

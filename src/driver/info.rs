@@ -35,9 +35,6 @@ impl InfoSection for Section {
             for (name, counter) in COUNTED {
                 info.number(name, counted.number(counter));
             }
-            let (notified, connections) = driver.locks.notified();
-            info.number(c"notify_waits", notified);
-            info.number(c"notify_connections", connections);
             info.number(c"sessions", driver.locks.session_count());
             info.number(c"sessions_suspect", driver.locks.suspect_sessions());
             info.number(c"grants_revoked", driver.stats.revoked);
@@ -77,7 +74,7 @@ impl InfoSection for Section {
 }
 
 /// The counters of the core, with their names in `INFO`.
-const COUNTED: [(&CStr, Counted); 19] = [
+const COUNTED: [(&CStr, Counted); 16] = [
     (c"grants_at_once", Counted::GrantedAtOnce),
     (c"waiters_granted", Counted::GrantedAfterWaiting),
     (c"reentries", Counted::Reentered),
@@ -91,9 +88,6 @@ const COUNTED: [(&CStr, Counted); 19] = [
     (c"breaks", Counted::Broken),
     (c"disconnect_releases", Counted::ReleasedOnDisconnect),
     (c"tokens", Counted::Token),
-    (c"notify_confirmed", Counted::Confirmed),
-    (c"notify_not_confirmed", Counted::NotConfirmed),
-    (c"notify_dropped", Counted::Dropped),
     (c"sessions_opened", Counted::SessionOpened),
     (c"sessions_expired", Counted::SessionExpired),
     (c"session_grants_overdue", Counted::Overdue),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Connects the core with the server: blocked clients, connections that holds depend on, events, messages and the timer.
+//! Connects the core with the server: blocked clients, connections that holds depend on, events and the timer.
 //!
 //! How a decision reaches its client:
 //!
@@ -22,7 +22,6 @@ mod clients;
 mod events;
 pub(crate) mod info;
 mod locks;
-mod messages;
 mod quarantine;
 mod replicas;
 mod state;
@@ -36,7 +35,6 @@ pub(crate) use locks::commit::commit;
 pub(crate) use locks::deadlock::{blockers_of, find_deadlock, in_multi_lock_call, may_be_in_cycle};
 pub(crate) use locks::reconcile::{grant_bundle, revoke_cancelled, serve_bundles};
 pub(crate) use locks::remembered::{queue_unseen, Remembered};
-pub(crate) use messages::inbox_publisher::{await_message, inbox};
 pub(crate) use replicas::completion::await_replicas_of_session;
 pub(crate) use replicas::replica_waits::{AwaitedHold, HoldRef, ReplicaRequirement};
 pub(crate) use state::{dispatch, with, Driver, WaitStart};
@@ -49,8 +47,8 @@ use crate::server::keys::string;
 use crate::server::registration::unloading;
 use crate::server::replication::replicas as server_replicas;
 use crate::server::Ctx;
+use events::owner_events;
 use events::subscriptions::{self, KeyEvents};
-use messages::{inbox_publisher, owner_events};
 use replicas::completion;
 use timer::on_timer;
 
@@ -60,7 +58,6 @@ pub(crate) fn start(ctx: Ctx<'_>) -> bool {
     with(ctx, |driver| {
         driver.alarm.set_callback(on_timer::on_timer);
         driver.replica_waits.set_callback(completion::on_iteration_end);
-        driver.inboxes.set_callback(inbox_publisher::on_iteration_end);
     });
     owner_events::apply_setting(ctx);
     quarantine::on_load(ctx);

@@ -13,7 +13,6 @@ use crate::driver::clients::blocked_clients::{BlockedClients, WaitOutcome};
 use crate::driver::clients::deliveries::{Deliveries, FreedGrant};
 use crate::driver::clients::known_clients::KnownClients;
 use crate::driver::clients::polls::{PollOutcome, Polls};
-use crate::driver::messages::inboxes::Inboxes;
 use crate::driver::replicas::replica_waits::{AwaitedWrite, ReplicaRequirement, ReplicaWaits};
 use crate::driver::timer::alarm::Alarm;
 use crate::driver::timer::recheck_schedule::{FragileRound, RecheckSchedule};
@@ -46,7 +45,6 @@ pub(crate) struct Driver {
     pub(super) known_clients: KnownClients,
     pub(super) deliveries: Deliveries,
     pub(super) replica_waits: ReplicaWaits,
-    pub(super) inboxes: Inboxes,
     pub(super) alarm: Alarm,
     pub(super) rechecks: RecheckSchedule,
     /// Whether the wakeup hook of the event loop is registered, for fragile locks. The timer unregisters it.
@@ -104,14 +102,13 @@ impl Driver {
         self.watch_disconnects(ctx);
     }
 
-    /// The client that this waiter blocks, or whose connection it belongs to.
+    /// The client that this waiter blocks.
     pub(crate) fn client_of(&self, id: WaiterId) -> Option<u64> {
-        let blocked = self.blocked.client_of(self.locks.first_wait_of(id));
-        blocked.or_else(|| self.locks.connection_of(id).map(|connection| connection.0))
+        self.blocked.client_of(self.locks.first_wait_of(id))
     }
 
     /// The sizes of the driver's tables, like [`LockManager::tables`].
-    pub(super) fn tables(&self) -> [(&'static CStr, usize); 7] {
+    pub(super) fn tables(&self) -> [(&'static CStr, usize); 6] {
         let (polls, connections) = self.polls.lens();
         [
             (c"table_blocked_clients", self.blocked.len()),
@@ -120,7 +117,6 @@ impl Driver {
             (c"table_answered_grants", self.deliveries.len()),
             (c"table_awaiting_replicas", self.replica_waits.len() + self.replica_waits.of_sessions_len()),
             (c"table_sockets", self.known_clients.len()),
-            (c"table_inboxes", self.inboxes.len()),
         ]
     }
 
@@ -143,9 +139,6 @@ impl Driver {
                     self.blocked.end(id, WaitOutcome::Decided(decision));
                 }
             }
-        }
-        if self.locks.has_messages() {
-            self.inboxes.schedule_publish(ctx);
         }
     }
 
@@ -212,7 +205,7 @@ impl Driver {
     }
 
     /// Starts a wait: registers hooks, delivers decisions, and sets the timer if necessary.
-    pub(super) fn begin_wait(&mut self, ctx: Ctx<'_>, start: WaitStart) {
+    pub(crate) fn begin_wait(&mut self, ctx: Ctx<'_>, start: WaitStart) {
         self.watch_disconnects(ctx);
         if self.in_cluster {
             self.rechecks.plan_all(ctx.now().mono);
@@ -264,15 +257,13 @@ impl Driver {
         self.locks.undelivered(id);
     }
 
-    /// Whether disconnects matter: a hold depends on a connection, or a client waits for the notification of a grant.
+    /// Whether disconnects matter: a hold or a session depends on a connection, or a client waits for a grant.
     fn needs_disconnects(&self) -> bool {
         self.locks.has_bindings()
-            || self.locks.has_notified()
             || self.locks.session_count() > 0
             || self.polls.lens() != (0, 0)
             || !self.blocked.is_empty()
             || !self.deliveries.is_empty()
-            || self.inboxes.len() > 0
     }
 
     /// Whether the disconnect hook is registered although disconnects do not matter.
@@ -303,8 +294,6 @@ impl Driver {
             && !self.flush_unannounced
             && self.rechecks.is_empty()
             && self.replica_waits.is_idle()
-            && !self.inboxes.has_hook()
-            && self.inboxes.len() == 0
             && self.polls.lens() == (0, 0)
             && self.locks.has_no_deadline()
             && !self.locks.has_bindings()
@@ -343,7 +332,6 @@ impl Driver {
             || self.has_stale_hook()
             || !self.rechecks.is_empty()
             || !self.replica_waits.is_idle()
-            || self.inboxes.has_hook()
             || self.polls.any_ready()
     }
 
@@ -360,8 +348,7 @@ impl Driver {
             }
             _ => lock_work,
         };
-        let has_idle_hook =
-            self.has_stale_hook() || self.replica_waits.has_stale_hook() || self.inboxes.has_hook();
+        let has_idle_hook = self.has_stale_hook() || self.replica_waits.has_stale_hook();
         let linger = (self.wakeup_hook || has_idle_hook).then_some(HOOK_LINGER_MS);
         let flush_unannounced = self.flush_unannounced.then_some(FLUSH_RETRY_MS);
         let next_time = earlier(self.rechecks.first_due(), self.replica_waits.first_deadline());
@@ -430,7 +417,6 @@ fn on_disconnect(ctx: Ctx<'_>, client: u64) {
         if !waits {
             driver.known_clients.forget(client);
         }
-        driver.inboxes.forget(client);
         driver.polls.forget(client);
         let now = ctx.now();
         let mut follows = !freed.is_empty();

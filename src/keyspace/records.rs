@@ -240,22 +240,9 @@ impl core::Records for Records<'_> {
     fn remember_grant(&mut self, id: &RequestId, reply: &Reply, now: Now) {
         let end = now.wall.saturating_add(id.ttl_ms);
         self.remember(id, |record| {
-            record.granted = Some(Granted { reply: reply.clone(), end, unconfirmed: false });
+            record.granted = Some(Granted { reply: reply.clone(), end });
             record.cancelled = None;
         });
-    }
-
-    fn remember_unconfirmed(&mut self, id: &RequestId, reply: &Reply, grace_ms: i64, now: Now) {
-        let end = now.wall.saturating_add(grace_ms);
-        self.remember(id, |record| {
-            record.granted = Some(Granted { reply: reply.clone(), end, unconfirmed: true });
-            record.cancelled = None;
-        });
-    }
-
-    fn is_unconfirmed(&mut self, id: &RequestId) -> bool {
-        let granted = self.record(id).ok().and_then(|open| open.record.granted.as_ref());
-        granted.is_some_and(|granted| granted.unconfirmed)
     }
 
     fn remember_release(&mut self, id: &RequestId, left: i64, now: Now) {

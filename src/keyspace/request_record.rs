@@ -28,8 +28,6 @@ pub(super) struct Granted {
     pub(super) reply: Reply,
     /// End of the retention.
     pub(super) end: WallMs,
-    /// Whether the client was notified by a message and has not confirmed the grant yet.
-    pub(super) unconfirmed: bool,
 }
 
 impl Record {
@@ -61,7 +59,7 @@ impl Record {
     /// * `b` if the lock's key contains a brace;
     /// * `r` and the number of holds that a release left;
     /// * `c` and whether a cancel had an effect;
-    /// * `a` and the number of holds that an acquire got, or `s` for a shared one, in capitals while unconfirmed;
+    /// * `a` and the number of holds that an acquire got, or `s` for a shared one;
     /// * `t` and the token of the acquire;
     /// * `o` and its owner, up to the end of the record.
     ///
@@ -82,13 +80,11 @@ impl Record {
         if let Some((undone, end)) = self.cancelled {
             put_with_end(b" c", i64::from(undone), end);
         }
-        let Some(Granted { reply, end, unconfirmed }) = &self.granted else { return text };
+        let Some(Granted { reply, end }) = &self.granted else { return text };
         let Reply { mode, holds, token, owner } = reply;
-        let kind = match (mode, unconfirmed) {
-            (Mode::Exclusive, false) => b" a",
-            (Mode::Exclusive, true) => b" A",
-            (Mode::Shared, false) => b" s",
-            (Mode::Shared, true) => b" S",
+        let kind = match mode {
+            Mode::Exclusive => b" a",
+            Mode::Shared => b" s",
         };
         put_with_end(kind, *holds, *end);
         if let Some(token) = token {
@@ -120,13 +116,11 @@ impl Record {
             (record.cancelled, rest) = (Some((undone != 0, end)), after);
         }
         let granted = match rest {
-            [b' ', b'a', value @ ..] => Some((Mode::Exclusive, false, value)),
-            [b' ', b'A', value @ ..] => Some((Mode::Exclusive, true, value)),
-            [b' ', b's', value @ ..] => Some((Mode::Shared, false, value)),
-            [b' ', b'S', value @ ..] => Some((Mode::Shared, true, value)),
+            [b' ', b'a', value @ ..] => Some((Mode::Exclusive, value)),
+            [b' ', b's', value @ ..] => Some((Mode::Shared, value)),
             _ => None,
         };
-        if let Some((mode, unconfirmed, value)) = granted {
+        if let Some((mode, value)) = granted {
             let ((holds, end), after) = number_with_end(value).filter(|((holds, _), _)| *holds > 0)?;
             rest = after;
             let (mut token, mut owner) = (None, None);
@@ -140,7 +134,7 @@ impl Record {
                 (owner, rest) = (Some(Box::new(Owner::new(name))), &[]);
             }
             let reply = Reply { mode, holds, token, owner };
-            record.granted = Some(Granted { reply, end, unconfirmed });
+            record.granted = Some(Granted { reply, end });
         }
         (rest.is_empty() && record.end().is_some()).then_some(Some(record))
     }
@@ -186,8 +180,7 @@ mod tests {
         let owner = Some(Box::new(Owner::new(b"o w\0n:er")));
         let reply = |mode, holds, token| Reply { mode, holds, token, owner: None };
         let (exclusive, shared) = (Mode::Exclusive, Mode::Shared);
-        let granted = |reply, end| Some(Granted { reply, end, unconfirmed: false });
-        let unconfirmed = |reply, end| Some(Granted { reply, end, unconfirmed: true });
+        let granted = |reply, end| Some(Granted { reply, end });
         for (granted, released, cancelled) in [
             (granted(reply(exclusive, 3, None), 7), None, None),
             (
@@ -197,8 +190,6 @@ mod tests {
             ),
             (granted(Reply { owner, ..reply(exclusive, 1, None) }, 1), Some((7, 2)), Some((true, 3))),
             (granted(reply(shared, 2, None), 7), None, Some((false, 8))),
-            (unconfirmed(reply(shared, 2, None), 7), None, None),
-            (unconfirmed(reply(exclusive, 1, Some(5)), 7), Some((2, 3)), None),
             (None, Some((2, 3)), None),
             (None, None, Some((false, 4))),
             (None, Some((2, 3)), Some((true, 4))),

@@ -45,8 +45,6 @@ NEEDED = {
     "write-in-a-notification": "external clients that write to keys",
     "guard-trusts-the-first-look": "guarded scripts",
     "guarded-write-begins-anew": "a cluster",
-    "seen-end-forgotten": "subscribers to Redisson's channel",
-    "confirmed-shorter-unannounced": "subscribers to Redisson's channel",
     "told-though-handed-over": "subscribers to Redisson's channel",
     "watchers-not-told": "transactions that watch a lock",
 }
@@ -67,13 +65,10 @@ SCENE = (
     "re-entry-shortens",
     "retry-loses-its-place",
     "several-make-way-at-one",
-    "unconfirmed-for-ever",
-    "unheard-is-granted",
     "upgrade-behind-the-queue",
     "upgrade-keeps-its-token",
     "upgraders-wait-for-ever",
     "victim-stays-queued",
-    "wait-outlives-its-connection",
     "waits-that-wait-for-each-other",
     "watchdog-of-the-dead",
     "watchdog-without-end",
@@ -81,7 +76,7 @@ SCENE = (
 )
 
 # Long holds last eight seconds in scenes, and waits that get no reply five: longer than the server may be late.
-SCENES = ("--clients", "2", "--listeners", "0", "--scenes", "3")
+SCENES = ("--clients", "2", "--scenes", "3")
 LATE = 1_000
 
 SEED = 1

@@ -92,7 +92,7 @@ WITH_CLIENTS = ("clients", "examples", "histories", "package_examples", "redisso
 # server finds every bug of tests/mutants that a server test finds.
 SMOKE = (
     "basics", "cluster", "command_docs", "connections", "effects", "foreign_fields", "guarded_scripts", "handover", "loading",
-    "multiple_locks", "notify", "pauses", "replicas", "sessions", "slot_migrations", "waiting",
+    "multiple_locks", "pauses", "replicas", "sessions", "slot_migrations", "waiting",
 )  # fmt: skip
 
 # Only this variant of the programs of docs/clients is tested for every change. The packages have tests of their own.

@@ -129,10 +129,7 @@ fn redis_cli_shows_argument_hints(flavor: Flavor) {
     let terminal = Terminal::start(server.dir.path(), &cli);
     terminal.until_seen("127.0.0.1");
     for (typed, hint) in [
-        (
-            "LOCK.ACQUIRE",
-            " key owner [PX milliseconds|EX seconds] [BLOCK milliseconds|QUEUE milliseconds|NOTIFY inbox",
-        ),
+        ("LOCK.ACQUIRE", " key owner [PX milliseconds|EX seconds] [BLOCK milliseconds|QUEUE milliseconds]"),
         ("lock.release orders", " owner [PX milliseconds|EX seconds] [SHARED|ALL] [ID request]"),
         ("LOCK.GUARD orders", " OWNER owner|TOKEN token command [arg [arg ...]]"),
     ] {

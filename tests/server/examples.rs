@@ -14,7 +14,7 @@ crate::on_every_server!(
     python_reports_a_lost_lock,
     a_token_keeps_a_late_write_out,
     a_worker_stops_when_it_loses_its_lock,
-    a_thousand_python_tasks_share_one_connection,
+    a_thousand_python_tasks_share_one_session,
     fencing_page_scripts_print_as_shown,
 );
 
@@ -118,18 +118,20 @@ fn printed_by(name: &str, server: &Server) -> Option<Printed> {
     Some(printed)
 }
 
-fn a_thousand_python_tasks_share_one_connection(flavor: Flavor) {
+fn a_thousand_python_tasks_share_one_session(flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
-    let Some(mut program) = python("docs/clients/python/inbox.py") else { return };
+    let Some(mut program) = python("docs/clients/python/session.py") else { return };
     program.args(["--port", &server.port.to_string(), "--tasks", "1000", "--locks", "10"]);
     let output = Run::spawn(program).finish();
     let printed = Printed::new(&output);
     assert!(output.status.success(), "{printed}");
-    // Nearly all tasks waited at the same time, by messages.
+    // Nearly all tasks waited at the same time, on few connections.
     let mut a = server.client();
     assert!(a.info("lock", "lock_waiters_max").parse::<usize>().unwrap() > 500, "{printed}");
-    assert_eq!(a.info("lock", "lock_notify_not_confirmed"), "0");
-    assert!(a.info("lock", "lock_notify_confirmed").parse::<usize>().unwrap() > 500, "{printed}");
+    assert!(a.info("stats", "total_connections_received").parse::<usize>().unwrap() < 50, "{printed}");
+    assert_eq!(a.info("lock", "lock_sessions_opened"), "1");
+    assert_eq!(a.info("lock", "lock_sessions"), "0");
+    assert_eq!(a.info("lock", "lock_session_grants_overdue"), "0");
     let counted = printed.stdout.split_once("cancelled: expected ").unwrap().1.trim().split_once(", got ");
     assert!(counted.is_some_and(|(expected, got)| expected == got), "{printed}");
     drop(a);

@@ -182,8 +182,7 @@ pub(super) fn load(
     let Case { promise, names_once, module_args, kinds, stretch, calls_per_key, .. } = case;
     let all = settings();
     let at_most = all.at_most.min(if all.calls == u32::MAX { Duration::MAX } else { case.length });
-    let load =
-        Settings { features: Features::UNBOUND, listeners: 0, scenes: 0, calls: u32::MAX, at_most, ..all };
+    let load = Settings { features: Features::UNBOUND, scenes: 0, calls: u32::MAX, at_most, ..all };
     // The holds of a session are promised once replicas have them.
     let sessions = u32::from(matches!(promise, Promise::Replicas(_)));
     let load = Settings { sessions, ..load };

@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Barrier;
 use std::thread;
 
-use crate::notify::inbox;
 use crate::support::server::{load_module, unload_module};
 use crate::support::{in_world, lua, until, Client, Flavor, Server};
 
@@ -24,8 +23,6 @@ crate::on_every_server!(
     an_external_release_is_announced_once,
     a_flush_announces_unclaimed_locks,
     a_successors_shorter_lease_is_announced,
-    a_notified_grants_end_is_announced,
-    the_end_after_an_unconfirmed_grant_is_announced,
 );
 
 const CHANNEL: &str = "redisson_lock__channel:{k}";
@@ -345,78 +342,6 @@ fn a_successors_shorter_lease_is_announced(flavor: Flavor) {
         external.unlock();
         assert_eq!(a.call("DEBUG SET-ACTIVE-EXPIRE 1"), "OK");
     });
-}
-
-/// A notified grant has a short lease, and a longer one once it is confirmed. The ends of both leases are announced.
-fn a_notified_grants_end_is_announced(flavor: Flavor) {
-    for (grace, then, holds) in [
-        ("GRACE 100", "", ""),
-        ("GRACE 10000", "LOCK.ACQUIRE k b NOTIFY w ID r PX 300", "1"),
-        ("GRACE 200", "LOCK.RENEW k b PX 300", "1"),
-        ("GRACE 200", "LOCK.ACQUIRE k b PX 300", "2"),
-    ] {
-        // A new server for each case: once a subscriber is known, the end of every lease is watched.
-        in_world(flavor, |world| {
-            let mut external = External::new(world, "s");
-            let (mut a, mut b) = (world.client(), inbox(world, "w"));
-            assert_eq!(a.call("DEBUG SET-ACTIVE-EXPIRE 0"), "OK");
-            assert_eq!(a.call("LOCK.ACQUIRE k a PX 100000"), "1");
-            assert_eq!(b.call(&format!("LOCK.ACQUIRE k b NOTIFY w ID r PX 200000 {grace}")), "0");
-            // The external client has seen the long lease and sleeps.
-            assert_ne!(external.eval(lua::ACQUIRE), "nil");
-            assert_eq!(a.call("LOCK.RELEASE k a"), "0");
-            assert_eq!(b.recv(), "push[lock:inbox:w, granted r k]");
-            if !then.is_empty() {
-                assert_eq!(a.call(then), holds);
-            }
-            external.lock();
-            external.unlock();
-            assert_eq!(a.call("DEBUG SET-ACTIVE-EXPIRE 1"), "OK");
-        });
-    }
-}
-
-/// The next grant's lease ends later than the grace of the unconfirmed grant, but earlier than external clients have seen.
-fn the_end_after_an_unconfirmed_grant_is_announced(flavor: Flavor) {
-    for (then, next) in [
-        ("LOCK.RELEASE k b", "LOCK.ACQUIRE k c PX 400 BLOCK 0"),
-        ("LOCK.CANCEL k b ID r", "LOCK.ACQUIRE k c PX 400 BLOCK 0"),
-        ("LOCK.BREAK k", "LOCK.ACQUIRE k c PX 400 BLOCK 0"),
-        ("DEL k", "LOCK.ACQUIRE k c PX 400 BLOCK 0"),
-        ("", "LOCK.ACQUIRE k c PX 400 BLOCK 0"),
-        ("LOCK.RELEASE k b", "LOCK.ACQUIRE k c PX 400 NOTIFY w ID s"),
-        ("LOCK.RELEASE k b", "LOCK.ACQUIRE k c PX 400 NOTIFY w ID s SHARED"),
-        ("LOCK.RELEASE k b", "LOCK.MACQUIRE 2 k l c PX 400 BLOCK 0"),
-    ] {
-        in_world(flavor, |world| {
-            let mut external = External::new(world, "s");
-            let (mut a, mut b, mut c) = (world.client(), inbox(world, "w"), world.client());
-            assert_eq!(a.call("DEBUG SET-ACTIVE-EXPIRE 0"), "OK");
-            assert_eq!(a.call("LOCK.ACQUIRE k a PX 100000"), "1");
-            assert_eq!(b.call("LOCK.ACQUIRE k b NOTIFY w ID r PX 200000 GRACE 300"), "0");
-            c.send(next);
-            until("both wait", || a.info("lock", "lock_waiters") == "2");
-            assert_ne!(external.eval(lua::ACQUIRE), "nil");
-            assert_eq!(a.call("LOCK.RELEASE k a"), "0");
-            assert_eq!(b.recv(), "push[lock:inbox:w, granted r k]");
-            if !then.is_empty() {
-                a.call(then);
-            }
-            if next.contains("NOTIFY") {
-                assert_eq!(c.recv(), "0");
-                assert_eq!(b.recv(), "push[lock:inbox:w, lost r k]");
-                assert_eq!(b.recv(), "push[lock:inbox:w, granted s k]");
-                assert_eq!(c.call(next), "1");
-            } else {
-                let reply = c.recv();
-                assert!(["1", "[1, 1]"].contains(&reply.as_str()), "{reply}");
-            }
-            external.lock();
-            external.unlock();
-            a.call("LOCK.BREAK l");
-            assert_eq!(a.call("DEBUG SET-ACTIVE-EXPIRE 1"), "OK");
-        });
-    }
 }
 
 fn idle_state_is_forgotten(flavor: Flavor) {

@@ -24,7 +24,7 @@ fn run_during_moves(flavor: Flavor, migrate: impl Fn(&Cluster, usize, usize) + S
     let cluster = Cluster::start_with_module_args(flavor, &MODULE_ARGS);
     // A move ends bindings to connections without a reply, so these features are off.
     let features = Features { bound: false, ..Features::ALL };
-    let settings = Settings { prefix: TAG, features, listeners: 0, sessions: 0, scenes: 0, ..settings() };
+    let settings = Settings { prefix: TAG, features, sessions: 0, scenes: 0, ..settings() };
     let at = address(&cluster.nodes[0]);
     run(settings, at, |shared: &Shared| {
         for (from, to) in [(0, 1), (1, 0)].into_iter().cycle() {

@@ -89,7 +89,6 @@ fn invalid_arguments_are_refused(flavor: Flavor) {
             ("2 a a o", "ERR key 'a' is given twice"),
             ("1 a #o", "ERR owner begins with '#'"),
             ("2 a b o LIMIT 2", "ERR syntax error, unknown option 'LIMIT'"),
-            ("2 a b o NOTIFY x", "ERR syntax error, unknown option 'NOTIFY'"),
             ("2 a b o PX 0", "ERR PX is out of range"),
             ("2 a {a} o", "ERR keys '{a}' and 'a' cannot be locked together"),
             ("2 redisson_lock_token:{a} a o", "ERR keys 'a' and 'redisson_lock_token:{a}' cannot be locked"),

@@ -21,7 +21,7 @@ const COMMANDS: [&str; 17] = [
     "CANCEL", "MACQUIRE", "MRELEASE", "MRENEW", "SCAN", "TOP", "HELP",
 ];
 
-/// Values of arguments: owners, keys, requests, inboxes and numbers. No lease or timeout in the list ends within the test.
+/// Values of arguments: owners, keys, requests and numbers. No lease or timeout in the list ends within the test.
 const VALUES: [&[u8]; 30] = [
     b"a",
     b"b",
@@ -56,12 +56,10 @@ const VALUES: [&[u8]; 30] = [
 ];
 
 /// Well-formed options.
-const OPTIONS: [&str; 22] = [
+const OPTIONS: [&str; 20] = [
     "PX 600000",
     "EX 600",
     "BLOCK 600000",
-    "NOTIFY w",
-    "GRACE 600000",
     "SHARED",
     "SHARED LIMIT 2",
     "ONCE",
@@ -99,7 +97,7 @@ impl Words {
         let words = text.split(|c: char| !c.is_ascii_uppercase());
         let words: BTreeSet<&str> = words.filter(|word| word.len() > 1).collect();
         let tokens: Vec<_> = words.into_iter().map(str::to_owned).collect();
-        assert!(tokens.contains(&"NOTIFY".to_owned()) && tokens.contains(&"GUARD".to_owned()), "{tokens:?}");
+        assert!(tokens.contains(&"QUEUE".to_owned()) && tokens.contains(&"GUARD".to_owned()), "{tokens:?}");
         Words { tokens, rng: StdRng::seed_from_u64(seed) }
     }
 

@@ -3,7 +3,6 @@
 //! Waits of sessions (`QUEUE`): their order, their time-outs, and grants that their client does not acknowledge. Numbers of
 //! rules, such as R15, are those of `tests/protocol/README.md`.
 
-use super::notify::inbox;
 use crate::support::client::prefix;
 use crate::support::session::Progress;
 use crate::support::{lua, until, with_sessions, Client, Flavor, Session};
@@ -40,16 +39,14 @@ fn all_kinds_of_waits_share_one_queue(flavor: Flavor) {
     with_sessions(flavor, |world| {
         let mut external = world.client();
         let mut session = Session::open(world, TTL, GRACE);
-        let mut notified = inbox(world, "w");
         // Redisson's scripts acquire and release.
         assert_eq!(eval(&mut external, lua::ACQUIRE, &["1", "k", "600000", "redisson"]), "nil");
         let mut first = world.waiting("LOCK.ACQUIRE k first BLOCK 0");
         let second = session.queue("k", "second", "");
-        assert_eq!(notified.call("LOCK.ACQUIRE k third NOTIFY w ID r"), "0");
-        let fourth = session.queue("k", "fourth", "");
-        let mut fifth = world.waiting("LOCK.ACQUIRE k fifth BLOCK 0");
-        let sixth = session.queue("k", "sixth", "");
-        assert_eq!(external.call("LOCK.WAITERS k").matches("owner").count(), 6);
+        let third = session.queue("k", "third", "");
+        let mut fourth = world.waiting("LOCK.ACQUIRE k fourth BLOCK 0");
+        let fifth = session.queue("k", "fifth", "");
+        assert_eq!(external.call("LOCK.WAITERS k").matches("owner").count(), 5);
         let released = eval(&mut external, lua::RELEASE, &["2", "k", "channel", "600000", "redisson"]);
         assert_eq!(released, "1");
         assert_eq!(first.recv(), "1");
@@ -57,16 +54,12 @@ fn all_kinds_of_waits_share_one_queue(flavor: Flavor) {
         assert_eq!(first.call("LOCK.RELEASE k first"), "0");
         assert_eq!(session.some_events(), [format!("granted {second} 1")]);
         assert_eq!(session.release(second), "0");
-        assert_eq!(notified.recv(), "push[lock:inbox:w, granted r k]");
-        assert_eq!(notified.call("LOCK.ACQUIRE k third NOTIFY w ID r"), "1");
-        assert_eq!(session.events(0), [""; 0]);
-        assert_eq!(notified.call("LOCK.RELEASE k third"), "0");
-        assert_eq!(session.some_events(), [format!("granted {fourth} 1")]);
-        assert_eq!(session.cancel(fourth), "1");
-        assert_eq!(fifth.recv(), "1");
+        assert_eq!(session.some_events(), [format!("granted {third} 1")]);
+        assert_eq!(session.cancel(third), "1");
+        assert_eq!(fourth.recv(), "1");
         assert_eq!(external.call("DEL k"), "1");
-        assert_eq!(session.some_events(), [format!("granted {sixth} 1")]);
-        assert_eq!(session.release(sixth), "0");
+        assert_eq!(session.some_events(), [format!("granted {fifth} 1")]);
+        assert_eq!(session.release(fifth), "0");
     });
 }
 

@@ -138,7 +138,6 @@ fn session_excludes_other_options(flavor: Flavor) {
         let of = format!("SESSION {} 1", session.id);
         for (call, problem) in [
             (format!("ACQUIRE k o {of} BLOCK 0"), "only one of SESSION and BLOCK is allowed"),
-            (format!("ACQUIRE k o {of} NOTIFY w ID r"), "only one of SESSION and NOTIFY is allowed"),
             (format!("ACQUIRE k o {of} ID r"), "only one of SESSION and ID is allowed"),
             (format!("ACQUIRE k o {of} REPLICAS 1"), "REPLICAS with SESSION needs QUEUE"),
             (format!("ACQUIRE k o {of} MAX 5"), "MAX needs WATCHDOG"),
@@ -151,10 +150,8 @@ fn session_excludes_other_options(flavor: Flavor) {
             (format!("ACQUIRE k * {of}"), "SESSION needs an owner other than *"),
             (format!("ACQUIRE k o {of} {of}"), "SESSION is given twice"),
             (format!("ACQUIRE k o {of} QUEUE 0 BLOCK 0"), "only one of BLOCK and QUEUE is allowed"),
-            (format!("ACQUIRE k o {of} QUEUE 0 NOTIFY w ID r"), "only one of QUEUE and NOTIFY is allowed"),
             (format!("ACQUIRE k o {of} QUEUE 0 QUEUE 0"), "QUEUE is given twice"),
             (format!("ACQUIRE k o {of} QUEUE -1"), "QUEUE is out of range"),
-            (format!("ACQUIRE k o {of} QUEUE 0 GRACE 5"), "GRACE needs NOTIFY"),
             ("ACQUIRE k o QUEUE 0".to_owned(), "QUEUE needs SESSION"),
             (format!("ACQUIRE k o SESSION {} 0", session.id), "SESSION is out of range"),
             (format!("ACQUIRE k o SESSION {}", session.id), "SESSION needs a value"),

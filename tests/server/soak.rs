@@ -48,9 +48,7 @@ fn until_idle(server: &mut Server) {
         keys.all(|key| key.is_empty() || is_kept(key))
     });
     until("no other client is connected", || client.info("clients", "connected_clients") == "1");
-    for gauge in
-        ["waiters", "contended_locks", "known_held_locks", "watchdogs", "ephemeral_holds", "notify_waits"]
-    {
+    for gauge in ["waiters", "contended_locks", "known_held_locks", "watchdogs", "ephemeral_holds"] {
         assert_eq!(client.info("lock", &format!("lock_{gauge}")), "0", "lock_{gauge}");
     }
     assert_eq!(client.call("FLUSHALL"), "OK");

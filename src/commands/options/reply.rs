@@ -2,7 +2,6 @@
 
 //! Options about the reply: when it comes, and whether a repeated call gets it again.
 
-use std::ffi::CStr;
 use std::num::NonZeroU32;
 
 use super::CommandOption;
@@ -15,86 +14,47 @@ use crate::server::registration::arguments::{Argument, ArgumentKind};
 /// The default of `WITHIN`, in milliseconds. Redisson uses the same.
 const DEFAULT_WITHIN_MS: u32 = 1000;
 
-/// The default of `GRACE`, in milliseconds.
-const DEFAULT_GRACE_MS: i64 = 5000;
-
-/// Converts a text that ends with a NUL to a C string. Used for texts that are too long for one literal.
-const fn c_str(text: &'static str) -> &'static CStr {
-    match CStr::from_bytes_with_nul(text.as_bytes()) {
-        Ok(text) => text,
-        Err(_) => panic!("the text does not end with a NUL"),
-    }
-}
-
-/// `BLOCK milliseconds`
-#[derive(Default)]
-pub(in crate::commands) struct Block(Option<BlockTimeout>);
-
-/// The maximum time in milliseconds that a client waits in the server. `None` means no limit.
-#[derive(Clone, Copy)]
-pub(in crate::commands) struct BlockTimeout(pub(in crate::commands) Option<u64>);
-
-impl Block {
-    const MILLISECONDS: Argument = Argument::new(
-        c"milliseconds",
-        ArgumentKind::Integer,
-        c"waits in the server for at most this time; 0 means no limit",
-    )
-    .after(c"BLOCK");
-
-    #[inline]
-    pub(in crate::commands) fn timeout(&self) -> Option<BlockTimeout> {
-        self.0
-    }
-}
-
-impl<'a> CommandOption<'a> for Block {
-    const ARGUMENT: Argument = Block::MILLISECONDS.optional();
-
-    #[inline(always)]
-    fn read(&mut self, word: &'a [u8], args: &mut Cursor<'a>) -> Result<bool, Error> {
-        if !word.eq_ignore_ascii_case(b"BLOCK") {
-            return Ok(false);
-        }
-        let ms = args.integer("BLOCK", 0, MAX_MS)?.unsigned_abs();
-        args.once("BLOCK", &mut self.0, BlockTimeout(Some(ms).filter(|ms| *ms > 0)))?;
-        Ok(true)
-    }
-}
-
 /// `BLOCK milliseconds | QUEUE milliseconds`
 #[derive(Default)]
-pub(in crate::commands) struct BlockOrQueue {
-    block: Block,
-    queue: Option<BlockTimeout>,
+pub(in crate::commands) struct Wait {
+    block: Option<WaitTimeout>,
+    queue: Option<WaitTimeout>,
 }
 
-impl BlockOrQueue {
-    pub(in crate::commands) fn mode<'a>(&self, command: CommandName) -> Result<WaitMode<'a>, Error> {
-        match (self.block.timeout(), self.queue) {
+/// The maximum time of a wait, in milliseconds. `None` means no limit.
+#[derive(Clone, Copy)]
+pub(in crate::commands) struct WaitTimeout(pub(in crate::commands) Option<u64>);
+
+/// How a call waits for the lock.
+#[derive(Clone, Copy)]
+pub(in crate::commands) enum WaitMode {
+    /// The call replies nil at once.
+    NoWait,
+    /// The server blocks the client.
+    Block(WaitTimeout),
+    /// The call replies 0 at once, and the session gets an event.
+    Queue(WaitTimeout),
+}
+
+impl Wait {
+    #[inline]
+    pub(in crate::commands) fn mode(&self, command: CommandName) -> Result<WaitMode, Error> {
+        match (self.block, self.queue) {
             (Some(_), Some(_)) => Err(command.exclusive("BLOCK", "QUEUE")),
             (Some(timeout), None) => Ok(WaitMode::Block(timeout)),
             (None, Some(timeout)) => Ok(WaitMode::Queue(timeout)),
             (None, None) => Ok(WaitMode::NoWait),
         }
     }
-
-    /// Reads `QUEUE`.
-    fn read_queue(
-        queue: &mut Option<BlockTimeout>,
-        word: &[u8],
-        args: &mut Cursor<'_>,
-    ) -> Result<bool, Error> {
-        if !word.eq_ignore_ascii_case(b"QUEUE") {
-            return Ok(false);
-        }
-        let ms = args.integer("QUEUE", 0, MAX_MS)?.unsigned_abs();
-        args.once("QUEUE", queue, BlockTimeout(Some(ms).filter(|ms| *ms > 0)))?;
-        Ok(true)
-    }
 }
 
-/// `QUEUE milliseconds`
+const BLOCK: Argument = Argument::new(
+    c"milliseconds",
+    ArgumentKind::Integer,
+    c"waits in the server for at most this time; 0 means no limit",
+)
+.after(c"BLOCK");
+
 const QUEUE: Argument = Argument::new(
     c"milliseconds",
     ArgumentKind::Integer,
@@ -102,116 +62,25 @@ const QUEUE: Argument = Argument::new(
 )
 .after(c"QUEUE");
 
-impl<'a> CommandOption<'a> for BlockOrQueue {
+impl<'a> CommandOption<'a> for Wait {
     const ARGUMENT: Argument = Argument::new(
         c"wait",
-        ArgumentKind::OneOf(&[Block::MILLISECONDS, QUEUE]),
+        ArgumentKind::OneOf(&[BLOCK, QUEUE]),
         c"waits if a lock is not available. BLOCK waits in the server. QUEUE replies 0, and the session gets an event",
     )
     .optional();
 
-    #[inline(always)]
-    fn read(&mut self, word: &'a [u8], args: &mut Cursor<'a>) -> Result<bool, Error> {
-        Ok(self.block.read(word, args)? || BlockOrQueue::read_queue(&mut self.queue, word, args)?)
-    }
-}
-
-/// `BLOCK milliseconds | QUEUE milliseconds | NOTIFY inbox [GRACE milliseconds]`
-#[derive(Default)]
-pub(in crate::commands) struct Wait<'a> {
-    block: Block,
-    queue: Option<BlockTimeout>,
-    inbox: Option<&'a [u8]>,
-    grace_ms: Option<i64>,
-}
-
-/// How a call waits for the lock.
-#[derive(Clone, Copy)]
-pub(in crate::commands) enum WaitMode<'a> {
-    /// The call replies nil at once.
-    NoWait,
-    /// The server blocks the client.
-    Block(BlockTimeout),
-    /// The call replies 0 at once, and the session gets an event.
-    Queue(BlockTimeout),
-    /// A message announces the grant.
-    Notify(NotifyOptions<'a>),
-}
-
-/// `NOTIFY inbox [GRACE milliseconds]`
-#[derive(Clone, Copy)]
-pub(in crate::commands) struct NotifyOptions<'a> {
-    pub(in crate::commands) inbox: &'a [u8],
-    /// The time that the client has to confirm the grant, in milliseconds.
-    pub(in crate::commands) grace_ms: i64,
-}
-
-impl<'a> Wait<'a> {
-    #[inline]
-    pub(in crate::commands) fn mode(&self, command: CommandName) -> Result<WaitMode<'a>, Error> {
-        match self {
-            Wait { block, queue: None, inbox: None, grace_ms: None } => {
-                Ok(block.timeout().map_or(WaitMode::NoWait, WaitMode::Block))
-            }
-            Wait { block: Block(Some(_)), queue: Some(_), .. } => Err(command.exclusive("BLOCK", "QUEUE")),
-            Wait { queue: Some(_), inbox: Some(_), .. } => Err(command.exclusive("QUEUE", "NOTIFY")),
-            Wait { queue: Some(timeout), grace_ms: None, .. } => Ok(WaitMode::Queue(*timeout)),
-            Wait { inbox: None, .. } => Err(command.problem("GRACE needs NOTIFY")),
-            Wait { block: Block(Some(_)), .. } => Err(command.exclusive("BLOCK", "NOTIFY")),
-            Wait { inbox: Some(inbox), grace_ms, .. } => {
-                let grace_ms = grace_ms.unwrap_or(DEFAULT_GRACE_MS);
-                Ok(WaitMode::Notify(NotifyOptions { inbox, grace_ms }))
-            }
-        }
-    }
-}
-
-impl<'a> CommandOption<'a> for Wait<'a> {
-    const ARGUMENT: Argument = {
-        const INBOX: Argument = Argument::new(
-            c"inbox",
-            ArgumentKind::Text,
-            c"replies 0 and publishes the grant on the channel lock:inbox:<inbox>",
-        )
-        .after(c"NOTIFY");
-        const GRACE: Argument = Argument::new(
-            c"milliseconds",
-            ArgumentKind::Integer,
-            c"time limit for confirming the grant by repeating the call, 5000 by default",
-        )
-        .after(c"GRACE")
-        .optional();
-        const NOTIFY: Argument = Argument::new(
-            c"notify",
-            ArgumentKind::Block(&[INBOX, GRACE]),
-            c"waits without blocking this connection",
-        );
-        let summary = c_str(concat!(
-            "waits if another owner holds the lock. BLOCK waits in the server for at most this time; 0 means no limit. ",
-            "QUEUE replies 0, and the session gets an event. ",
-            "NOTIFY publishes the grant on lock:inbox:<inbox>; repeating the call within GRACE, 5000 ms by default, confirms it",
-            "\0"
-        ));
-        Argument::new(c"wait", ArgumentKind::OneOf(&[Block::MILLISECONDS, QUEUE, NOTIFY]), summary).optional()
-    };
-
     #[inline]
     fn read(&mut self, word: &'a [u8], args: &mut Cursor<'a>) -> Result<bool, Error> {
-        if self.block.read(word, args)? {
-            return Ok(true);
-        }
-        if BlockOrQueue::read_queue(&mut self.queue, word, args)? {
-            return Ok(true);
-        }
-        if word.eq_ignore_ascii_case(b"NOTIFY") {
-            let inbox = args.name("NOTIFY")?;
-            args.once("NOTIFY", &mut self.inbox, inbox)?;
-        } else if word.eq_ignore_ascii_case(b"GRACE") {
-            let grace_ms = args.integer("GRACE", 1, MAX_MS)?;
-            args.once("GRACE", &mut self.grace_ms, grace_ms)?;
+        let (name, timeout) = if word.eq_ignore_ascii_case(b"BLOCK") {
+            ("BLOCK", &mut self.block)
+        } else if word.eq_ignore_ascii_case(b"QUEUE") {
+            ("QUEUE", &mut self.queue)
         } else {
             return Ok(false);
-        }
+        };
+        let ms = args.integer(name, 0, MAX_MS)?.unsigned_abs();
+        args.once(name, timeout, WaitTimeout(Some(ms).filter(|ms| *ms > 0)))?;
         Ok(true)
     }
 }

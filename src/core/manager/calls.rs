@@ -19,17 +19,9 @@ pub(super) fn acquire(step: &mut Step<'_>, request: &Request, policy: WaitPolicy
     // For a holder or a repeated call, the command does not read the queue of Redisson's fair lock.
     let mut looks = !step.wants_more(request);
     if let Some(id) = &request.id {
-        if step.any_notified() {
-            if let Some(reply) = step.confirm(request) {
-                return Outcome::Granted(reply);
-            }
-        }
         match step.granted(id) {
             Ok(None) => {}
             Ok(Some(reply)) if step.forget_if_closed(request, id, &reply) => looks = false,
-            Ok(Some(reply)) if step.records.is_unconfirmed(id) && !step.confirm_recorded(request, &reply) => {
-                looks = false;
-            }
             Ok(Some(reply)) => {
                 step.repeat(request, &reply);
                 step.count(Counted::Repeated);
@@ -97,9 +89,6 @@ fn take_or_queue(step: &mut Step<'_>, request: &Request, policy: WaitPolicy) -> 
     }
     if at_most.is_some_and(|most| step.queue_len() >= most) && !step.is_queued(request) {
         return Outcome::Refused(Refusal::TooManyWaiters);
-    }
-    if request.notify.as_ref().is_some_and(|notify| step.has_too_many(notify)) && !step.is_queued(request) {
-        return Outcome::Refused(Refusal::TooManyNotified);
     }
     if !step.has_queue() {
         step.notify_holders(HoldEvent::Contended);
@@ -216,10 +205,6 @@ pub(super) fn renew(step: &mut Step<'_>, renewal: &Renewal) -> Result<i64, NotRe
         return renew_numbered(step, renewal, *call);
     }
     let lease = step.lease_of(owner, *lease_ms);
-    // Confirms first, because a confirmation may set the lease too, and the renewal must replace it.
-    if step.any_notified() {
-        step.confirm_all_of(owner, *lease_ms);
-    }
     let holds = step.holders.renew(owner.as_bytes(), lease.end).map_err(|NotOwner| NotRenewed::NotOwner)?;
     step.renewed(owner, lease, *bind, *client);
     step.count(Counted::Renewed);

@@ -24,10 +24,7 @@ impl LockManager {
         parts.stop_watching_last();
         for _ in 0..4 * parts.portion.0 {
             let Some(id) = parts.deadlines.pop_due(now.mono) else { break };
-            if !parts.end_wait(id, Some(Decision::TimedOut)) {
-                // The deadline ends the grace period of a grant.
-                parts.expire_grant(id);
-            }
+            parts.end_wait(id, Some(Decision::TimedOut));
         }
         parts.end_parked_waits(now);
         parts.end_connections(now);

@@ -4,7 +4,7 @@
 
 use super::LockManager;
 use crate::core::waits_for::searches::Next;
-use crate::core::{Decision, LockId, Now, Search, WaiterId};
+use crate::core::{LockId, Now, Search, WaiterId};
 
 impl LockManager {
     /// Whether any wait must still be searched for cycles.
@@ -52,10 +52,9 @@ impl LockManager {
         self.parts.searches.insert(id);
     }
 
-    /// Ends a wait that would otherwise never end. The caller answers its client, unless a message does.
+    /// Ends a wait that would otherwise never end. The caller answers its client.
     pub(crate) fn end_deadlocked(&mut self, id: WaiterId) {
-        let is_notified = self.parts.waiters.queued(id).is_some_and(|wait| wait.request().notify.is_some());
-        self.parts.end_wait(id, is_notified.then_some(Decision::Lost));
+        self.parts.end_wait(id, None);
     }
 
     /// Lets a wait overtake a bundle member ahead of it in the queue. Returns the lock, which must be

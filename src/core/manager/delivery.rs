@@ -66,10 +66,4 @@ impl LockManager {
     pub(crate) fn undelivered(&mut self, id: WaiterId) {
         self.parts.mark_for_revocation(id);
     }
-
-    /// Marks a grant for revocation, because its message had no subscriber. Returns false if the grant no
-    /// longer exists.
-    pub(crate) fn message_had_no_subscriber(&mut self, id: WaiterId) -> bool {
-        self.parts.expire_grant(id)
-    }
 }

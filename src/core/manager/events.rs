@@ -4,7 +4,7 @@
 
 use super::{KeyChange, LockManager};
 use crate::core::granted_keys::GrantedKeys;
-use crate::core::manager::parts::{ConnectionEnd, LockState, RecordsOfVoided};
+use crate::core::manager::parts::{LockState, RecordsOfVoided};
 use crate::core::manager::StepOutput;
 use crate::core::owner::AffectedOwners;
 use crate::core::table::LockIdx;
@@ -23,7 +23,7 @@ impl LockManager {
         }
         parts.end_sessions(now);
         if parts.end_portion_of(connection, now) {
-            parts.ending_connections.insert(connection, ConnectionEnd::Closed);
+            parts.ending_connections.insert(connection);
         } else {
             parts.ending_connections.remove(&connection);
         }

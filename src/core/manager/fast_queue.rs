@@ -9,11 +9,11 @@
 //! newcomer opens the key if the last newcomer did so more than [`LOOK_VALID_US`] ago.
 
 use super::LockManager;
-use crate::core::manager::parts::{LockState, Parts};
+use crate::core::manager::parts::LockState;
 use crate::core::queue::position::{Position, Standing};
 use crate::core::queue::wait::NewWait;
 use crate::core::table::LockLookup;
-use crate::core::{MonoUs, Notify, Now, Request, RequestId, WaitPolicy, WaiterId};
+use crate::core::{MonoUs, Now, Request, RequestId, WaitPolicy, WaiterId};
 
 /// Time for which newcomers rely on the last read of the key by a newcomer, in microseconds.
 const LOOK_VALID_US: MonoUs = 100_000;
@@ -54,7 +54,7 @@ impl LockManager {
         let is_first = state.queue().is_empty();
         let hold = state.plain_hold().filter(|hold| hold.expires_at > now.wall)?;
         let must_look = !is_recent || !has_place || (is_first && looks_first) || hold.owner == request.owner;
-        if must_look || request.notify.as_ref().is_some_and(|notify| has_too_many(parts, notify)) {
+        if must_look {
             return None;
         }
         let first_until = is_first.then_some(hold.expires_at);
@@ -84,9 +84,4 @@ impl LockManager {
         let is_planned = first_until.is_none_or(|until| planned.is_some_and(|planned| planned <= until));
         Some(FastQueued { id, may_be_in_cycle, plans: !is_planned || deadline.is_some() })
     }
-}
-
-/// Whether this connection has the maximum number of waits with `NOTIFY`.
-pub(super) fn has_too_many(parts: &Parts, notify: &Notify) -> bool {
-    notify.at_most.is_some_and(|most| parts.waiters.notified.of(notify.connection) >= most)
 }

@@ -27,7 +27,7 @@ pub(crate) use open_lock::OpenLock;
 pub(crate) use overview::{Contended, HoldInfo};
 pub(crate) use sessions::Poll;
 pub(crate) use several::{BundleTry, CheckedLock};
-pub(crate) use step::{ExpectedEnd, GrantTime, StepOutput};
+pub(crate) use step::{GrantTime, StepOutput};
 
 use crate::core::owner::AffectedOwners;
 use crate::core::table::LockLookup;
@@ -49,8 +49,8 @@ use step::Step;
 ///   [`database_changed`](LockManager::database_changed), [`demote`](LockManager::demote),
 ///   [`promote`](LockManager::promote).
 /// * Input from the clock: [`tick`](LockManager::tick).
-/// * Outputs: [`next_decision`](LockManager::next_decision), [`next_message`](LockManager::next_message),
-///   [`next_notice`](LockManager::next_notice), [`next_wakeup`](LockManager::next_wakeup).
+/// * Outputs: [`next_decision`](LockManager::next_decision), [`next_notice`](LockManager::next_notice),
+///   [`next_wakeup`](LockManager::next_wakeup).
 #[derive(Default)]
 pub(crate) struct LockManager {
     parts: Parts,

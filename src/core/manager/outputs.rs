@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 
-//! Decisions, messages and notices for the driver.
+//! Decisions and notices for the driver.
 
 use super::LockManager;
-use crate::core::{Decision, HoldEvent, InboxEvent, Message, Notice, WaiterId};
+use crate::core::{Decision, HoldEvent, Notice, WaiterId};
 
 impl LockManager {
     /// Takes the next notice to an owner, in order of detection.
@@ -19,9 +19,9 @@ impl LockManager {
         None
     }
 
-    /// Whether any decision or message is pending.
+    /// Whether any decision is pending.
     pub(crate) fn has_decided(&self) -> bool {
-        !self.parts.decisions.is_empty() || self.has_messages()
+        !self.parts.decisions.is_empty()
     }
 
     /// Takes the next decision, in order.
@@ -32,22 +32,5 @@ impl LockManager {
             self.parts.decisions.shrink_to(64);
         }
         next
-    }
-
-    /// Takes the next message, in order. Skips messages about grants that were confirmed or revoked since.
-    pub(crate) fn next_message(&mut self) -> Option<Message> {
-        while let Some(message) = self.parts.messages.pop_front() {
-            if message.event == InboxEvent::Lost || self.is_in_flight(message.id) {
-                return Some(message);
-            }
-        }
-        // Frees excess memory.
-        self.parts.messages.shrink_to(64);
-        None
-    }
-
-    /// Whether any message may be pending.
-    pub(crate) fn has_messages(&self) -> bool {
-        !self.parts.messages.is_empty()
     }
 }

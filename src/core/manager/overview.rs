@@ -115,21 +115,6 @@ impl LockManager {
         self.parts.expired_leases
     }
 
-    /// Whether any wait has `NOTIFY`.
-    pub(crate) fn has_notified(&self) -> bool {
-        !self.parts.waiters.notified.is_empty()
-    }
-
-    /// Number of waits with `NOTIFY`, and number of their connections.
-    pub(crate) fn notified(&self) -> (usize, usize) {
-        self.parts.waiters.notified.lens()
-    }
-
-    /// The connection of a wait with `NOTIFY`.
-    pub(crate) fn connection_of(&self, id: WaiterId) -> Option<ConnectionId> {
-        Some(self.parts.waiters.get(id)?.request().notify.as_ref()?.connection)
-    }
-
     /// Whether any hold depends on a connection.
     pub(crate) fn has_bindings(&self) -> bool {
         self.parts.bindings.any_bound()
@@ -188,7 +173,6 @@ impl LockManager {
     /// Size of each table, by its name in `INFO`.
     pub(crate) fn tables(&self) -> impl Iterator<Item = (&'static CStr, usize)> {
         let parts = &self.parts;
-        let (notified, notified_connections) = parts.waiters.notified.lens();
         let (owners, requests) = parts.waiters.index_lens();
         let (connections, ended, sweeps) = parts.bindings.lens();
         let unannounced = parts.table.iter().filter(|(.., state)| state.is_unannounced()).count();
@@ -199,9 +183,6 @@ impl LockManager {
             (c"table_waiting_requests", requests),
             (c"table_grants_in_flight", parts.waiters.granted_len()),
             (c"table_bundles", parts.waiters.bundles.len()),
-            (c"table_notified_waits", notified),
-            (c"table_notified_connections", notified_connections),
-            (c"table_messages", parts.messages.len()),
             (c"table_deadlines", parts.deadlines.len()),
             (c"table_leases", parts.leases.len()),
             (c"table_fragile_locks", parts.fragile.len()),

@@ -203,14 +203,10 @@ fn verify_waits(parts: &Parts) {
         let is_timed =
             wait.state() == WaitState::Queued && wait.first_wait().is_none_or(|first_wait| first_wait == id);
         let deadline = wait.deadline().filter(|_| is_timed);
-        if wait.request().notify.is_some() && wait.state() == WaitState::Granted {
-            assert!(parts.deadlines.get(&id).is_some(), "the grace of {id:?} is not scheduled");
-            continue;
-        }
         assert_eq!(parts.deadlines.get(&id), deadline, "the deadline of {id:?} is not scheduled");
     }
     parts.deadlines.iter().for_each(|(_, id)| {
-        let waits = parts.waiters.get(*id).is_some_and(|wait| wait.state() != WaitState::Marked);
+        let waits = parts.waiters.get(*id).is_some_and(|wait| wait.state() == WaitState::Queued);
         assert!(waits, "{id:?} has a deadline but does not wait");
     });
 }

@@ -18,7 +18,7 @@ use crate::core::{Holders, LockId, Now, Owner, ReleaseScope, Request, WaiterId};
 impl WaitView for LockManager {
     fn waiting(&self, id: WaiterId, now: Now) -> Option<Waiting<'_>> {
         let wait = self.parts.waiters.queued(id).filter(|wait| !wait.is_over(now))?;
-        if self.parts.is_dropped(wait) {
+        if self.parts.is_passed_over(wait) {
             return None;
         }
         let request = wait.request();

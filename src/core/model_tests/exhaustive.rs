@@ -30,9 +30,6 @@ const AFTER_TTL: i64 = TTL + 1;
 /// Number of connections per owner, which limits its waits and grants in flight.
 const CONNECTIONS: usize = 2;
 
-/// Number of waits with `NOTIFY` per owner, which need no further connection.
-const MAX_NOTIFIED: usize = 3;
-
 /// Maximum number of holds of an owner.
 const MAX_HOLDS: i64 = 2;
 
@@ -148,7 +145,6 @@ fn quarantines() -> Vec<Op> {
     let later = Call { awaits_replicas: true, ..exclusive(A, 3) };
     ops.push(Op::Acquire { lock: 0, call: later, block: None });
     ops.push(Op::Acquire { lock: 0, call: exclusive(A, 3), block: None });
-    ops.push(wait(0, Call { id: Some(0), notify: Some((0, 2)), ..exclusive(B, 3) }));
     ops.push(Op::Release {
         lock: 0,
         owner: A,
@@ -176,26 +172,6 @@ fn retries() -> Vec<Op> {
     let later = Call { awaits_replicas: true, ..exclusive(A, 3) };
     ops.extend([Op::Acquire { lock: 0, call: later, block: None }, Op::Answer { which: 0 }]);
     ops.extend(deliveries());
-    ops
-}
-
-/// Grants with `NOTIFY` and their confirmations.
-fn messages() -> Vec<Op> {
-    let told = |owner, id, (connection, grace)| Call {
-        id: Some(id),
-        notify: Some((connection, grace)),
-        ..exclusive(owner, 3)
-    };
-    let mut ops = vec![Op::Advance { ms: 1 }, Op::Leave { which: 0 }, Op::Close { connection: 0 }];
-    for (owner, connection) in [(A, 0), (B, 1)] {
-        ops.push(wait(0, told(owner, 0, (connection, 2))));
-        ops.push(Op::Cancel { lock: 0, owner, id: 0 });
-        ops.extend([release(0, owner), renew(0, owner, 3)]);
-    }
-    ops.extend([wait(0, told(A, 1, (0, 1))), wait(0, told(A, 2, (1, 3))), wait(1, told(A, 0, (0, 1)))]);
-    ops.push(Op::Release { lock: 0, owner: A, scope: ReleaseScope::One, lease: None, id: Some(2) });
-    ops.extend([wait(0, exclusive(C, 3)), release(0, C), Op::Delete { lock: 0 }]);
-    ops.push(Op::Deliver { which: 0, arrives: false });
     ops
 }
 
@@ -272,7 +248,6 @@ pub(super) fn everything() -> Vec<Op> {
         revocations(),
         quarantines(),
         retries(),
-        messages(),
         connections(),
         foreign_writes(),
         threads(),
@@ -282,7 +257,7 @@ pub(super) fn everything() -> Vec<Op> {
 }
 
 /// All worlds, by name.
-fn worlds() -> [(&'static str, Vec<Op>); 12] {
+fn worlds() -> [(&'static str, Vec<Op>); 11] {
     [
         ("two owners", two_owners()),
         ("one lock", one_lock()),
@@ -291,7 +266,6 @@ fn worlds() -> [(&'static str, Vec<Op>); 12] {
         ("revocations", revocations()),
         ("quarantines", quarantines()),
         ("retries", retries()),
-        ("messages", messages()),
         ("connections", connections()),
         ("strangers", foreign_writes()),
         ("threads", threads()),
@@ -498,11 +472,9 @@ fn can_happen(model: &Model, op: &Op) -> bool {
     let Op::Acquire { lock, call, .. } = op else { return true };
     let queued = model.locks.iter().flat_map(|lock| &lock.queue).map(|waiter| &waiter.call);
     let busy = queued.chain(model.in_flight.iter().map(|grant| &grant.call));
-    let is_alike =
-        |other: &&Call| (other.owner, other.notify.is_some()) == (call.owner, call.notify.is_some());
-    let most = if call.notify.is_some() { MAX_NOTIFIED } else { CONNECTIONS };
+    let waits = busy.filter(|other| other.owner == call.owner).count();
     let holds = model.locks[*lock].holds.iter().find(|hold| hold.owner == call.owner);
-    busy.filter(is_alike).count() < most && holds.is_none_or(|hold| hold.exclusive + hold.shared < MAX_HOLDS)
+    waits < CONNECTIONS && holds.is_none_or(|hold| hold.exclusive + hold.shared < MAX_HOLDS)
 }
 
 /// Formats a history, one line per step.

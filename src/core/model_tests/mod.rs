@@ -62,19 +62,12 @@ pub(super) struct Call {
     pub(super) taken_over: (bool, bool),
     /// Maximum time of the renewals.
     pub(super) max: Option<i64>,
-    /// The connection that is notified by a message, and the grace.
-    pub(super) notify: Option<(u64, i64)>,
 }
 
 impl Call {
     fn wants(&self) -> Wants {
         let mode = if self.shared { Mode::Shared } else { Mode::Exclusive };
         Wants { mode, once: self.once, limit: NonZeroU32::new(self.limit).filter(|_| self.shared) }
-    }
-
-    /// Time in which a grant with `NOTIFY` must be confirmed.
-    fn grace(&self) -> i64 {
-        self.notify.map_or(0, |(_, grace)| grace.min(self.lease))
     }
 
     fn request(&self) -> Request {
@@ -89,10 +82,6 @@ impl Call {
             bind: bind_of(self.bind, self.max),
             client: None,
             awaits_replicas: self.awaits_replicas,
-            notify: self.notify.map(|(connection, _)| {
-                let (inbox, connection) = (Rc::from(&b"inbox"[..]), ConnectionId(connection));
-                Rc::new(Notify { inbox, connection, grace_ms: self.grace(), at_most: None })
-            }),
             numbered: None,
         }
     }
@@ -217,8 +206,6 @@ fn op() -> impl Strategy<Value = Op> {
     };
     let max = || prop::option::weighted(0.4, 1..60i64);
     let wants = (prop::bool::weighted(0.4), prop::bool::weighted(0.2), limit());
-    let later = prop::bool::weighted(0.2);
-    let notify = prop::option::weighted(0.25, (0..3u64, 1..30i64));
     let call = (
         owner.clone(),
         wants,
@@ -227,10 +214,10 @@ fn op() -> impl Strategy<Value = Op> {
         any::<bool>(),
         id(),
         (bind(), max()),
-        (later, notify),
+        prop::bool::weighted(0.2),
     )
         .prop_map(
-            |(owner, (shared, once, limit), lease, keeps, fence, id, (bind, max), (later, notify))| Call {
+            |(owner, (shared, once, limit), lease, keeps, fence, id, (bind, max), awaits_replicas)| Call {
                 owner,
                 shared,
                 once,
@@ -238,13 +225,11 @@ fn op() -> impl Strategy<Value = Op> {
                 lease,
                 keeps,
                 fence,
-                // A call with `NOTIFY` has an id.
-                id: id.or(notify.map(|_| 0)),
-                awaits_replicas: later && notify.is_none(),
+                id,
+                awaits_replicas,
                 bind,
                 taken_over: (false, false),
                 max,
-                notify,
             },
         );
     let scope = prop_oneof![
@@ -254,10 +239,7 @@ fn op() -> impl Strategy<Value = Op> {
     ];
     prop_oneof![
         12 => (lock.clone(), call, prop::option::weighted(0.8, 0..60u64))
-            .prop_map(|(lock, call, block)| {
-                let block = if call.notify.is_some() { Some(0) } else { block };
-                Op::Acquire { lock, call, block }
-            }),
+            .prop_map(|(lock, call, block)| Op::Acquire { lock, call, block }),
         8 => (lock.clone(), owner.clone(), scope, prop::option::of(lease.clone()), id())
             .prop_map(|(lock, owner, scope, lease, id)| Op::Release { lock, owner, scope, lease, id }),
         2 => (lock.clone(), owner.clone(), 0..2u8).prop_map(|(lock, owner, id)| Op::Cancel { lock, owner, id }),
@@ -346,7 +328,6 @@ pub(super) fn assert_drained(real: &mut Real, in_flight: impl IntoIterator<Item 
         real.now += i64::try_from(ms).unwrap().max(1);
         real.tick();
     }
-    real.take_inbox_events();
     real.locks.assert_empty();
 }
 
@@ -394,29 +375,6 @@ pub fn play(bytes: &[u8]) {
     if let Err(difference) = compare(&ops, first % 2 == 0) {
         panic!("{difference}: {ops:#?}");
     }
-}
-
-/// A renewal that confirms grants sets the lease, even if the new end equals that of a released grant's
-/// lease.
-#[test]
-fn a_renewal_outlives_the_confirmed_grant() {
-    let lock = 0;
-    let waits = |id: u8, grace| {
-        let call = Call { id: Some(id), lease: 30, notify: Some((0, grace)), ..Call::default() };
-        Op::Acquire { lock, call, block: Some(0) }
-    };
-    let release = |owner, id| Op::Release { lock, owner, scope: ReleaseScope::One, lease: None, id };
-    let holds = Call { owner: 1, lease: 30, ..Call::default() };
-    let history = [
-        Op::Acquire { lock, call: holds, block: None },
-        waits(0, 5),
-        waits(1, 5),
-        waits(2, 10),
-        release(1, None),
-        release(0, Some(2)),
-        Op::Renew { lock, owner: 0, lease: 10, bind: None, max: None },
-    ];
-    compare(&history, false).unwrap();
 }
 
 /// Number of histories. They always use the same seed, so that failures can be reproduced. With
@@ -510,7 +468,7 @@ proptest! {
                     }
                     Op::Acquire { lock, ref call, block } => {
                         // Calls have no id, so the order of waiter ids is the order of positions.
-                        let call = Call { id: None, notify: None, ..call.clone() };
+                        let call = Call { id: None, ..call.clone() };
                         let owner = call.owner;
                         let seen = real.step(&Op::Acquire { lock, call, block });
                         if let Some(Seen::Waits(id)) = seen {
@@ -694,41 +652,6 @@ fn newcomers_rely_on_a_recent_read() {
     locks.quarantine(None, at_ms(992));
     locks.key_changed(at(b"k"), KeyChange::Changed, at_ms(993));
     assert_eq!(unseen(&mut locks, &call(2), waits, 993), None, "a foreign write changed the key");
-}
-
-/// External clients have seen a long lease. A grant with `NOTIFY` is revoked because its message had no
-/// subscriber. In the same step, a call without a wait takes the lock.
-#[test]
-fn holds_after_unheard_grants_may_end_sooner() {
-    let now = Now { wall: 0, mono: 0 };
-    let (mut locks, mut holders, mut records) =
-        (LockManager::default(), Holders::Free, StoredRecords::default());
-    let waits = WaitPolicy::Wait { deadline: None, at_most: None, on_primary: true };
-    let mut acquire = |locks: &mut LockManager, holders: &mut Holders, call: Call, policy| {
-        locks.acquire(open_lock(locks.look_up(at(b"k")), holders, &mut records, now), &call.request(), policy)
-    };
-    let first = Call { owner: 0, lease: 100_000, ..Call::default() };
-    acquire(&mut locks, &mut holders, first, WaitPolicy::NoWait);
-    let told = Call { owner: 1, lease: 200_000, id: Some(0), notify: Some((0, 1000)), ..Call::default() };
-    let (outcome, _) = acquire(&mut locks, &mut holders, told, waits);
-    let Outcome::Queued(id) = outcome else { panic!("{outcome:?}") };
-    let release = Release {
-        owner: Owner::new(OWNERS[0]),
-        scope: ReleaseScope::One,
-        lease_ms: None,
-        id: None,
-        number: None,
-    };
-    let known = locks.look_up(at(b"k"));
-    let (_, output) =
-        locks.release(open_lock(known, &mut holders, &mut StoredRecords::default(), now), &release);
-    assert_eq!(output.expected_end, ExpectedEnd::Until(200_000));
-    assert!(locks.message_had_no_subscriber(id));
-    let next = Call { owner: 2, lease: 2_000, ..Call::default() };
-    let (outcome, output) = acquire(&mut locks, &mut holders, next, WaitPolicy::NoWait);
-    assert!(matches!(outcome, Outcome::Granted(_)), "{outcome:?}");
-    assert_eq!(output.expected_end, ExpectedEnd::MaybeSooner);
-    locks.verify();
 }
 
 /// External clients wait for the end of a lease. The timer is late, and the server's clock is behind: it

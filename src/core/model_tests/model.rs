@@ -21,8 +21,6 @@ pub(super) struct ModelLock {
     /// Replies by owner and request, each with the time until which it is remembered.
     pub(super) granted: BTreeMap<(usize, u8), (Reply, i64)>,
     pub(super) released: BTreeMap<(usize, u8), (i64, i64)>,
-    /// Requests whose grants must still be confirmed.
-    unconfirmed: BTreeSet<(usize, u8)>,
     /// The hold that each request got, and whether the request bound it to a connection.
     granted_hold: BTreeMap<(usize, u8), (u64, bool)>,
     /// The last hold of each owner that ended with a connection.
@@ -219,14 +217,9 @@ pub(super) struct ModelGrant {
 }
 
 impl ModelGrant {
-    /// Whether the client is answered only after the confirmation.
+    /// Whether the client is answered only after an acknowledgement.
     fn is_withheld(&self) -> bool {
-        self.call.notify.is_some() || (self.call.awaits_replicas && !self.is_answered)
-    }
-
-    /// Time until which the grant must be confirmed, if it has `NOTIFY`.
-    fn grace_end(&self) -> Option<i64> {
-        self.call.notify.map(|_| self.since + self.call.grace())
+        self.call.awaits_replicas && !self.is_answered
     }
 }
 
@@ -244,10 +237,6 @@ pub(super) struct Model {
     /// Locks and hold numbers that must end because a connection closed.
     closed: Vec<(usize, u64)>,
     pub(super) decisions: Vec<(WaiterId, Decision)>,
-    /// The content of messages.
-    inbox_events: Vec<(WaiterId, InboxEvent)>,
-    /// Number of grants in a row that each connection with waits has not confirmed.
-    missed: BTreeMap<u64, u32>,
     /// Notices to owners: lock, owner and event.
     notices: Vec<(usize, usize, HoldEvent)>,
 }
@@ -349,18 +338,13 @@ impl Model {
             }
             lock.queue.retain(|waiter| waiter.deadline.is_none_or(|at| at > now));
         }
-        while let Some(at) =
-            self.in_flight.iter().position(|grant| grant.grace_end().is_some_and(|end| end <= now))
-        {
-            self.expire_grant(at);
-        }
         if self.paused {
             return;
         }
         for lock in 0..LOCKS.len() {
             if self.locks[lock].other {
                 for waiter in std::mem::take(&mut self.locks[lock].queue) {
-                    self.decide(&waiter.call, waiter.id, Decision::WrongType);
+                    self.decisions.push((waiter.id, Decision::WrongType));
                 }
                 continue;
             }
@@ -379,112 +363,9 @@ impl Model {
         let locks = &self.locks;
         let lost = self.in_flight.extract_if(.., |grant| {
             let held = locks[grant.lock].holds.iter().any(|hold| hold.number == grant.number);
-            grant.call.awaits_replicas && !grant.is_answered && !held
+            grant.is_withheld() && !held
         });
         self.decisions.extend(lost.map(|grant| (grant.id, Decision::Lost)));
-        self.void_notified();
-    }
-
-    /// Answers the client of a decided wait, or notifies it with a message.
-    fn decide(&mut self, call: &Call, id: WaiterId, decision: Decision) {
-        match (call.notify, &decision) {
-            (None, _) => self.decisions.push((id, decision)),
-            (Some(_), Decision::Superseded) => {}
-            (Some(_), Decision::Granted(_)) => self.inbox_events.push((id, InboxEvent::Granted)),
-            (Some(_), _) => self.inbox_events.push((id, InboxEvent::Lost)),
-        }
-    }
-
-    /// Takes the messages, leaving out grants that are no longer in flight.
-    pub(super) fn take_inbox_events(&mut self) -> Vec<(WaiterId, InboxEvent)> {
-        let mut inbox_events = std::mem::take(&mut self.inbox_events);
-        let in_flight: BTreeSet<WaiterId> = self.in_flight.iter().map(|grant| grant.id).collect();
-        inbox_events.retain(|(id, inbox_events)| *inbox_events == InboxEvent::Lost || in_flight.contains(id));
-        inbox_events.sort_by_key(|(id, _)| *id);
-        inbox_events
-    }
-
-    /// Forgets grants with `NOTIFY` whose holds have ended, as if they had never been made.
-    fn void_notified(&mut self) {
-        let locks = &self.locks;
-        let void = self.in_flight.extract_if(.., |grant| {
-            let held = locks[grant.lock].holds.iter().any(|hold| hold.number == grant.number);
-            grant.call.notify.is_some() && !held
-        });
-        for grant in void.collect::<Vec<_>>() {
-            self.inbox_events.push((grant.id, InboxEvent::Lost));
-            // Nothing is written with a key that is not a lock.
-            if !self.locks[grant.lock].other {
-                self.never_granted(grant.lock, &grant.call);
-            }
-        }
-        self.forget_missed();
-    }
-
-    fn never_granted(&mut self, lock: usize, call: &Call) {
-        let Some(id) = call.id else { return };
-        self.locks[lock].granted.remove(&(call.owner, id));
-        self.locks[lock].unconfirmed.remove(&(call.owner, id));
-    }
-
-    /// Resets the count of connections without waits.
-    fn forget_missed(&mut self) {
-        let queued = self.locks.iter().flat_map(|lock| &lock.queue).map(|waiter| &waiter.call);
-        let all = queued.chain(self.in_flight.iter().map(|grant| &grant.call));
-        let with_waits: BTreeSet<u64> = all.filter_map(|call| Some(call.notify?.0)).collect();
-        self.missed.retain(|connection, _| with_waits.contains(connection));
-    }
-
-    /// Handles a grant that was not confirmed in time, or whose message had no subscriber.
-    fn expire_grant(&mut self, at: usize) {
-        let (id, call) = (self.in_flight[at].id, self.in_flight[at].call.clone());
-        let connection = call.notify.unwrap().0;
-        let missed = self.missed.entry(connection).or_default();
-        *missed += 1;
-        let drops_waits = *missed >= 3;
-        self.decide(&call, id, Decision::Lost);
-        if !self.paused {
-            // Another call may have shortened the lease as well, so that it has expired.
-            self.expire(self.in_flight[at].lock);
-        }
-        self.not_arrived(at);
-        if drops_waits {
-            self.drop_waits_of(connection, true);
-        }
-        self.forget_missed();
-    }
-
-    /// Ends the queued waits of a connection.
-    fn drop_waits_of(&mut self, connection: u64, tells: bool) {
-        for lock in &mut self.locks {
-            let is_its = |call: &Call| call.notify.is_some_and(|(of, _)| of == connection);
-            for waiter in lock.queue.extract_if(.., |waiter| is_its(&waiter.call)) {
-                self.inbox_events.extend(tells.then_some((waiter.id, InboxEvent::Lost)));
-            }
-        }
-    }
-
-    /// Handles a message about a grant that had no subscriber.
-    pub(super) fn message_had_no_subscriber(&mut self, which: usize) {
-        self.expire_grant(which);
-        self.settle();
-    }
-
-    /// Confirms a grant with `NOTIFY`.
-    fn confirm(&mut self, at: usize) -> i64 {
-        let ModelGrant { lock, ref call, since, .. } = self.in_flight[at];
-        let (owner, id, connection) = (call.owner, call.id.unwrap(), call.notify.unwrap().0);
-        if let Some(missed) = self.missed.get_mut(&connection) {
-            *missed = 0;
-        }
-        self.arrived(at, false);
-        self.forget_missed();
-        self.confirm_record(lock, (owner, id));
-        let holds = self.locks[lock].of(owner).map_or(0, |hold| hold.exclusive + hold.shared);
-        if let Some(granted) = self.locks[lock].granted.get_mut(&(owner, id)) {
-            granted.0.holds = holds;
-        }
-        since
     }
 
     /// Releases holds of an owner. Returns the number that is left; `None` if it has none of that kind.
@@ -511,8 +392,7 @@ impl Model {
         }
         if let Some(at) = self.grant_to_release(lock, owner, mode, id) {
             if self.in_flight[at].is_withheld() {
-                let (grant, call) = (self.in_flight[at].id, self.in_flight[at].call.clone());
-                self.decide(&call, grant, Decision::Lost);
+                self.decisions.push((self.in_flight[at].id, Decision::Lost));
                 self.not_arrived(at);
                 // The remaining holds may have a shorter lease that has expired.
                 self.expire(lock);
@@ -554,27 +434,10 @@ impl Model {
         named.or(uncertain).copied()
     }
 
-    fn confirm_record(&mut self, lock: usize, name: (usize, u8)) {
-        let until = self.now + TTL;
-        self.locks[lock].unconfirmed.remove(&name);
-        if let Some(granted) = self.locks[lock].granted.get_mut(&name) {
-            granted.1 = until;
-        }
-    }
-
-    /// Sets the owner's lease to the length that the call gives, from now on.
-    fn set_whole_lease(&mut self, lock: usize, call: &Call) {
-        let lease = call.lease_from(self.now);
-        self.locks[lock].of_mut(call.owner).unwrap().set_lease(None, lease);
-        self.locks[lock].known.insert(call.owner);
-        self.note_lease(lock, call);
-        self.note_end(lock, call.owner);
-    }
-
     fn hand_over(&mut self, lock: usize, id: WaiterId, call: Call) {
         let reply = self.grant(lock, &call, Some(id));
         let number = self.locks[lock].of(call.owner).unwrap().number;
-        self.decide(&call, id, Decision::Granted(reply));
+        self.decisions.push((id, Decision::Granted(reply)));
         let hold_mode = Some(call.wants().mode);
         self.in_flight.push(ModelGrant {
             id,
@@ -708,18 +571,13 @@ impl Model {
         if token.is_some() || upgrade {
             hold.set_token(by, token, upgrade && hold.shared > 0);
         }
-        let is_unconfirmed = by.is_some() && call.notify.is_some();
-        let lease = if is_unconfirmed { Lease::AtLeast(now + call.grace()) } else { call.lease_from(now) };
-        hold.set_lease(by, lease);
+        hold.set_lease(by, call.lease_from(now));
         let owner = call.fence.then(|| Box::new(Owner::new(OWNERS[call.owner])));
         let mode = if call.shared { Mode::Shared } else { Mode::Exclusive };
         let reply = Reply { mode, holds: hold.exclusive + hold.shared, token, owner };
         if let Some(id) = call.id {
             let number = lock.of(call.owner).unwrap().number;
-            let ttl = if is_unconfirmed { call.grace() } else { TTL };
-            lock.granted.insert((call.owner, id), (reply.clone(), now + ttl));
-            lock.unconfirmed.remove(&(call.owner, id));
-            lock.unconfirmed.extend(is_unconfirmed.then_some((call.owner, id)));
+            lock.granted.insert((call.owner, id), (reply.clone(), now + TTL));
             lock.granted_hold.insert((call.owner, id), (number, call.bind.is_some()));
             lock.cancelled.remove(&(call.owner, id));
             lock.ended.remove(&(call.owner, id));
@@ -875,16 +733,6 @@ impl Model {
                 let Some(number) = self.locks[lock].of(owner).map(|hold| hold.number) else {
                     return Some(Seen::NotOwner);
                 };
-                let is_its = |grant: &ModelGrant| {
-                    grant.call.notify.is_some() && grant.lock == lock && grant.number == number
-                };
-                let all = self.in_flight.iter().filter(|grant| is_its(grant)).count();
-                let held = self.locks[lock].of(owner).map_or(0, |hold| hold.exclusive + hold.shared);
-                if i64::try_from(all).unwrap() == held {
-                    while let Some(at) = self.in_flight.iter().position(is_its) {
-                        self.confirm(at);
-                    }
-                }
                 let hold = self.locks[lock].of_mut(owner).unwrap();
                 hold.set_lease(None, Lease::To(now + lease));
                 let holds = hold.exclusive + hold.shared;
@@ -950,11 +798,6 @@ impl Model {
                 None
             }
             Op::Flush => {
-                // Records of requests leave and return together with the holds.
-                for grant in self.in_flight.extract_if(.., |grant| grant.call.notify.is_some()) {
-                    self.inbox_events.push((grant.id, InboxEvent::Lost));
-                }
-                self.forget_missed();
                 for lock in 0..LOCKS.len() {
                     self.lose_holds(lock, HoldEvent::Deleted, |_| true);
                     self.locks[lock].other = false;
@@ -1008,14 +851,13 @@ impl Model {
         let ended = self.locks[lock].ended.get(&name).is_some_and(|until| now_us <= *until);
         let undone = if let Some(at) = self.locks[lock].queue.iter().position(|waiter| same(&waiter.call)) {
             let waiter = self.locks[lock].queue.remove(at);
-            self.decide(&waiter.call, waiter.id, Decision::Cancelled);
+            self.decisions.push((waiter.id, Decision::Cancelled));
             true
         } else if let Some(at) = self.in_flight.iter().position(|grant| {
             let hold = self.locks[lock].of(owner).is_some_and(|hold| hold.number == grant.number);
             hold && grant.lock == lock && same(&grant.call)
         }) {
-            let (id, call) = (self.in_flight[at].id, self.in_flight[at].call.clone());
-            self.decide(&call, id, Decision::Cancelled);
+            self.decisions.push((self.in_flight[at].id, Decision::Cancelled));
             self.not_arrived(at);
             true
         } else if let Some((reply, _)) = granted.filter(|_| !ended) {
@@ -1050,30 +892,6 @@ impl Model {
         let cancelled = call.id.and_then(|id| self.locks[lock].cancelled.get(&(call.owner, id)));
         if cancelled.is_some_and(|(_, until)| now <= *until) {
             return Seen::Unblocked;
-        }
-        self.void_notified();
-        let is_same = |grant: &ModelGrant| {
-            let same = (grant.lock, grant.call.owner, grant.call.id) == (lock, call.owner, call.id);
-            same && grant.call.notify.is_some()
-        };
-        if let Some(at) = self.in_flight.iter().position(is_same) {
-            let since = self.confirm(at);
-            let reply = self.locks[lock].granted[&(call.owner, call.id.unwrap())].0.clone();
-            self.set_whole_lease(lock, call);
-            self.bind(lock, call, BindMode::Add, since);
-            return Seen::Granted(reply);
-        }
-        if let Some(name) = call.id.map(|id| (call.owner, id)) {
-            let is_remembered = self.locks[lock].granted.get(&name).is_some_and(|(_, until)| now <= *until);
-            if is_remembered && self.locks[lock].unconfirmed.contains(&name) {
-                // The grant was made before this server became a replica.
-                if self.locks[lock].of(call.owner).is_some() {
-                    self.set_whole_lease(lock, call);
-                    self.confirm_record(lock, name);
-                } else {
-                    self.never_granted(lock, call);
-                }
-            }
         }
         if let Some((reply, until)) = call.id.and_then(|id| self.locks[lock].granted.get(&(call.owner, id))) {
             if now <= *until {
@@ -1122,8 +940,7 @@ impl Model {
         if comes_first && self.admits(lock, call) {
             if let Some(at) = locked.queue.iter().position(same) {
                 let before = self.locks[lock].queue.remove(at);
-                self.decide(&before.call, before.id, Decision::Superseded);
-                self.forget_missed();
+                self.decisions.push((before.id, Decision::Superseded));
             }
             if call.awaits_replicas {
                 self.waiters_ever += 1;
@@ -1147,8 +964,7 @@ impl Model {
         match self.locks[lock].queue.iter().position(same) {
             Some(at) => {
                 let before = self.locks[lock].queue.remove(at);
-                self.decide(&before.call, before.id, Decision::Superseded);
-                self.forget_missed();
+                self.decisions.push((before.id, Decision::Superseded));
                 self.locks[lock].queue.insert(at, waiter);
             }
             None => self.locks[lock].queue.push(waiter),
@@ -1341,9 +1157,9 @@ impl Model {
         if let Some(hold) = self.locks[lock].of_mut(call.owner).filter(|hold| hold.number == number) {
             hold.undelivered(id, hold_mode);
             self.note_end(lock, call.owner);
-            self.never_granted(lock, &call);
-        } else if call.notify.is_some() {
-            self.never_granted(lock, &call);
+            if let Some(id) = call.id {
+                self.locks[lock].granted.remove(&(call.owner, id));
+            }
         }
         self.locks[lock].drop_ended();
     }
@@ -1362,12 +1178,6 @@ impl Model {
     }
 
     pub(super) fn close(&mut self, connection: u64) {
-        self.drop_waits_of(connection, false);
-        let is_its = |grant: &ModelGrant| grant.call.notify.is_some_and(|(of, _)| of == connection);
-        while let Some(at) = self.in_flight.iter().position(is_its) {
-            self.not_arrived(at);
-        }
-        self.forget_missed();
         for (at, lock) in self.locks.iter_mut().enumerate() {
             for (owner, binding) in &mut lock.bindings {
                 binding.watchdogs.remove(&connection);
@@ -1387,16 +1197,15 @@ impl Model {
         let mut ended: Vec<_> = self.locks.iter_mut().flat_map(|lock| lock.queue.drain(..)).collect();
         ended.sort_by_key(|waiter| waiter.id);
         for waiter in ended {
-            self.decide(&waiter.call, waiter.id, Decision::Demoted);
+            self.decisions.push((waiter.id, Decision::Demoted));
         }
         self.locks.iter_mut().for_each(|lock| lock.known.clear());
         // Grants in flight stay as they are. Clients that still wait for an answer are notified.
         for grant in std::mem::take(&mut self.in_flight) {
             if grant.is_withheld() {
-                self.decide(&grant.call, grant.id, Decision::Demoted);
+                self.decisions.push((grant.id, Decision::Demoted));
             }
         }
-        self.missed.clear();
         for hold in self.locks.iter_mut().flat_map(|lock| &mut lock.holds) {
             hold.set_by_a_foreign_write(hold.expires_at);
             hold.tokens.iter_mut().for_each(|(by, ..)| *by = None);

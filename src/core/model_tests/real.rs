@@ -2,7 +2,7 @@
 
 //! The core with a keyspace, a clock and a timer, as in a server.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 
 use super::super::waits_for::{Edge, Progress, PORTION};
 use super::*;
@@ -19,8 +19,6 @@ pub(in crate::core) enum Stored {
 pub(in crate::core) struct StoredRecords {
     counter: Option<Token>,
     granted: HashMap<RequestId, (Reply, WallMs)>,
-    /// Requests whose recorded grants must still be confirmed.
-    unconfirmed: HashSet<RequestId>,
     released: HashMap<RequestId, (i64, WallMs)>,
     cancelled: HashMap<RequestId, (bool, WallMs)>,
     now: WallMs,
@@ -70,17 +68,7 @@ impl Records for StoredRecords {
     }
 
     fn remember_grant(&mut self, id: &RequestId, reply: &Reply, now: Now) {
-        self.unconfirmed.remove(id);
         self.granted.insert(id.clone(), (reply.clone(), now.wall + id.ttl_ms));
-    }
-
-    fn remember_unconfirmed(&mut self, id: &RequestId, reply: &Reply, grace_ms: i64, now: Now) {
-        self.unconfirmed.insert(id.clone());
-        self.granted.insert(id.clone(), (reply.clone(), now.wall + grace_ms));
-    }
-
-    fn is_unconfirmed(&mut self, id: &RequestId) -> bool {
-        self.unconfirmed.contains(id)
     }
 
     fn remember_release(&mut self, id: &RequestId, left: i64, now: Now) {
@@ -250,12 +238,7 @@ impl Real {
             self.messages.push(key);
             self.locks.announced(at(key), output, self.listeners, now);
         }
-        let is_shortened = match output.expected_end {
-            ExpectedEnd::AsWritten => end_before > holders.expires_at(),
-            ExpectedEnd::Until(end) => end_before > Some(end),
-            ExpectedEnd::MaybeSooner => true,
-        };
-        if let Some(end) = holders.first_end().filter(|_| is_shortened) {
+        if let Some(end) = holders.first_end().filter(|_| end_before > holders.expires_at()) {
             if self.listeners {
                 self.locks.lease_shortened(at(key), output, end);
             }
@@ -294,14 +277,6 @@ impl Real {
         self.search_again();
         self.decisions.extend(self.locks.take_decisions());
         self.fire();
-    }
-
-    /// The content of messages, ordered by wait.
-    pub(in crate::core) fn take_inbox_events(&mut self) -> Vec<(WaiterId, InboxEvent)> {
-        let messages = std::iter::from_fn(|| self.locks.next_message());
-        let mut inbox_events: Vec<_> = messages.map(|message| (message.id, message.event)).collect();
-        inbox_events.sort_by_key(|(id, _)| *id);
-        inbox_events
     }
 
     /// Updates the quarantine, as the driver does before each acquire and when the timer fires.

@@ -23,12 +23,10 @@
 //! * [`position`]: rules 1 and 2. [`wait_queue`]: the queue of one lock. [`overtaking`]: rule 6.
 //! * [`wait`]: one wait and its state. [`waiters`]: all waits. [`owner_waits`]: the waits of one owner.
 //! * [`bundles`]: calls for several locks, and the tries to grant them.
-//! * [`notified`]: waits with `NOTIFY`, by connection.
 //! * [`fairness`]: windows in which a free lock is left to external clients before the queue is served.
 
 pub(in crate::core) mod bundles;
 pub(in crate::core) mod fairness;
-mod notified;
 mod overtaking;
 mod owner_waits;
 pub(in crate::core) mod position;

@@ -8,7 +8,6 @@ use foldhash::HashMap;
 use smallvec::{smallvec, SmallVec};
 
 use super::bundles::Bundles;
-use super::notified::Notified;
 use super::owner_waits::OwnerWaits;
 use super::position::Position;
 use super::wait::{NewWait, QueuePlace, Wait, WaitState};
@@ -31,8 +30,6 @@ pub(in crate::core) struct Waiters {
     later_members: usize,
     /// Bundles of waits that are granted together.
     pub(in crate::core) bundles: Bundles,
-    /// Waits with `NOTIFY`.
-    pub(in crate::core) notified: Notified,
     last_id: u64,
 }
 
@@ -94,9 +91,6 @@ impl Waiters {
         if let Some(request) = &request.id {
             self.by_request.insert((lock, request.clone()), id);
         }
-        if let Some(notify) = &request.notify {
-            self.notified.insert(notify.connection, id);
-        }
         *self.counter(first_wait.is_none_or(|first_wait| first_wait == id)) += 1;
         let crossing = match self.by_owner.entry(request.owner.clone()) {
             Entry::Vacant(entry) => {
@@ -145,9 +139,6 @@ impl Waiters {
         let wait = self.by_id.get_mut(&id)?;
         let waited = now.saturating_sub(wait.since);
         (wait.state, wait.since, wait.begins) = (WaitState::Granted, now, begins);
-        if let Some(notify) = &wait.request.notify {
-            self.notified.granted(notify.connection, id);
-        }
         let (lock, owner, counts_as_call) = (wait.lock, wait.request.owner.clone(), wait.counts_as_call(id));
         let place = wait.place();
         let (crossing, waits_more) = self.unqueue(id, counts_as_call, lock, owner);
@@ -177,13 +168,10 @@ impl Waiters {
             return false;
         };
         wait.state = WaitState::Marked;
-        if let Some(notify) = &wait.request.notify {
-            self.notified.remove(notify.connection, id);
-        }
         true
     }
 
-    /// Forgets a granted wait that has no request id, is in no bundle, and has no `NOTIFY`.
+    /// Forgets a granted wait that has no request id and is in no bundle.
     pub(in crate::core) fn forget_plain(&mut self, id: WaiterId) {
         self.by_id.remove(&id);
         free_spare(&mut self.by_id);
@@ -195,9 +183,6 @@ impl Waiters {
         free_spare(&mut self.by_id);
         if let Some(first_wait) = wait.first_wait {
             self.bundles.remove(first_wait, id);
-        }
-        if let Some(notify) = &wait.request.notify {
-            self.notified.remove(notify.connection, id);
         }
         if let Some(request) = &wait.request.id {
             if let Entry::Occupied(entry) = self.by_request.entry((wait.lock, request.clone())) {
@@ -331,17 +316,6 @@ impl Waiters {
         members.sort_unstable();
         of_waits.sort_unstable();
         assert_eq!(members, of_waits, "the members of the bundles differ");
-        let mut notified: Vec<_> = self.notified.iter().collect();
-        let of_waits = self.by_id.iter().filter(|(_, wait)| wait.state != WaitState::Marked);
-        let of_waits = of_waits.filter_map(|(id, wait)| {
-            let connection = wait.request.notify.as_ref()?.connection;
-            Some((connection, *id, wait.state == WaitState::Queued))
-        });
-        let mut of_waits: Vec<_> = of_waits.collect();
-        notified.sort_unstable();
-        of_waits.sort_unstable();
-        assert_eq!(notified, of_waits, "the index by connection is wrong");
-        assert_eq!(self.notified.lens().0, of_waits.len(), "the waits with NOTIFY are miscounted");
         let queued = self.by_id.iter().filter(|(_, wait)| wait.state == WaitState::Queued);
         let mut of_owners: Vec<_> =
             queued.map(|(id, wait)| (wait.request.owner.as_bytes(), wait.lock, *id)).collect();

@@ -6,7 +6,7 @@
 //! the server. So they are first set aside here, and each step of the lock voids a portion. Grants in this
 //! set are never mistaken for grants of a later hold.
 
-use super::in_flight::{ConfirmedBy, GrantKey, GrantsInFlight, InFlight, MarkedGrant};
+use super::in_flight::{GrantKey, GrantsInFlight, InFlight, MarkedGrant};
 use crate::core::{Owner, WaiterId};
 use std::collections::BTreeMap;
 
@@ -91,7 +91,7 @@ impl EndedGrants {
 
 impl EndedGrant {
     fn unconfirmed(grant: InFlight) -> EndedGrant {
-        EndedGrant { id: grant.id, awaits_replicas: grant.confirmed_by == ConfirmedBy::Acknowledgement }
+        EndedGrant { id: grant.id, awaits_replicas: grant.awaits_replicas }
     }
 
     fn marked(id: WaiterId) -> EndedGrant {

@@ -16,7 +16,9 @@ pub(super) struct InFlight {
     pub(super) written: WallMs,
     /// Whether a foreign write has set the lease since then.
     pub(super) lease_is_foreign: bool,
-    pub(super) confirmed_by: ConfirmedBy,
+    /// Whether the client still waits for an acknowledgement by replicas. The delivery confirms the grant once they
+    /// have acknowledged it.
+    pub(super) awaits_replicas: bool,
     /// Mode of the hold to release if the grant is revoked; `None` if its hold was already released.
     pub(super) hold_mode: Option<Mode>,
 }
@@ -25,21 +27,10 @@ pub(super) struct InFlight {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::core) struct ReleasedGrant {
     pub(in crate::core) id: WaiterId,
-    /// Whether the client is answered only once the grant is confirmed.
+    /// Whether the client is answered only once replicas have acknowledged the grant.
     pub(in crate::core) is_withheld: bool,
     /// Whether the releasing call named the grant.
     pub(in crate::core) is_named: bool,
-}
-
-/// The event that confirms a grant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::core) enum ConfirmedBy {
-    /// Delivery to the client.
-    Delivery,
-    /// An acknowledgement by replicas, then the delivery. The client still waits for its answer.
-    Acknowledgement,
-    /// A repetition of the call, after a message has notified the client.
-    Repetition,
 }
 
 /// Key of a grant: its owner, then a sequence number.
@@ -48,14 +39,12 @@ pub(super) type GrantKey = (Owner, u64);
 /// A grant marked for revocation, with the mode of the hold to release, if any.
 pub(super) type MarkedGrant = (WaiterId, Option<Mode>);
 
-/// Grants in flight, with counters.
+/// Grants in flight, with a counter.
 #[derive(Default)]
 pub(super) struct GrantsInFlight {
     grants: SmallMap<GrantKey, InFlight>,
     /// Number of grants whose clients still wait for an answer.
     unanswered: u32,
-    /// Number of grants that need a repetition of the call as confirmation.
-    to_confirm: u32,
 }
 
 impl GrantsInFlight {
@@ -72,15 +61,9 @@ impl GrantsInFlight {
         self.unanswered > 0
     }
 
-    /// Whether any grant needs a repetition of its call as confirmation.
-    pub(super) fn any_to_confirm(&self) -> bool {
-        self.to_confirm > 0
-    }
-
     #[inline(always)]
     pub(super) fn insert(&mut self, key: GrantKey, grant: InFlight) {
-        self.unanswered += u32::from(grant.confirmed_by != ConfirmedBy::Delivery);
-        self.to_confirm += u32::from(grant.confirmed_by == ConfirmedBy::Repetition);
+        self.unanswered += u32::from(grant.awaits_replicas);
         self.grants.insert(key, grant);
     }
 
@@ -116,9 +99,8 @@ impl GrantsInFlight {
     /// Records that a grant was acknowledged. Only its delivery is left to confirm it.
     pub(super) fn acknowledged(&mut self, id: WaiterId, owner: &Owner) {
         let Some(grant) = self.get_mut(id, owner) else { return };
-        let confirmed_by = std::mem::replace(&mut grant.confirmed_by, ConfirmedBy::Delivery);
-        self.unanswered -= u32::from(confirmed_by != ConfirmedBy::Delivery);
-        self.to_confirm -= u32::from(confirmed_by == ConfirmedBy::Repetition);
+        let awaited_replicas = std::mem::take(&mut grant.awaits_replicas);
+        self.unanswered -= u32::from(awaited_replicas);
     }
 
     /// The grants in flight to this owner whose revocation releases a hold of this mode.
@@ -145,13 +127,10 @@ impl GrantsInFlight {
     ) -> Option<ReleasedGrant> {
         let is_named = |grant: &&InFlight| Some(grant.id) == named;
         // `min_by_key` returns the first of equal keys.
-        let first_told = || {
-            self.grants_with_hold(owner, mode).min_by_key(|grant| grant.confirmed_by != ConfirmedBy::Delivery)
-        };
+        let first_told = || self.grants_with_hold(owner, mode).min_by_key(|grant| grant.awaits_replicas);
         let uncertain = || first_told().filter(|_| !self.is_certain(owner, mode, holds));
         let grant = self.grants_with_hold(owner, mode).find(is_named).or_else(uncertain)?;
-        let is_withheld = grant.confirmed_by != ConfirmedBy::Delivery;
-        Some(ReleasedGrant { id: grant.id, is_withheld, is_named: is_named(&grant) })
+        Some(ReleasedGrant { id: grant.id, is_withheld: grant.awaits_replicas, is_named: is_named(&grant) })
     }
 
     pub(super) fn get_mut(&mut self, id: WaiterId, owner: &Owner) -> Option<&mut InFlight> {
@@ -178,22 +157,16 @@ impl GrantsInFlight {
         Some(self.uncount(grant))
     }
 
-    /// Adjusts the counters for a grant that is no longer in flight.
+    /// Adjusts the counter for a grant that is no longer in flight.
     fn uncount(&mut self, grant: InFlight) -> InFlight {
-        self.unanswered -= u32::from(grant.confirmed_by != ConfirmedBy::Delivery);
-        self.to_confirm -= u32::from(grant.confirmed_by == ConfirmedBy::Repetition);
+        self.unanswered -= u32::from(grant.awaits_replicas);
         grant
     }
 
-    /// Fails if a counter disagrees with the grants.
+    /// Fails if the counter disagrees with the grants.
     #[cfg(test)]
     pub(super) fn verify(&self) {
-        let count = |wanted: &dyn Fn(ConfirmedBy) -> bool| {
-            self.grants.iter().filter(|(_, grant)| wanted(grant.confirmed_by)).count()
-        };
-        let unanswered = count(&|confirmed_by| confirmed_by != ConfirmedBy::Delivery);
+        let unanswered = self.grants.iter().filter(|(_, grant)| grant.awaits_replicas).count();
         assert_eq!(self.unanswered as usize, unanswered, "the waiting grants are miscounted");
-        let to_confirm = count(&|confirmed_by| confirmed_by == ConfirmedBy::Repetition);
-        assert_eq!(self.to_confirm as usize, to_confirm, "the grants to confirm are miscounted");
     }
 }

@@ -16,7 +16,7 @@ mod in_flight;
 pub(in crate::core) mod pending_grants;
 mod void;
 
-pub(in crate::core) use in_flight::{ConfirmedBy, ReleasedGrant};
+pub(in crate::core) use in_flight::ReleasedGrant;
 
 use super::lease::SetLease;
 use super::{Holders, Mode, Now, Owner, ReleaseScope, RequestId, Token, WaiterId, WallMs};
@@ -30,7 +30,8 @@ pub(super) struct NewGrant<'a> {
     pub(super) id: WaiterId,
     pub(super) owner: &'a Owner,
     pub(super) mode: Mode,
-    pub(super) confirmed_by: ConfirmedBy,
+    /// Whether replicas must acknowledge the grant before its client is answered.
+    pub(super) awaits_replicas: bool,
     /// Effect of the grant on the hold.
     pub(super) effect: GrantEffect,
     /// The owner's hold before the grant, if it already held the lock.
@@ -74,7 +75,7 @@ pub(super) struct Unconfirmed {
     /// Grants whose holds have ended and whose clients still wait.
     lost: Vec<WaiterId>,
     voiding: Option<Box<Voiding>>,
-    /// Requests whose holds ended before the grant was confirmed. Their records must be deleted.
+    /// Requests whose holds ended before their marked grants were revoked. Their records must be deleted.
     voided: Vec<RequestId>,
 }
 
@@ -91,11 +92,6 @@ impl Unconfirmed {
     /// Whether any client that still waits for its answer must be notified if its hold ends.
     pub(super) fn any_unanswered(&self) -> bool {
         self.in_flight.any_unanswered()
-    }
-
-    /// Whether any grant must be confirmed by a repetition of its call.
-    pub(super) fn any_to_confirm(&self) -> bool {
-        self.in_flight.any_to_confirm()
     }
 
     /// Whether any client still waits although its hold has ended.
@@ -145,7 +141,7 @@ impl Unconfirmed {
 
     /// Adds a grant to a waiter.
     pub(super) fn granted(&mut self, grant: NewGrant<'_>) {
-        let NewGrant { id, owner, mode, confirmed_by, effect, before, written } = grant;
+        let NewGrant { id, owner, mode, awaits_replicas, effect, before, written } = grant;
         if let Some(EarlierHold { end, token }) = before {
             if self.pending_of(owner).is_none() {
                 self.pending.insert(owner.clone(), PendingGrants::new(Some(end), token));
@@ -156,7 +152,7 @@ impl Unconfirmed {
         }
         self.sequence += 1;
         let grant =
-            InFlight { id, effect, written, lease_is_foreign: false, confirmed_by, hold_mode: Some(mode) };
+            InFlight { id, effect, written, lease_is_foreign: false, awaits_replicas, hold_mode: Some(mode) };
         self.in_flight.insert((owner.clone(), self.sequence), grant);
     }
 

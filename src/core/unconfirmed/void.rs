@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 const EXAMINED_PER_VOIDED: usize = 16;
 
 impl Unconfirmed {
-    /// Records that a request's hold ended before its grant was confirmed.
+    /// Records that a request's hold ended before its marked grant was revoked.
     pub(in crate::core) fn was_voided(&mut self, request: RequestId) {
         self.voided.push(request);
     }
@@ -69,8 +69,8 @@ impl Unconfirmed {
         !self.voided.is_empty()
     }
 
-    /// Takes up to `at_most` requests whose holds ended before their grants were confirmed. Their records
-    /// must be deleted.
+    /// Takes up to `at_most` requests whose holds ended before their marked grants were revoked. Their
+    /// records must be deleted.
     pub(in crate::core) fn take_voided(&mut self, at_most: usize) -> Vec<RequestId> {
         let taken = self.voided.split_off(self.voided.len().saturating_sub(at_most));
         if self.voided.is_empty() {
@@ -79,7 +79,7 @@ impl Unconfirmed {
         taken
     }
 
-    /// Takes this request if its hold ended before its grant was confirmed. Returns whether it did.
+    /// Takes this request if its hold ended before its marked grant was revoked. Returns whether it did.
     pub(in crate::core) fn take_voided_request(&mut self, request: &RequestId) -> bool {
         let at = self.voided.iter().position(|voided| voided == request);
         at.map(|at| self.voided.swap_remove(at)).is_some()

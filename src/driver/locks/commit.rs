@@ -19,7 +19,7 @@ pub(crate) fn commit(
     found_free: bool,
 ) {
     subscriptions::subscribe(ctx);
-    let shortened = lock.shortened_to(output.expected_end);
+    let shortened = lock.shortened_to();
     store(ctx, at, output, lock, found_free, shortened);
 }
 

@@ -139,8 +139,7 @@ fn with_lock<T>(
         let found_free = open.holders.is_free();
         let (found, output) = with(ctx, |driver| step(&mut driver.locks, remembered.lock, open));
         // The remaining length of a lease is unknown if a foreign write has ended it.
-        let shortened =
-            if found_free { open.holders.first_end() } else { open.shortened_to(output.expected_end) };
+        let shortened = if found_free { open.holders.first_end() } else { open.shortened_to() };
         store(ctx, lock.as_ref(), output, open, found_free, shortened);
         found
     })

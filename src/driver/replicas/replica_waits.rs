@@ -15,7 +15,6 @@ use std::num::NonZeroU32;
 
 use crate::core::{CallNumber, Decision, MonoUs, Owner, RequestId, Schedule, WaiterId};
 use crate::driver::events::event_loop_hook::EventLoopHook;
-use crate::server::events::event_loop;
 use crate::server::replication::replicas::Progress;
 use crate::server::Ctx;
 
@@ -65,6 +64,7 @@ struct AwaitingCall {
 }
 
 /// All calls that wait for replicas.
+#[derive(Default)]
 pub(crate) struct ReplicaWaits {
     calls: BTreeMap<WaiterId, AwaitingCall>,
     /// Waits of sessions whose grants replicas must acknowledge. They block no client.
@@ -74,18 +74,6 @@ pub(crate) struct ReplicaWaits {
     /// The replicas have not been asked yet for calls of this iteration or an earlier one.
     must_ask_replicas: bool,
     hook: EventLoopHook,
-}
-
-impl Default for ReplicaWaits {
-    fn default() -> ReplicaWaits {
-        ReplicaWaits {
-            calls: BTreeMap::new(),
-            of_sessions: BTreeMap::new(),
-            deadlines: Schedule::default(),
-            must_ask_replicas: false,
-            hook: EventLoopHook::new(event_loop::Purpose::Acknowledgements),
-        }
-    }
 }
 
 impl ReplicaWaits {

@@ -3,9 +3,9 @@
 //! The work that the timer does.
 
 use crate::core::MonoUs;
+use crate::driver::events::owner_events;
 use crate::driver::locks::deadlock::run_deferred_searches;
 use crate::driver::locks::reconcile::reconcile;
-use crate::driver::messages::owner_events;
 use crate::driver::replicas::completion;
 use crate::driver::state::with;
 use crate::keyspace::channel;
@@ -35,7 +35,6 @@ pub(crate) fn on_timer(ctx: Ctx<'_>) {
         driver.update_quarantine(ctx.now());
         driver.drop_stale_disconnect_hook(ctx);
         driver.replica_waits.drop_stale_hook(ctx);
-        driver.inboxes.drop_idle_hook(ctx, &driver.locks);
         if driver.in_cluster && driver.rechecks.take_all_due(started) {
             let is_remembered = driver.locks.recheck_all();
             if driver.locks.waiting_total() > 0 {

@@ -4,7 +4,7 @@
 
 mod store;
 
-use crate::core::{ExpectedEnd, Holders, LockLookup, Now, OpenLock};
+use crate::core::{Holders, LockLookup, Now, OpenLock};
 use crate::error::Error;
 use crate::keyspace::crowd::{self, HashShape};
 use crate::keyspace::layout;
@@ -146,16 +146,10 @@ impl<'a> Lock<'a> {
     }
 
     /// The end of the first lease, if the lock will be free earlier than external clients know. They would
-    /// otherwise sleep too long. They know the stored TTL, unless `expected_end` states a different end.
+    /// otherwise sleep too long, because they know the stored TTL.
     #[inline(always)]
-    pub(crate) fn shortened_to(&self, expected_end: ExpectedEnd) -> Option<i64> {
-        let first_end = self.holders.first_end()?;
-        let is_shortened = match expected_end {
-            ExpectedEnd::AsWritten => self.stored_end > self.holders.expires_at(),
-            ExpectedEnd::Until(end) => self.stored_end > Some(end),
-            ExpectedEnd::MaybeSooner => true,
-        };
-        is_shortened.then_some(first_end)
+    pub(crate) fn shortened_to(&self) -> Option<i64> {
+        self.holders.first_end().filter(|_| self.stored_end > self.holders.expires_at())
     }
 
     /// The earliest expiry of a holder's field to which a foreign write gave a TTL, possibly in the past.

@@ -16,9 +16,6 @@ use crate::server::{Ctx, ServerCell, Str, OK};
 /// First version in which every server returns null for the name of a missing user. Most earlier versions crash.
 const SAFE_USER_NAME_SINCE: Version = Version::new(8, 1, 0);
 
-/// `REDISMODULE_CMD_CHANNEL_SUBSCRIBE`, which the bindings lack.
-const CHANNEL_SUBSCRIBE: u64 = 1 << 2;
-
 /// The user of an unrestricted connection, as printable by `CLIENT LIST`.
 const NO_USER: &[u8] = b"(superuser)";
 
@@ -175,20 +172,6 @@ impl Access {
 
     pub(crate) fn may_write(&self, key: &[u8]) -> bool {
         self.may_access_key(key, raw::REDISMODULE_CMD_KEY_UPDATE)
-    }
-
-    pub(crate) fn may_subscribe(&self, channel: &Str<'_>) -> bool {
-        match self {
-            Access::Everything => true,
-            Access::Nothing => false,
-            Access::User(user) => {
-                let permission = i32::try_from(CHANNEL_SUBSCRIBE).unwrap_or(0);
-                // SAFETY: the user was found in this callback. The channel outlives the call.
-                unsafe {
-                    call!(RedisModule_ACLCheckChannelPermissions(*user, channel.as_ptr(), permission)) == OK
-                }
-            }
-        }
     }
 
     /// Sets this user in the context while `body` runs. Only for servers that support it, which

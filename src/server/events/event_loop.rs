@@ -14,16 +14,14 @@ use crate::server::{Ctx, ServerCell};
 static ON_WAKEUP: Listener<()> = ServerCell::new(Cell::new(None));
 static MESSAGES: Listener<()> = ServerCell::new(Cell::new(None));
 static ACKNOWLEDGEMENTS: Listener<()> = ServerCell::new(Cell::new(None));
-static INBOXES: Listener<()> = ServerCell::new(Cell::new(None));
 
-const LISTENERS: [&Listener<()>; 4] = [&ON_WAKEUP, &MESSAGES, &ACKNOWLEDGEMENTS, &INBOXES];
+const LISTENERS: [&Listener<()>; 3] = [&ON_WAKEUP, &MESSAGES, &ACKNOWLEDGEMENTS];
 
 /// The purpose of an end-of-iteration hook.
 #[derive(Clone, Copy)]
 pub(crate) enum Purpose {
     Messages,
     Acknowledgements,
-    Inboxes,
 }
 
 impl Purpose {
@@ -31,7 +29,6 @@ impl Purpose {
         match self {
             Purpose::Messages => &MESSAGES,
             Purpose::Acknowledgements => &ACKNOWLEDGEMENTS,
-            Purpose::Inboxes => &INBOXES,
         }
     }
 }
@@ -76,7 +73,6 @@ fn listen_to_loop(ctx: Ctx<'_>) {
                 raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP => {
                     notify(&MESSAGES, ctx, ());
                     notify(&ACKNOWLEDGEMENTS, ctx, ());
-                    notify(&INBOXES, ctx, ());
                 }
                 raw::REDISMODULE_SUBEVENT_EVENTLOOP_AFTER_SLEEP => notify(&ON_WAKEUP, ctx, ()),
                 _ => {}

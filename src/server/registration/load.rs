@@ -41,7 +41,7 @@ pub(crate) fn missing_symbols() -> Vec<&'static str> {
         };
     }
     let symbols = absent!(
-        RedisModule_ACLCheckChannelPermissions RedisModule_ACLCheckCommandPermissions
+        RedisModule_ACLCheckCommandPermissions
         RedisModule_ACLCheckKeyPermissions RedisModule_AvoidReplicaTraffic RedisModule_BlockClient
         RedisModule_BlockedClientDisconnected RedisModule_Call RedisModule_CallReplyArrayElement
         RedisModule_CallReplyInteger RedisModule_CallReplyLength RedisModule_CallReplyProto

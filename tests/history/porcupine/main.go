@@ -42,7 +42,6 @@ type call struct {
 	Fence        bool            `json:"fence"`
 	Watchdog     bool            `json:"watchdog"`
 	Ephemeral    bool            `json:"ephemeral"`
-	Notify       *string         `json:"notify"`
 	ID           *string         `json:"id"`
 	Connection   int64           `json:"connection"`
 	ServerID     int64           `json:"server_id"`
@@ -481,7 +480,7 @@ func operations(calls []call, opened map[int64]int64, lease int64) (map[string][
 		}
 		_, _, known := c.input(0)
 		releasesShared := c.Shared && c.Command != "acquire"
-		if c.Several || c.Once || releasesShared || c.Watchdog || c.Ephemeral || c.Notify != nil || c.Command == "cancel" {
+		if c.Several || c.Once || releasesShared || c.Watchdog || c.Ephemeral || c.Command == "cancel" {
 			return nil, fmt.Errorf("the history has %s with options that this model does not know", c.Command)
 		}
 		if !known || c.Outcome == "unsent" {

@@ -47,9 +47,6 @@ struct Run {
     /// Number of clients.
     #[arg(long, default_value_t = 8)]
     clients: u32,
-    /// Number of clients that wait with NOTIFY.
-    #[arg(long, default_value_t = 1)]
-    listeners: u32,
     /// Number of clients with a session.
     #[arg(long, default_value_t = 1)]
     sessions: u32,
@@ -130,7 +127,6 @@ fn run_load(run: &Run) -> Result<(Vec<Record>, i64), String> {
     let settings = Settings {
         seed: run.seed,
         clients: run.clients,
-        listeners: if is_plain { 0 } else { run.listeners },
         sessions: run.sessions,
         scenes: if is_plain { 0 } else { run.scenes },
         calls: run.calls,

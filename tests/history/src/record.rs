@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! The format of a history: lines of JSON, one for each call, connection, fault and message.
+//! The format of a history: lines of JSON, one for each call, connection and fault.
 //!
 //! All times are microseconds since the start of the run, read by all threads from one monotonic clock.
 
@@ -40,10 +40,6 @@ pub enum Record {
     Call(Call),
     /// A disturbance of the server or its clients.
     Fault(Fault),
-    /// A message received by a subscriber.
-    Message(Message),
-    /// The time for which a client was subscribed to an inbox.
-    Listened(Listened),
 }
 
 /// The settings of the run and of the server.
@@ -169,30 +165,6 @@ pub enum Disturbance {
     Failover,
 }
 
-/// A message received by a subscriber.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Message {
-    /// The subscribed client.
-    pub client: u32,
-    /// Time when the message was read.
-    pub at: Micros,
-    /// The channel.
-    pub channel: String,
-    /// The text.
-    pub text: String,
-}
-
-/// The time for which a client was subscribed to an inbox.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Listened {
-    /// The inbox, as in `NOTIFY`.
-    pub inbox: String,
-    /// Earliest time of the subscription.
-    pub since: Micros,
-    /// Latest time of the subscription.
-    pub until: Micros,
-}
-
 /// The commands of a history.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "command")]
@@ -302,10 +274,6 @@ pub struct Acquire {
     pub watchdog_max: Option<i64>,
     /// `EPHEMERAL`.
     pub ephemeral: bool,
-    /// `NOTIFY`, with this inbox.
-    pub notify: Option<String>,
-    /// `GRACE`, in milliseconds.
-    pub grace: Option<i64>,
     /// `ID`.
     pub id: Option<String>,
     /// `REPLICAS`.
@@ -433,8 +401,6 @@ impl Command {
                     .option("PX", milliseconds)
                     .option("EX", seconds)
                     .option("BLOCK", acquire.block)
-                    .option("NOTIFY", acquire.notify.as_ref())
-                    .option("GRACE", acquire.grace)
                     .flag("SHARED", acquire.shared)
                     .option("LIMIT", acquire.limit)
                     .flag("ONCE", acquire.once)

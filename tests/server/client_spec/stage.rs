@@ -31,9 +31,9 @@ use crate::support::{until, Client, Flavor, Server};
 
 /// The permissions that the packages need, including the commands that client libraries send when they connect.
 const APP: &str =
-    "ACL SETUSER app on >secret resetkeys ~k resetchannels &lock:inbox:* -@all +lock.acquire +lock.release \
-                   +lock.renew +lock.cancel +lock.info +lock.session|open +lock.session|close +lock.events +subscribe \
-                   +unsubscribe +ping +select +client|setname";
+    "ACL SETUSER app on >secret resetkeys ~k resetchannels -@all +lock.acquire +lock.release +lock.renew \
+                   +lock.cancel +lock.info +lock.session|open +lock.session|close +lock.events +ping +select \
+                   +client|setname";
 
 pub fn play(scenario: &Value, package: Package) {
     if !package.is_built() {

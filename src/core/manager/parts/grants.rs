@@ -25,13 +25,6 @@ impl Parts {
         self.table.get(lock).map_or(0, |state| state.unconfirmed().len()) + self.bindings.len_of(lock)
     }
 
-    /// Ends the grace period of a grant that was confirmed, revoked or voided.
-    pub(super) fn grace_ends(&mut self, id: WaiterId, request: &Request) {
-        if request.notify.is_some() {
-            self.deadlines.set(&id, None);
-        }
-    }
-
     /// Marks a grant for revocation, because it did not reach its client. Makes each of its locks ready; the
     /// next step of the lock revokes the grant.
     pub(in crate::core::manager) fn mark_for_revocation(&mut self, id: WaiterId) {
@@ -47,9 +40,6 @@ impl Parts {
         }
         let Some(wait) = self.waiters.get(id) else { return };
         let lock = wait.lock();
-        if wait.request().notify.is_some() {
-            self.deadlines.set(&id, None);
-        }
         if let Some(state) = self.table.get_mut(lock) {
             state.unconfirmed_mut().mark_for_revocation(id, &wait.request().owner);
             self.table.set_ready(lock);
@@ -146,17 +136,11 @@ impl Parts {
     /// Voids a grant that was already removed from the state of its lock.
     fn void_grant(&mut self, id: WaiterId, lock: LockIdx, records: RecordsOfVoided) {
         let Some((wait, _)) = self.waiters.remove(id) else { return };
-        let (is_notified, is_marked) = (wait.request().notify.is_some(), wait.state() == WaitState::Marked);
-        self.grace_ends(id, wait.request());
-        if is_notified && wait.state() == WaitState::Granted {
-            self.decide(id, lock, wait.request(), Decision::Lost);
-        }
         if wait.state() == WaitState::Granted {
             self.lose_grant_of_session(&wait);
         }
-        // A repeated call must not get the reply to a grant that was not confirmed, or would have been revoked
-        // anyway.
-        if (is_notified || is_marked) && records == RecordsOfVoided::Delete && !self.demoted {
+        // A repeated call must not get the reply to a grant that would have been revoked anyway.
+        if wait.state() == WaitState::Marked && records == RecordsOfVoided::Delete && !self.demoted {
             let state = self.table.get_mut(lock);
             if let Some((state, request)) = state.zip(wait.request().id.clone()) {
                 state.unconfirmed_mut().was_voided(request);
@@ -209,8 +193,8 @@ impl Parts {
     /// the grant may have consequences.
     pub(in crate::core::manager) fn confirm_plain(&mut self, id: WaiterId) -> bool {
         let is_plain = |wait: &&Wait| {
-            let Request { id, bind, notify, awaits_replicas, numbered, .. } = wait.request();
-            let is_alone = id.is_none() && bind.is_none() && notify.is_none() && numbered.is_none();
+            let Request { id, bind, awaits_replicas, numbered, .. } = wait.request();
+            let is_alone = id.is_none() && bind.is_none() && numbered.is_none();
             let is_simple = is_alone && !awaits_replicas;
             wait.state() == WaitState::Granted && is_simple && !wait.is_member()
         };
@@ -236,7 +220,6 @@ impl Parts {
             return None;
         }
         let (wait, _) = self.waiters.remove(id)?;
-        self.grace_ends(id, wait.request());
         let state = self.table.get_mut(wait.lock());
         let confirmed = state.and_then(|state| state.unconfirmed_mut().confirm(id, &wait.request().owner));
         let Some(confirmed) = confirmed else { return defect!("a grant is unknown to its lock", None) };

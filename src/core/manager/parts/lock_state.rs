@@ -27,10 +27,6 @@ pub(in crate::core::manager) struct LockState {
     plain_hold: Option<Hold>,
     /// Time of the grant of the exclusive hold, if known.
     held_since: Option<MonoUs>,
-    /// Whether a grant with `NOTIFY` has its short lease for now, and external clients may have seen a longer
-    /// one. If the grant is never confirmed, the lock may be free sooner than they expect. See
-    /// [`ExpectedEnd`](crate::core::ExpectedEnd).
-    whole_lease_is_unconfirmed: bool,
     /// Number of holders at the end of the last step, if the lock has more grants and bindings than one step
     /// examines.
     held_by: u32,
@@ -111,19 +107,6 @@ impl LockState {
 
     pub(in crate::core::manager) fn held_mut(&mut self) -> &mut Held {
         &mut self.held
-    }
-
-    /// Records whether the latest grant with `NOTIFY` has its short lease for now, and external clients may
-    /// have seen a longer one. Returns the previous value.
-    pub(in crate::core::manager) fn note_whole_lease(&mut self, is_unconfirmed: bool) -> bool {
-        std::mem::replace(&mut self.whole_lease_is_unconfirmed, is_unconfirmed)
-    }
-
-    /// Whether a grant with `NOTIFY` has its short lease for now, and external clients may have seen a longer
-    /// one. If the grant is never confirmed, the lock may be free sooner than they expect. See
-    /// [`ExpectedEnd`](crate::core::ExpectedEnd).
-    pub(in crate::core::manager) fn whole_lease_is_unconfirmed(&self) -> bool {
-        self.whole_lease_is_unconfirmed
     }
 
     /// Records a grant of the lock.

@@ -10,7 +10,6 @@ mod sessions;
 mod waits;
 mod watch;
 
-pub(in crate::core::manager) use connections::ConnectionEnd;
 pub(in crate::core::manager) use grants::RecordsOfVoided;
 pub(in crate::core::manager) use lock_state::LockState;
 pub(in crate::core::manager) use sessions::call_until;
@@ -23,10 +22,8 @@ use crate::core::schedule::{Calendar, Schedule};
 use crate::core::sessions::{Loss, Sessions};
 use crate::core::table::{LockIdx, LockTable};
 use crate::core::waits_for::searches::Searches;
-use crate::core::{
-    ConnectionId, Decision, LockId, Message, MonoUs, Notice, Now, Statistics, WaiterId, WallMs,
-};
-use std::collections::{BTreeMap, VecDeque};
+use crate::core::{ConnectionId, Decision, LockId, MonoUs, Notice, Now, Statistics, WaiterId, WallMs};
+use std::collections::{BTreeSet, VecDeque};
 
 /// Maximum amount of due work that a step does at one lock: grants made, revoked or voided, and holds ended
 /// or renewed. Thousands at once would stall the server, so the rest is left for the next step, which the
@@ -51,7 +48,7 @@ pub(in crate::core::manager) struct Parts {
     pub(in crate::core::manager) input_at: Now,
     /// Grants in flight of sessions that have ended without a call.
     pub(in crate::core::manager) losses: Vec<Loss>,
-    /// Deadlines of waits, and of the graces of grants.
+    /// Deadlines of waits.
     pub(in crate::core::manager) deadlines: Schedule<MonoUs, WaiterId>,
     /// End of the first lease of each held lock that has native waiters, known external waiters, or owners to
     /// notify.
@@ -69,8 +66,8 @@ pub(in crate::core::manager) struct Parts {
     pub(in crate::core::manager) forgets_holds: bool,
     /// Maximum amount of due work per step.
     pub(in crate::core::manager) portion: Portion,
-    /// Connections whose waits and holds must still be ended.
-    pub(in crate::core::manager) ending_connections: BTreeMap<ConnectionId, ConnectionEnd>,
+    /// Closed connections whose holds must still be ended.
+    pub(in crate::core::manager) ending_connections: BTreeSet<ConnectionId>,
     /// End of the quarantine. Until then, only owners that hold a lock are granted it, because other holds
     /// may have been forgotten.
     pub(in crate::core::manager) quarantined_until: Option<MonoUs>,
@@ -79,8 +76,6 @@ pub(in crate::core::manager) struct Parts {
     pub(in crate::core::manager) windows_given: usize,
     pub(in crate::core::manager) windows_used: usize,
     pub(in crate::core::manager) decisions: VecDeque<(WaiterId, Decision)>,
-    /// Decisions that leave as messages.
-    pub(in crate::core::manager) messages: VecDeque<Message>,
     /// Granted bundles whose clients are still waiting although one of their holds has ended.
     pub(in crate::core::manager) lost_bundles: Vec<WaiterId>,
     /// Whether owners get notices about their holds.

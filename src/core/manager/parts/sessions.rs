@@ -154,12 +154,21 @@ impl Parts {
         true
     }
 
+    /// Whether a wait is passed over, because its session is suspect or has ended.
+    pub(in crate::core::manager) fn is_passed_over(&self, wait: &Wait) -> bool {
+        // Nearly always, no session is suspect or ending.
+        self.sessions.passes_over()
+            && wait.request().number().is_some_and(|call| self.sessions.is_passed_over(call.number.session))
+    }
+
     /// Parks a wait outside its queue while its session is suspect, or drops it if the session has ended.
-    pub(in crate::core::manager) fn pass_over(&mut self, id: WaiterId, number: CallNumber) {
-        let is_member = self.waiters.queued(id).is_some_and(Wait::is_member);
+    pub(in crate::core::manager) fn pass_over(&mut self, id: WaiterId) {
         let Some(wait) = self.take_out(id) else { return };
         let Some(name) = self.name(wait.lock()) else { return };
-        if is_member {
+        let Some(NumberedCall { number, .. }) = wait.request().number() else {
+            return defect!("a wait without a session is passed over");
+        };
+        if wait.is_member() {
             // The call waits for several locks. A wait for several locks cannot be parked.
             self.forget_requirement(id, wait.request());
             return self.lose_wait(number.session, number.n, LossReason::Overdue);

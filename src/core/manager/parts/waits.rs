@@ -9,7 +9,7 @@ use crate::core::queue::wait::{NewWait, QueuePlace, Wait};
 use crate::core::queue::wait_queue::Place;
 use crate::core::queue::waiters::{Crossing, Unqueued};
 use crate::core::table::LockIdx;
-use crate::core::{Counted, Decision, InboxEvent, Message, MonoUs, Notify, Now, Owner, Request, WaiterId};
+use crate::core::{Counted, Decision, MonoUs, Now, Owner, Request, WaiterId};
 use smallvec::SmallVec;
 
 /// When a wait ends, maximum number of its owner's other waits for the lock to search.
@@ -21,44 +21,18 @@ impl Parts {
         let first_wait = self.waiters.first_wait_of(id);
         if let Some(wait) = self.take_out(id) {
             self.count_end(&wait, &decision);
-            self.decide(first_wait, wait.lock(), wait.request(), decision);
+            self.decide(first_wait, wait.request(), decision);
         }
     }
 
-    /// Emits a decision: as a reply to a blocked client, or as a message.
+    /// Emits a decision: to the driver, or as an event of a session.
     #[inline(always)]
-    pub(in crate::core::manager) fn decide(
-        &mut self,
-        id: WaiterId,
-        lock: LockIdx,
-        request: &Request,
-        decision: Decision,
-    ) {
-        match (&request.notify, request.number()) {
-            (None, None) => self.decisions.push_back((id, decision)),
+    pub(in crate::core::manager) fn decide(&mut self, id: WaiterId, request: &Request, decision: Decision) {
+        match request.number() {
             // The driver first waits for the replicas.
-            (None, Some(_)) if request.awaits_replicas => self.decisions.push_back((id, decision)),
-            (None, Some(call)) => self.decide_number(call.number, id, decision),
-            // The repeated call is answered instead, so this one gets no message.
-            (Some(_), _) if decision == Decision::Superseded => {}
-            (Some(notify), _) => self.send(id, lock, request, notify, decision),
+            Some(call) if !request.awaits_replicas => self.decide_number(call.number, id, decision),
+            _ => self.decisions.push_back((id, decision)),
         }
-    }
-
-    pub(super) fn send(
-        &mut self,
-        id: WaiterId,
-        lock: LockIdx,
-        request: &Request,
-        notify: &Notify,
-        decision: Decision,
-    ) {
-        let (Some(lock), Some(request)) = (self.name(lock), request.id.clone()) else {
-            return defect!("a message without a lock or a request");
-        };
-        let event =
-            if matches!(decision, Decision::Granted(_)) { InboxEvent::Granted } else { InboxEvent::Lost };
-        self.messages.push_back(Message { id, inbox: notify.inbox.clone(), lock, request, event });
     }
 
     /// Ends a queued wait, with a decision or because its client has left. May make the lock ready for the
@@ -72,7 +46,7 @@ impl Parts {
         let lock = wait.lock();
         if let Some(decision) = decision {
             self.count_end(&wait, &decision);
-            self.decide(id, lock, wait.request(), decision);
+            self.decide(id, wait.request(), decision);
         } else if let Some(call) = wait.request().number() {
             self.forget_number(id, call.number, wait.request());
         }

@@ -2,7 +2,6 @@
 
 //! Begins a step: applies events since the lock's last step.
 
-use super::output::ExpectedEnd;
 use super::{counted, Step, READS_PER_PORTION};
 use crate::core::manager::parts::{Parts, RecordsOfVoided, MAX_SEARCHED_WAITS};
 use crate::core::manager::OpenLock;
@@ -32,7 +31,6 @@ impl<'a> Step<'a> {
             records,
             now,
             handed_over: false,
-            expected_end: ExpectedEnd::AsWritten,
             is_crowded: false,
             examines_all: true,
             is_unfinished: false,
@@ -86,7 +84,7 @@ impl<'a> Step<'a> {
     }
 
     /// Voids a portion of the grants whose holds ended together. Then deletes the records of up to a portion
-    /// of grants with `NOTIFY` that ended before their confirmation: they count as never made.
+    /// of marked grants whose holds have ended: they count as never made.
     #[inline(always)]
     pub(super) fn forget_voided(&mut self, lock: LockIdx) {
         let portion = self.portion;

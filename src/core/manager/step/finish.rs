@@ -2,7 +2,7 @@
 
 //! Finishes a step, and returns what the caller must do after the write.
 
-use super::output::{ExpectedEnd, StepOutput};
+use super::output::StepOutput;
 use super::{counted, Step};
 use crate::core::schedule::earlier;
 use crate::core::table::LockIdx;
@@ -23,13 +23,7 @@ impl Step<'_> {
     pub(in crate::core::manager) fn close(mut self) -> StepOutput {
         match self.lock {
             Some(lock) => self.close_known(lock),
-            None => StepOutput {
-                lock: None,
-                watches_lease: false,
-                unannounced: false,
-                is_reserved: false,
-                expected_end: ExpectedEnd::AsWritten,
-            },
+            None => StepOutput { lock: None, watches_lease: false, unannounced: false, is_reserved: false },
         }
     }
 
@@ -53,16 +47,7 @@ impl Step<'_> {
         let is_reserved = !bundles.is_empty()
             && self.holders.is_free()
             && bundles.is_reserved(lock, || self.parts.has_members(lock));
-        let is_free = self.holders.is_free();
-        let expected_end = &mut self.expected_end;
         let unannounced = self.parts.state_mut(lock).is_some_and(|state| {
-            if state.whole_lease_is_unconfirmed() && !is_reserved && !state.unconfirmed().any_to_confirm() {
-                // The grant was not confirmed. A free lock is announced in any case.
-                state.note_whole_lease(false);
-                if !is_free {
-                    *expected_end = ExpectedEnd::MaybeSooner;
-                }
-            }
             // The hold of an external client is remembered only while native clients wait for the lock.
             let is_wanted = !state.queue().is_empty() || state.unconfirmed().any_in_flight() || is_bound;
             let mark_kept = is_wanted || state.plain_hold().is_some();
@@ -76,13 +61,7 @@ impl Step<'_> {
             !is_reserved && state.take_unannounced()
         });
         self.parts.drop_if_idle(lock);
-        StepOutput {
-            lock: Some(lock),
-            watches_lease,
-            unannounced,
-            is_reserved,
-            expected_end: self.expected_end,
-        }
+        StepOutput { lock: Some(lock), watches_lease, unannounced, is_reserved }
     }
 
     /// Records the number of holders if the lock has more grants and bindings than a step examines. Also

@@ -2,12 +2,10 @@
 
 //! Grants the lock to a request.
 
-use super::output::ExpectedEnd;
 use super::Step;
 use crate::core::bindings::binding::{BindMode, NewBind};
 use crate::core::held::HoldRecord;
 use crate::core::holders::Admission;
-use crate::core::manager::parts::LockState;
 use crate::core::queue::bundles::Verdict;
 use crate::core::unconfirmed::pending_grants::{GrantEffect, SetToken};
 use crate::core::unconfirmed::EarlierHold;
@@ -87,10 +85,6 @@ impl Step<'_> {
             Admission::Grant(holds) => holds,
         };
         let hold = self.holders.get(owner);
-        if hold.is_some() && self.state().is_some_and(LockState::whole_lease_is_unconfirmed) {
-            // If the earlier grant is never confirmed, the owner holds the lock by this lease alone.
-            self.expected_end = ExpectedEnd::MaybeSooner;
-        }
         let before = hold.map(|hold| EarlierHold { end: hold.expires_at, token: hold.token });
         let before_end = hold.map(|hold| hold.expires_at);
         // An upgrade to an exclusive hold needs a new token, because other readers may have newer tokens than
@@ -110,12 +104,7 @@ impl Step<'_> {
         };
         let token_is_set = request.fence || upgrade;
         let effect = GrantEffect {
-            lease: match to {
-                ReplyTarget::Caller => self.keep_lease(&request.owner, request.set_lease(self.now)),
-                ReplyTarget::Waiter => {
-                    self.keep_lease(&request.owner, request.set_lease_after_wait(self.now))
-                }
-            },
+            lease: self.keep_lease(&request.owner, request.set_lease(self.now)),
             token: token_is_set.then_some(SetToken { token, upgrade }),
         };
         let written = match to {
@@ -138,12 +127,7 @@ impl Step<'_> {
         let reply = request.reply(holds, token);
         if let Some(id) = &request.id {
             self.parts.bindings.note_granted(|| self.name.to_id(), &request.owner, id, self.now);
-            match &request.notify {
-                Some(notify) if to == ReplyTarget::Waiter => {
-                    self.records.remember_unconfirmed(id, &reply, notify.grace_ms, self.now);
-                }
-                _ => self.records.remember_grant(id, &reply, self.now),
-            }
+            self.records.remember_grant(id, &reply, self.now);
         }
         Ok(Grant { reply, effect, before, written })
     }

@@ -16,7 +16,7 @@ mod serve;
 mod sessions;
 
 pub(crate) use grant::GrantTime;
-pub(crate) use output::{ExpectedEnd, StepOutput};
+pub(crate) use output::StepOutput;
 pub(in crate::core::manager) use sessions::NumberIs;
 
 use crate::core::manager::parts::{LockState, Parts};
@@ -38,7 +38,6 @@ pub(super) struct Step<'a> {
     pub(super) now: Now,
     /// Whether the lock was granted to a waiter.
     handed_over: bool,
-    expected_end: ExpectedEnd,
     /// Maximum amount of due work.
     portion: usize,
     /// Whether the lock has more grants and bindings than a step examines.

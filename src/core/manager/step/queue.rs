@@ -3,12 +3,11 @@
 //! The caller and its place in the queue.
 
 use super::Step;
-use crate::core::manager::fast_queue::has_too_many;
 use crate::core::queue::bundles::NewBundle;
 use crate::core::queue::position::{Position, Standing};
 use crate::core::queue::wait::{NewWait, WaitState};
 use crate::core::table::LockIdx;
-use crate::core::{Decision, MonoUs, Notify, Request, RequestId, WaiterId, Wants};
+use crate::core::{Decision, MonoUs, Request, RequestId, WaiterId, Wants};
 
 /// The arrival of a request at a queue. A repeated request keeps its arrival.
 pub(super) struct Arrival {
@@ -38,17 +37,6 @@ impl Step<'_> {
     pub(in crate::core::manager) fn is_queued(&self, request: &Request) -> bool {
         let of_request = |lock| self.parts.waiters.of_request(lock, request.id.as_ref()?);
         self.lock.and_then(of_request).is_some_and(|(_, wait)| wait.state() == WaitState::Queued)
-    }
-
-    /// Whether any wait or unconfirmed grant has `NOTIFY`.
-    #[inline]
-    pub(in crate::core::manager) fn any_notified(&self) -> bool {
-        !self.parts.waiters.notified.is_empty()
-    }
-
-    /// Whether this connection has the maximum number of waits with `NOTIFY`.
-    pub(in crate::core::manager) fn has_too_many(&self, notify: &Notify) -> bool {
-        has_too_many(self.parts, notify)
     }
 
     /// Queues a request. If it is already queued on another connection, it keeps its position and the earlier
@@ -128,7 +116,7 @@ impl Step<'_> {
             WaitState::Granted => {
                 // The client may be answered in this iteration of the event loop, but not with a grant.
                 let (first_wait, waits) = (self.parts.waiters.first_wait_of(id), wait.request().clone());
-                self.parts.decide(first_wait, lock, &waits, Decision::Cancelled);
+                self.parts.decide(first_wait, &waits, Decision::Cancelled);
                 self.parts.mark_for_revocation(id);
                 self.revoke_marked(lock, Some(&waits.owner), usize::MAX);
                 Some(())

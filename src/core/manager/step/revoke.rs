@@ -166,7 +166,7 @@ impl Step<'_> {
         let wait = self.parts.waiters.get(grant).map(|wait| (wait.lock(), wait.request().clone()));
         if let Some((lock, request)) = wait {
             let first_wait = self.parts.waiters.first_wait_of(grant);
-            self.parts.decide(first_wait, lock, &request, Decision::Lost);
+            self.parts.decide(first_wait, &request, Decision::Lost);
             self.parts.mark_for_revocation(grant);
             self.revoke_marked(lock, Some(owner), usize::MAX);
         }

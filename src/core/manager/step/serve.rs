@@ -3,7 +3,6 @@
 //! Serves the queue: grants the lock to waiters.
 
 use super::grant::{Grant, GrantTime, NotGranted, ReplyTarget};
-use super::output::ExpectedEnd;
 use super::Step;
 use crate::core::holders::Admission;
 use crate::core::manager::parts::LockState;
@@ -11,7 +10,7 @@ use crate::core::queue::fairness::WhenFree;
 use crate::core::queue::position::Standing;
 use crate::core::queue::wait::Wait;
 use crate::core::table::LockIdx;
-use crate::core::unconfirmed::{ConfirmedBy, NewGrant};
+use crate::core::unconfirmed::NewGrant;
 use crate::core::{Counted, Decision, Mode, Owner, Reply, Request, WaiterId};
 use smallvec::SmallVec;
 
@@ -62,8 +61,8 @@ impl Step<'_> {
                 self.parts.end_queued(id, Decision::TimedOut);
                 continue;
             }
-            if self.parts.is_dropped(wait) {
-                self.parts.drop_wait(id);
+            if self.parts.is_passed_over(wait) {
+                self.parts.pass_over(id);
                 continue;
             }
             let request = wait.request().clone();
@@ -71,11 +70,7 @@ impl Step<'_> {
             match self.grant(&request, ReplyTarget::Waiter) {
                 Ok(grant) => {
                     let reply = self.hand_over(lock, id, &request, grant, GrantTime::AfterWaiting);
-                    if let Some(notify) = &request.notify {
-                        let grace_us = notify.grace_ms.unsigned_abs().saturating_mul(1000);
-                        self.parts.deadlines.set(&id, Some(self.now.mono.saturating_add(grace_us)));
-                    }
-                    self.parts.decide(id, lock, &request, Decision::Granted(reply));
+                    self.parts.decide(id, &request, Decision::Granted(reply));
                     if self.excludes_all(lock) {
                         return;
                     }
@@ -98,7 +93,7 @@ impl Step<'_> {
         let next = self.parts.state(lock)?.queue().next(|id| {
             let Some(wait) = self.parts.waiters.get(id) else { return false };
             let Request { owner, wants, .. } = wait.request();
-            if wait.is_over(self.now) || self.parts.is_dropped(wait) {
+            if wait.is_over(self.now) || self.parts.is_passed_over(wait) {
                 return true;
             }
             let is_next = self.admits(owner.as_bytes(), *wants) != Admission::Busy;
@@ -126,7 +121,7 @@ impl Step<'_> {
         &mut self,
         lock: LockIdx,
         id: WaiterId,
-        Request { owner, wants, lease_ms, awaits_replicas, notify, .. }: &Request,
+        Request { owner, wants, awaits_replicas, .. }: &Request,
         grant: Grant,
         time: GrantTime,
     ) -> Reply {
@@ -148,20 +143,8 @@ impl Step<'_> {
             }
         }
         if let Some(state) = self.parts.state_mut(lock) {
-            let whole_lease = notify.is_some() && wants.mode == Mode::Exclusive && before.is_none();
-            if state.note_whole_lease(whole_lease) {
-                // External clients may know of a later end than the stored end of the previous grace period.
-                self.expected_end = ExpectedEnd::MaybeSooner;
-            } else if whole_lease && self.expected_end != ExpectedEnd::MaybeSooner {
-                self.expected_end = ExpectedEnd::Until(self.now.wall.saturating_add(*lease_ms));
-            }
-            let confirmed_by = match (awaits_replicas, notify) {
-                (true, _) => ConfirmedBy::Acknowledgement,
-                (false, Some(_)) => ConfirmedBy::Repetition,
-                (false, None) => ConfirmedBy::Delivery,
-            };
-            let mode = wants.mode;
-            let grant = NewGrant { id, owner, mode, confirmed_by, effect, before, written };
+            let (mode, awaits_replicas) = (wants.mode, *awaits_replicas);
+            let grant = NewGrant { id, owner, mode, awaits_replicas, effect, before, written };
             state.unconfirmed_mut().granted(grant);
         }
         reply

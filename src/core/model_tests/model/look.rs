@@ -48,14 +48,9 @@ impl Look {
             in_flight,
             closed,
             decisions,
-            inbox_events,
-            missed,
             notices,
         } = model;
-        assert!(
-            decisions.is_empty() && inbox_events.is_empty() && notices.is_empty(),
-            "in the middle of a step"
-        );
+        assert!(decisions.is_empty() && notices.is_empty(), "in the middle of a step");
         locks.iter().for_each(|lock| self.lock(lock));
         self.add(*paused);
         self.option(quarantine.filter(|until| *until > self.now), |look, until| look.add(until - look.now));
@@ -67,17 +62,14 @@ impl Look {
             look.hold_number(*number);
             look.option(*hold_mode, |look, mode| look.add(mode == Mode::Shared));
             look.add(*is_answered);
-            // From now on, other calls do not affect these counts.
-            let counts = call.notify.is_some() || call.bind.is_some();
-            look.option(Some(*since).filter(|_| counts), |look, since| look.add(since - look.now));
+            // Only a binding depends on the time of the grant.
+            look.option(Some(*since).filter(|_| call.bind.is_some()), |look, since| {
+                look.add(since - look.now)
+            });
         });
         self.list(closed, |look, (lock, number)| {
             look.index(*lock);
             look.hold_number(*number);
-        });
-        self.list(missed, |look, (connection, times)| {
-            look.count(*connection);
-            look.add(*times);
         });
     }
 
@@ -90,7 +82,6 @@ impl Look {
             counter,
             granted,
             released,
-            unconfirmed,
             granted_hold,
             last_closed,
             cancelled,
@@ -115,7 +106,6 @@ impl Look {
             look.add(*mode == Mode::Shared);
             look.add(*holds);
             look.add(*until - look.now);
-            look.add(unconfirmed.contains(name));
         });
         self.list(released.iter().filter(|(_, (_, until))| now <= *until), |look, (name, (left, until))| {
             look.name(*name);
@@ -192,7 +182,7 @@ impl Look {
 
     fn call(&mut self, call: &Call) {
         let Call { owner, shared, once, limit, lease, keeps, fence, id, awaits_replicas, .. } = call;
-        let Call { bind, taken_over, max, notify, .. } = call;
+        let Call { bind, taken_over, max, .. } = call;
         self.index(*owner);
         [shared, once, keeps, fence, awaits_replicas].into_iter().for_each(|is| self.add(*is));
         self.add(*limit);
@@ -206,10 +196,6 @@ impl Look {
         self.add(taken_over.0);
         self.add(taken_over.1);
         self.option(*max, Look::add);
-        self.option(*notify, |look, (connection, grace)| {
-            look.count(connection);
-            look.add(grace);
-        });
     }
 
     fn add(&mut self, number: impl Into<i64>) {

@@ -326,7 +326,6 @@ impl Both {
             bind: None,
             client: None,
             awaits_replicas: false,
-            notify: None,
             numbered: number.map(Rc::new),
         };
         let policy = queue.map_or(WaitPolicy::NoWait, |ms| WaitPolicy::Wait {

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::Value;
 
 use super::holds::{Mode, View};
-use super::operations::{millis, reply, Operation, Times, NEVER};
+use super::operations::{reply, Operation, Times, NEVER};
 use super::{Report, Rule};
 use crate::record::{Acquire, Call, Micros};
 
@@ -55,9 +55,7 @@ impl Waiter<'_, '_> {
 pub(super) fn check(views: &BTreeMap<&str, View<'_>>, report: &mut Report) {
     for view in views.values() {
         for operation in &view.lock.operations {
-            let Some(acquire) = operation.acquire().filter(|acquire| acquire.notify.is_none()) else {
-                continue;
-            };
+            let Some(acquire) = operation.acquire() else { continue };
             // A call for several locks is checked once, at its first lock.
             if acquire.keys[0] != view.lock.key {
                 continue;
@@ -104,13 +102,11 @@ fn check_wait(views: &BTreeMap<&str, View<'_>>, waiter: &Waiter<'_, '_>, report:
         return;
     }
     let mut taken = disturbed(view);
-    let own = || waiter.acquire.keys.iter().filter_map(|key| views.get(key.as_str()));
-    for view in own() {
+    for view in waiter.acquire.keys.iter().filter_map(|key| views.get(key.as_str())) {
         taken.extend(blocked_times(views, view, waiter));
     }
     for gap in gaps(waited, &merged(taken)) {
-        let unconfirmed_time: Micros = own().map(|view| unconfirmed_time(view, waiter, gap)).sum();
-        if gap.1 - gap.0 > view.limits.late + unconfirmed_time {
+        if gap.1 - gap.0 > view.limits.late {
             let text =
                 format!("{} waited for the free lock from {} to {} µs", waiter.operation.owner, gap.0, gap.1);
             return report.add(Rule::Free, view.lock.key, text, &[waiter.call]);
@@ -139,12 +135,12 @@ fn blocked_times(views: &BTreeMap<&str, View<'_>>, view: &View<'_>, waiter: &Wai
         // Earlier readers without a limit are granted together with this reader.
         let is_granted_together = || others.is_some_and(|other| other.shared && other.limit.is_none());
         if waits_for_more || acquire.shared && !is_granted_together() {
-            let wait = possible_wait(view, one).filter(|_| !view.is_unconfirmed(one));
+            let wait = possible_wait(view, one);
             let waits_for_it = if waits_for_more { waits_for(views, one, operation.owner) } else { vec![] };
             times.extend(wait.into_iter().flat_map(|wait| gaps(wait, &waits_for_it)));
         }
         // An owner's own holds block only `ONCE`: a single reader upgrades at once.
-        let Some(held) = view.possible_hold(one).filter(|_| !view.is_unconfirmed(one)) else { continue };
+        let Some(held) = view.possible_hold(one) else { continue };
         if one.owner == operation.owner && !acquire.once {
             continue;
         }
@@ -199,29 +195,10 @@ fn times_at_limit(holders: impl Iterator<Item = Times>, limit: i64) -> Times {
     times_at_limit
 }
 
-/// Upper bound on the time in `gap` during which other waiters may have held `NOTIFY` grants that they never confirmed.
-fn unconfirmed_time(view: &View<'_>, waiter: &Waiter<'_, '_>, gap: (Micros, Micros)) -> Micros {
-    let late = view.limits.late;
-    let others = view.lock.operations.iter().filter(|one| !waiter.is_of(one));
-    let unconfirmed_time = others.filter(|one| view.is_unconfirmed(one)).filter_map(|one| {
-        let inbox = one.acquire()?.notify.as_deref()?;
-        let grace = millis(one.grace()?) + view.limits.slack;
-        let (from, until) = possible_wait(view, one)?;
-        if from > gap.1 || until.saturating_add(grace) < gap.0 {
-            return None;
-        }
-        let received_for = if view.history.may_be_received(inbox, gap.0, gap.1) { grace } else { 0 };
-        // Each call of the operation may have started a new wait and been granted.
-        let calls = Micros::try_from(one.calls.len()).unwrap_or(NEVER);
-        Some(calls.saturating_mul(received_for + late))
-    });
-    unconfirmed_time.fold(0, Micros::saturating_add)
-}
-
 /// The interval in which an operation may have been in the queue.
 pub(super) fn possible_wait(view: &View<'_>, one: &Operation<'_>) -> Option<(Micros, Micros)> {
     let acquire = one.acquire()?;
-    if acquire.block.is_none() && acquire.notify.is_none() && acquire.queue.is_none() {
+    if acquire.block.is_none() && acquire.queue.is_none() {
         return None;
     }
     if let Some(number) = &acquire.session {

@@ -4,12 +4,10 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::Value;
-
-use super::operations::{millis, reply, Done, History, Kind, Lock, Operation, NEVER};
+use super::operations::{millis, Done, History, Kind, Lock, Operation, NEVER};
 use super::sessions::{self, Bound};
 use super::Limits;
-use crate::record::{Call, Disturbance, Micros};
+use crate::record::{Disturbance, Micros};
 
 /// Number of earlier replies to evaluate; more would give the same bounds.
 const LAST: usize = 8;
@@ -367,13 +365,6 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Whether the operation waits for a message and never confirmed a grant. It may have held the lock, but only for its
-    /// grace.
-    pub(super) fn is_unconfirmed(&self, one: &Operation<'_>) -> bool {
-        let is_queued = |call: &&Call| reply(call).and_then(Value::as_i64) == Some(0);
-        one.grace().is_some() && one.done == Done::Unknown && one.calls.iter().all(is_queued)
-    }
-
     /// Latest time of the last renewal. `MAX` counts from the last grant or the owner's last renewal.
     fn watched_until(&self, one: &Operation<'_>) -> Micros {
         let own = || self.of(one.owner).iter().filter(|own| own.may_be_done());
@@ -394,11 +385,7 @@ impl<'a> View<'a> {
         let default = self.history.run.default_lease;
         let of_all = self.of(one.owner).iter().filter_map(|one| one.lease()).fold(default, i64::max);
         let own = if one.is_watched() { of_all } else { one.lease().unwrap_or(default) };
-        let may_last_longer = one.end.is_none() || one.is_watched();
-        let lease = millis(
-            if may_last_longer { own.max(one.grace().unwrap_or(0)) } else { own }
-                + self.history.set_back_since(one.sent),
-        );
+        let lease = millis(own + self.history.set_back_since(one.sent));
         let connections = one.calls.iter().map(|call| self.history.closed_by(call.connection));
         let closed = match one.session() {
             Some(number) => {

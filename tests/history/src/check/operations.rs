@@ -8,8 +8,8 @@ use serde_json::Value;
 
 use super::sessions::Sessions;
 use crate::record::{
-    Acquire, Call, Claim, Closed, Command, Disturbance, Fault, Listened, Message, Micros, Outcome, Record,
-    Release, Renew, Run, MS,
+    Acquire, Call, Claim, Closed, Command, Disturbance, Fault, Micros, Outcome, Record, Release, Renew, Run,
+    MS,
 };
 
 /// A time later than every other time.
@@ -124,12 +124,6 @@ impl<'a> Operation<'a> {
         }
     }
 
-    /// The grace in milliseconds if the operation waits for a message.
-    pub(super) fn grace(&self) -> Option<i64> {
-        let by_message = self.acquire().filter(|acquire| acquire.notify.is_some())?;
-        Some(by_message.grace.unwrap_or(5_000))
-    }
-
     /// Whether the lease is renewed while the connection of its call is open.
     pub(super) fn is_watched(&self) -> bool {
         match self.kind {
@@ -197,8 +191,6 @@ pub(super) struct History<'a> {
     pub(super) locks: BTreeMap<&'a str, Lock<'a>>,
     pub(super) connections: HashMap<u64, Connection>,
     pub(super) faults: Vec<&'a Fault>,
-    pub(super) messages: Vec<&'a Message>,
-    pub(super) listened: Vec<&'a Listened>,
     pub(super) sessions: Sessions<'a>,
     /// Times at which owners were seen waiting, by lock, owner and ID of the connection.
     sightings: HashMap<(&'a str, &'a str, i64), Times>,
@@ -212,8 +204,6 @@ impl<'a> History<'a> {
             locks: BTreeMap::new(),
             connections: HashMap::new(),
             faults: Vec::new(),
-            messages: Vec::new(),
-            listened: Vec::new(),
             sessions: Sessions::default(),
             sightings: HashMap::new(),
         };
@@ -222,8 +212,6 @@ impl<'a> History<'a> {
                 Record::Run(run) => history.run = run.clone(),
                 Record::Call(call) => history.calls.push(call),
                 Record::Fault(fault) => history.faults.push(fault),
-                Record::Message(message) => history.messages.push(message),
-                Record::Listened(listened) => history.listened.push(listened),
                 Record::Opened(_) | Record::Closed(_) => {}
             }
         }
@@ -247,12 +235,6 @@ impl<'a> History<'a> {
     /// Whether a fault may have happened during an interval.
     pub(super) fn disturbed(&self, from: Micros, until: Micros, what: impl Fn(&Disturbance) -> bool) -> bool {
         self.faults.iter().any(|fault| fault.from <= until && fault.until >= from && what(&fault.what))
-    }
-
-    /// Whether a client may have been subscribed to an inbox. In a cluster, subscribers at other nodes are unknown.
-    pub(super) fn may_be_received(&self, inbox: &str, from: Micros, until: Micros) -> bool {
-        let mut listened = self.listened.iter().filter(|one| one.inbox == inbox);
-        self.has_moves() || listened.any(|one| one.since <= until && one.until >= from)
     }
 
     /// Whether the history has a failover.
@@ -462,16 +444,14 @@ impl<'a> History<'a> {
             | Command::Renew(Renew { keys, several: true, .. }) => keys.iter().position(|one| one == key),
             _ => None,
         };
-        let waits_by_message =
-            matches!(kind, Kind::Acquire(Acquire { notify: Some(_), .. } | Acquire { queue: Some(_), .. }));
+        let may_queue = matches!(kind, Kind::Acquire(Acquire { queue: Some(_), .. }));
         let part = |call: &&'a Call| -> Option<&'a Value> {
             let reply = reply(call)?;
             number.map_or(Some(reply), |number| reply.get(number))
         };
         // The reply 0 means that the call waits, and nil means that it had no effect.
         let is_final = |call: &&'a Call| {
-            part(call)
-                .is_some_and(|reply| !(reply.is_null() || waits_by_message && reply.as_i64() == Some(0)))
+            part(call).is_some_and(|reply| !(reply.is_null() || may_queue && reply.as_i64() == Some(0)))
         };
         let answered = calls
             .iter()
@@ -484,7 +464,7 @@ impl<'a> History<'a> {
         let answered = answered.filter(|_| granted.is_none());
         let relevant = answered.map_or(calls, |at| &calls[..=at]);
         let mut may: Vec<&'a Call> = relevant.iter().copied().filter(|call| is_unknown(call)).collect();
-        let is_queued = |call: &&&'a Call| waits_by_message && part(call).and_then(Value::as_i64) == Some(0);
+        let is_queued = |call: &&&'a Call| may_queue && part(call).and_then(Value::as_i64) == Some(0);
         if answered.is_none() {
             may.extend(relevant.iter().filter(is_queued));
             may.extend(relevant.iter().filter(|call| is_final(call)));

@@ -76,7 +76,7 @@ pub(super) fn check_queued(view: &View<'_>, report: &mut Report) {
                         let over = sessions.over(number).or(sessions.granted(number).map(|event| event.at));
                         over.unwrap_or_else(|| sessions.exists_until(&number.id, view.limits.late))
                     }
-                    None => call.answered.filter(|_| acquire.notify.is_none()).unwrap_or_else(closed),
+                    None => call.answered.unwrap_or_else(closed),
                 };
                 acquire.owner == owner && call.sent <= observed && until >= look.sent
             };

@@ -220,7 +220,6 @@ pub(super) fn check_calls(history: &History<'_>, limits: &Limits, report: &mut R
             }
         }
     }
-    check_messages(history, report);
 }
 
 /// Whether the call is about a session or a number of one.
@@ -249,7 +248,7 @@ fn in_session(history: &History<'_>, call: &Call, word: &str) -> bool {
 
 /// Whether the acquire waits for the lock.
 fn may_wait(acquire: &Acquire) -> bool {
-    acquire.block.is_some() || acquire.notify.is_some() || acquire.queue.is_some()
+    acquire.block.is_some() || acquire.queue.is_some()
 }
 
 /// The lock of a command.
@@ -272,24 +271,21 @@ pub(super) fn key_of(command: &Command) -> &str {
 /// Checks that a repeated call gets the first reply. Nil replies and errors are not recorded. A hold's record ends when the
 /// hold ends with a connection, whichever call has bound it.
 fn check_repetitions(history: &History<'_>, key: &str, words: &str, calls: &[&Call], report: &mut Report) {
-    let (may_end, by_message) = match &calls[0].command {
+    let may_end = match &calls[0].command {
         // A number gets the outcome so far, which `sessions` checks.
         Command::Acquire(Acquire { session: Some(_), .. }) => return,
         // The server forgets cancels below `done`.
         Command::Cancel { session: Some(_), .. } => return,
         Command::Acquire(acquire) => {
             let last = calls.iter().map(|call| call.answered.unwrap_or(Micros::MAX)).max();
-            let may_end = last.is_some_and(|last| history.may_have_disconnected(acquire, calls, last));
-            (may_end, acquire.notify.is_some())
+            last.is_some_and(|last| history.may_have_disconnected(acquire, calls, last))
         }
-        _ => (false, false),
+        _ => false,
     };
     if may_end && calls.iter().any(|call| call.connection != calls[0].connection) {
         return;
     }
-    let is_final = |call: &&&Call| {
-        reply(call).is_some_and(|reply| !(reply.is_null() || by_message && reply.as_i64() == Some(0)))
-    };
+    let is_final = |call: &&&Call| reply(call).is_some_and(|reply| !reply.is_null());
     let mut answered = calls.iter().filter(is_final);
     let Some(first) = answered.next() else { return };
     for later in answered {
@@ -361,26 +357,5 @@ fn check_time(
             format!("the reply came after {waited} µs, with a limit of {block} ms"),
             &[call],
         );
-    }
-}
-
-/// Checks that every message belongs to a call.
-fn check_messages(history: &History<'_>, report: &mut Report) {
-    for message in &history.messages {
-        let mut words = message.text.split(' ');
-        let (Some(word), Some(id), Some(key)) = (words.next(), words.next(), words.next()) else { continue };
-        let is_expected = history.calls.iter().any(|call| match &call.command {
-            Command::Acquire(acquire) => {
-                let is_meant = acquire.id.as_deref() == Some(id) && acquire.keys.iter().any(|one| one == key);
-                is_meant
-                    && acquire.notify.is_some()
-                    && call.sent < message.at
-                    && call.outcome != Outcome::Unsent
-            }
-            _ => false,
-        });
-        if !is_expected || !matches!(word, "granted" | "lost") {
-            report.add(Rule::Report, key, format!("the message '{}' belongs to no call", message.text), &[]);
-        }
     }
 }

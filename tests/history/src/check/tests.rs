@@ -5,7 +5,7 @@
 //! Each line of a history is `CONNECTION SENT..ANSWERED COMMAND = REPLY`, with times in milliseconds. A reply is a number,
 //! `nil`, `HOLDS/TOKEN`, several of these for several locks, or `!` and an error. `?` means that no reply was read, and `-`
 //! that the call was not sent completely. `close CONNECTION AT` closes a connection, and `fault KIND [CONNECTION]
-//! FROM..UNTIL` is a disturbance. `listen INBOX FROM..UNTIL` is a subscription.
+//! FROM..UNTIL` is a disturbance.
 
 mod sessions;
 
@@ -13,8 +13,8 @@ use serde_json::{json, Value};
 
 use super::{check, Limits, Report, Rule};
 use crate::record::{
-    log_of, Acquire, Call, Claim, Closed, Command, Disturbance, Fault, Listened, Message, Micros, Opened,
-    Outcome, Record, Release, Renew, Run, MS,
+    log_of, Acquire, Call, Claim, Closed, Command, Disturbance, Fault, Micros, Opened, Outcome, Record,
+    Release, Renew, Run, MS,
 };
 
 fn times(text: &str) -> (Micros, Option<Micros>) {
@@ -64,8 +64,6 @@ fn command(line: &str) -> Command {
             watchdog: has("WATCHDOG"),
             watchdog_max: number(&words, "MAX"),
             ephemeral: has("EPHEMERAL"),
-            notify: text(&words, "NOTIFY"),
-            grace: number(&words, "GRACE"),
             id,
             replicas,
             session,
@@ -184,15 +182,6 @@ fn history(lines: &str) -> Vec<Record> {
                     other => panic!("{other}?"),
                 };
                 Record::Fault(Fault { what, from, until: until.unwrap() })
-            }
-            "listen" => {
-                let (since, until) = times(words[2]);
-                Record::Listened(Listened { inbox: words[1].to_owned(), since, until: until.unwrap() })
-            }
-            "message" => {
-                let at = words[1].parse::<Micros>().unwrap() * MS;
-                let channel = "lock:inbox:i".to_owned();
-                Record::Message(Message { client: 0, at, channel, text: words[2..].join(" ") })
             }
             connection => {
                 let (sent, answered) = times(words[1]);
@@ -422,11 +411,6 @@ fn tokens_must_grow() {
     );
     // The lease expired in between.
     accepts("1 0..1 ACQUIRE k a FENCE PX 5 = 1/10\n1 20..21 ACQUIRE k a FENCE = 1/11");
-    // The grant came together with other waiters, and its confirmation after their reply.
-    accepts(
-        "1 0..1 ACQUIRE k a SHARED FENCE NOTIFY i ID x = 0\n2 2..30 ACQUIRE k b SHARED FENCE BLOCK 0 = 1/11
-         1 31..32 ACQUIRE k a SHARED FENCE NOTIFY i ID x = 1/10",
-    );
 }
 
 #[test]
@@ -461,11 +445,6 @@ fn retries_must_get_the_first_reply() {
     accepts(&format!("{late}\n1 30000..30001 ACQUIRE k a PX 50 BLOCK 0 FENCE ID x = 1/5"));
     accepts(&format!("{late}\n3 30000..30001 ACQUIRE k c PX 5 = 1\n1 30000..30002 ACQUIRE k a PX 50 BLOCK 0 FENCE ID x = 1/5"));
     refuses(Rule::Token, &format!("{late}\n1 90000..90001 ACQUIRE k a PX 50 BLOCK 0 FENCE ID x = 1/5"));
-    // 0 means that the call still waits.
-    accepts(
-        "2 0..1 ACQUIRE k b PX 5 = 1\n1 2..3 ACQUIRE k a NOTIFY i ID x = 0\nmessage 7 granted x k
-         1 8..9 ACQUIRE k a NOTIFY i ID x = 1",
-    );
 }
 
 #[test]
@@ -542,10 +521,6 @@ fn ended_waits_must_leave_the_queue() {
     let gone = format!("{held}2 2..2 ACQUIRE k b BLOCK 0 = ?\nclose 2 9\n");
     accepts(&format!("{gone}9 1800..1801 WAITERS k = b@2"));
     refuses(Rule::Report, &format!("{gone}9 2800..2801 WAITERS k = b@2"));
-    // A wait by message continues after its reply until its connection ends.
-    let asked = format!("{held}2 2..3 ACQUIRE k b NOTIFY inbox ID x = 0\n9 800..801 WAITERS k = b@2\n");
-    accepts(&asked);
-    refuses(Rule::Report, &format!("{asked}close 2 5\n9 2800..2801 WAITERS k = b@2"));
 }
 
 #[test]
@@ -594,12 +569,6 @@ fn free_locks_must_be_granted() {
     refuses(Rule::Free, &format!("{watched}2 5..9000 ACQUIRE k b BLOCK 0 = 1"));
     accepts(&format!("{watched}1 3000..3001 RENEW k a PX 100 = 1\n2 5..9000 ACQUIRE k b BLOCK 0 = 1"));
     refuses(Rule::Free, &format!("{watched}close 1 50\n2 51..6000 ACQUIRE k b BLOCK 0 = 1"));
-    // An unconfirmed grant lasts for its grace, and only with a subscriber.
-    let turn = "1 0..1 ACQUIRE k a NOTIFY i ID x GRACE 3000 PX 9000 = 0\n";
-    refuses(Rule::Free, &format!("{turn}2 5..9000 ACQUIRE k b BLOCK 0 = 1\nlisten i 0..9000"));
-    accepts(&format!("{turn}2 5..6900 ACQUIRE k b BLOCK 0 = 1\nlisten i 0..9000"));
-    refuses(Rule::Free, &format!("{turn}2 5..6900 ACQUIRE k b BLOCK 0 = 1"));
-    accepts(&format!("{turn}1 3000..3001 ACQUIRE k a NOTIFY i ID x GRACE 3000 PX 9000 = 1\n2 5..9000 ACQUIRE k b BLOCK 0 = 1"));
     // Another owner may hold the lock, or be ahead with a call for two locks.
     accepts(&format!("{free}3 4..5 ACQUIRE k c PX 9000 = ?\n2 5..9000 ACQUIRE k b BLOCK 0 = 1"));
     accepts(&format!("{free}3 4..8000 MACQUIRE 2 j k c BLOCK 0 = 1 1\n2 5..9000 ACQUIRE k b BLOCK 0 = 1"));
@@ -676,7 +645,6 @@ fn server_reports_are_checked() {
     refuses(Rule::Report, &format!("{held}9 5..6 INFO k = nil"));
     refuses(Rule::Report, &format!("{held}9 5..6 INFO k = exclusive b"));
     refuses(Rule::Exclusion, &format!("{held}2 2..7 ACQUIRE k b BLOCK 0 = ?\n9 5..6 INFO k = exclusive a b"));
-    refuses(Rule::Report, "message 5 granted x k");
     accepts(&format!("{held}9 5..6 INFO k = exclusive a\n1 7..8 RELEASE k a = 0\n9 9..10 INFO k = nil"));
     // A wait is granted, revoked, and reported as not granted.
     let told = "3 0..1 ACQUIRE k b PX 5 = 1\nclose 1 8\n1 2..9 ACQUIRE k a BLOCK 0 = !UNBLOCKED\n";

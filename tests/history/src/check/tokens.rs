@@ -65,10 +65,10 @@ fn begins(view: &View<'_>, operation: &Operation<'_>) -> bool {
     operation.count() == Some(1) || writes(operation) && is_first()
 }
 
-/// Earliest time at which the token was drawn. With `NOTIFY` that may be long before the confirmation.
+/// Earliest time at which the token was drawn. With `QUEUE` that may be long before the event.
 fn granted_from(operation: &Operation<'_>) -> Micros {
     match operation.acquire() {
-        Some(acquire) if acquire.notify.is_some() || acquire.queue.is_some() => operation.first_sent,
+        Some(acquire) if acquire.queue.is_some() => operation.first_sent,
         _ => operation.low(),
     }
 }

@@ -8,7 +8,6 @@
 mod client;
 mod faults;
 mod link;
-mod notify;
 mod probe;
 mod scenes;
 mod session;
@@ -35,8 +34,6 @@ pub struct Settings {
     pub seed: u64,
     /// Number of clients that call and wait.
     pub clients: u32,
-    /// Number of clients that wait with `NOTIFY`.
-    pub listeners: u32,
     /// Number of clients with a session.
     pub sessions: u32,
     /// Number of [scenes] that run at a time: a few clients each, with locks of their own.
@@ -161,7 +158,6 @@ impl Default for Settings {
         Settings {
             seed: 1,
             clients: 8,
-            listeners: 1,
             sessions: 1,
             scenes: 0,
             calls: 400,
@@ -273,17 +269,13 @@ impl Shared {
 pub fn run(shared: &Shared, disturb: impl FnOnce(&Shared) + Send) -> Result<Vec<Record>, String> {
     let settings = &shared.settings;
     configure(shared)?;
-    let listeners = settings.clients + settings.listeners;
-    let watchers = listeners + settings.sessions;
+    let watchers = settings.clients + settings.sessions;
     thread::scope(|scope| {
         let mut workers = Vec::new();
         for number in 0..settings.clients {
             workers.push(scope.spawn(move || Client::new(shared, number).run()));
         }
-        for number in settings.clients..listeners {
-            workers.push(scope.spawn(move || notify::run(shared, number)));
-        }
-        for number in listeners..watchers {
+        for number in settings.clients..watchers {
             workers.push(scope.spawn(move || session::run(shared, number)));
         }
         scope.spawn(move || probe::run(shared, watchers));

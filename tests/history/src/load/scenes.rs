@@ -13,7 +13,6 @@ use rand::RngExt;
 use serde_json::Value;
 
 use super::link::{Line, Pending};
-use super::notify::Inbox;
 use super::session_scenes::{a_grant_that_is_overdue, a_late_release_of_a_number, a_session_that_is_resumed};
 use super::Shared;
 use crate::record::{Acquire, Claim, Command, Disturbance, Fault, Outcome, Record, Release};
@@ -34,7 +33,7 @@ const LONG_CHECKS: usize = 2_000;
 
 type Scene = fn(&mut Stage<'_>);
 
-const SCENES: [Scene; 30] = [
+const SCENES: [Scene; 29] = [
     a_writer_gives_up_before_readers,
     permits_end_one_by_one,
     expired_permits,
@@ -58,7 +57,6 @@ const SCENES: [Scene; 30] = [
     a_wait_of_a_closed_connection,
     a_retry_in_the_queue,
     a_retry_after_the_release,
-    a_grant_that_is_not_confirmed,
     a_reader_behind_a_writer,
     a_re_entry_without_a_lease,
     a_lease_that_ends_in_a_pause,
@@ -478,26 +476,6 @@ fn a_retry_after_the_release(stage: &mut Stage<'_>) {
     stage.end(3, again);
     stage.check(3, "a", "x");
     stage.take(0, stage.acquire("d", &["x"]));
-}
-
-/// A grant by message is not confirmed: the message is ignored or has no subscriber, or the connection has closed.
-fn a_grant_that_is_not_confirmed(stage: &mut Stage<'_>) {
-    for name in ["x", "y", "z"] {
-        let inbox = format!("scene{}-{}-{name}", stage.client, stage.number);
-        let _inbox = (name != "y").then(|| Inbox::listen(stage.shared, inbox.clone()));
-        stage.take(0, stage.acquire("a", &[name]));
-        // The grant ends by its short grace (x), without a subscriber (y), or with the caller's connection (z).
-        let grace = Some(if name == "x" { 4 * SHORT } else { LONG });
-        let acquire = Acquire { notify: Some(inbox), grace, ..stage.acquire("b", &[name]) };
-        stage.take(1, Acquire { id: Some("1".to_owned()), ..acquire });
-        if name == "z" {
-            stage.lines[1].hang_up(End::Close);
-            stage.until(&stage.key(name), &stage.owner("b"), false);
-        }
-        let next = stage.begin(2, stage.wait("c", &[name]));
-        stage.release(0, "a", name);
-        stage.end(2, next);
-    }
 }
 
 /// A writer waits for a reader, and another reader arrives.
