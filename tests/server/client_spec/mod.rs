@@ -91,6 +91,8 @@ mod sessions {
     ], {
         python: Python,
         long_python_async: PythonAsync,
+        rust: Rust,
+        long_rust_blocking: RustBlocking,
         long_go: Go,
         node_ioredis: NodeIoredis,
         long_node_redis: NodeRedis,
@@ -142,7 +144,6 @@ mod connections {
         s40_a_slow_script_ends_nothing,
         s41_failing_connections_cause_no_storm,
     ], {
-        long_rust: Rust,
         long_java_lettuce: JavaLettuce,
         long_java_jedis: JavaJedis,
     });
