@@ -7,20 +7,17 @@ use std::time::Duration;
 
 use redis::cluster::{ClusterClient, ClusterConfig, ClusterConnection};
 use redis::cluster_routing::{MultipleNodeRoutingInfo, RoutingInfo};
-use redis::{
-    Client, ClientTlsConfig, Cmd, Connection, ConnectionAddr, ConnectionInfo, FromRedisValue, RedisError,
-    RedisResult, TlsCertificates,
-};
+use redis::{Cmd, Connection, FromRedisValue, RedisError, RedisResult};
 use redis_lock_client::Server;
 
-use crate::place::{explain, tcp, Certificates, ServerOptions};
+use crate::place::{explain, tcp, ServerOptions};
 
 /// Connects to a server or cluster. Each [`Connector::connect`] looks up the current primary.
 pub struct Connector(Kind);
 
 enum Kind {
     /// A single server, or the primary of a Sentinel setup.
-    One(Server, Option<TlsCertificates>),
+    One(Server),
     Cluster(ClusterClient),
 }
 
@@ -39,13 +36,9 @@ impl Connector {
     ///
     /// If a URL is invalid, or a file with a certificate cannot be read.
     pub fn new(options: &ServerOptions) -> Result<Connector, String> {
-        let certificates = options.certificates()?;
-        let Some(nodes) = options.cluster()? else {
-            return Ok(Connector(Kind::One(options.server_with(&certificates)?, pem(certificates))));
-        };
-        let certificates = pem(certificates);
+        let Some(nodes) = options.cluster()? else { return Ok(Connector(Kind::One(options.server()?))) };
         let mut cluster = ClusterClient::builder(nodes).tcp_settings(tcp()).retries(2);
-        if let Some(certificates) = certificates {
+        if let Some(certificates) = options.certificates()? {
             cluster = cluster.certs(certificates);
         }
         Ok(Connector(Kind::Cluster(cluster.build().map_err(|error| describe(&error))?)))
@@ -58,10 +51,9 @@ impl Connector {
     /// If no server is reachable, or if it refuses the connection.
     pub fn connect(&self, timeout: Duration) -> RedisResult<Link> {
         Ok(Link(match &self.0 {
-            Kind::One(server, certificates) => {
-                let found =
-                    server.find(timeout).map_err(|error| std::io::Error::other(error.text().to_owned()))?;
-                Open::One(client(found, certificates.as_ref())?.get_connection_with_timeout(timeout)?)
+            Kind::One(server) => {
+                let primary = server.primary().map_err(|error| std::io::Error::other(error.to_string()))?;
+                Open::One(primary.get_connection_with_timeout(timeout)?)
             }
             Kind::Cluster(cluster) => {
                 let config = ClusterConfig::new().set_connection_timeout(timeout);
@@ -123,21 +115,6 @@ impl Link {
             }
         }
     }
-}
-
-fn client(node: ConnectionInfo, certificates: Option<&TlsCertificates>) -> RedisResult<Client> {
-    match (certificates, node.addr()) {
-        (Some(certificates), ConnectionAddr::TcpTls { .. }) => {
-            Client::build_with_tls(node, certificates.clone())
-        }
-        _ => Client::open(node),
-    }
-}
-
-fn pem(certificates: Certificates) -> Option<TlsCertificates> {
-    let Certificates { authority: root_cert, client } = certificates;
-    let client_tls = client.map(|(client_cert, client_key)| ClientTlsConfig { client_cert, client_key });
-    (root_cert.is_some() || client_tls.is_some()).then_some(TlsCertificates { client_tls, root_cert })
 }
 
 /// The text of an error, with advice for frequent mistakes.

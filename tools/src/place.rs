@@ -3,17 +3,18 @@
 //! The server options of a command line: a single server, a Sentinel setup or a cluster.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 use std::{env, fs};
 
 use clap::{Args, ValueHint};
 use redis::io::tcp::TcpSettings;
-use redis::{ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo};
+use redis::{
+    Client, ClientTlsConfig, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo,
+    TlsCertificates,
+};
 use redis_lock_client::Server;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::{ClientConfig, RootCertStore};
+use rustls::pki_types::CertificateDer;
 use socket2::TcpKeepalive;
 
 /// The maximum time for the reply to a call that does not block.
@@ -71,13 +72,6 @@ pub struct ServerOptions {
     key_file: Option<PathBuf>,
 }
 
-/// The certificates of the command line, in PEM.
-pub(crate) struct Certificates {
-    pub(crate) authority: Option<Vec<u8>>,
-    /// The client certificate and its private key.
-    pub(crate) client: Option<(Vec<u8>, Vec<u8>)>,
-}
-
 impl ServerOptions {
     /// The addresses without passwords.
     #[must_use]
@@ -95,32 +89,43 @@ impl ServerOptions {
     ///
     /// If a URL is invalid, or a file with a certificate cannot be read.
     pub fn server(&self) -> Result<Server, String> {
-        self.server_with(&self.certificates()?)
+        let (nodes, certificates) = (self.nodes()?, self.certificates()?);
+        let client = |node: ConnectionInfo| {
+            let client = match (&certificates, node.addr()) {
+                (Some(certificates), ConnectionAddr::TcpTls { .. }) => {
+                    Client::build_with_tls(node, certificates.clone())
+                }
+                _ => Client::open(node),
+            };
+            client.map_err(|error| error.to_string())
+        };
+        if (self.cluster || self.sentinel.is_some()) && nodes.iter().any(|node| is_unix(node)) {
+            return Err("a node of a cluster or a Sentinel has a host and a port".to_owned());
+        }
+        let first = client(nodes.first().cloned().ok_or("URL is missing")?)?;
+        if self.cluster {
+            let nodes: Result<Vec<Client>, String> = nodes.into_iter().map(client).collect();
+            return Ok(Server::cluster(nodes?));
+        }
+        let Some(name) = &self.sentinel else {
+            if nodes.len() > 1 {
+                return Err("several URLs need --cluster or --sentinel".to_owned());
+            }
+            return Ok(first.into());
+        };
+        // User, password and database of the URL apply to the primary, not to the Sentinels.
+        let mut settings = RedisConnectionInfo::default();
+        if let Some(password) = &self.sentinel_password {
+            settings = settings.set_password(password);
+        }
+        let sentinels = nodes.into_iter().map(|node| client(node.set_redis_settings(settings.clone())));
+        Ok(Server::sentinel(sentinels.collect::<Result<Vec<_>, _>>()?, name, first))
     }
 
-    pub(crate) fn server_with(&self, certificates: &Certificates) -> Result<Server, String> {
-        let nodes = self.nodes()?;
-        let first = nodes.first().cloned().ok_or("URL is missing")?;
-        let server = if self.cluster {
-            Server::cluster(nodes)
-        } else if let Some(name) = &self.sentinel {
-            // User, password and database of the URL apply to the primary, not to the Sentinels.
-            let mut settings = RedisConnectionInfo::default();
-            if let Some(password) = &self.sentinel_password {
-                settings = settings.set_password(password);
-            }
-            let sentinels = nodes.into_iter().map(|node| node.set_redis_settings(settings.clone()));
-            Server::sentinel(sentinels, name, first)
-        } else if nodes.len() > 1 {
-            return Err("several URLs need --cluster or --sentinel".to_owned());
-        } else {
-            Server::alone(first)
-        };
-        let server = server.map_err(|error| error.text().to_owned())?;
-        Ok(match certificates.tls()? {
-            Some(config) => server.tls(config),
-            None => server,
-        })
+    /// Whether another server may take over from the present one.
+    #[must_use]
+    pub fn may_fail_over(&self) -> bool {
+        self.cluster || self.sentinel.is_some()
     }
 
     /// The nodes of the cluster, with `--cluster`.
@@ -128,7 +133,8 @@ impl ServerOptions {
         self.cluster.then(|| self.nodes()).transpose()
     }
 
-    pub(crate) fn certificates(&self) -> Result<Certificates, String> {
+    /// The certificates of the command line. Without any, the client uses those of the system.
+    pub(crate) fn certificates(&self) -> Result<Option<TlsCertificates>, String> {
         // Fails only if a provider is already installed, which is then the same one.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let read = |path: &Option<PathBuf>| {
@@ -136,8 +142,13 @@ impl ServerOptions {
                 |path: &PathBuf| fs::read(path).map_err(|error| format!("{}: {error}", path.display()));
             path.as_ref().map(read).transpose()
         };
+        let root_cert = read(&self.cacert)?;
+        if root_cert.as_ref().is_some_and(|pem| CertificateDer::pem_slice_iter(pem).next().is_none()) {
+            return Err("--cacert: file contains no certificate".to_owned());
+        }
         let client = read(&self.cert)?.zip(read(&self.key_file)?);
-        Ok(Certificates { authority: read(&self.cacert)?, client })
+        let client_tls = client.map(|(client_cert, client_key)| ClientTlsConfig { client_cert, client_key });
+        Ok((root_cert.is_some() || client_tls.is_some()).then_some(TlsCertificates { client_tls, root_cert }))
     }
 
     fn nodes(&self) -> Result<Vec<ConnectionInfo>, String> {
@@ -145,35 +156,8 @@ impl ServerOptions {
     }
 }
 
-impl Certificates {
-    /// `None` without certificates on the command line: the client then uses those of the system.
-    fn tls(&self) -> Result<Option<Arc<ClientConfig>>, String> {
-        if self.authority.is_none() && self.client.is_none() {
-            return Ok(None);
-        }
-        let mut roots = RootCertStore::empty();
-        match &self.authority {
-            Some(pem) => {
-                for certificate in CertificateDer::pem_slice_iter(pem) {
-                    let certificate = certificate.map_err(|error| format!("--cacert: {error}"))?;
-                    roots.add(certificate).map_err(|error| format!("--cacert: {error}"))?;
-                }
-                if roots.is_empty() {
-                    return Err("--cacert: file contains no certificate".to_owned());
-                }
-            }
-            None => drop(roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs)),
-        }
-        let config = ClientConfig::builder().with_root_certificates(roots);
-        let Some((certificate, key)) = &self.client else {
-            return Ok(Some(config.with_no_client_auth().into()));
-        };
-        let chain = CertificateDer::pem_slice_iter(certificate).collect::<Result<Vec<_>, _>>();
-        let chain = chain.map_err(|error| format!("--cert: {error}"))?;
-        let key = PrivateKeyDer::from_pem_slice(key).map_err(|error| format!("--key: {error}"))?;
-        let config = config.with_client_auth_cert(chain, key).map_err(|error| format!("--cert: {error}"))?;
-        Ok(Some(config.into()))
-    }
+fn is_unix(node: &ConnectionInfo) -> bool {
+    matches!(node.addr(), ConnectionAddr::Unix(_))
 }
 
 /// Parses a URL. Without a password, uses that of `REDISCLI_AUTH`, as redis-cli does.

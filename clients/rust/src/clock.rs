@@ -4,26 +4,25 @@ use std::time::Duration;
 
 use nix::time::{clock_gettime, ClockId};
 
-/// A time on a clock that nobody can set.
+/// A time by a clock that cannot be set, or `Duration::MAX` for never.
 pub(crate) type Moment = Duration;
 
-// A lease at the server runs on while this machine sleeps.
+// The server's clock does not stop while this machine is suspended, so neither does this one.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 const CLOCK: ClockId = ClockId::CLOCK_BOOTTIME;
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 const CLOCK: ClockId = ClockId::CLOCK_MONOTONIC;
 
-/// This moment. Without a clock, every hold counts as lost.
+/// The present time. Without a clock, every hold counts as lost.
 pub(crate) fn now() -> Moment {
     clock_gettime(CLOCK).map_or(Duration::MAX, Duration::from)
 }
 
-/// How long it is until then; zero if it is past.
-pub(crate) fn left(until: Moment) -> Duration {
-    until.saturating_sub(now())
-}
-
-/// That long from now.
 pub(crate) fn after(time: Duration) -> Moment {
     now().saturating_add(time)
+}
+
+/// The time until then; zero if it has passed.
+pub(crate) fn left(until: Moment) -> Duration {
+    until.saturating_sub(now())
 }

@@ -1,181 +1,167 @@
 // SPDX-License-Identifier: MIT
 
+use std::borrow::Cow;
 use std::fmt;
 
-use redis::{ServerError, Value};
+use redis::RedisError;
 
-/// What a call of this crate gives.
+/// The result of a call of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What can go wrong with a lock. Each has a text, the server's own where it said something.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The kind of an [`Error`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Error {
-    /// Somebody else holds the lock, and the call was not to wait.
-    Busy(String),
-    /// The time to wait is over.
-    TimedOut(String),
-    /// The caller gave up, by a [`Canceller`](crate::Canceller).
-    Cancelled(String),
-    /// The hold ended before it was given back: others may have worked at the same time.
-    Lost(String),
-    /// Waiting could never end; the text has the cycle.
-    Deadlock(String),
-    /// What the call says is wrong: an option out of range, a key of another type, no permission.
-    Misuse(String),
-    /// No connection, or a server that grants nothing now.
-    Unavailable(String),
+pub enum ErrorKind {
+    /// Another owner holds the lock, and the call does not wait.
+    Busy,
+    /// The wait reached its limit without a grant.
+    TimedOut,
+    /// The acquire was cancelled, or its `Locks` was closed.
+    Cancelled,
+    /// The hold ended before its release: another owner may have worked at the same time.
+    Lost,
+    /// The wait could never end.
+    Deadlock,
+    /// The call is wrong: an option, a key of another type, a missing permission, a server without the module.
+    Misuse,
+    /// No server answered in time, or the server grants nothing now.
+    Unavailable,
 }
 
-/// How the text begins if nothing was sent.
-pub(crate) const NO_CONNECTION: &str = "no connection";
+impl ErrorKind {
+    /// The name of the kind, for metrics: `busy`, `timed out`, `cancelled`, `lost`, `deadlock`, `misuse` or `unavailable`.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            ErrorKind::Busy => "busy",
+            ErrorKind::TimedOut => "timed out",
+            ErrorKind::Cancelled => "cancelled",
+            ErrorKind::Lost => "lost",
+            ErrorKind::Deadlock => "deadlock",
+            ErrorKind::Misuse => "misuse",
+            ErrorKind::Unavailable => "unavailable",
+        }
+    }
+}
 
-/// What a server says to one connection too many. The next may be let in.
-pub(crate) const FULL: &str = "max number of clients";
+impl fmt::Display for ErrorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
 
-pub(crate) const SILENT: &str = "no answer in time";
+/// An error of a lock. Its [`kind`](Error::kind) tells what to do.
+#[derive(Clone, Debug)]
+pub struct Error {
+    kind: ErrorKind,
+    text: Cow<'static, str>,
+    source: Option<RedisError>,
+    is_unsent: bool,
+}
 
-/// How the module ends a wait whose call has come again: late, on a connection that was given up.
-const SENT_AGAIN: &str = "the same request was sent again";
-
-/// How Redis ends the waits of a server that is no primary any more.
-const DEMOTED: &str = "instance state changed";
+/// The codes of errors after which the same call may succeed in a moment.
+const TRANSIENT: [&str; 14] = [
+    "NOSESSION",
+    "LATE",
+    "READONLY",
+    "LOADING",
+    "NOREPLICAS",
+    "MISCONF",
+    "BUSY",
+    "TRYAGAIN",
+    "MASTERDOWN",
+    "CLUSTERDOWN",
+    "QUARANTINE",
+    "UNBLOCKED",
+    "MOVED",
+    "ASK",
+];
 
 impl Error {
-    /// Which of the seven it is, in the words of the documentation and of metrics.
-    #[must_use]
-    pub fn kind(&self) -> &'static str {
-        match self {
-            Error::Busy(_) => "busy",
-            Error::TimedOut(_) => "timed out",
-            Error::Cancelled(_) => "cancelled",
-            Error::Lost(_) => "lost",
-            Error::Deadlock(_) => "deadlock",
-            Error::Misuse(_) => "misuse",
-            Error::Unavailable(_) => "unavailable",
-        }
+    pub(crate) fn new(kind: ErrorKind, text: impl Into<Cow<'static, str>>) -> Error {
+        Error { kind, text: text.into(), source: None, is_unsent: false }
     }
 
-    /// What happened, in the server's words if they are its.
-    #[must_use]
-    pub fn text(&self) -> &str {
-        match self {
-            Error::Busy(text)
-            | Error::TimedOut(text)
-            | Error::Cancelled(text)
-            | Error::Lost(text)
-            | Error::Deadlock(text)
-            | Error::Misuse(text)
-            | Error::Unavailable(text) => text,
-        }
+    pub(crate) fn no_reply() -> Error {
+        Error::new(ErrorKind::Unavailable, "no answer in time")
     }
 
-    /// The word in capitals with which the server's text begins, as `READONLY`; nothing if the server has not said it.
+    /// The kind of the error.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        self.kind
+    }
+
+    /// The code of the server's reply, such as `READONLY`. None if the error is no reply of a server.
     #[must_use]
     pub fn code(&self) -> Option<&str> {
-        let word = self.text().split(' ').next()?;
-        (!word.is_empty() && word.bytes().all(|byte| byte.is_ascii_uppercase())).then_some(word)
+        self.source.as_ref().and_then(RedisError::code)
     }
 
-    /// Whether the same call may go well in a moment: there is no connection, the server starts or is no primary, or a cluster
-    /// sorts itself out. What else a server says stands; it begins with a word in capitals.
-    pub(crate) fn may_pass(&self) -> bool {
-        // A new primary has no replicas for a moment, and a script may run for long.
-        const PASSING: [&str; 8] =
-            ["LOADING", "READONLY", "CLUSTERDOWN", "TRYAGAIN", "MOVED", "ASK", "NOREPLICAS", "BUSY"];
-        self.is_of_connection()
-            || self.is_unblocked_by("send the command")
-            || self.is_unblocked_by(DEMOTED)
-            || self.is_unblocked_by(SENT_AGAIN)
-            || self.begins_with(&PASSING)
-    }
-
-    /// Whether another server is the primary now, which new connections may find.
-    pub(crate) fn is_elsewhere(&self) -> bool {
-        self.begins_with(&["READONLY", "MASTERDOWN"])
-    }
-
-    /// Whether the server is no primary any more: so it says, or so it ends a wait.
-    pub(crate) fn is_of_demotion(&self) -> bool {
-        self.is_elsewhere() || self.is_unblocked_by(DEMOTED)
-    }
-
-    /// Another server has the lock now, in words of Redis or of the module. Who is unblocked by somebody is told otherwise.
-    fn is_unblocked_by(&self, words: &str) -> bool {
-        self.begins_with(&["UNBLOCKED"]) && self.text().contains(words)
-    }
-
-    /// Whether another server may be the primary: this one has not the replicas that it should have, or cannot write.
-    pub(crate) fn may_be_elsewhere(&self) -> bool {
-        self.begins_with(&["NOREPLICAS", "MISCONF"])
-    }
-
-    /// Whether a server has refused the call, so that it has done nothing.
-    pub(crate) fn is_refusal(&self) -> bool {
-        !matches!(self, Error::Cancelled(_) | Error::Lost(_)) && !self.is_of_connection()
-    }
-
-    fn begins_with(&self, words: &[&str]) -> bool {
-        matches!(self, Error::Unavailable(_)) && self.code().is_some_and(|code| words.contains(&code))
-    }
-
-    /// Whether it is said of the connection, and not by the server.
-    pub(crate) fn is_of_connection(&self) -> bool {
-        matches!(self, Error::Unavailable(text) if text.starts_with(char::is_lowercase))
-    }
-
-    /// Whether the server is there, and knows of no server that has the locks.
-    pub(crate) fn is_of_nobody(&self) -> bool {
-        self.begins_with(&["CLUSTERDOWN", "LOADING", "MASTERDOWN"])
-    }
-
-    /// `MOVED slot host:port`, and `ASK` with the same words: where else to send the call, and whether for good.
-    pub(crate) fn elsewhere(&self) -> Option<(bool, &str)> {
-        let Error::Unavailable(text) = self else { return None };
-        let mut words = text.split(' ');
-        let for_good = match words.next() {
-            Some("MOVED") => true,
-            Some("ASK") => false,
-            _ => return None,
-        };
-        Some((for_good, words.nth(1)?))
-    }
-
-    /// Whether there was no connection, so that the call cannot have come to a server.
+    /// Whether no connection to a server could be made, so that nothing was sent.
     #[must_use]
     pub fn is_unsent(&self) -> bool {
-        matches!(self, Error::Unavailable(text) if text.starts_with(NO_CONNECTION))
+        self.is_unsent
     }
 
-    fn said(error: &ServerError) -> Error {
-        let text = format!("{} {}", error.code(), error.details().unwrap_or_default());
-        match error.code() {
-            "NOTOWNER" => Error::Lost(text),
-            "DEADLOCK" => Error::Deadlock(text),
-            "ERR" if text.contains("too many") || text.contains(FULL) => Error::Unavailable(text),
-            "ERR" | "WRONGTYPE" | "NOPERM" => Error::Misuse(text),
-            _ => Error::Unavailable(text),
-        }
+    /// Marks the error of an attempt to connect.
+    pub(crate) fn unsent(mut self) -> Error {
+        self.is_unsent = true;
+        self
+    }
+
+    pub(crate) fn is(&self, code: &str) -> bool {
+        self.code() == Some(code)
+    }
+
+    /// Whether a repetition of the call may succeed soon.
+    pub(crate) fn is_transient(&self) -> bool {
+        self.kind == ErrorKind::Unavailable && self.code().is_none_or(|code| TRANSIENT.contains(&code))
+    }
+
+    /// Whether the server may have executed the call.
+    pub(crate) fn is_unanswered(&self) -> bool {
+        self.kind == ErrorKind::Unavailable && self.code().is_none()
+    }
+
+    /// Whether the reply says that the server has no such hold.
+    pub(crate) fn ends_hold(&self) -> bool {
+        self.kind == ErrorKind::Lost || self.is("WRONGTYPE")
+    }
+}
+
+impl From<RedisError> for Error {
+    fn from(error: RedisError) -> Error {
+        let kind = match error.code() {
+            Some("NOTOWNER") => ErrorKind::Lost,
+            Some("DEADLOCK") => ErrorKind::Deadlock,
+            Some("CANCELLED") => ErrorKind::Cancelled,
+            Some("ERR" | "WRONGTYPE" | "NOPERM" | "NOAUTH" | "WRONGPASS" | "CROSSSLOT") => ErrorKind::Misuse,
+            Some(_) => ErrorKind::Unavailable,
+            None => match error.kind() {
+                redis::ErrorKind::AuthenticationFailed | redis::ErrorKind::InvalidClientConfig => {
+                    ErrorKind::Misuse
+                }
+                _ => ErrorKind::Unavailable,
+            },
+        };
+        let text = match (error.code(), error.detail()) {
+            (Some(code), detail) => format!("{code} {}", detail.unwrap_or_default()).trim_end().to_owned(),
+            _ if error.is_timeout() => return Error { source: Some(error), ..Error::no_reply() },
+            _ => error.to_string(),
+        };
+        Error { kind, text: text.into(), source: Some(error), is_unsent: false }
     }
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.kind(), self.text())
+        f.write_str(&self.text)
     }
 }
 
-impl std::error::Error for Error {}
-
-/// A call has not been answered.
-pub(crate) fn silent() -> Error {
-    Error::Unavailable(SILENT.to_owned())
-}
-
-/// The reply, or the error that the server replied.
-pub(crate) fn checked(reply: Value) -> Result<Value> {
-    match reply {
-        Value::ServerError(error) => Err(Error::said(&error)),
-        reply => Ok(reply),
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.source.as_ref().map(|error| error as _)
     }
 }

@@ -1,526 +1,585 @@
 // SPDX-License-Identifier: MIT
 
-//! A name and how it is to be held, and the way from there to a hold.
-
-use std::cell::Cell;
-use std::process;
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use redis::{cmd, Cmd, Value};
-use uuid::Uuid;
+use redis::{cmd, Cmd, FromRedisValue, Value};
 
-use crate::clock::{after, left, now, Moment};
-use crate::error::{Error, Result};
-use crate::hold::{renewal, what_gives_back, Held, Hold};
-use crate::mailbox::{Canceller, Mailbox};
-use crate::session::{closed, Alone, Errand, Fate, Session, A_MOMENT, IN_THE_END, TRY_AGAIN};
-use crate::talk::gone;
-use crate::{Event, Handle};
+use crate::clock::{after, now, Moment};
+use crate::core::{default_name, random, Core, Event, Listener, OnError};
+use crate::error::{Error, ErrorKind, Result};
+use crate::io::{Io, Tokio};
+use crate::request::Request;
+use crate::server::Server;
+use crate::session::{abandon, Acquire, Phase, Session};
 
-/// A wait that is longer has no end, for the server.
-const LONGEST: Duration = Duration::from_secs(1_000_000_000);
-
-/// A message may be lost. Who waits asks again so often, and keeps its place.
-const ASK_AGAIN: Duration = Duration::from_secs(3);
-
-/// A name and how it is to be held: what [`Locks::lock`](crate::Locks::lock) gives. Each acquire has an owner of its own.
-#[derive(Clone)]
+/// Settings of [`Locks`](crate::Locks).
+#[derive(Default)]
 #[must_use]
-pub struct Lock {
-    handle: Arc<Handle>,
-    key: Vec<u8>,
-    lease: Option<Duration>,
-    wait: Option<Duration>,
-    keep: Option<bool>,
-    max_hold: Option<Duration>,
-    shared: bool,
-    limit: Option<u32>,
-    fence: bool,
-    label: String,
-    owner: Option<String>,
-    blocks: bool,
-    canceller: Option<Canceller>,
+pub struct Settings {
+    name: Option<String>,
+    ttl: Option<Duration>,
+    grace: Option<Duration>,
+    patience: Option<Duration>,
+    listener: Option<Box<Listener>>,
+    on_error: Option<Box<OnError>>,
 }
 
-/// What a hold knows of how it was asked for.
-#[derive(Clone)]
-pub(crate) struct How {
-    pub(crate) lease: Duration,
-    pub(crate) keep: bool,
-    pub(crate) max_hold: Option<Duration>,
-    pub(crate) label: String,
-}
-
-impl How {
-    pub(crate) fn new(
-        lease: Option<Duration>,
-        keep: Option<bool>,
-        max_hold: Option<Duration>,
-        label: &str,
-    ) -> Result<How> {
-        let keep = keep.unwrap_or(lease.is_none());
-        if max_hold.is_some() && !keep {
-            return Err(Error::Misuse("max_hold is for what is kept".to_owned()));
-        }
-        let lease = lease.unwrap_or(Duration::from_secs(30));
-        Ok(How { lease, keep, max_hold, label: label.to_owned() })
+impl Settings {
+    /// The defaults.
+    pub fn new() -> Settings {
+        Settings::default()
     }
 
-    /// What binds a hold to the connection of the call, whose server renews it for so long.
-    pub(crate) fn bind(&self, command: &mut Cmd, max: Option<Duration>) {
-        if self.keep {
-            command.arg("WATCHDOG");
-            if let Some(max) = max {
-                command.arg("MAX").arg(ms(max).max(1));
-            }
-            command.arg("EPHEMERAL");
-        }
+    /// The name of the session for operators; `<host>/<process>/<random>` by default.
+    pub fn name(mut self, name: impl Into<String>) -> Settings {
+        self.name = Some(name.into());
+        self
+    }
+
+    /// The session ends if the process is silent for this time; 30 s by default.
+    pub fn ttl(mut self, ttl: Duration) -> Settings {
+        self.ttl = Some(ttl);
+        self
+    }
+
+    /// The session ends if its connection stays closed for this time; 3 s by default. For this time after each heartbeat, its
+    /// holds are proven to be held. With zero they end with the connection, and nothing is ever proven.
+    pub fn grace(mut self, grace: Duration) -> Settings {
+        self.grace = Some(grace);
+        self
+    }
+
+    /// Limit for a try or a release, and for a wait without a limit, while no server answers; 5 s by default.
+    pub fn patience(mut self, patience: Duration) -> Settings {
+        self.patience = Some(patience);
+        self
+    }
+
+    /// Is called with each [`Event`] by the task or thread that notices it. It must not block. It may release holds and try to
+    /// acquire locks, but a wait inside it fails with [`ErrorKind::Misuse`]. A panic of it is logged.
+    pub fn listener(mut self, listener: impl Fn(&Event) + Send + Sync + 'static) -> Settings {
+        self.listener = Some(Box::new(listener));
+        self
+    }
+
+    /// Is called with each error that disturbs the session, such as a broken connection. The session continues, so this is for
+    /// logs. It must neither block nor panic.
+    pub fn on_error(mut self, on_error: impl Fn(&Error) + Send + Sync + 'static) -> Settings {
+        self.on_error = Some(Box::new(on_error));
+        self
     }
 }
 
-/// An acquire on its way.
-struct Attempt<'a> {
-    lock: &'a Lock,
-    how: How,
-    owner: String,
-    request: String,
-    mailbox: Arc<Mailbox>,
-    /// Whether it queues up, and until when it waits.
-    waits: bool,
-    deadline: Option<Moment>,
-    /// Whether there is something to undo.
-    sent: Cell<bool>,
-    /// Whether it was asked for more than once: the reply may be that to the first call.
-    repeated: Cell<bool>,
-    fate: Arc<Fate>,
-    /// The connection of its own, while it is not to be waited on.
-    alone: Cell<Option<Alone>>,
+impl fmt::Debug for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Settings { name, ttl, grace, patience, .. } = self;
+        let mut debug = f.debug_struct("Settings");
+        debug
+            .field("name", name)
+            .field("ttl", ttl)
+            .field("grace", grace)
+            .field("patience", patience)
+            .finish_non_exhaustive()
+    }
 }
 
-impl Lock {
-    pub(crate) fn new(handle: Arc<Handle>, key: Vec<u8>) -> Lock {
-        Lock {
-            handle,
-            key,
-            lease: None,
-            wait: None,
-            keep: None,
-            max_hold: None,
-            shared: false,
-            limit: None,
-            fence: false,
-            label: String::new(),
-            owner: None,
-            blocks: false,
-            canceller: None,
+/// Ends the sessions with the last `Locks`, `Lock` and `Hold` that use them.
+pub(crate) struct Handle<I: Io>(pub(crate) Arc<Core<I>>);
+
+impl<I: Io> Drop for Handle<I> {
+    fn drop(&mut self) {
+        if self.0.is_forked() {
+            return;
+        }
+        let sessions = std::mem::take(&mut *crate::io::locked(&self.0.sessions));
+        for session in sessions.into_values() {
+            let node = Arc::clone(&session);
+            node.io.spawn(async move { session.close().await });
         }
     }
+}
 
-    /// How long a hold lasts unless it is renewed, in milliseconds at the finest. 30 s if nothing is said.
-    pub fn lease(mut self, lease: Duration) -> Lock {
-        self.lease = Some(lease);
-        self
+/// The locks of this process on a server. Clones share one session. All tasks and threads may use it.
+///
+/// The session ends with [`close`](Self::close), or with the last clone, lock and hold.
+pub struct LocksOf<I: Io>(pub(crate) Arc<Handle<I>>);
+
+impl<I: Io> Clone for LocksOf<I> {
+    fn clone(&self) -> Self {
+        LocksOf(Arc::clone(&self.0))
+    }
+}
+
+impl<I: Io> LocksOf<I> {
+    /// The locks of a server, with default settings. The session opens at the first acquire.
+    pub fn new(server: impl Into<Server>) -> Self {
+        Self::build(server.into(), Settings::new())
     }
 
-    /// How long an acquire waits. Without limit if nothing is said; zero is not to wait.
-    pub fn wait(mut self, wait: Duration) -> Lock {
-        self.wait = Some(wait);
-        self
-    }
-
-    /// Whether client and server renew the lease, and the hold ends with its process. On if no lease is given.
-    pub fn keep(mut self, keep: bool) -> Lock {
-        self.keep = Some(keep);
-        self
-    }
-
-    /// When a kept hold is not renewed any more.
-    pub fn max_hold(mut self, time: Duration) -> Lock {
-        self.max_hold = Some(time);
-        self
-    }
-
-    /// A reader: it excludes those who are not, and they exclude it.
-    pub fn shared(mut self) -> Lock {
-        self.shared = true;
-        self
-    }
-
-    /// One of so many permits: a semaphore.
-    pub fn limit(mut self, limit: u32) -> Lock {
-        self.limit = Some(limit);
-        self
-    }
-
-    /// Each grant has a [token](Hold::token) that is greater than all before.
-    pub fn fence(mut self) -> Lock {
-        self.fence = true;
-        self
-    }
-
-    /// What the listener hears it called. Nothing, if nothing is said: there may be millions of keys.
-    pub fn label(mut self, label: impl Into<String>) -> Lock {
-        self.label = label.into();
-        self
-    }
-
-    /// What the owner's name begins with: a UUID comes behind it. `<host>/<pid>/` if nothing is said.
-    pub fn owner(mut self, beginning: impl Into<String>) -> Lock {
-        self.owner = Some(beginning.into());
-        self
-    }
-
-    /// Waits on a connection that each wait has for itself: what a lock wants that goes from hand to hand all the time, as the
-    /// server's reply is the grant. Else a message tells of it, and a call confirms it. It needs no permission for messages.
-    pub fn blocking(mut self) -> Lock {
-        self.blocks = true;
-        self
-    }
-
-    /// By what its waits can be ended.
-    pub fn canceller(mut self, canceller: &Canceller) -> Lock {
-        self.canceller = Some(canceller.clone());
-        self
-    }
-
-    /// Waits for the lock, first come, first served.
+    /// The locks of a server.
     ///
     /// # Errors
     ///
-    /// [`Error::Busy`] if it is not to wait, [`Error::TimedOut`], [`Error::Cancelled`], [`Error::Deadlock`],
-    /// [`Error::Misuse`], [`Error::Unavailable`]. Then nothing waits, and nothing is held.
-    pub fn acquire(&self) -> Result<Hold> {
-        let hold = self.acquire_within(self.wait)?;
-        hold.ok_or_else(|| Error::Busy(format!("{}: somebody else has it", self.name())))
+    /// [`ErrorKind::Misuse`] unless `grace` is zero, or at least 100 ms and at most `ttl`.
+    pub fn with_settings(server: impl Into<Server>, settings: Settings) -> Result<Self> {
+        let locks = Self::build(server.into(), settings);
+        let core = &locks.0 .0;
+        if !core.grace.is_zero() && !(Duration::from_millis(100)..=core.ttl).contains(&core.grace) {
+            return Err(Error::new(ErrorKind::Misuse, "grace must be 0, or at least 100 ms and at most ttl"));
+        }
+        Ok(locks)
     }
 
-    /// The hold, or nothing if somebody else has the lock.
-    ///
-    /// # Errors
-    ///
-    /// As [`Lock::acquire`], but never because it is busy.
-    pub fn try_acquire(&self) -> Result<Option<Hold>> {
-        self.acquire_within(Some(Duration::ZERO))
+    fn build(server: Server, settings: Settings) -> Self {
+        LocksOf(Arc::new(Handle(Arc::new(Core {
+            server: Arc::new(server),
+            name: settings.name.unwrap_or_else(default_name),
+            ttl: settings.ttl.unwrap_or(Duration::from_secs(30)),
+            grace: settings.grace.unwrap_or(Duration::from_secs(3)),
+            patience: settings.patience.unwrap_or(Duration::from_secs(5)),
+            listener: settings.listener,
+            on_error: settings.on_error,
+            unique: random(),
+            process: std::process::id(),
+            sessions: Mutex::default(),
+            handed_over: Mutex::default(),
+        }))))
     }
 
-    /// Does something while the lock is held. An error of the body comes out, whatever becomes of the lock.
-    ///
-    /// # Errors
-    ///
-    /// Those of the body, of [`Lock::acquire`], and of [`Hold::release`], as [`Error::Lost`].
-    pub fn with<T, E: From<Error>>(
-        &self,
-        body: impl FnOnce(&Hold) -> std::result::Result<T, E>,
-    ) -> std::result::Result<T, E> {
-        let hold = self.acquire()?;
-        let done = body(&hold);
-        let released = hold.release();
-        let done = done?;
-        released?;
-        Ok(done)
+    /// A lock with default options. The key may be any bytes.
+    pub fn lock(&self, key: impl Into<Vec<u8>>) -> LockOf<I> {
+        self.lock_all([key])
     }
 
-    fn name(&self) -> std::borrow::Cow<'_, str> {
-        String::from_utf8_lossy(&self.key)
+    /// Several locks that are granted together or not at all, without deadlocks in any order.
+    pub fn lock_all<K: Into<Vec<u8>>>(&self, keys: impl IntoIterator<Item = K>) -> LockOf<I> {
+        let keys = keys.into_iter().map(Into::into).collect();
+        LockOf { handle: Arc::clone(&self.0), request: Request { keys, ..Request::default() } }
+    }
+}
+
+impl<I: Io> fmt::Debug for LocksOf<I> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Locks").field("name", &self.0 .0.name).finish_non_exhaustive()
+    }
+}
+
+/// A lock, or several locks, with options. Wrong options make every acquire fail with [`ErrorKind::Misuse`], before it sends
+/// anything.
+#[must_use = "this acquires nothing yet: call acquire(), try_acquire() or with()"]
+pub struct LockOf<I: Io> {
+    pub(crate) handle: Arc<Handle<I>>,
+    request: Request,
+}
+
+impl<I: Io> Clone for LockOf<I> {
+    fn clone(&self) -> Self {
+        LockOf { handle: Arc::clone(&self.handle), request: self.request.clone() }
+    }
+}
+
+impl<I: Io> LockOf<I> {
+    /// The limit of the wait; none by default. Zero does not wait.
+    pub fn wait(mut self, wait: Duration) -> Self {
+        self.request.wait = Some(wait);
+        self
     }
 
-    fn session(&self) -> &Arc<Session> {
+    /// The time after which a hold ends by itself. By default the server renews the hold while this process lives.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.request.lease = Some(lease);
+        self
+    }
+
+    /// The age at which the server stops the renewals of a hold; none by default.
+    pub fn max_hold(mut self, max_hold: Duration) -> Self {
+        self.request.max_hold = Some(max_hold);
+        self
+    }
+
+    /// Admits other shared holders.
+    pub fn shared(mut self) -> Self {
+        self.request.shared = true;
+        self
+    }
+
+    /// Admits at most this number of holders, for a semaphore.
+    pub fn limit(mut self, limit: u32) -> Self {
+        self.request.limit = Some(limit);
+        self
+    }
+
+    /// Gives each hold a [`token`](HoldOf::token) greater than those of all earlier holds.
+    pub fn fence(mut self) -> Self {
+        self.request.fence = true;
+        self
+    }
+
+    /// Lets an owner acquire a lock that it holds. By default that fails with [`ErrorKind::Deadlock`].
+    pub fn reentrant(mut self) -> Self {
+        self.request.reentrant = true;
+        self
+    }
+
+    /// The name of the holder on the server. By default each tokio task, or thread outside of a task, has one, so that the server
+    /// detects deadlocks.
+    pub fn owner(mut self, owner: impl Into<Vec<u8>>) -> Self {
+        self.request.owner = Some(owner.into());
+        self
+    }
+
+    /// The name of the lock for the listener; none by default.
+    pub fn label(mut self, label: impl Into<String>) -> Self {
+        self.request.label = Some(label.into());
+        self
+    }
+
+    pub(crate) fn core(&self) -> &Arc<Core<I>> {
         &self.handle.0
     }
 
-    fn acquire_within(&self, wait: Option<Duration>) -> Result<Option<Hold>> {
-        let began = now();
-        let result = self.attempt(wait, began);
-        let outcome = match &result {
-            Ok(Some(_)) => "granted",
-            Ok(None) => "busy",
-            Err(error) => error.kind(),
-        };
-        let time = now().saturating_sub(began);
-        self.session().heard(&Event { label: &self.label, name: "waited", outcome, time });
-        result
+    pub(crate) async fn ask(
+        &self,
+        wait: Option<Duration>,
+        on_ask: impl Fn(&Arc<Acquire<I>>) -> Result<()> + Send,
+    ) -> Result<Option<HoldOf<I>>> {
+        let request = Arc::new(self.request.clone());
+        let acquire = self.core().acquire(&request, wait, on_ask).await?;
+        Ok(acquire.map(|acquire| self.hold(acquire)))
     }
 
-    fn attempt(&self, wait: Option<Duration>, began: Moment) -> Result<Option<Hold>> {
-        let how = How::new(self.lease, self.keep, self.max_hold, &self.label)?;
-        let deadline = wait.map(|wait| began.saturating_add(wait));
-        loop {
-            let attempt = Attempt {
-                lock: self,
-                how: how.clone(),
-                owner: match &self.owner {
-                    Some(beginning) => format!("{beginning}{}", Uuid::new_v4()),
-                    None => format!("{}/{}/{}", self.handle.1, process::id(), Uuid::new_v4()),
-                },
-                request: Uuid::new_v4().to_string(),
-                mailbox: Arc::default(),
-                waits: wait != Some(Duration::ZERO),
-                deadline,
-                sent: Cell::new(false),
-                repeated: Cell::new(false),
-                fate: Arc::default(),
-                alone: Cell::default(),
-            };
-            if let Some(canceller) = &self.canceller {
-                canceller.concerns(&attempt.mailbox);
-            }
-            self.session().waits_for(&attempt.request, &attempt.mailbox);
-            let result = attempt.run();
-            if matches!(&result, Err(error) if !matches!(error, Error::Lost(_))) {
-                attempt.undo();
-            }
-            self.session().waits_no_more(&attempt.request);
-            match result {
-                // It was granted to a connection that broke, and ended with it.
-                Err(Error::Lost(_)) if !attempt.is_late() => {}
-                Err(Error::Lost(text)) => return Err(Error::Unavailable(text)),
-                Err(Error::Cancelled(_)) if self.session().is_ending() => return Err(closed()),
-                result => return result,
-            }
-        }
+    fn hold(&self, acquire: Arc<Acquire<I>>) -> HoldOf<I> {
+        HoldOf { handle: Arc::clone(&self.handle), acquire, is_scoped: false }
+    }
+
+    pub(crate) async fn demand(
+        &self,
+        on_ask: impl Fn(&Arc<Acquire<I>>) -> Result<()> + Send,
+    ) -> Result<HoldOf<I>> {
+        let wait = self.request.wait;
+        let kind = if wait == Some(Duration::ZERO) { ErrorKind::Busy } else { ErrorKind::TimedOut };
+        let hold = self.ask(wait, on_ask).await?;
+        hold.ok_or_else(|| self.request.error(kind, "another owner holds the lock"))
+    }
+
+    pub(crate) async fn attach_to(&self, ticket: &str) -> Result<HoldOf<I>> {
+        let acquire = self.core().attach(&Arc::new(self.request.clone()), ticket).await?;
+        Ok(self.hold(acquire))
+    }
+
+    async fn call(&self, name: &str) -> Result<Value> {
+        self.request.check()?;
+        let mut call = cmd(name);
+        call.arg(&self.request.keys[0]);
+        self.core().execute(&self.request.keys[0], call).await
+    }
+
+    pub(crate) async fn info(&self) -> Result<Option<HashMap<String, Value>>> {
+        parse(self.call("LOCK.INFO").await?)
+    }
+
+    pub(crate) async fn break_all(&self) -> Result<bool> {
+        parse(self.call("LOCK.BREAK").await?)
     }
 }
 
-impl Attempt<'_> {
-    fn run(&self) -> Result<Option<Hold>> {
-        let session = self.lock.session();
-        // Since when there is no answer.
-        let mut broken = None;
-        let mut choices = session.choices();
-        loop {
-            self.mailbox.forget();
-            let asked = now();
-            let reply = self.once();
-            if !matches!(&reply, Err(error) if error.is_unsent() || error.is_refusal()) {
-                self.sent.set(true);
-            }
-            match reply {
-                Ok(Reply::Granted { token, granted, sent, bond }) => {
-                    let (key, how) = (&self.lock.key, self.how.clone());
-                    let held = Held::begin(session, key, self.owner.clone(), how, granted, sent, bond);
-                    return Ok(Some(Hold::new(held, token, Arc::clone(&self.lock.handle))));
-                }
-                Ok(Reply::Busy) => return Ok(None),
-                Ok(Reply::Queued) => {
-                    if self.is_late() {
-                        return Err(self.timed_out());
-                    }
-                    broken = None;
-                    // A grant waits for its confirmation for as long as the lease, if that is short.
-                    let soon = (self.how.lease / 2).clamp(TRY_AGAIN * 2, ASK_AGAIN);
-                    if !self.mailbox.told(self.no_later_than(after(soon)))? {
-                        session.look_at_messages(&self.lock.key);
-                    }
-                }
-                Err(error) if session.may_pass(&error) => {
-                    self.repeated.set(true);
-                    // It was there for so long: a connection counts when the server has answered on it.
-                    let long = A_MOMENT.min(session.patience);
-                    if self.blocks() && !error.is_unsent() && asked.saturating_add(long) < now() {
-                        broken = None;
-                    }
-                    let since = *broken.get_or_insert_with(now);
-                    // Another node may be there: each is asked, whatever the time.
-                    choices = choices.saturating_sub(1);
-                    if choices > 0 && error.is_unsent() && !session.is_closed() {
-                        continue;
-                    }
-                    if session.is_closed()
-                        || left(self.deadline.unwrap_or(since.saturating_add(session.patience))).is_zero()
-                    {
-                        return Err(error);
-                    }
-                    session.troubled(&error);
-                    // One by one they ask more rarely than all of them together.
-                    let pause = if self.blocks() { TRY_AGAIN * 4 } else { TRY_AGAIN };
-                    self.mailbox.rest(self.no_later_than(after(pause)))?;
-                }
-                Err(error) => return Err(error),
-            }
+fn parse<T: FromRedisValue>(value: Value) -> Result<T> {
+    T::from_redis_value(value).map_err(|error| redis::RedisError::from(error).into())
+}
+
+impl<I: Io> fmt::Debug for LockOf<I> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Lock").field(&self.request).finish()
+    }
+}
+
+/// A lock that is held.
+///
+/// A hold that is dropped without [`release`](Self::release) is released in the background, with a warning in the log.
+#[must_use = "the lock is released if its hold is dropped"]
+pub struct HoldOf<I: Io> {
+    handle: Arc<Handle<I>>,
+    acquire: Arc<Acquire<I>>,
+    pub(crate) is_scoped: bool,
+}
+
+impl<I: Io> HoldOf<I> {
+    fn core(&self) -> &Arc<Core<I>> {
+        &self.handle.0
+    }
+
+    /// The key of the lock, or of the first of several locks.
+    #[must_use]
+    pub fn key(&self) -> &[u8] {
+        &self.acquire.request.keys[0]
+    }
+
+    /// The name of the holder on the server.
+    #[must_use]
+    pub fn owner(&self) -> &[u8] {
+        &self.acquire.owner
+    }
+
+    /// With [`fence`](LockOf::fence), a number greater than those of all earlier holds. Otherwise None.
+    #[must_use]
+    pub fn token(&self) -> Option<u64> {
+        self.tokens().first().copied()
+    }
+
+    /// With [`fence`](LockOf::fence), the tokens in the order of the keys.
+    #[must_use]
+    pub fn tokens(&self) -> Vec<u64> {
+        self.acquire.now().tokens.clone()
+    }
+
+    /// Whether the hold ended before its release, so that another owner may have the lock. Always true in a forked child.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        self.core().is_forked() || self.acquire.is_lost()
+    }
+
+    /// The reason why the hold is over, such as `released`, `broken`, `deleted`, or `expired` by the local clock. None while the
+    /// lock is held.
+    #[must_use]
+    pub fn end_reason(&self) -> Option<String> {
+        self.acquire.end_reason()
+    }
+
+    /// The time for which no other owner can have the lock, even if the network fails.
+    ///
+    /// Zero means that nothing is proven: the hold is in jeopardy, lost or released, or the session has a `grace` of zero.
+    #[must_use]
+    pub fn valid_for(&self) -> Duration {
+        if self.is_lost() {
+            return Duration::ZERO;
         }
+        Session::valid_for(&self.acquire)
     }
 
-    fn no_later_than(&self, time: Moment) -> Moment {
-        self.deadline.map_or(time, |deadline| deadline.min(time))
+    pub(crate) async fn end(&self) -> Result<()> {
+        if self.core().is_forked() {
+            return Err(self
+                .acquire
+                .request
+                .error(ErrorKind::Lost, "the hold belongs to the parent of this process"));
+        }
+        Session::release(self.core(), &self.acquire).await
     }
 
-    fn is_late(&self) -> bool {
-        self.deadline.is_some_and(|deadline| left(deadline).is_zero())
+    pub(crate) async fn renew(&self, lease: Option<Duration>) -> Result<()> {
+        let request = &self.acquire.request;
+        self.core().check_process()?;
+        if lease.is_some() && request.lease.is_none() {
+            let text = "the server renews this hold; acquire it with a lease to set one";
+            return Err(request.error(ErrorKind::Misuse, text));
+        }
+        let lease = lease.or(request.lease);
+        Request { lease, ..(**request).clone() }.check()?;
+        if self.acquire.is_lost() {
+            return Err(self.acquire.lost());
+        }
+        Session::renew(self.core(), &self.acquire, lease).await
     }
 
-    /// Asks once.
-    fn once(&self) -> Result<Reply> {
-        let (session, key) = (self.lock.session(), &self.lock.key);
-        let began = now();
-        let call = session.to(key, &self.command()).with(&self.fate);
-        // It is there until the grant is bound to the connection of the session.
-        let mut alone = self.alone.take();
-        let reply = if self.blocks() {
-            let until = self.deadline.map_or(Moment::MAX, |deadline| deadline.saturating_add(A_MOMENT));
-            let moves = Cell::new(false);
-            let again = || {
-                moves.set(true);
-                self.repeated.set(true);
-                // The first call has been sent, whatever becomes of this one.
-                self.sent.set(true);
-                self.command()
+    pub(crate) async fn ticket(&self) -> Result<String> {
+        self.core().ticket(&self.acquire).await
+    }
+
+    pub(crate) async fn guarded<T: FromRedisValue>(&self, command: &Cmd) -> Result<T> {
+        let request = &self.acquire.request;
+        if self.is_lost() {
+            return Err(self.acquire.lost());
+        }
+        if request.several() {
+            return Err(request.error(ErrorKind::Misuse, "a guarded command works with one lock"));
+        }
+        let mut call = cmd("LOCK.GUARD");
+        call.arg(self.key()).arg("OWNER").arg(self.owner());
+        for word in command.args_iter() {
+            match word {
+                redis::Arg::Simple(word) => call.arg(word),
+                _ => return Err(request.error(ErrorKind::Misuse, "a guarded command cannot have a cursor")),
             };
-            match session.call_alone(&self.mailbox, &mut alone, call, until, again) {
-                Ok(reply) => reply,
-                Err(error) => {
-                    self.alone.set(alone);
-                    let is_sent = moves.get() && error.is_unsent();
-                    return Err(if is_sent { gone(error.text()) } else { error });
-                }
-            }
-        } else if self.waits {
-            session.call(&self.mailbox, call.listening(), self.until())?
-        } else {
-            session.call(&self.mailbox, call, self.until())?
-        };
-        let reply = match reply {
-            Value::Nil if self.blocks() => {
-                if let Some(alone) = alone {
-                    alone.give_back();
-                }
-                return Err(self.timed_out());
-            }
-            Value::Nil => return Ok(Reply::Busy),
-            Value::Int(0) => return Ok(Reply::Queued),
-            granted => granted,
-        };
-        // Whatever follows, there is something to undo.
-        self.sent.set(true);
-        let token = token(&reply);
-        if token.is_none() && (self.lock.fence || !matches!(reply, Value::Int(_))) {
-            return Err(Error::Unavailable("ERR a grant without a token".to_owned()));
         }
-        let (mut granted, mut sent, mut bond) = (began, began, Arc::clone(&self.fate));
-        if self.blocks() {
-            granted = now();
-        }
-        // The reply may be that of a call whose hold ended with its connection; or nobody knows how old the grant is; or it is
-        // bound to a connection that nobody has.
-        let is_old = granted.saturating_sub(sent) > self.how.lease / 20;
-        if self.repeated.get() || self.blocks() && (self.how.keep || is_old) {
-            sent = now();
-            let mut command = renewal(key, &self.owner, self.how.lease);
-            self.how.bind(&mut command, self.how.max_hold);
-            bond = Arc::default();
-            session.call(&self.mailbox, session.to(key, &command).with(&bond), self.until())?;
-        }
-        if let Some(alone) = alone {
-            alone.give_back();
-        }
-        Ok(Reply::Granted { token, granted, sent, bond })
+        parse(self.core().execute(self.key(), call).await?)
     }
 
-    /// Until when a call is to be answered. A server that is slow gets a moment more than the time to wait, which is for what
-    /// undoes it, too; a try gets more.
-    fn until(&self) -> Moment {
-        let soon = after(self.lock.session().patience);
-        let end = self.deadline.filter(|_| self.waits).map(|deadline| deadline.saturating_add(A_MOMENT));
-        end.map_or(soon, |end| end.min(soon))
+    pub(crate) async fn wait_end(&self, until: Moment) -> bool {
+        self.core().wait_end(&self.acquire, until).await;
+        self.is_lost()
     }
 
-    fn blocks(&self) -> bool {
-        self.waits && self.lock.blocks
+    pub(crate) fn loss(&self) -> Error {
+        self.acquire.lost()
     }
+}
 
-    fn timed_out(&self) -> Error {
-        Error::TimedOut(format!("{}: somebody else has it", self.lock.name()))
-    }
-
-    /// Whatever has become of the call: nothing waits, and nothing is held.
-    fn undo(&self) {
-        // One that still waits for a connection must not come behind its end.
-        self.fate.give_up();
-        if !self.sent.get() {
+impl<I: Io> Drop for HoldOf<I> {
+    fn drop(&mut self) {
+        if self.core().is_forked() {
             return;
         }
-        let (session, key, owner) = (self.lock.session(), &self.lock.key, &self.owner);
-        let cancel = session.to(key, cmd("LOCK.CANCEL").arg(key).arg(owner).arg("ID").arg(&self.request));
-        let id = Uuid::new_v4().to_string();
-        let mut calls = what_gives_back(session, key, owner, &self.how, self.how.lease, &id);
-        calls.insert(0, cancel);
-        let mailbox = Arc::new(Mailbox::default());
-        // What is not kept runs out.
-        let insists = if self.how.keep { IN_THE_END } else { self.how.lease };
-        let errand = Errand::new(session.pending(key, owner), calls, IN_THE_END).insisting(insists);
-        session.errand(errand, Box::new(mailbox.expect()));
-        // If the server is silent, the session goes on with it. Nobody waits for one that has never been there.
-        if self.fate.has_reached() {
-            mailbox.reply(self.until().min(after(A_MOMENT)));
+        let is_held = {
+            let state = self.acquire.now();
+            state.phase == Phase::Held && !state.handed_over
+        };
+        if is_held {
+            if !self.is_scoped {
+                log::warn!("{self:?} was dropped without a release; call release(), or use with()");
+            }
+            abandon(&self.acquire, "released");
         }
     }
+}
 
-    fn command(&self) -> Cmd {
-        let lock = self.lock;
-        let mut command = cmd("LOCK.ACQUIRE");
-        command.arg(&lock.key).arg(&self.owner).arg("PX").arg(ms(self.how.lease)).arg("ONCE");
-        if lock.shared || lock.limit.is_some() {
-            command.arg("SHARED");
-        }
-        if let Some(limit) = lock.limit {
-            command.arg("LIMIT").arg(limit);
-        }
-        if lock.fence {
-            command.arg("FENCE");
-        }
-        self.how.bind(&mut command, self.how.max_hold);
-        if self.blocks() {
-            let time = self.deadline.map(left).filter(|time| *time < LONGEST);
-            command.arg("BLOCK").arg(time.map_or(0, |time| ms(time).max(1)));
-        } else if self.waits {
-            command.arg("NOTIFY").arg(&lock.session().inbox);
-        }
-        command.arg("ID").arg(&self.request);
-        command
+impl<I: Io> fmt::Debug for HoldOf<I> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let key = String::from_utf8_lossy(self.key());
+        f.debug_struct("Hold").field("key", &key).field("is_lost", &self.is_lost()).finish_non_exhaustive()
     }
 }
 
-enum Reply {
-    /// With when the call was sent that has confirmed it, and what became of that.
-    Granted {
-        token: Option<u64>,
-        granted: Moment,
-        sent: Moment,
-        bond: Arc<Fate>,
-    },
-    Queued,
-    Busy,
+fn anyone<I: Io>(_: &Arc<Acquire<I>>) -> Result<()> {
+    Ok(())
 }
 
-fn token(reply: &Value) -> Option<u64> {
-    let Value::Int(token) = field(reply, "token")? else { return None };
-    u64::try_from(*token).ok()
+impl LocksOf<Tokio> {
+    /// Ends all waits and renewed holds, the session and its task. A hold with a lease remains until its lease ends.
+    pub async fn close(&self) {
+        self.0 .0.close().await;
+    }
 }
 
-/// Whether that owner's hold ends with a connection, or is renewed as long as that is there, by what `LOCK.INFO` says.
-pub(crate) fn is_bound(info: &Value, owner: &str) -> bool {
-    let Some(Value::Array(holders)) = field(info, "holders") else { return false };
-    let is = |holder, name, value| field(holder, name) == Some(&value);
-    let mut theirs =
-        holders.iter().filter(|holder| is(holder, "owner", Value::BulkString(owner.as_bytes().to_vec())));
-    theirs.any(|holder| ["watchdog", "ephemeral"].iter().any(|name| is(holder, name, Value::Int(1))))
+impl LockOf<Tokio> {
+    /// Waits for the lock, first come, first served.
+    ///
+    /// To cancel the wait, drop the future. Then nothing waits, and nothing is held.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::TimedOut`] after the limit of the wait, or [`ErrorKind::Busy`] if that is zero; [`ErrorKind::Deadlock`],
+    /// [`ErrorKind::Cancelled`] if the locks are closed, [`ErrorKind::Misuse`] and [`ErrorKind::Unavailable`].
+    pub async fn acquire(&self) -> Result<HoldOf<Tokio>> {
+        self.demand(anyone).await
+    }
+
+    /// The hold, or None if another owner has the lock. Does not wait.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Deadlock`], [`ErrorKind::Misuse`] and [`ErrorKind::Unavailable`].
+    pub async fn try_acquire(&self) -> Result<Option<HoldOf<Tokio>>> {
+        self.ask(Some(Duration::ZERO), anyone).await
+    }
+
+    /// Runs a body while the lock is held. An error of the body is returned, even if the lock is lost.
+    ///
+    /// ```no_run
+    /// # async fn example(locks: redis_lock_client::Locks) -> redis_lock_client::Result<()> {
+    /// locks.lock("order:42").with(async |hold| hold.extend(None).await).await
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of the body, of [`acquire`](Self::acquire), and of [`release`](HoldOf::release), as [`ErrorKind::Lost`].
+    pub async fn with<T, E: From<Error>>(
+        &self,
+        body: impl AsyncFnOnce(&HoldOf<Tokio>) -> std::result::Result<T, E>,
+    ) -> std::result::Result<T, E> {
+        let mut hold = self.acquire().await?;
+        hold.is_scoped = true;
+        let result = body(&hold).await;
+        let released = hold.release().await;
+        let result = result?;
+        released?;
+        Ok(result)
+    }
+
+    /// Takes over a hold that another process has [handed over](HoldOf::hand_over).
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Lost`] if the hold has ended; [`ErrorKind::Misuse`] and [`ErrorKind::Unavailable`].
+    pub async fn attach(&self, ticket: &str) -> Result<HoldOf<Tokio>> {
+        self.attach_to(ticket).await
+    }
+
+    /// The reply of `LOCK.INFO`: holders, waiters and more. None if the lock is free.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Misuse`] and [`ErrorKind::Unavailable`].
+    pub async fn query(&self) -> Result<Option<HashMap<String, Value>>> {
+        self.info().await
+    }
+
+    /// Takes the lock from its holders. Returns whether there was one.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Misuse`] and [`ErrorKind::Unavailable`].
+    pub async fn force_release(&self) -> Result<bool> {
+        self.break_all().await
+    }
 }
 
-/// Of a map, which is flat in RESP2.
-fn field<'a>(map: &'a Value, name: &str) -> Option<&'a Value> {
-    let Value::Array(words) = map else { return None };
-    words.chunks_exact(2).find_map(|pair| match pair {
-        [Value::BulkString(other), value] if other == name.as_bytes() => Some(value),
-        _ => None,
-    })
+impl HoldOf<Tokio> {
+    /// Releases exactly this hold. May be called again.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Lost`] if the hold ended before. [`ErrorKind::Unavailable`] if no server answered within the patience: then
+    /// the release continues in the background.
+    pub async fn release(&self) -> Result<()> {
+        self.end().await
+    }
+
+    /// Sets the lease, from now. Without an argument, repeats the lease of the lock, or checks a renewed hold.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Lost`], [`ErrorKind::Unavailable`], or [`ErrorKind::Misuse`] if a lease is given for a renewed hold.
+    pub async fn extend(&self, lease: impl Into<Option<Duration>>) -> Result<()> {
+        self.renew(lease.into()).await
+    }
+
+    /// Waits until the hold is lost, and returns that error. Waits for ever if the hold is released. Use it in `select!`.
+    pub async fn lost(&self) -> Error {
+        if !self.wait_end(Moment::MAX).await {
+            std::future::pending::<()>().await;
+        }
+        self.loss()
+    }
+
+    /// Returns a ticket, with which another process takes over this hold by [`attach`](LockOf::attach).
+    ///
+    /// Until then this process keeps the hold alive. `release` does nothing any longer.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Lost`] if the hold has ended, [`ErrorKind::Misuse`] for several locks, and [`ErrorKind::Unavailable`].
+    pub async fn hand_over(&self) -> Result<String> {
+        self.ticket().await
+    }
+
+    /// Runs a Redis command in one step with the check that this owner holds the lock.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Lost`] if the owner does not hold the lock, and errors of the command.
+    pub async fn guard<T: FromRedisValue>(&self, command: &Cmd) -> Result<T> {
+        self.guarded(command).await
+    }
 }
 
-pub(crate) fn ms(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
-}
-
-impl std::fmt::Debug for Lock {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Lock").field("key", &self.name()).finish_non_exhaustive()
+pub(crate) fn deadline(limit: Duration) -> Moment {
+    if now() == Moment::MAX {
+        Moment::ZERO
+    } else {
+        after(limit)
     }
 }

@@ -1,919 +1,1141 @@
 // SPDX-License-Identifier: MIT
 
-//! Two connections that carry all waits and holds, with each server that has locks: one for commands, one for messages.
+//! A client's presence on one server: its numbers, holds and waits, and the loop that reads events.
+//!
+//! Rules R1 to R23 are those of `docs/sessions.md`. All state is changed by three inputs: a reply, an event and the clock.
 
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
-use std::thread::{self, JoinHandle};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use redis::{cmd, Cmd, Value};
-use uuid::Uuid;
+use redis::{cmd, Cmd, FromRedisValue, Value};
+use tokio::sync::Notify;
 
 use crate::clock::{after, left, now, Moment};
-use crate::error::{silent, Error, Result, NO_CONNECTION, SILENT};
-use crate::hold::Held;
-use crate::link::{Link, OnMessage, Then};
-use crate::mailbox::{locked, Mailbox};
-use crate::server::{told_of, Map, Node, Server};
-use crate::talk::{gone, Breaker, USELESS};
-use crate::timer::Timer;
-use crate::{Event, Listener, OnTrouble};
+use crate::core::{Core, Event};
+use crate::error::{Error, ErrorKind, Result};
+use crate::io::{locked, Io, CALL_TIMEOUT, RETRY_PAUSE};
+use crate::request::{milliseconds, Request};
 
-/// After a broken connection.
-pub(crate) const TRY_AGAIN: Duration = Duration::from_millis(50);
+/// Time that `LOCK.EVENTS` waits in the server, and at most a third of the grace.
+const EVENTS_BLOCK: Duration = Duration::from_secs(1);
+/// Maximum number of events in a reply. A full reply confirms nothing (R2).
+const EVENTS_COUNT: usize = 1000;
+/// Extra time for the reply to a call that waits in the server.
+pub(crate) const REPLY_GRACE: Duration = Duration::from_secs(1);
+/// The longest pause before a call is repeated.
+const MAX_RETRY_PAUSE: Duration = Duration::from_secs(1);
+/// Limit for the last call of a session, `LOCK.SESSION CLOSE`.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// For what is to be done yet when a thread has no more time, and goes on without it.
-pub(crate) const A_MOMENT: Duration = Duration::from_secs(1);
-
-/// To give back, or to take back, is tried for so long behind the back of who could not: without that it would stay for good.
-pub(crate) const IN_THE_END: Duration = Duration::from_secs(600);
-
-/// Between two connections, after a server has said that another has the locks.
-const ONE_BY_ONE: Duration = Duration::from_millis(20);
-
-/// How often it is looked whether the own connection of a wait leads to somebody. A server remembers the request for longer than
-/// that and the patience.
-const LOOK: Duration = Duration::from_secs(8);
-
-/// How long that may take, though other calls have less time, or more: a server that stalls knows who waits, and in what order; but
-/// what it has granted it knows for 20 s only.
-const STALL: Duration = Duration::from_secs(5);
-
-/// How often a call goes on to where it is sent: to the owner of the slot, and to where that moves.
-const HOPS: u8 = 5;
-
-pub(crate) struct Session {
-    pub(crate) inbox: String,
-    pub(crate) patience: Duration,
-    pub(crate) timer: Timer,
-    server: Server,
-    listener: Option<Box<Listener>>,
-    on_trouble: Option<Box<OnTrouble>>,
-    links: Mutex<Links>,
-    brake: Mutex<Brake>,
-    /// By request: who is to hear of messages.
-    waits: Mutex<HashMap<String, Arc<Mailbox>>>,
-    /// Nothing is waited for any more: it closes.
-    ending: AtomicBool,
-    /// Who is to hear of a broken connection, and of the end. By address, as two may have one owner.
-    holds: Mutex<HashMap<usize, Arc<Held>>>,
-    /// What is being given back or taken back, by key and owner, and how often.
-    pending: Mutex<HashMap<Claim, usize>>,
-    done: Condvar,
+/// The identity of an acquire on the server.
+pub(crate) struct At<I: Io> {
+    pub(crate) session: Arc<Session<I>>,
+    id: Arc<str>,
+    pub(crate) n: u64,
 }
 
-/// A key, and an owner.
-type Claim = (Vec<u8>, String);
-
-/// What an owner has of a lock is being given back as long as this is there. That goes by the owner's name, and would end the
-/// next hold of that name.
-pub(crate) struct Pending {
-    session: Arc<Session>,
-    claim: Claim,
-}
-
-impl Drop for Pending {
-    fn drop(&mut self) {
-        let mut pending = locked(&self.session.pending);
-        if let Some(count) = pending.get_mut(&self.claim) {
-            *count -= 1;
-            if *count == 0 {
-                pending.remove(&self.claim);
-            }
-        }
-        drop(pending);
-        self.session.done.notify_all();
+impl<I: Io> Clone for At<I> {
+    fn clone(&self) -> At<I> {
+        At { session: Arc::clone(&self.session), id: Arc::clone(&self.id), n: self.n }
     }
 }
 
-struct Links {
-    map: Map,
-    ways: HashMap<Node, Way>,
-    /// Each carries one call, until it is answered.
-    own: Vec<Arc<Link>>,
-    threads: Vec<JoinHandle<()>>,
-    has_timer: bool,
-    closed: bool,
+impl<I: Io> At<I> {
+    /// Adds the number to a call.
+    fn name(&self, mut call: Cmd) -> Cmd {
+        call.arg("SESSION").arg(&*self.id).arg(self.n);
+        call
+    }
+
+    fn is(&self, other: &Option<At<I>>) -> bool {
+        other.as_ref().is_some_and(|other| self.n == other.n && self.id == other.id)
+    }
 }
 
-/// Makes connections rare while a server says that another has the locks: all who wait would make them at once.
-#[derive(Default)]
-struct Brake {
-    pause: Duration,
-    /// When the pause began.
-    since: Moment,
-    /// No connection is made before.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    Asked,
+    Held,
+    Over(String),
+}
+
+/// A call that is repeated until it has a reply.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Verb {
+    Ask,
+    Renew(Option<Duration>),
+    Release,
+}
+
+/// One numbered acquire, from its first call to the end of its hold.
+pub(crate) struct Acquire<I: Io> {
+    pub(crate) request: Arc<Request>,
+    pub(crate) owner: Vec<u8>,
+    pub(crate) is_try: bool,
+    /// The session and the number of the hold that this acquire takes over.
+    source: Option<(String, u64)>,
+    began: Moment,
     until: Moment,
-    /// What the server said.
-    why: String,
+    changed: Notify,
+    now: Mutex<Now<I>>,
 }
 
-/// The connections with a server.
-#[derive(Default)]
-struct Way {
-    commands: Option<Arc<Link>>,
-    messages: Option<Arc<Link>>,
-    /// Waits for the next call that has a connection for itself.
-    idle: Option<Arc<Link>>,
+/// The state of an acquire. Code that needs the table of its session as well locks the table first.
+pub(crate) struct Now<I: Io> {
+    pub(crate) phase: Phase,
+    /// None before the first call, and while no session has the hold, as its slot moves.
+    pub(crate) at: Option<At<I>>,
+    /// The reason to stop the wait.
+    error: Option<Error>,
+    pub(crate) holds: u64,
+    pub(crate) tokens: Vec<u64>,
+    pub(crate) granted: Moment,
+    pub(crate) lease_ends: Moment,
+    /// Whether a release may have succeeded without a reply.
+    maybe_released: bool,
+    pub(crate) handed_over: bool,
 }
 
-/// What is to be sent to whoever has the slot.
-#[derive(Clone)]
-pub(crate) struct Call {
-    slot: Option<u16>,
-    packed: Vec<u8>,
-    /// Whether messages are listened to before: one that nobody hears is taken for a refusal.
-    listens: bool,
-    /// Whether it has a command of the user's, whose errors say nothing of the server.
-    of_user: bool,
-    fate: Arc<Fate>,
-    hops: u8,
-}
-
-/// What has become of a call, and of those before it with the same request.
-#[derive(Default)]
-pub(crate) struct Fate {
-    /// Who asked for it wants it no more. Held while a call is sent, so that what undoes it comes behind it.
-    given_up: Mutex<bool>,
-    /// A server may have got it.
-    reached: AtomicBool,
-    /// The connection on which it went last.
-    link: Mutex<Weak<Link>>,
-}
-
-impl Fate {
-    pub(crate) fn give_up(&self) {
-        *locked(&self.given_up) = true;
-    }
-
-    fn reached(&self) {
-        self.reached.store(true, Ordering::Release);
-    }
-
-    fn is_of(&self, link: &Arc<Link>) -> bool {
-        std::ptr::eq(locked(&self.link).as_ptr(), Arc::as_ptr(link))
-    }
-
-    /// Whether both went on the same connection.
-    pub(crate) fn is_with(&self, other: &Fate) -> bool {
-        let link = locked(&self.link).upgrade();
-        link.is_some_and(|link| other.is_of(&link))
-    }
-
-    /// Whether what it has bound to its connection is still bound.
-    pub(crate) fn is_connected(&self) -> bool {
-        locked(&self.link).upgrade().is_some_and(|link| link.is_up())
-    }
-
-    pub(crate) fn has_reached(&self) -> bool {
-        self.reached.load(Ordering::Acquire)
-    }
-}
-
-impl Call {
-    pub(crate) fn listening(mut self) -> Call {
-        self.listens = true;
-        self
-    }
-
-    pub(crate) fn of_user(mut self) -> Call {
-        self.of_user = true;
-        self
-    }
-
-    pub(crate) fn with(mut self, fate: &Arc<Fate>) -> Call {
-        self.fate = Arc::clone(fate);
-        self
-    }
-}
-
-/// A call that goes on while its caller does something else: it is sent again until it has an answer, or has no more time.
-pub(crate) struct Errand {
-    /// Each does if the one before is refused. What comes out of any but the first is nil.
-    calls: Vec<Call>,
-    until: Moment,
-    /// Until when it goes on after a refusal: a permission may come back.
-    insists: Moment,
-    pause: Duration,
-    _pending: Pending,
-}
-
-impl Errand {
-    pub(crate) fn new(pending: Pending, calls: Vec<Call>, time: Duration) -> Errand {
-        Errand { calls, until: after(time), insists: Moment::ZERO, pause: TRY_AGAIN, _pending: pending }
-    }
-
-    pub(crate) fn insisting(mut self, time: Duration) -> Errand {
-        self.insists = after(time);
-        self
-    }
-
-    fn is_done(&self, result: &Result<Value>) -> bool {
-        match result {
-            Ok(_) | Err(Error::Lost(_)) => true,
-            Err(Error::Unavailable(_)) => now() >= self.until,
-            // There is something else in the lock's place.
-            Err(error) if error.code() == Some("WRONGTYPE") => true,
-            Err(_) => now() >= self.insists,
-        }
-    }
-}
-
-impl Brake {
-    /// What many are told at the same time counts once.
-    fn pull(&mut self, why: &Error) {
-        if self.since.saturating_add(self.pause) <= now() {
-            self.pause = (self.pause * 2).clamp(TRY_AGAIN, A_MOMENT);
-            self.since = now();
-        }
-        self.until = self.until.max(self.since + self.pause);
-        why.text().clone_into(&mut self.why);
-    }
-
-    fn release(&mut self) {
-        self.pause = Duration::ZERO;
-    }
-
-    /// Whether a connection may be made. What is said on it tells whether more may.
-    fn check(&mut self) -> Result<()> {
-        if self.pause.is_zero() {
-            return Ok(());
-        }
-        if now() < self.until {
-            return Err(Error::Unavailable(format!("{NO_CONNECTION} before a pause: {}", self.why)));
-        }
-        if self.since.saturating_add(self.pause + A_MOMENT) < now() {
-            // Nobody has said it again.
-            self.release();
-        }
-        self.until = after(ONE_BY_ONE);
-        Ok(())
-    }
-}
-
-impl Session {
+impl<I: Io> Acquire<I> {
     pub(crate) fn new(
-        server: Server,
-        patience: Duration,
-        listener: Option<Box<Listener>>,
-        on_trouble: Option<Box<OnTrouble>>,
-    ) -> Self {
-        let links = Links {
-            map: Map::new(&server),
-            ways: HashMap::new(),
-            own: Vec::new(),
-            threads: Vec::new(),
-            has_timer: false,
-            closed: false,
+        request: Arc<Request>,
+        owner: Vec<u8>,
+        until: Moment,
+        is_try: bool,
+        source: Option<(String, u64)>,
+    ) -> Arc<Acquire<I>> {
+        let now = Now {
+            phase: Phase::Asked,
+            at: None,
+            error: None,
+            holds: 0,
+            tokens: Vec::new(),
+            granted: now(),
+            lease_ends: Moment::MAX,
+            maybe_released: false,
+            handed_over: false,
         };
-        Session {
-            inbox: format!("inbox-{}", Uuid::new_v4()),
-            patience,
-            timer: Timer::default(),
-            server,
-            listener,
-            on_trouble,
-            links: Mutex::new(links),
-            brake: Mutex::default(),
-            waits: Mutex::default(),
-            ending: AtomicBool::default(),
-            holds: Mutex::default(),
-            pending: Mutex::default(),
-            done: Condvar::new(),
+        let (began, changed) = (now.granted, Notify::new());
+        Arc::new(Acquire { request, owner, is_try, source, began, until, changed, now: Mutex::new(now) })
+    }
+
+    pub(crate) fn now(&self) -> MutexGuard<'_, Now<I>> {
+        locked(&self.now)
+    }
+
+    fn call(&self, verb: Verb, at: &At<I>) -> Cmd {
+        match verb {
+            Verb::Ask => self.ask_call(at),
+            Verb::Renew(lease) => self.renew_call(at, lease),
+            Verb::Release => at.name(self.request.call("RELEASE", &self.owner)),
         }
     }
 
-    pub(crate) fn is_closed(&self) -> bool {
-        locked(&self.links).closed
+    fn ask_call(&self, at: &At<I>) -> Cmd {
+        if let Some((name, m)) = &self.source {
+            let mut call = self.renew_call(at, self.request.lease);
+            call.arg("FROM").arg(name).arg(m);
+            return call;
+        }
+        let mut call = at.name(self.request.acquire(&self.owner));
+        if !self.is_try {
+            let wait = if self.until == Moment::MAX { 0 } else { milliseconds(left(self.until)) };
+            call.arg("QUEUE").arg(wait);
+        }
+        call
     }
 
-    /// The connection for commands, or that for messages, made if there is none.
-    fn link(self: &Arc<Self>, node: &Node, commands: bool) -> Result<Arc<Link>> {
-        let mut links = self.links()?;
-        if let Some(link) = links.ways.entry(node.clone()).or_default().link(commands) {
-            if let Some(usable) = link.usable() {
-                return usable.map(|()| Arc::clone(link));
+    fn renew_call(&self, at: &At<I>, lease: Option<Duration>) -> Cmd {
+        let age = now().saturating_sub(self.now().granted);
+        let mut call = self.request.call("RENEW", &self.owner);
+        let max_hold = self.request.max_hold.map(|max| max.saturating_sub(age));
+        self.request.bind(&mut call, lease, max_hold);
+        at.name(call)
+    }
+
+    fn cancel_call(&self, at: &At<I>) -> Cmd {
+        at.name(self.request.cancel(&self.owner))
+    }
+
+    /// Waits until the state may have changed, for at most this time.
+    pub(crate) async fn changed(&self, limit: Duration, is_done: impl Fn(&Now<I>) -> bool + Send) {
+        let mut changed = std::pin::pin!(self.changed.notified());
+        changed.as_mut().enable();
+        if !is_done(&self.now()) {
+            I::timeout(limit, changed).await;
+        }
+    }
+
+    /// Ends the wait from another task or thread.
+    pub(crate) fn interrupt(&self, error: Error) {
+        self.now().error = Some(error);
+        self.changed.notify_waiters();
+        if let Some(at) = &self.now().at {
+            at.session.changed.notify_waiters();
+        }
+    }
+
+    /// Whether the hold ended before its release.
+    pub(crate) fn is_lost(&self) -> bool {
+        {
+            let state = self.now();
+            match &state.phase {
+                Phase::Asked => return false,
+                Phase::Over(reason) => return !state.handed_over && !is_good_end(reason),
+                Phase::Held => {}
             }
         }
-        let link = self.open(&mut links, node, commands)?;
-        *links.ways.entry(node.clone()).or_default().link(commands) = Some(Arc::clone(&link));
-        Ok(link)
+        self.ends() <= now()
     }
 
-    fn open(self: &Arc<Self>, links: &mut Links, node: &Node, commands: bool) -> Result<Arc<Link>> {
-        locked(&self.brake).check()?;
-        let (server, to, patience) = (self.server.clone(), node.clone(), self.patience);
-        let connect = move |breaker: &Breaker| server.connect(&to, patience, breaker);
-        let (session, other, node) = (Arc::clone(self), Arc::clone(self), node.clone());
-        let inbox = (!commands).then(|| {
-            let hear: OnMessage = Box::new(move |message| other.told(message));
-            (self.inbox.clone(), hear)
+    /// When the hold ends, if no server answers.
+    pub(crate) fn ends(&self) -> Moment {
+        let (at, lease_ends) = {
+            let state = self.now();
+            (state.at.clone(), state.lease_ends)
+        };
+        match at {
+            Some(at) if self.request.lease.is_none() => at.session.lifetime_ends(),
+            _ => lease_ends,
+        }
+    }
+
+    pub(crate) fn end_reason(&self) -> Option<String> {
+        if let Phase::Over(reason) = &self.now().phase {
+            return Some(reason.clone());
+        }
+        self.is_lost().then(|| "expired".to_owned())
+    }
+
+    pub(crate) fn lost(&self) -> Error {
+        let reason = self.end_reason().unwrap_or_default();
+        let text = format!("the hold ended before its release ({reason}); acquire the lock again");
+        self.request.error(ErrorKind::Lost, &text)
+    }
+}
+
+/// Whether an end of a hold with this reason is no loss.
+fn is_good_end(reason: &str) -> bool {
+    matches!(reason, "released" | "cancelled" | "taken" | "closed")
+}
+
+type Acquires<I> = BTreeMap<u64, Arc<Acquire<I>>>;
+
+/// The acquires of a session by number. An acquire is in at most one of the first three.
+struct Table<I: Io> {
+    /// Sent, or waiting in the queue.
+    asked: Acquires<I>,
+    held: Acquires<I>,
+    /// Over, but not yet on the server: the reader cancels them.
+    undo: Acquires<I>,
+    /// The numbers in `held` and `undo` that the server does not know yet (R3).
+    undeclared: BTreeSet<u64>,
+    /// Acquires whose slot has moved to this node, without numbers.
+    arriving: Vec<Arc<Acquire<I>>>,
+    id: Option<Arc<str>>,
+    /// Whether everything is declared, and a `LOCK.EVENTS` has confirmed it.
+    is_up: bool,
+    is_started: bool,
+    is_closed: bool,
+    /// Why the last turn of the reader failed.
+    failure: Option<Error>,
+    in_jeopardy: bool,
+    /// The reason why no server is available.
+    error: Option<Error>,
+    last_n: u64,
+    beat: u64,
+    seen: u64,
+    /// When the last confirming `LOCK.EVENTS` was sent.
+    confirmed: Option<Moment>,
+    /// For the listener.
+    events: Vec<Event>,
+}
+
+/// The session on one node.
+pub(crate) struct Session<I: Io> {
+    pub(crate) io: I,
+    pub(crate) node: String,
+    core: Arc<Core<I>>,
+    table: Mutex<Table<I>>,
+    changed: Notify,
+}
+
+/// Ends an acquire if its future is dropped, or if it fails.
+pub(crate) struct Undo<I: Io> {
+    acquire: Arc<Acquire<I>>,
+    reason: &'static str,
+    armed: bool,
+}
+
+impl<I: Io> Undo<I> {
+    pub(crate) fn new(acquire: &Arc<Acquire<I>>, reason: &'static str) -> Undo<I> {
+        Undo { acquire: Arc::clone(acquire), reason, armed: true }
+    }
+
+    pub(crate) fn disarm(mut self) {
+        self.armed = false;
+    }
+}
+
+impl<I: Io> Drop for Undo<I> {
+    fn drop(&mut self) {
+        if self.armed {
+            abandon(&self.acquire, self.reason);
+        }
+    }
+}
+
+/// Ends an acquire in any state. Sends the cancellation at once if the server is available. Otherwise the reader sends it.
+pub(crate) fn abandon<I: Io>(acquire: &Arc<Acquire<I>>, reason: &str) {
+    loop {
+        let at = acquire.now().at.clone();
+        let Some(at) = at else {
+            // No session has it. If its slot moves, the session that gets it cancels it.
+            let mut state = acquire.now();
+            if state.at.is_none() {
+                state.phase = Phase::Over(reason.to_owned());
+                return acquire.changed.notify_waiters();
+            }
+            continue;
+        };
+        let session = &at.session;
+        let is_undone = session.update(|table| {
+            if !at.is(&acquire.now().at) {
+                return None;
+            }
+            table.lose(acquire, at.n, reason);
+            let is_known = table.undo.contains_key(&at.n) && !table.undeclared.contains(&at.n);
+            Some(is_known && table.is_up && table.failure.is_none())
         });
-        let on_end = move |link: &Link| {
-            if link.is_alone() {
-                // It concerns nobody but the wait that has it.
+        match is_undone {
+            None => continue,
+            Some(false) => return,
+            Some(true) => {}
+        }
+        let (call, session) = (acquire.cancel_call(&at), Arc::clone(session));
+        let node = Arc::clone(&session);
+        return node.io.spawn(async move {
+            match session.io.call(call, REPLY_GRACE).await {
+                // The reader asks which node serves the slot now.
+                Err(error) if error.is("MOVED") => {}
+                reply => drop(session.update(|table| table.cancelled(&[at.n], &at.id, &[reply]))),
+            }
+            session.changed.notify_waiters();
+        });
+    }
+}
+
+impl<I: Io> Table<I> {
+    fn done(&self) -> u64 {
+        let least = [self.asked.keys().next(), self.undo.keys().next(), self.undeclared.first()];
+        least.into_iter().flatten().min().copied().unwrap_or(self.last_n + 1)
+    }
+
+    fn next_n(&mut self) -> u64 {
+        self.last_n += 1;
+        self.last_n
+    }
+
+    fn next_beat(&mut self) -> u64 {
+        // R16: never taken from a reply.
+        self.beat += 1;
+        self.beat
+    }
+
+    fn notify(&mut self, acquire: &Acquire<I>, name: &'static str, outcome: &'static str) {
+        let time = now().saturating_sub(acquire.now().granted);
+        self.events.push(Event { label: acquire.request.label.clone(), name, outcome, time });
+    }
+
+    /// The acquire neither waits nor holds any longer.
+    fn over(&mut self, acquire: &Acquire<I>, n: u64, reason: &str) {
+        self.asked.remove(&n);
+        self.held.remove(&n);
+        self.undeclared.remove(&n);
+        let (was_held, handed_over) = {
+            let mut state = acquire.now();
+            if matches!(state.phase, Phase::Over(_)) {
                 return;
             }
-            let mut links = locked(&session.links);
-            links.map.forget(&node);
-            // What is heard of a server that is gone is nothing; a new connection may lead to another.
-            let messages = links.ways.get_mut(&node).filter(|_| commands).and_then(|way| way.messages.take());
-            drop(links);
-            if let Some(messages) = messages {
-                messages.discard();
-            }
-            session.wake_waits();
-            if commands {
-                session.look_at_holds();
-            }
+            let was_held = state.phase == Phase::Held;
+            state.phase = Phase::Over(reason.to_owned());
+            (was_held, state.handed_over)
         };
-        let (link, thread) = Link::open(connect, inbox, on_end)?;
-        links.threads.push(thread);
-        // Servers come and go in a cluster.
-        links.ways.retain(|_, way| way.links().any(|link| link.usable().is_some()));
-        Ok(link)
-    }
-
-    fn links(self: &Arc<Self>) -> Result<std::sync::MutexGuard<'_, Links>> {
-        let mut links = locked(&self.links);
-        if links.closed {
-            return Err(closed());
+        if was_held && !handed_over {
+            let outcome = if is_good_end(reason) { "released" } else { "lost" };
+            self.notify(acquire, "held", outcome);
         }
-        links.threads.retain(|thread| !thread.is_finished());
-        if !links.has_timer {
-            let session = Arc::clone(self);
-            let timer = thread::Builder::new().name("redis-lock-timer".to_owned());
-            let thread = timer.spawn(move || session.timer.run());
-            links.threads.push(thread.map_err(|error| Error::Unavailable(format!("no thread: {error}")))?);
-            links.has_timer = true;
+        acquire.changed.notify_waiters();
+    }
+
+    /// The acquire is over, but the server may still have it.
+    fn lose(&mut self, acquire: &Arc<Acquire<I>>, n: u64, reason: &str) {
+        if self.asked.contains_key(&n) || self.held.contains_key(&n) {
+            let is_undeclared = self.undeclared.contains(&n);
+            self.over(acquire, n, reason);
+            self.undo.insert(n, Arc::clone(acquire));
+            if is_undeclared {
+                self.undeclared.insert(n);
+            }
         }
-        Ok(links)
     }
 
-    /// How many servers may be asked for one call: each that was named may know who has the lock.
-    pub(crate) fn choices(&self) -> usize {
-        locked(&self.links).map.named().max(1)
+    /// Handles a grant by a reply, or by an event with a token.
+    fn grant(
+        &mut self,
+        acquire: &Arc<Acquire<I>>,
+        n: u64,
+        replies: Value,
+        token: Option<Value>,
+        lease_starts: Option<Moment>,
+    ) {
+        let (mut holds, mut tokens) =
+            (numbers(&replies), token.map_or_else(Vec::new, |token| numbers(&token)));
+        if holds.is_empty() {
+            let replies = if acquire.request.several() { replies } else { Value::Array(vec![replies]) };
+            let replies = Vec::<std::collections::HashMap<String, Value>>::from_redis_value(replies)
+                .unwrap_or_default();
+            for reply in replies {
+                holds.extend(reply.get("holds").into_iter().flat_map(numbers));
+                tokens.extend(reply.get("token").into_iter().flat_map(numbers));
+            }
+        }
+        self.asked.remove(&n);
+        self.held.insert(n, Arc::clone(acquire));
+        let mut state = acquire.now();
+        state.phase = Phase::Held;
+        state.holds = holds.into_iter().max().unwrap_or(1);
+        (state.tokens, state.granted) = (tokens, now());
+        state.lease_ends = match acquire.request.lease {
+            None => Moment::MAX,
+            // It has begun at an unknown time: a renewal is necessary.
+            Some(lease) => lease_starts.map_or(Moment::ZERO, |start| start.saturating_add(lease)),
+        };
+        drop(state);
+        acquire.changed.notify_waiters();
     }
 
-    /// Whether the same call may go well in a moment.
-    pub(crate) fn may_pass(&self, error: &Error) -> bool {
-        let somewhere = error.elsewhere().is_none() || locked(&self.links).map.is_of_cluster();
-        error.may_pass() && somewhere
+    /// Handles the replies to cancellations. Errors that may pass are no answers. Returns the acquires whose slot has moved.
+    fn cancelled(&mut self, sent: &[u64], id: &Arc<str>, replies: &[Result<Value>]) -> Vec<Arc<Acquire<I>>> {
+        let mut moved = Vec::new();
+        for (n, reply) in sent.iter().zip(replies) {
+            let is_moved = reply.as_ref().is_err_and(|error| error.is("MOVED"));
+            let is_answer = reply.as_ref().map_or_else(|error| !error.is_transient(), |_| true);
+            if self.id.as_ref() == Some(id) && (is_answer || is_moved) {
+                let undone = self.undo.remove(n);
+                moved.extend(undone.filter(|_| is_moved));
+            }
+        }
+        moved
     }
 
-    /// What a call is to whoever has the key.
-    pub(crate) fn to(&self, key: &[u8], command: &Cmd) -> Call {
-        let slot = locked(&self.links).map.slot(key);
-        let packed = command.get_packed_command();
-        Call { slot, packed, listens: false, of_user: false, fate: Arc::default(), hops: 0 }
+    /// Gives an acquire of another session, or of another node, a number that must be declared.
+    fn adopt(&mut self, session: &Arc<Session<I>>, id: &Arc<str>, acquire: Arc<Acquire<I>>) {
+        let n = self.next_n();
+        let mut state = acquire.now();
+        state.at = Some(At { session: Arc::clone(session), id: Arc::clone(id), n });
+        let acquires = if state.phase == Phase::Held { &mut self.held } else { &mut self.undo };
+        drop(state);
+        acquires.insert(n, acquire);
+        self.undeclared.insert(n);
     }
 
-    /// Calls, and waits for the reply.
-    pub(crate) fn call(self: &Arc<Self>, mailbox: &Arc<Mailbox>, call: Call, until: Moment) -> Result<Value> {
-        self.send(call, Box::new(mailbox.expect()));
-        mailbox.reply(until).unwrap_or_else(|| Err(silent()))
+    fn renewed(&self) -> Vec<(u64, Arc<Acquire<I>>)> {
+        let renewed = self.held.iter().filter(|(_, hold)| hold.request.lease.is_none());
+        renewed.map(|(n, hold)| (*n, Arc::clone(hold))).collect()
     }
 
-    /// Calls on a connection that nobody else has meanwhile, and waits for the reply without an end. It is given up if nobody waits
-    /// any more. With the reply it is in `kept`: what is bound to it stays until that is given back or dropped, or for good if it
-    /// serves for other calls. One that is there already is used, and stays there if the same call may go on it again.
-    /// `again` gives the call for the next connection.
-    pub(crate) fn call_alone(
-        self: &Arc<Self>,
-        mailbox: &Arc<Mailbox>,
-        kept: &mut Option<Alone>,
-        mut call: Call,
-        until: Moment,
-        again: impl Fn() -> Cmd,
-    ) -> Result<Value> {
-        let (mut node, mut asking) = (locked(&self.links).map.node(call.slot), false);
-        let mut old = None;
+    fn lose_renewed(&mut self, reason: &str) {
+        for (n, hold) in self.renewed() {
+            self.lose(&hold, n, reason);
+        }
+    }
+
+    fn check_clock(&mut self, core: &Core<I>) {
+        let Some(confirmed) = self.confirmed else { return };
+        if left(confirmed + core.grace).is_zero() {
+            self.set_jeopardy(true);
+        }
+        if left(confirmed + core.ttl).is_zero() {
+            self.lose_renewed("silent");
+        }
+    }
+
+    fn set_jeopardy(&mut self, value: bool) {
+        if value != self.in_jeopardy {
+            self.in_jeopardy = value;
+            for (_, hold) in self.renewed() {
+                self.notify(&hold, if value { "jeopardy" } else { "safe" }, "");
+            }
+        }
+    }
+}
+
+/// The numbers of a reply: one, or one for each lock. Empty if it has another type.
+fn numbers(value: &Value) -> Vec<u64> {
+    match value {
+        Value::Int(number) => u64::try_from(*number).into_iter().collect(),
+        Value::Array(values) if values.iter().all(|value| matches!(value, Value::Int(_))) => {
+            values.iter().flat_map(numbers).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// The reply to a call that may have been sent several times.
+struct Reply {
+    value: Value,
+    first_sent: Moment,
+    /// Whether an earlier attempt had no reply.
+    is_repeated: bool,
+}
+
+impl<I: Io> Session<I> {
+    pub(crate) fn new(core: Arc<Core<I>>, node: String) -> Arc<Session<I>> {
+        let table = Table {
+            asked: BTreeMap::new(),
+            held: BTreeMap::new(),
+            undo: BTreeMap::new(),
+            undeclared: BTreeSet::new(),
+            arriving: Vec::new(),
+            id: None,
+            is_up: false,
+            is_started: false,
+            is_closed: false,
+            failure: None,
+            in_jeopardy: false,
+            error: None,
+            last_n: 0,
+            beat: 0,
+            seen: 0,
+            confirmed: None,
+            events: Vec::new(),
+        };
+        let io = I::new(Arc::clone(&core.server), node.clone());
+        Arc::new(Session { io, node, core, table: Mutex::new(table), changed: Notify::new() })
+    }
+
+    /// Changes the table. Calls the listener afterwards, so it may use locks.
+    fn update<T>(&self, change: impl FnOnce(&mut Table<I>) -> T) -> T {
+        let mut table = locked(&self.table);
+        let result = change(&mut table);
+        let events = std::mem::take(&mut table.events);
+        drop(table);
+        events.iter().for_each(|event| self.core.notify(event));
+        result
+    }
+
+    // The life of an acquire.
+
+    /// Waits for the grant or the end of the acquire. If it fails, the caller abandons it: the server may still grant it.
+    pub(crate) async fn ask(self: &Arc<Self>, acquire: &Arc<Acquire<I>>) -> Result<()> {
+        let patient = acquire.began.saturating_add(self.core.patience);
+        let is_short = acquire.is_try || acquire.source.is_some();
+        let give_up = if is_short { patient } else { acquire.until.saturating_add(REPLY_GRACE) };
         loop {
-            let kept_one = kept.take().filter(|alone| alone.node == node && alone.link.is_up());
-            let mut alone = kept_one.map_or_else(|| self.alone(&node), Ok)?;
-            self.put(&alone.link, &call.packed, asking, until, Box::new(mailbox.expect()));
-            let result = self.reply_alone(mailbox, &alone, until);
-            if alone.link.was_up() {
-                call.fate.reached();
+            let mut changed = std::pin::pin!(self.changed.notified());
+            changed.as_mut().enable();
+            if self.enrol(acquire, is_short || give_up == Moment::MAX)? {
+                break;
             }
-            if matches!(&result, Err(error) if error.text() == OUTDATED) {
-                call.packed = again().get_packed_command();
-                // Others may know who has taken the place of a node that is gone.
-                (node, asking) = (locked(&self.links).map.node(call.slot), false);
-                // Until the server has the call again, the wait has its place by the first.
-                old.replace(alone);
-                continue;
+            if left(give_up).is_zero() {
+                let failure = locked(&self.table).failure.clone();
+                return Err(failure.unwrap_or_else(Error::no_reply));
             }
-            self.heed(&node, &result);
-            match (self.goes_on(&node, &mut call, &result), result) {
-                (Some(next), _) => (node, asking) = next,
-                (None, Ok(value)) => {
-                    alone.serve();
-                    *kept = Some(alone);
-                    return Ok(value);
+            I::timeout(left(give_up), changed).await;
+            // Another node may have taken over.
+            if self
+                .core
+                .server
+                .node_of::<I>(&acquire.request.keys[0])
+                .await
+                .is_ok_and(|node| node != self.node)
+            {
+                acquire.now().phase = Phase::Over("moved".to_owned());
+                return Ok(());
+            }
+        }
+        let reply = match Session::repeat(&self.core, acquire, Verb::Ask, give_up).await {
+            Err(error) if error.kind() == ErrorKind::Lost && acquire.source.is_none() => {
+                // R12: the hold of a repeated acquire has ended.
+                self.end_asked(acquire, "restarted");
+                return Ok(());
+            }
+            reply => reply?,
+        };
+        if let Some(Reply { value, first_sent, is_repeated }) = reply {
+            self.update(|table| {
+                let (phase, at) = {
+                    let state = acquire.now();
+                    (state.phase.clone(), state.at.clone())
+                };
+                let (Phase::Asked, Some(at)) = (phase, at) else { return };
+                match value {
+                    Value::Nil => table.over(acquire, at.n, "timeout"),
+                    Value::Int(0) => {}
+                    value => table.grant(acquire, at.n, value, None, (!is_repeated).then_some(first_sent)),
                 }
-                (None, Err(error)) => {
-                    // Sentinels may know another by now.
-                    let stays = error.code() == Some("BUSY")
-                        || error.code() == Some("NOREPLICAS") && !self.server.is_watched();
-                    *kept = Some(alone).filter(|_| stays);
+            });
+        }
+        loop {
+            {
+                let state = acquire.now();
+                match (&state.phase, &state.error) {
+                    (Phase::Asked, None) => {}
+                    (Phase::Asked, Some(error)) => return Err(error.clone()),
+                    _ => return Ok(()),
+                }
+            }
+            if left(give_up).is_zero() {
+                let is_failing = locked(&self.table).failure.is_some();
+                let kind = if is_failing { ErrorKind::Unavailable } else { ErrorKind::TimedOut };
+                return Err(acquire.request.error(kind, "the server has not answered in time"));
+            }
+            acquire
+                .changed(left(give_up), |state| state.phase != Phase::Asked || state.error.is_some())
+                .await;
+        }
+    }
+
+    /// Gives an acquire its number, and starts the reader. Returns false if the session cannot take it yet.
+    fn enrol(self: &Arc<Self>, acquire: &Arc<Acquire<I>>, fails_early: bool) -> Result<bool> {
+        let mut table = locked(&self.table);
+        if let Some(error) = acquire.now().error.clone() {
+            return Err(error);
+        }
+        if table.is_closed {
+            return Err(Error::new(ErrorKind::Cancelled, "the locks are closed; make new ones"));
+        }
+        if let Some(error) = table.error.as_ref().filter(|error| fails_early || !error.is_transient()) {
+            return Err(error.clone());
+        }
+        self.start(&mut table)?;
+        let shares_key =
+            |other: &Acquire<I>| other.request.keys.iter().any(|key| acquire.request.keys.contains(key));
+        // While an earlier acquire of this owner may still be on the server, hold counts would be wrong.
+        if table.undo.values().any(|other| other.owner == acquire.owner && shares_key(other)) {
+            return Ok(false);
+        }
+        let Some(id) = table.id.clone().filter(|_| table.is_up) else { return Ok(false) };
+        let n = table.next_n();
+        acquire.now().at = Some(At { session: Arc::clone(self), id, n });
+        table.asked.insert(n, Arc::clone(acquire));
+        Ok(true)
+    }
+
+    fn start(self: &Arc<Self>, table: &mut Table<I>) -> Result<()> {
+        if !table.is_started {
+            self.io.start(Arc::clone(self).read())?;
+            (table.is_started, table.error) = (true, None);
+        }
+        Ok(())
+    }
+
+    fn end_asked(&self, acquire: &Arc<Acquire<I>>, reason: &str) {
+        let n = acquire.now().at.as_ref().map_or(0, |at| at.n);
+        self.update(|table| table.asked.contains_key(&n).then(|| table.over(acquire, n, reason)));
+    }
+
+    /// Sends a call until it has a reply, while the acquire is in the phase of the verb. A reply counts only if the call carried
+    /// the present number (R14).
+    async fn repeat(
+        core: &Core<I>,
+        acquire: &Arc<Acquire<I>>,
+        verb: Verb,
+        give_up: Moment,
+    ) -> Result<Option<Reply>> {
+        let is_ask = verb == Verb::Ask;
+        let (mut first_sent, mut is_repeated, mut failing_until) = (None, false, None);
+        loop {
+            let at = {
+                let state = acquire.now();
+                if state.phase != if is_ask { Phase::Asked } else { Phase::Held } {
+                    return Ok(None);
+                }
+                if let Some(error) = state.error.as_ref().filter(|_| is_ask) {
+                    return Err(error.clone());
+                }
+                state.at.clone()
+            };
+            let mut error = acquire
+                .request
+                .error(ErrorKind::Unavailable, "no server has confirmed the hold yet; try again");
+            let sent = now();
+            if at.as_ref().is_some_and(|at| at.session.is_closed()) {
+                return Err(Error::new(ErrorKind::Cancelled, "the locks are closed"));
+            }
+            if let Some(at) = at.filter(|at| at.session.knows(at)) {
+                let limit = CALL_TIMEOUT.min(REPLY_GRACE.max(left(give_up)));
+                let reply = at.session.io.call(acquire.call(verb, &at), limit).await;
+                let counts = at.is(&acquire.now().at);
+                match reply {
+                    Ok(value) if counts => {
+                        let first_sent = first_sent.unwrap_or(sent);
+                        return Ok(Some(Reply { value, first_sent, is_repeated }));
+                    }
+                    Err(failed) if counts && !failed.is_transient() => return Err(failed),
+                    Ok(_) => {}
+                    Err(failed) => error = failed,
+                }
+                first_sent.get_or_insert(sent);
+                is_repeated |= error.is_unanswered();
+                acquire.now().maybe_released |= verb == Verb::Release && error.is_unanswered();
+                if is_ask && error.is("MOVED") {
                     return Err(error);
                 }
             }
+            let failing_until = failing_until.get_or_insert(sent.saturating_add(core.patience));
+            if left(if give_up == Moment::MAX { *failing_until } else { give_up }).is_zero() {
+                return Err(error);
+            }
+            I::sleep(RETRY_PAUSE).await;
         }
     }
 
-    /// Waits for the reply, and looks now and then whether the connection leads to somebody.
-    fn reply_alone(self: &Arc<Self>, mailbox: &Mailbox, alone: &Alone, until: Moment) -> Result<Value> {
+    fn is_closed(&self) -> bool {
+        locked(&self.table).is_closed
+    }
+
+    /// Whether the present session has this number, and has declared it.
+    fn knows(&self, at: &At<I>) -> bool {
+        let table = locked(&self.table);
+        table.id.as_ref() == Some(&at.id) && !table.undeclared.contains(&at.n)
+    }
+
+    /// Releases exactly this hold. If that fails, the reader continues.
+    pub(crate) async fn release(core: &Core<I>, hold: &Arc<Acquire<I>>) -> Result<()> {
+        if hold.is_lost() {
+            // A lease that has expired by the local clock may still exist on the server.
+            abandon(hold, "expired");
+            return Err(hold.lost());
+        }
+        {
+            let state = hold.now();
+            if state.phase != Phase::Held || state.handed_over {
+                return Ok(());
+            }
+        }
+        let undo = Undo::new(hold, "released");
+        let reason = match Session::repeat(core, hold, Verb::Release, after(core.patience)).await {
+            Ok(_) => "released",
+            // An earlier attempt without a reply may have succeeded.
+            Err(error) if error.ends_hold() && hold.now().maybe_released => "released",
+            Err(error) if error.is("WRONGTYPE") => "wrongtype",
+            Err(error) if error.ends_hold() => "deleted",
+            Err(error) => return Err(error),
+        };
+        undo.disarm();
+        Session::finish(hold, reason);
+        if hold.is_lost() {
+            return Err(hold.lost());
+        }
+        Ok(())
+    }
+
+    /// Ends a hold that the server no longer has.
+    fn finish(hold: &Arc<Acquire<I>>, reason: &str) {
+        let at = hold.now().at.clone();
+        if let Some(at) = at {
+            at.session.update(|table| {
+                if table.held.get(&at.n).is_some_and(|held| Arc::ptr_eq(held, hold)) {
+                    table.over(hold, at.n, reason);
+                }
+            });
+        }
+    }
+
+    /// Sets the lease, or checks a hold that the server renews.
+    pub(crate) async fn renew(core: &Core<I>, hold: &Arc<Acquire<I>>, lease: Option<Duration>) -> Result<()> {
+        match Session::repeat(core, hold, Verb::Renew(lease), after(core.patience)).await {
+            Ok(Some(reply)) => {
+                if let Some(lease) = lease {
+                    hold.now().lease_ends = reply.first_sent.saturating_add(lease);
+                }
+            }
+            Ok(None) => {}
+            Err(error) if error.ends_hold() => {
+                Session::finish(hold, if error.is("WRONGTYPE") { "wrongtype" } else { "deleted" });
+            }
+            Err(error) => return Err(error),
+        }
+        if hold.now().phase == Phase::Held {
+            Ok(())
+        } else {
+            Err(hold.lost())
+        }
+    }
+
+    /// The number of a hold, once the present session has declared it.
+    pub(crate) async fn number(core: &Core<I>, hold: &Arc<Acquire<I>>) -> Result<u64> {
+        let give_up = after(core.patience);
         loop {
-            let look = after(LOOK.min(self.patience.saturating_mul(8) / 5)).min(until);
-            if let Some(reply) = mailbox.reply(look) {
-                return reply;
-            }
-            if left(until).is_zero() {
-                return Err(silent());
-            }
-            if alone.link.is_up() {
-                self.look_at(&alone.node, &alone.link);
+            let at = hold.now().at.clone();
+            match at.filter(|at| at.session.knows(at)) {
+                Some(at) => return Ok(at.n),
+                None if left(give_up).is_zero() => return Err(Error::no_reply()),
+                None => I::sleep(RETRY_PAUSE).await,
             }
         }
     }
 
-    /// TCP may never find that nobody is there, or that it is no primary any more. So the connection for commands is asked. If
-    /// that is older and says nothing, this one would not, either. If it is not older, its answer says nothing of this one. Then
-    /// the wait goes on over another, which is the younger one.
-    fn look_at(self: &Arc<Self>, node: &Node, own: &Arc<Link>) {
-        let Ok(commands) = self.link(node, true) else { return };
-        let (asked, own) = (Arc::clone(&commands), Arc::clone(own));
-        let is_over = Arc::new(AtomicBool::default());
-        let (late, stalled) = (Arc::clone(&own), Arc::clone(&is_over));
-        let then = move |result: Result<Value>| {
-            if is_over.swap(true, Ordering::SeqCst) {
+    /// The time for which no other owner can have the lock, even if the network fails.
+    pub(crate) fn valid_for(hold: &Acquire<I>) -> Duration {
+        let (at, lease_ends) = {
+            let state = hold.now();
+            (state.at.clone().filter(|_| state.phase == Phase::Held), state.lease_ends)
+        };
+        let Some(at) = at.filter(|at| at.session.knows(at)) else { return Duration::ZERO };
+        left(if hold.request.lease.is_some() { lease_ends } else { at.session.safe_until() })
+    }
+
+    fn safe_until(&self) -> Moment {
+        let table = locked(&self.table);
+        table.confirmed.filter(|_| table.is_up).map_or(Moment::ZERO, |sent| sent + self.core.grace)
+    }
+
+    /// When all renewed holds are lost, if no server answers.
+    pub(crate) fn lifetime_ends(&self) -> Moment {
+        locked(&self.table).confirmed.map_or(Moment::MAX, |sent| sent + self.core.ttl)
+    }
+
+    // The reader.
+
+    /// Heartbeat, events and losses: the only loop.
+    async fn read(self: Arc<Self>) {
+        let _ended = Ended(&self);
+        let (mut failing_until, mut pause) = (None, RETRY_PAUSE);
+        while !locked(&self.table).is_closed {
+            let Err(error) = self.turn().await else {
+                (failing_until, pause) = (None, RETRY_PAUSE);
+                continue;
+            };
+            if let Some(on_error) = &self.core.on_error {
+                on_error(&error);
+            }
+            let late = error.is("LATE");
+            if late || error.is("NOSESSION") {
+                self.update(|table| {
+                    (table.id, table.is_up) = (None, false);
+                    // R16: another process uses the id.
+                    late.then(|| table.lose_renewed("late"))
+                });
+            } else {
+                let failing_until = failing_until.get_or_insert(after(self.core.patience));
+                if !error.is_transient() || left(*failing_until).is_zero() {
+                    self.fail(&error);
+                }
+                // Another node of the cluster may have replaced this one.
+                if self.core.server.is_cluster() && self.move_away().await && left(*failing_until).is_zero() {
+                    return;
+                }
+            }
+            if error.is("NOSESSION") || error.is("READONLY") {
+                self.io.disconnect().await;
+            }
+            self.update(|table| table.check_clock(&self.core));
+            I::sleep(pause).await;
+            pause = MAX_RETRY_PAUSE.min(2 * pause);
+        }
+    }
+
+    async fn turn(self: &Arc<Self>) -> Result<()> {
+        let turn = async {
+            let id = locked(&self.table).id.clone();
+            let id = match id {
+                Some(id) => id,
+                None => self.open().await?,
+            };
+            self.declare(&id).await?;
+            self.cancel(&id).await?;
+            self.poll(&id).await
+        };
+        let result = turn.await;
+        self.update(|table| {
+            table.failure = result.as_ref().err().cloned();
+            if result.is_ok() && !table.is_closed && table.id.is_some() {
+                (table.is_up, table.error) = (true, None);
+            }
+        });
+        self.changed.notify_waiters();
+        result
+    }
+
+    async fn open(self: &Arc<Self>) -> Result<Arc<str>> {
+        let mut call = cmd("LOCK.SESSION");
+        call.arg("OPEN").arg("NEW").arg(self.update(Table::next_beat));
+        call.arg("TTL").arg(milliseconds(self.core.ttl)).arg("GRACE").arg(self.core.grace.as_millis() as u64);
+        call.arg("NAME").arg(&self.core.name);
+        let reply = self.io.read(call, REPLY_GRACE).await?;
+        let (id, _) = <(String, u64)>::from_redis_value(reply).map_err(redis::RedisError::from)?;
+        let id: Arc<str> = id.into();
+        self.update(|table| {
+            if table.is_closed {
                 return;
             }
-            let is_older = asked.was_up_before(&own);
-            let moves = match result.err().filter(Error::is_of_connection) {
-                Some(error) => is_older && error.text().ends_with(SILENT),
-                None => !is_older,
-            };
-            if moves {
-                own.answer(given_up(OUTDATED));
-            }
-        };
-        // Others may wait for longer on that connection.
-        let until = after(self.patience.max(STALL));
-        self.put(&commands, &cmd("PING").get_packed_command(), false, until, Box::new(then));
-        if self.patience > STALL {
-            let stalls = move |_| {
-                if !stalled.swap(true, Ordering::SeqCst) {
-                    late.answer(given_up(OUTDATED));
+            (table.id, table.seen) = (Some(Arc::clone(&id)), 0);
+            table.undeclared.clear();
+            let (held, undo) = (std::mem::take(&mut table.held), std::mem::take(&mut table.undo));
+            // Holds first: otherwise the declaration of an acquire that is over could bind the hold of another one.
+            for (n, hold) in held {
+                if hold.now().handed_over {
+                    table.over(&hold, n, "taken");
+                } else {
+                    table.adopt(self, &id, hold);
                 }
-            };
-            let _ = self.timer.at(after(STALL), Box::new(stalls));
-        }
+            }
+            for (n, acquire) in std::mem::take(&mut table.asked) {
+                table.over(&acquire, n, "restarted");
+                table.adopt(self, &id, acquire);
+            }
+            undo.into_values().for_each(|acquire| table.adopt(self, &id, acquire));
+        });
+        Ok(id)
     }
 
-    /// The idle connection, or a new one.
-    fn alone(self: &Arc<Self>, node: &Node) -> Result<Alone> {
-        let mut links = self.links()?;
-        let way = links.ways.entry(node.clone()).or_default();
-        let (idle, commands) = (way.idle.take(), way.commands.clone());
-        // What is older than that for commands may be dead, or lead to another server.
-        let is_newer = |link| commands.is_none_or(|commands| commands.was_up_before(link));
-        let link = match idle {
-            Some(idle) if idle.is_up() && is_newer(&idle) => idle,
-            outdated => {
-                if let Some(link) = outdated {
-                    link.discard();
+    /// Declares the acquires that this session does not know yet (R3, R6, R13).
+    async fn declare(self: &Arc<Self>, id: &Arc<str>) -> Result<()> {
+        let undeclared: Vec<(u64, Arc<Acquire<I>>)> = self.update(|table| {
+            let mut arriving = std::mem::take(&mut table.arriving);
+            arriving.sort_by_key(|acquire| acquire.now().phase != Phase::Held);
+            arriving.into_iter().for_each(|acquire| table.adopt(self, id, acquire));
+            let numbers = table.undeclared.iter();
+            let acquires =
+                numbers.filter_map(|n| Some((*n, table.held.get(n).or_else(|| table.undo.get(n))?.clone())));
+            acquires.collect()
+        });
+        if undeclared.is_empty() {
+            return Ok(());
+        }
+        let call = |(n, acquire): &(u64, Arc<Acquire<I>>)| {
+            let ends = acquire.now().lease_ends;
+            let lease = acquire.request.lease.map(|_| left(ends));
+            acquire.renew_call(&At { session: Arc::clone(self), id: Arc::clone(id), n: *n }, lease)
+        };
+        let calls = undeclared.iter().map(call).collect();
+        let limit = REPLY_GRACE + Duration::from_millis(undeclared.len() as u64);
+        let replies = self.io.batch(calls, limit).await?;
+        let mut failed = None;
+        let moved = self.update(|table| {
+            let mut moved = Vec::new();
+            let mut counts = Vec::new();
+            for ((n, acquire), reply) in undeclared.into_iter().zip(replies) {
+                match reply {
+                    Ok(value) => {
+                        table.undeclared.remove(&n);
+                        counts.push((n, acquire, numbers(&value).into_iter().min().unwrap_or(0)));
+                    }
+                    Err(error) if error.is("MOVED") => {
+                        table.undeclared.remove(&n);
+                        moved.extend(table.held.remove(&n).or_else(|| table.undo.remove(&n)));
+                    }
+                    // The slot moves. The other holds must not wait for that.
+                    Err(error) if error.is("ASK") || error.is("TRYAGAIN") => {}
+                    Err(error) if error.is_transient() => failed = Some(error),
+                    Err(_) => {
+                        table.undeclared.remove(&n);
+                        if table.held.contains_key(&n) {
+                            let maybe_released = acquire.now().maybe_released;
+                            table.over(&acquire, n, if maybe_released { "released" } else { "restarted" });
+                        }
+                    }
                 }
-                let link = self.open(&mut links, node, true)?;
-                link.set_alone(true);
-                link
             }
-        };
-        links.own.push(Arc::clone(&link));
-        drop(links);
-        Ok(Alone { session: Arc::clone(self), node: node.clone(), link, stays: false })
-    }
-
-    /// Calls without waiting. A connection on which there is no answer in time is given up.
-    pub(crate) fn send(self: &Arc<Self>, call: Call, then: Then) {
-        let node = locked(&self.links).map.node(call.slot);
-        self.send_to(node, false, call, then);
-    }
-
-    fn send_to(self: &Arc<Self>, node: Node, asking: bool, call: Call, then: Then) {
-        if !call.listens {
-            return self.send_now(node, asking, call, then);
-        }
-        match self.link(&node, false) {
-            Ok(messages) => {
-                let session = Arc::clone(self);
-                messages.when_up(Box::new(move |up| match up {
-                    Ok(_) => session.send_now(node, asking, call, then),
-                    Err(_) => session.answered(node, call, up, then),
-                }));
+            // R3, R22: if a count is too low, another hold of the owner has ended, and nobody knows which.
+            for (n, acquire, count) in counts {
+                let is_same = |other: &&Arc<Acquire<I>>| {
+                    other.owner == acquire.owner && other.request.keys == acquire.request.keys
+                };
+                if table.held.contains_key(&n) && count < table.held.values().filter(is_same).count() as u64 {
+                    let lost = table.held.iter().filter(|(_, other)| is_same(other));
+                    for (n, other) in lost.map(|(n, other)| (*n, other.clone())).collect::<Vec<_>>() {
+                        table.lose(&other, n, "restarted");
+                    }
+                }
             }
-            Err(error) => self.answered(node, call, Err(error), then),
-        }
+            moved
+        });
+        self.core.reroute(self, moved).await;
+        failed.map_or(Ok(()), Err)
     }
 
-    fn send_now(self: &Arc<Self>, node: Node, asking: bool, mut call: Call, then: Then) {
-        let link = match self.link(&node, true) {
-            Ok(link) => link,
-            Err(error) => return self.answered(node, call, Err(error), then),
-        };
-        let fate = Arc::clone(&call.fate);
-        let given_up = locked(&fate.given_up);
-        if *given_up {
-            return;
+    async fn cancel(self: &Arc<Self>, id: &Arc<str>) -> Result<()> {
+        let undo: Vec<(u64, Cmd)> = self.update(|table| {
+            let undo = table.undo.iter().filter(|(n, _)| !table.undeclared.contains(n));
+            let at = |n| At { session: Arc::clone(self), id: Arc::clone(id), n };
+            undo.map(|(n, acquire)| (*n, acquire.cancel_call(&at(*n)))).collect()
+        });
+        if undo.is_empty() {
+            return Ok(());
         }
-        *locked(&fate.link) = Arc::downgrade(&link);
-        // Else what undoes it is behind it, and is not sent without it.
-        if link.was_up() {
-            fate.reached();
-        }
-        // What can be sent on is kept for that; where there are no slots, nothing is.
-        let packed = if call.slot.is_some() { call.packed.clone() } else { std::mem::take(&mut call.packed) };
-        let session = Arc::clone(self);
-        let then = move |result| session.answered(node, call, result, then);
-        self.put(&link, &packed, asking, after(self.patience), Box::new(then));
+        let (sent, calls): (Vec<_>, Vec<_>) = undo.into_iter().unzip();
+        let limit = REPLY_GRACE + Duration::from_millis(sent.len() as u64);
+        let replies = self.io.batch(calls, limit).await?;
+        let moved = self.update(|table| table.cancelled(&sent, id, &replies));
+        self.core.reroute(self, moved).await;
+        Ok(())
     }
 
-    fn put(self: &Arc<Self>, link: &Arc<Link>, packed: &[u8], asking: bool, until: Moment, then: Then) {
-        if link.send(packed, asking, until, then) {
-            self.push(link);
-        }
-        if link.watch() {
-            self.check(Arc::clone(link), after(self.patience));
-        }
-    }
-
-    /// Sends the call on, if the answer is that another server has the key.
-    fn answered(self: &Arc<Self>, node: Node, mut call: Call, result: Result<Value>, then: Then) {
-        if !matches!(&result, Err(error) if error.is_of_connection()) {
-            call.fate.reached();
-        }
-        if !call.of_user {
-            self.heed(&node, &result);
-        }
-        match self.goes_on(&node, &mut call, &result) {
-            Some((node, asking)) => self.send_to(node, asking, call, then),
-            None => then(result),
-        }
-    }
-
-    /// Gives up the connections if another server has the locks, or those with this one if that may be.
-    fn heed(&self, node: &Node, result: &Result<Value>) {
-        let Err(error) = result else { return locked(&self.brake).release() };
-        if error.is_of_demotion() {
-            locked(&self.brake).pull(error);
-        }
-        // What is bound to a connection would end with it.
-        let keeps = || locked(&self.holds).values().any(|hold| hold.is_kept());
-        if error.is_elsewhere() {
-            let all: Vec<Arc<Link>> = locked(&self.links).all().cloned().collect();
-            all.iter().for_each(|link| link.break_off(given_up("the server is no primary any more")));
-        } else if error.may_be_elsewhere() && self.server.is_watched() && !keeps() {
-            if error.may_pass() {
-                // Who waits asks again.
-                locked(&self.brake).pull(error);
+    /// One `LOCK.EVENTS`: heartbeat, acknowledgement and events.
+    async fn poll(self: &Arc<Self>, id: &Arc<str>) -> Result<()> {
+        let third = if self.core.grace.is_zero() { self.core.ttl } else { self.core.grace } / 3;
+        let (block, call) = self.update(|table| {
+            // After a failure, the call confirms at once.
+            let block =
+                if table.is_up && table.failure.is_none() { EVENTS_BLOCK.min(third) } else { Duration::ZERO };
+            let mut call = cmd("LOCK.EVENTS");
+            call.arg(&**id).arg(table.next_beat()).arg(table.seen).arg(table.done());
+            call.arg(block.as_millis() as u64).arg(EVENTS_COUNT);
+            (block, call)
+        });
+        let sent = now();
+        let reply = self.io.read(call, block + REPLY_GRACE).await?;
+        let events = Vec::<Vec<Value>>::from_redis_value(reply).map_err(redis::RedisError::from)?;
+        let is_full = events.len() >= EVENTS_COUNT;
+        let moved = self.update(|table| {
+            let moved = events.into_iter().filter_map(|event| table.handle(event)).collect();
+            if !is_full {
+                // A hold that was lost stays lost.
+                table.check_clock(&self.core);
+                table.confirmed = Some(sent);
+                table.set_jeopardy(false);
             }
-            let links = locked(&self.links).ways.get(node).map(|way| way.shared().cloned().collect());
-            let links: Vec<Arc<Link>> = links.unwrap_or_default();
-            links.iter().for_each(|link| link.break_off(given_up("the server may be no primary any more")));
-        }
+            moved
+        });
+        self.core.reroute(self, moved).await;
+        Ok(())
     }
 
-    /// Learns from an answer who has the slot. Returns whether the call goes on, and to whom.
-    fn goes_on(&self, node: &Node, call: &mut Call, result: &Result<Value>) -> Option<(Node, bool)> {
-        let Err(error) = result else { return None };
-        if error.is_of_connection() || error.is_of_nobody() {
-            locked(&self.links).map.forget(node);
-        }
-        call.slot?;
-        let (for_good, place) = error.elsewhere()?;
-        let to = told_of(place, node)?;
-        if for_good {
-            locked(&self.links).map.learn(call.slot, to.clone());
-        }
-        call.hops += 1;
-        (call.hops <= HOPS).then_some((to, !for_good))
-    }
-
-    fn check(self: &Arc<Self>, link: Arc<Link>, at: Moment) {
-        let session = Arc::clone(self);
-        let check = move |late| {
-            // A process that slept may not have read yet what there is.
-            let slept = (late > Duration::from_millis(100)).then(|| after(A_MOMENT));
-            if let Some(at) = slept.or_else(|| link.expire()) {
-                // What may take its time is looked at now and then, and no more when it is answered.
-                session.check(link, at.min(after(session.patience)));
+    /// Ends the waits without a limit. If the error is permanent, ends all waits.
+    fn fail(&self, error: &Error) {
+        let asked: Vec<_> = self.update(|table| {
+            table.error = Some(error.clone());
+            table.asked.values().cloned().collect()
+        });
+        for acquire in asked {
+            if acquire.until == Moment::MAX || !error.is_transient() {
+                acquire.interrupt(error.clone());
             }
-        };
-        let _ = self.timer.at(at, Box::new(check));
+        }
+        self.changed.notify_waiters();
     }
 
-    /// Sends by and by what the socket does not take.
-    fn push(self: &Arc<Self>, link: &Arc<Link>) {
-        let (session, link) = (Arc::clone(self), Arc::clone(link));
-        let push = move |_| {
-            if link.flush() {
-                session.push(&link);
+    /// Leaves all acquires whose slots another node serves now to that node. Returns whether nothing is left.
+    async fn move_away(self: &Arc<Self>) -> bool {
+        let acquires: Vec<_> = self.update(|table| {
+            let all = [&table.asked, &table.held, &table.undo].into_iter().flatten();
+            all.map(|(n, acquire)| (*n, Arc::clone(acquire))).collect()
+        });
+        if self.core.server.refresh::<I>().await.is_err() {
+            return false;
+        }
+        let mut moved = Vec::new();
+        for (n, acquire) in acquires {
+            let node = self.core.server.node_of::<I>(&acquire.request.keys[0]).await;
+            if node.is_ok_and(|node| node != self.node) {
+                moved.extend(self.update(|table| table.leave(n)));
             }
-        };
-        let _ = self.timer.at(after(Duration::from_millis(5)), Box::new(push));
-    }
-
-    /// Calls until there is an answer. Who wants to know looks into the mailbox.
-    pub(crate) fn errand(self: &Arc<Self>, errand: Errand, then: Then) {
-        self.run(errand, 0, then);
-    }
-
-    fn run(self: &Arc<Self>, errand: Errand, number: usize, then: Then) {
-        let Some(call) = errand.calls.get(number).cloned() else { return };
-        let session = Arc::clone(self);
-        let next = move |result: Result<Value>| match result {
-            Err(Error::Misuse(_)) if number + 1 < errand.calls.len() => session.run(errand, number + 1, then),
-            Ok(_) if number > 0 => session.ran(errand, Ok(Value::Nil), then),
-            result => session.ran(errand, result, then),
-        };
-        self.send(call, Box::new(next));
-    }
-
-    /// Ends an errand, or goes on with it in a moment.
-    fn ran(self: &Arc<Self>, mut errand: Errand, result: Result<Value>, then: Then) {
-        if errand.is_done(&result) || self.is_closed() {
-            return then(result);
         }
-        let (session, pause) = (Arc::clone(self), errand.pause.min(left(errand.until)));
-        errand.pause = A_MOMENT.min(errand.pause * 2);
-        let again = Box::new(move |_| session.run(errand, 0, then));
-        if let Err(now) = self.timer.at(after(pause), again) {
-            now(Duration::ZERO);
-        }
-    }
-
-    /// What that owner has of that lock is given back from now on.
-    pub(crate) fn pending(self: &Arc<Self>, key: &[u8], owner: &str) -> Pending {
-        let claim = (key.to_vec(), owner.to_owned());
-        *locked(&self.pending).entry(claim.clone()).or_default() += 1;
-        Pending { session: Arc::clone(self), claim }
-    }
-
-    /// Waits until nothing of that owner is given back any more. False if something is by then.
-    pub(crate) fn settles(&self, key: &[u8], owner: &str, until: Moment) -> bool {
-        let claim = (key.to_vec(), owner.to_owned());
-        self.wait_for(until, |pending| !pending.contains_key(&claim))
-    }
-
-    fn wait_for(&self, until: Moment, is_so: impl Fn(&HashMap<Claim, usize>) -> bool) -> bool {
-        let mut pending = locked(&self.pending);
-        while !is_so(&pending) && !left(until).is_zero() {
-            let waited = self.done.wait_timeout(pending, left(until));
-            pending = waited.unwrap_or_else(PoisonError::into_inner).0;
-        }
-        is_so(&pending)
-    }
-
-    /// Calls behind another call, on the same connection or not at all.
-    pub(crate) fn follow(self: &Arc<Self>, fate: &Fate, call: &Call) {
-        // It goes nowhere else any more.
-        fate.give_up();
-        let link = locked(&fate.link).upgrade();
-        if let Some(link) = link {
-            self.put(&link, &call.packed, false, after(self.patience), Box::new(|_| ()));
-        }
-    }
-
-    /// Asks the connection for messages whether it is there, if nobody does yet: it may have been idle for long. It is given up
-    /// if nothing comes.
-    pub(crate) fn look_at_messages(self: &Arc<Self>, key: &[u8]) {
-        let mut links = locked(&self.links);
-        let node = links.map.node(links.map.slot(key));
-        let messages = links.ways.get_mut(&node).and_then(|way| way.messages.clone());
-        drop(links);
-        if let Some(messages) = messages.filter(|messages| messages.is_up() && !messages.is_asked()) {
-            let ping = cmd("PING").get_packed_command();
-            self.put(&messages, &ping, false, after(self.patience), Box::new(|_| ()));
-        }
-    }
-
-    /// Whether what is bound to the connection of that call is bound to the one for commands.
-    pub(crate) fn is_bound(&self, key: &[u8], bond: &Fate) -> bool {
-        let links = locked(&self.links);
-        let way = links.ways.get(&links.map.node(links.map.slot(key)));
-        let commands = way.and_then(|way| way.commands.as_ref());
-        commands.is_some_and(|link| link.is_up() && bond.is_of(link))
-    }
-
-    pub(crate) fn waits_for(&self, request: &str, mailbox: &Arc<Mailbox>) {
-        let mut waits = locked(&self.waits);
-        waits.insert(request.to_owned(), Arc::clone(mailbox));
-        if self.is_ending() {
-            mailbox.cancel();
-        }
-    }
-
-    pub(crate) fn waits_no_more(&self, request: &str) {
-        locked(&self.waits).remove(request);
-        // Whoever closes does not look at that moment.
-        drop(locked(&self.pending));
-        self.done.notify_all();
-    }
-
-    /// Whether waits end because it closes.
-    pub(crate) fn is_ending(&self) -> bool {
-        self.ending.load(Ordering::SeqCst)
-    }
-
-    pub(crate) fn holds(&self, hold: &Arc<Held>) {
-        locked(&self.holds).insert(Arc::as_ptr(hold).addr(), Arc::clone(hold));
-    }
-
-    pub(crate) fn holds_no_more(&self, hold: &Held) {
-        locked(&self.holds).remove(&std::ptr::from_ref(hold).addr());
-    }
-
-    pub(crate) fn has(&self, key: &[u8], owner: &str) -> bool {
-        locked(&self.holds).values().any(|hold| hold.is_of(key, owner))
-    }
-
-    pub(crate) fn heard(&self, event: &Event<'_>) {
-        if let Some(listener) = &self.listener {
-            // It may be called by a thread on which others depend.
-            let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| listener(event)));
-        }
-    }
-
-    /// A wait is disturbed, and goes on.
-    pub(crate) fn troubled(&self, error: &Error) {
-        if let Some(on_trouble) = &self.on_trouble {
-            let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| on_trouble(error)));
-        }
-    }
-
-    /// `granted <request> <key>` and `lost <request> <key>` both mean: ask again.
-    fn told(&self, message: &[u8]) {
-        let request =
-            message.split(|byte| *byte == b' ').nth(1).and_then(|word| std::str::from_utf8(word).ok());
-        if let Some(mailbox) = request.and_then(|request| locked(&self.waits).get(request).cloned()) {
-            mailbox.tell();
-        }
-    }
-
-    fn wake_waits(&self) {
-        for mailbox in locked(&self.waits).values() {
-            mailbox.tell();
-        }
-    }
-
-    /// A connection for commands is gone. Those who hold look whether they still do.
-    fn look_at_holds(&self) {
-        let holds: Vec<Arc<Held>> = locked(&self.holds).values().cloned().collect();
-        for hold in holds {
-            hold.look_now();
-        }
-    }
-
-    /// Ends everything, and waits until it has ended. What was dropped a moment ago is given back before.
-    pub(crate) fn close(&self) {
-        let waits = locked(&self.waits);
-        self.ending.store(true, Ordering::SeqCst);
-        waits.values().for_each(|mailbox| mailbox.cancel());
-        drop(waits);
-        let is_over = |pending: &HashMap<_, _>| pending.is_empty() && locked(&self.waits).is_empty();
-        self.wait_for(after(A_MOMENT), |pending| is_over(pending) || self.is_closed());
-        let mut links = locked(&self.links);
-        links.closed = true;
-        let all: Vec<Arc<Link>> = links.all().cloned().collect();
-        links.ways.clear();
-        let threads = std::mem::take(&mut links.threads);
-        drop(links);
-        for link in all {
-            link.close(closed());
-        }
-        self.wake_waits();
-        let holds: Vec<Arc<Held>> = locked(&self.holds).values().cloned().collect();
-        for hold in holds {
-            hold.lose(hold.ended_by("its session is closed"));
-        }
-        self.timer.close();
-        for thread in threads {
-            // A listener may close, too.
-            if thread.thread().id() != thread::current().id() {
-                let _ = thread.join();
+        self.core.reroute(self, moved).await;
+        self.changed.notify_waiters();
+        self.update(|table| {
+            let is_empty =
+                [&table.asked, &table.held, &table.undo].iter().all(|acquires| acquires.is_empty());
+            if is_empty {
+                (table.id, table.is_up) = (None, false);
             }
+            is_empty && table.arriving.is_empty()
+        })
+    }
+
+    /// Takes over an acquire from a node that no longer serves its slot.
+    pub(crate) fn arrive(self: &Arc<Self>, acquire: Arc<Acquire<I>>) -> Result<()> {
+        let mut table = locked(&self.table);
+        self.start(&mut table)?;
+        acquire.now().at = None;
+        table.arriving.push(acquire);
+        Ok(())
+    }
+
+    /// Keeps an acquire that could not leave.
+    pub(crate) fn keep(&self, acquire: Arc<Acquire<I>>) {
+        locked(&self.table).arriving.push(acquire);
+    }
+
+    /// Ends all waits and renewed holds. A hold with a lease of its own remains until its lease ends.
+    pub(crate) async fn close(&self) {
+        let (id, is_started) = self.update(|table| {
+            (table.is_closed, table.is_up) = (true, false);
+            for (n, acquire) in std::mem::take(&mut table.asked) {
+                acquire.interrupt(Error::new(ErrorKind::Cancelled, "the locks are closed"));
+                table.undo.insert(n, acquire);
+            }
+            for (n, hold) in table.renewed() {
+                table.over(&hold, n, "closed");
+            }
+            (table.id.take(), table.is_started)
+        });
+        self.changed.notify_waiters();
+        if let Some(id) = id {
+            let mut call = cmd("LOCK.SESSION");
+            call.arg("CLOSE").arg(&*id);
+            drop(self.io.call(call, CLOSE_TIMEOUT).await);
+        }
+        if is_started {
+            self.io.join().await;
+            self.io.disconnect().await;
         }
     }
 }
 
-/// A connection for one call, which serves for others then, if there is none.
-pub(crate) struct Alone {
-    session: Arc<Session>,
-    node: Node,
-    link: Arc<Link>,
-    /// For other calls.
-    stays: bool,
-}
-
-impl Alone {
-    fn serve(&mut self) {
-        let mut links = locked(&self.session.links);
-        let closed = links.closed;
-        let way = links.ways.entry(self.node.clone()).or_default();
-        let has_another = way.commands.as_ref().is_some_and(|link| matches!(link.usable(), Some(Ok(()))));
-        self.stays = !has_another && !closed;
-        if self.stays {
-            self.link.set_alone(false);
-            way.commands = Some(Arc::clone(&self.link));
+impl<I: Io> Table<I> {
+    /// Handles an event. Returns an acquire whose slot has moved.
+    fn handle(&mut self, event: Vec<Value>) -> Option<Arc<Acquire<I>>> {
+        let mut fields = event.into_iter();
+        let seq = fields.next().and_then(|seq| u64::from_redis_value(seq).ok())?;
+        self.seen = seq;
+        let kind = fields.next().and_then(|kind| String::from_redis_value(kind).ok())?;
+        let n = fields.next().and_then(|n| u64::from_redis_value(n).ok())?;
+        let field = fields.next();
+        if kind == "granted" {
+            let asked = self.asked.get(&n).cloned()?;
+            self.grant(&asked, n, field?, fields.next(), None);
+        } else if kind == "lost" {
+            let reason = field.and_then(|reason| String::from_redis_value(reason).ok()).unwrap_or_default();
+            if reason == "moved" {
+                return self.leave(n);
+            }
+            let acquire = self.asked.get(&n).or_else(|| self.held.get(&n)).cloned()?;
+            if acquire.request.several() {
+                // Perhaps only one of the locks was lost.
+                self.lose(&acquire, n, &reason);
+            } else {
+                self.over(&acquire, n, &reason);
+            }
         }
+        None
     }
 
-    /// Nothing is bound to it any more.
-    pub(crate) fn give_back(mut self) {
-        let mut links = locked(&self.session.links);
-        if self.stays || links.closed {
-            return;
+    /// Takes an acquire out, for another node. A wait ends, and is asked for again.
+    fn leave(&mut self, n: u64) -> Option<Arc<Acquire<I>>> {
+        if let Some(asked) = self.asked.get(&n).cloned() {
+            self.lose(&asked, n, "moved");
         }
-        let idle = &mut links.ways.entry(self.node.clone()).or_default().idle;
-        self.stays = idle.is_none();
-        idle.get_or_insert(Arc::clone(&self.link));
+        self.undeclared.remove(&n);
+        let acquire = self.held.remove(&n).or_else(|| self.undo.remove(&n))?;
+        acquire.now().at = None;
+        Some(acquire)
     }
 }
 
-impl Drop for Alone {
+/// Marks the session when its reader ends, perhaps with its runtime. The next acquire starts it again.
+struct Ended<'a, I: Io>(&'a Session<I>);
+
+impl<I: Io> Drop for Ended<'_, I> {
     fn drop(&mut self) {
-        let mut links = locked(&self.session.links);
-        links.own.retain(|own| !Arc::ptr_eq(own, &self.link));
-        let closed = links.closed;
-        drop(links);
-        if closed && !self.stays {
-            self.link.discard();
-        } else if !self.stays {
-            // A call that has not come to the server must not come there behind what takes it back.
-            self.link.break_off(gone(USELESS));
-        }
-    }
-}
-
-impl Way {
-    fn link(&mut self, commands: bool) -> &mut Option<Arc<Link>> {
-        if commands {
-            &mut self.commands
-        } else {
-            &mut self.messages
-        }
-    }
-
-    fn shared(&self) -> impl Iterator<Item = &Arc<Link>> {
-        self.commands.iter().chain(&self.messages)
-    }
-
-    fn links(&self) -> impl Iterator<Item = &Arc<Link>> {
-        self.shared().chain(&self.idle)
-    }
-}
-
-impl Links {
-    fn all(&self) -> impl Iterator<Item = &Arc<Link>> {
-        self.ways.values().flat_map(Way::links).chain(&self.own)
-    }
-}
-
-/// A wait is to go on over another connection.
-const OUTDATED: &str = "another connection tells more";
-
-fn given_up(why: &str) -> Error {
-    Error::Unavailable(why.to_owned())
-}
-
-pub(crate) fn closed() -> Error {
-    Error::Unavailable("closed".to_owned())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn connections_are_made_one_by_one_until_a_good_reply() {
-        let mut brake = Brake::default();
-        let demoted = Error::Unavailable("READONLY x".to_owned());
-        assert!(brake.check().is_ok() && brake.check().is_ok());
-        for pause in [TRY_AGAIN, TRY_AGAIN * 2] {
-            // Many hear it.
-            brake.pull(&demoted);
-            brake.pull(&demoted);
-            assert_eq!(brake.pause, pause);
-            let error = brake.check().unwrap_err();
-            assert!(error.is_unsent() && error.may_pass() && error.text().contains("READONLY"), "{error}");
-            thread::sleep(pause);
-            assert!(brake.check().is_ok() && brake.check().is_err());
-        }
-        brake.release();
-        assert!(brake.check().is_ok() && brake.check().is_ok());
+        let mut table = locked(&self.0.table);
+        (table.is_started, table.is_up) = (false, false);
+        drop(table);
+        self.0.changed.notify_waiters();
     }
 }

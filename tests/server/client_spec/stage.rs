@@ -75,9 +75,7 @@ impl Stage {
                 continue;
             }
             let proxy = Proxy::freezable(primary.port);
-            if package.uses_sessions() {
-                proxy.hide_prose();
-            }
+            proxy.hide_prose();
             let user = scenario["users"][name].as_str();
             let user = user.map_or_else(String::new, |user| format!("{user}:secret@"));
             let url = format!("redis://{user}127.0.0.1:{}", proxy.port);

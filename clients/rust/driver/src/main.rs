@@ -1,19 +1,24 @@
 // SPDX-License-Identifier: MIT
 
-//! Does what it reads from stdin, one JSON object a line, and answers on stdout: see `clients/spec/README.md`.
+//! Reads requests from stdin, one JSON object a line, executes them, and answers on stdout: see `clients/spec/README.md`.
+//!
+//! ```text
+//! lock-driver-rust URL [--blocking]
+//! ```
 
 use std::collections::HashMap;
+use std::future::Future;
 use std::io::{stdin, BufRead};
-use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use redis::Client;
-use redis_lock_client::{Canceller, Error, Hold, Lock, Locks, Settings};
+use redis_lock_client::{blocking, Error, ErrorKind, Hold, Lock, Locks, Result as LockResult, Settings};
 use serde_json::{json, Value};
+use tokio::runtime::Handle;
+use tokio::sync::{mpsc, oneshot, Notify};
 
-/// What becomes of a request: the fields of its answer.
 type Answer = Result<Value, Failure>;
 
 enum Failure {
@@ -35,21 +40,144 @@ impl From<redis::RedisError> for Failure {
     }
 }
 
-/// What is done with a hold, wherever it lives.
-type Job = Box<dyn FnOnce(&Hold) + Send>;
+fn other(text: &str) -> Failure {
+    Failure::Other(text.to_owned())
+}
 
-/// Where a hold lives.
-enum Place {
-    Here(Arc<Hold>),
-    /// In a body of `with`, which does the jobs until it is told to leave, and whether with an error.
-    Body(Sender<Job>, Sender<bool>),
+/// The locks of one of the two interfaces. A blocking call blocks the thread of its request.
+enum AnyLocks {
+    Tasks(Locks),
+    Threads(blocking::Locks),
+}
+
+enum AnyLock {
+    Task(Lock),
+    Thread(blocking::Lock),
+}
+
+enum AnyHold {
+    Task(Hold),
+    Thread(blocking::Hold),
+}
+
+/// Calls a method of either interface.
+macro_rules! either {
+    ($value:expr, $kind:ident, $method:ident($($argument:expr),*)) => {
+        match $value {
+            $kind::Task(value) => value.$method($($argument),*).await,
+            $kind::Thread(value) => value.$method($($argument),*),
+        }
+    };
+}
+
+/// Calls a method of either interface that never waits.
+macro_rules! both {
+    ($value:expr, $kind:ident, $method:ident($($argument:expr),*)) => {
+        match $value {
+            $kind::Task(value) => value.$method($($argument),*),
+            $kind::Thread(value) => value.$method($($argument),*),
+        }
+    };
+    ($value:expr, $kind:ident => $method:ident($($argument:expr),*)) => {
+        match $value {
+            $kind::Task(value) => $kind::Task(value.$method($($argument),*)),
+            $kind::Thread(value) => $kind::Thread(value.$method($($argument),*)),
+        }
+    };
+}
+
+/// Ends an acquire.
+#[derive(Clone, Default)]
+struct Cancel {
+    task: Arc<Notify>,
+    thread: blocking::Canceller,
+}
+
+impl Cancel {
+    fn cancel(&self) {
+        self.task.notify_one();
+        self.thread.cancel();
+    }
+
+    /// Drops the future of a task when it is cancelled.
+    async fn limit<T, E: From<Failure>>(&self, future: impl Future<Output = Result<T, E>>) -> Result<T, E> {
+        tokio::select! {
+            biased;
+            result = future => result,
+            () = self.task.notified() => Err(Failure::Other("cancelled".to_owned()).into()),
+        }
+    }
+}
+
+impl AnyLock {
+    async fn acquire(&self, cancel: &Cancel) -> Result<AnyHold, Failure> {
+        match self {
+            AnyLock::Task(lock) => cancel.limit(async { Ok(AnyHold::Task(lock.acquire().await?)) }).await,
+            AnyLock::Thread(lock) => Ok(AnyHold::Thread(lock.acquire_with(&cancel.thread)?)),
+        }
+    }
+
+    async fn try_acquire(&self) -> LockResult<Option<AnyHold>> {
+        Ok(match self {
+            AnyLock::Task(lock) => lock.try_acquire().await?.map(AnyHold::Task),
+            AnyLock::Thread(lock) => lock.try_acquire()?.map(AnyHold::Thread),
+        })
+    }
+
+    async fn attach(&self, ticket: &str) -> LockResult<AnyHold> {
+        Ok(match self {
+            AnyLock::Task(lock) => AnyHold::Task(lock.attach(ticket).await?),
+            AnyLock::Thread(lock) => AnyHold::Thread(lock.attach(ticket)?),
+        })
+    }
+}
+
+impl AnyHold {
+    async fn wait_lost(&self, limit: Duration) -> bool {
+        match self {
+            AnyHold::Task(hold) => tokio::time::timeout(limit, hold.lost()).await.is_ok(),
+            AnyHold::Thread(hold) => hold.wait_lost(limit),
+        }
+    }
+}
+
+fn state_of(is_lost: bool, valid_for: Duration) -> &'static str {
+    match (is_lost, valid_for.is_zero()) {
+        (true, _) => "lost",
+        (false, true) => "jeopardy",
+        (false, false) => "safe",
+    }
+}
+
+/// The body of a scope, until it leaves.
+struct Body {
+    states: mpsc::UnboundedSender<oneshot::Sender<&'static str>>,
+    leave: oneshot::Sender<bool>,
+}
+
+struct Inside {
+    asked: mpsc::UnboundedReceiver<oneshot::Sender<&'static str>>,
+    left: oneshot::Receiver<bool>,
+}
+
+impl Inside {
+    /// Answers questions about the state until the body leaves. Returns whether it fails.
+    async fn stay(mut self, state: impl Fn() -> &'static str) -> bool {
+        loop {
+            tokio::select! {
+                fails = &mut self.left => return fails.unwrap_or(true),
+                Some(answer) = self.asked.recv() => drop(answer.send(state())),
+            }
+        }
+    }
 }
 
 struct Driver {
     client: Client,
-    locks: Locks,
-    holds: Mutex<HashMap<String, Place>>,
-    cancellers: Mutex<HashMap<String, Canceller>>,
+    locks: AnyLocks,
+    holds: Mutex<HashMap<String, Arc<AnyHold>>>,
+    bodies: Mutex<HashMap<String, Body>>,
+    cancels: Mutex<HashMap<String, Cancel>>,
     events: Arc<Mutex<Vec<Value>>>,
 }
 
@@ -57,39 +185,53 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let url = std::env::args().nth(1).ok_or("which server?")?;
+fn from_environment(name: &str) -> Option<Duration> {
+    std::env::var(name).ok()?.parse().ok().map(Duration::from_millis)
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let url = std::env::args().nth(1).ok_or("usage: lock-driver-rust URL [--blocking]")?;
+    let is_blocking = std::env::args().any(|argument| argument == "--blocking");
     let client = Client::open(url)?;
     let events = Arc::new(Mutex::new(Vec::new()));
-    let heard = Arc::clone(&events);
-    let settings = Settings::new().listener(move |event| {
-        locked(&heard).push(json!([event.label, event.name, event.outcome]));
+    let received = Arc::clone(&events);
+    let mut settings = Settings::new().listener(move |event| {
+        locked(&received).push(json!([event.label, event.name, event.outcome]));
     });
-    let locks = Locks::with_settings(&client, settings)?;
-    let (holds, cancellers) = (Mutex::default(), Mutex::default());
-    let driver = Arc::new(Driver { client, locks, holds, cancellers, events });
-    for line in stdin().lock().lines() {
-        let request = Request(serde_json::from_str(&line?)?);
-        // A cancel that comes after it must find it.
-        let canceller = Canceller::new();
-        if matches!(request.text("do").as_deref(), Ok("acquire" | "try" | "with")) {
-            locked(&driver.cancellers).insert(request.text("as").unwrap_or_default(), canceller.clone());
-        }
-        let driver = Arc::clone(&driver);
-        thread::spawn(move || {
-            let mut answer = match driver.answer(&request, &canceller) {
-                Ok(answer) => answer,
-                Err(Failure::Lock(error)) => json!({"is": error.kind(), "text": error.text()}),
-                Err(Failure::Body) => json!({"is": "body"}),
-                Err(Failure::Other(text)) => json!({"is": "failed", "text": text}),
-            };
-            if let Some(fields) = answer.as_object_mut() {
-                fields.insert("n".to_owned(), request.0["n"].clone());
-            }
-            println!("{answer}");
-        });
+    if let Some(ttl) = from_environment("REDIS_LOCK_TTL") {
+        settings = settings.ttl(ttl);
     }
-    // Who ends without `close` is as one who was killed.
+    if let Some(grace) = from_environment("REDIS_LOCK_GRACE") {
+        settings = settings.grace(grace);
+    }
+    let locks = if is_blocking {
+        AnyLocks::Threads(blocking::Locks::with_settings(client.clone(), settings)?)
+    } else {
+        AnyLocks::Tasks(Locks::with_settings(client.clone(), settings)?)
+    };
+    let (holds, bodies, cancels) = Default::default();
+    let driver = Arc::new(Driver { client, locks, holds, bodies, cancels, events });
+    let runtime = Handle::current();
+    let reads = thread::spawn(move || {
+        for line in stdin().lock().lines().map_while(Result::ok) {
+            let Ok(request) = serde_json::from_str(&line).map(Request) else { continue };
+            // A later request to cancel must find it.
+            let cancel = Cancel::default();
+            if matches!(request.text("do").as_deref(), Ok("acquire" | "try" | "with")) {
+                locked(&driver.cancels).insert(request.text("as").unwrap_or_default(), cancel.clone());
+            }
+            let work = Arc::clone(&driver).handle(request, cancel);
+            if is_blocking {
+                let runtime = runtime.clone();
+                thread::spawn(move || runtime.block_on(work));
+            } else {
+                runtime.spawn(work);
+            }
+        }
+    });
+    drop(tokio::task::spawn_blocking(move || reads.join()).await);
+    // A program that ends without `close` is like one that was killed.
     std::process::exit(0)
 }
 
@@ -97,11 +239,11 @@ struct Request(Value);
 
 impl Request {
     fn text(&self, name: &str) -> Result<String, Failure> {
-        self.0[name].as_str().map(str::to_owned).ok_or_else(|| Failure::Other(format!("which {name}?")))
+        self.0[name].as_str().map(str::to_owned).ok_or_else(|| Failure::Other(format!("no {name}")))
     }
 
     fn number(&self, name: &str) -> Result<u64, Failure> {
-        self.0[name].as_u64().ok_or_else(|| Failure::Other(format!("which {name}?")))
+        self.0[name].as_u64().ok_or_else(|| Failure::Other(format!("no {name}")))
     }
 
     fn time(&self, name: &str) -> Option<Duration> {
@@ -110,196 +252,226 @@ impl Request {
 }
 
 impl Driver {
-    fn lock(&self, request: &Request, canceller: &Canceller) -> Result<Lock, Failure> {
-        let mut lock = self.locks.lock(request.text("lock")?).canceller(canceller);
+    async fn handle(self: Arc<Self>, request: Request, cancel: Cancel) {
+        let mut answer = match self.answer(&request, &cancel).await {
+            Ok(answer) => answer,
+            Err(Failure::Lock(error)) => json!({"is": error.kind().as_str(), "text": error.to_string()}),
+            Err(Failure::Body) => json!({"is": "body"}),
+            Err(Failure::Other(text)) if text == "cancelled" => json!({"is": ErrorKind::Cancelled.as_str()}),
+            Err(Failure::Other(text)) => json!({"is": "failed", "text": text}),
+        };
+        answer["n"] = request.0["n"].clone();
+        println!("{answer}");
+    }
+
+    fn lock(&self, request: &Request) -> Result<AnyLock, Failure> {
+        let keys = match &request.0["lock"] {
+            Value::Array(keys) => keys.iter().filter_map(Value::as_str).map(str::to_owned).collect(),
+            _ => vec![request.text("lock")?],
+        };
+        let mut lock = match &self.locks {
+            AnyLocks::Tasks(locks) => AnyLock::Task(locks.lock_all(keys)),
+            AnyLocks::Threads(locks) => AnyLock::Thread(locks.lock_all(keys)),
+        };
         if let Some(time) = request.time("lease") {
-            lock = lock.lease(time);
+            lock = both!(lock, AnyLock => lease(time));
         }
         if let Some(time) = request.time("wait") {
-            lock = lock.wait(time);
-        }
-        if let Some(keep) = request.0["keep"].as_bool() {
-            lock = lock.keep(keep);
+            lock = both!(lock, AnyLock => wait(time));
         }
         if let Some(time) = request.time("max_hold") {
-            lock = lock.max_hold(time);
-        }
-        if request.0["own"] == true {
-            lock = lock.blocking();
+            lock = both!(lock, AnyLock => max_hold(time));
         }
         if request.0["shared"] == true {
-            lock = lock.shared();
+            lock = both!(lock, AnyLock => shared());
         }
         if let Some(limit) = request.0["limit"].as_u64() {
-            lock = lock.limit(u32::try_from(limit).unwrap_or(u32::MAX));
+            lock = both!(lock, AnyLock => limit(u32::try_from(limit).unwrap_or(u32::MAX)));
         }
         if request.0["fence"] == true {
-            lock = lock.fence();
+            lock = both!(lock, AnyLock => fence());
+        }
+        if request.0["reentrant"] == true {
+            lock = both!(lock, AnyLock => reentrant());
+        }
+        // The field `owner` of `attach` is a ticket.
+        if let (Ok(owner), false) = (request.text("owner"), request.0["do"] == "attach") {
+            lock = both!(lock, AnyLock => owner(owner));
         }
         if let Ok(label) = request.text("label") {
-            lock = lock.label(label);
+            lock = both!(lock, AnyLock => label(label));
         }
         Ok(lock)
     }
 
-    fn answer(&self, request: &Request, canceller: &Canceller) -> Answer {
+    fn hold(&self, request: &Request) -> Result<Arc<AnyHold>, Failure> {
+        locked(&self.holds).get(&request.text("as")?).cloned().ok_or_else(|| other("no such hold"))
+    }
+
+    async fn answer(&self, request: &Request, cancel: &Cancel) -> Answer {
         let Ok(name) = request.text("do") else { return Ok(json!({"is": "unknown"})) };
+        let is = |word: &str| Ok(json!({"is": word}));
         match name.as_str() {
             "acquire" => {
-                let hold = self.lock(request, canceller)?.acquire()?;
+                let hold = self.lock(request)?.acquire(cancel).await?;
                 self.granted(request, hold)
             }
-            "try" => match self.lock(request, canceller)?.try_acquire()? {
+            "try" => match self.lock(request)?.try_acquire().await? {
                 Some(hold) => self.granted(request, hold),
-                None => Ok(json!({"is": "busy"})),
+                None => is("busy"),
             },
             "attach" => {
-                let (key, owner) = (request.text("lock")?, request.text("owner")?);
-                self.granted(request, self.locks.attach(key, &owner, request.time("lease"))?)
+                let hold = self.lock(request)?.attach(&request.text("owner")?).await?;
+                self.granted(request, hold)
             }
             "cancel" => {
-                let canceller = locked(&self.cancellers).get(&request.text("as")?).cloned();
-                canceller.ok_or_else(|| Failure::Other("no such acquire".to_owned()))?.cancel();
-                Ok(json!({"is": "done"}))
+                let cancel = locked(&self.cancels).get(&request.text("as")?).cloned();
+                cancel.ok_or_else(|| other("no such acquire"))?.cancel();
+                is("done")
             }
             "release" => {
-                self.at(request, Hold::release)??;
-                Ok(json!({"is": "released"}))
+                either!(&*self.hold(request)?, AnyHold, release())?;
+                is("released")
             }
             "extend" => {
                 let lease = Duration::from_millis(request.number("lease")?);
-                self.at(request, move |hold| hold.extend(lease))??;
-                Ok(json!({"is": "extended"}))
+                either!(&*self.hold(request)?, AnyHold, extend(lease))?;
+                is("extended")
             }
-            "state" => Ok(said_of(self.at(request, Hold::is_lost)?)),
+            "state" => is(self.state(request).await?),
             "until_lost" => {
                 let within = Duration::from_millis(request.number("within")?);
-                Ok(said_of(self.at(request, move |hold| hold.wait_lost(within))?))
+                is(if self.hold(request)?.wait_lost(within).await { "lost" } else { "held" })
             }
             "owner" => {
-                let owner = self.at(request, |hold| hold.owner().to_owned())?;
-                Ok(json!({"is": "done", "owner": owner}))
+                let hold = self.hold(request)?;
+                let owner = both!(&*hold, AnyHold, owner());
+                Ok(json!({"is": "done", "owner": String::from_utf8_lossy(owner)}))
             }
             "hand over" => {
-                let owner = self.at(request, Hold::hand_over)??;
-                Ok(json!({"is": "done", "owner": owner}))
+                let ticket = either!(&*self.hold(request)?, AnyHold, hand_over())?;
+                Ok(json!({"is": "done", "owner": ticket}))
             }
-            "with" => self.with(request, canceller),
+            "with" => self.with(request, cancel).await,
             "leave" => {
                 let name = request.text("as")?;
                 let until = Instant::now() + Duration::from_secs(5);
-                // The server may know of the grant before this program does.
-                while !matches!(locked(&self.holds).get(&name), Some(Place::Body(..))) {
-                    if Instant::now() > until {
-                        return Err(Failure::Other("no such body".to_owned()));
+                loop {
+                    // The server may have granted the lock before this program knows.
+                    if let Some(body) = locked(&self.bodies).remove(&name) {
+                        let _ = body.leave.send(request.0["fails"] == true);
+                        return is("done");
                     }
-                    thread::sleep(Duration::from_millis(1));
+                    if Instant::now() > until {
+                        return Err(other("no such body"));
+                    }
+                    tokio::time::sleep(Duration::from_millis(1)).await;
                 }
-                if let Some(Place::Body(_, leave)) = locked(&self.holds).remove(&name) {
-                    let _ = leave.send(request.0["fails"] == true);
-                }
-                Ok(json!({"is": "done"}))
             }
             "guard" => {
                 let words = request.0["command"].as_array().cloned().unwrap_or_default();
-                let word = |word: Value| word.as_str().map_or_else(|| word.to_string(), str::to_owned);
-                let words: Vec<String> = words.into_iter().map(word).collect();
-                self.at(request, move |hold| hold.guard(&words))??;
-                Ok(json!({"is": "done"}))
+                let mut command = redis::Cmd::new();
+                for word in words {
+                    command.arg(word.as_str().map_or_else(|| word.to_string(), str::to_owned));
+                }
+                let _: redis::Value = either!(&*self.hold(request)?, AnyHold, guard(&command))?;
+                is("done")
             }
-            "count" => self.count(request),
+            "count" => self.count(request).await,
             "calls" => {
                 let mut connection = self.client.get_connection()?;
                 for _ in 0..request.number("count")? {
                     redis::cmd("PING").exec(&mut connection)?;
                 }
-                Ok(json!({"is": "done"}))
+                is("done")
             }
             "spin" => {
-                // The session's threads are its own: this is all that user code can do to them.
+                // Code of the user can keep one worker of the runtime busy. The others serve the locks.
                 let end = Instant::now() + Duration::from_millis(request.number("for")?);
                 while Instant::now() < end {
                     std::hint::spin_loop();
                 }
-                Ok(json!({"is": "done"}))
+                is("done")
             }
             "events" => Ok(json!({"is": "done", "events": *locked(&self.events)})),
             "close" => {
-                self.locks.close();
-                Ok(json!({"is": "closed"}))
+                match &self.locks {
+                    AnyLocks::Tasks(locks) => locks.close().await,
+                    AnyLocks::Threads(locks) => locks.close(),
+                }
+                is("closed")
             }
-            _ => Ok(json!({"is": "unknown"})),
+            _ => is("unknown"),
         }
     }
 
-    fn granted(&self, request: &Request, hold: Hold) -> Answer {
+    fn granted(&self, request: &Request, hold: AnyHold) -> Answer {
         let mut answer = json!({"is": "granted"});
-        if let Some(token) = hold.token() {
+        if let Some(token) = both!(&hold, AnyHold, token()) {
             answer["token"] = json!(token);
         }
-        locked(&self.holds).insert(request.text("as")?, Place::Here(Arc::new(hold)));
+        locked(&self.holds).insert(request.text("as")?, Arc::new(hold));
         Ok(answer)
     }
 
-    /// Does something with a hold.
-    fn at<T: Send + 'static>(
-        &self,
-        request: &Request,
-        job: impl FnOnce(&Hold) -> T + Send + 'static,
-    ) -> Result<T, Failure> {
-        let none = || Failure::Other("no such hold".to_owned());
-        let jobs = match locked(&self.holds).get(&request.text("as")?) {
-            Some(Place::Here(hold)) => Err(Arc::clone(hold)),
-            Some(Place::Body(jobs, _)) => Ok(jobs.clone()),
-            None => return Err(none()),
-        };
-        match jobs {
-            Err(hold) => Ok(job(&hold)),
-            Ok(jobs) => {
-                let (send, receive) = mpsc::channel();
-                jobs.send(Box::new(move |hold| drop(send.send(job(hold))))).map_err(|_| none())?;
-                receive.recv().map_err(|_| none())
-            }
+    async fn state(&self, request: &Request) -> Result<&'static str, Failure> {
+        let states = locked(&self.bodies).get(&request.text("as")?).map(|body| body.states.clone());
+        if let Some(states) = states {
+            let (send, receive) = oneshot::channel();
+            drop(states.send(send));
+            return receive.await.map_err(|_| other("the body has left"));
         }
+        let hold = self.hold(request)?;
+        Ok(state_of(both!(&*hold, AnyHold, is_lost()), both!(&*hold, AnyHold, valid_for())))
     }
 
-    fn with(&self, request: &Request, canceller: &Canceller) -> Answer {
+    /// Waits in a scope until `leave`.
+    async fn with(&self, request: &Request, cancel: &Cancel) -> Answer {
         let name = request.text("as")?;
-        let (jobs, todo) = mpsc::channel::<Job>();
-        let (leave, left) = mpsc::channel();
-        self.lock(request, canceller)?.with(|hold| {
-            locked(&self.holds).insert(name, Place::Body(jobs, leave));
-            if body(hold, &todo, &left) {
-                return Err(Failure::Body);
+        let (states, asked) = mpsc::unbounded_channel();
+        let (leave, left) = oneshot::channel();
+        let inside = Inside { asked, left };
+        let enter = || locked(&self.bodies).insert(name, Body { states, leave });
+        let fails = match self.lock(request)? {
+            AnyLock::Task(lock) => {
+                let scope = lock.with(async |hold: &Hold| {
+                    enter();
+                    let fails = inside.stay(|| state_of(hold.is_lost(), hold.valid_for())).await;
+                    if fails {
+                        Err(Failure::Body)
+                    } else {
+                        Ok(())
+                    }
+                });
+                cancel.limit(scope).await
             }
-            Ok(json!({"is": "done"}))
-        })
+            AnyLock::Thread(lock) => lock.with(|hold| {
+                enter();
+                let stay = inside.stay(|| state_of(hold.is_lost(), hold.valid_for()));
+                // The thread of the request drives this future already.
+                let fails = thread::scope(|scope| {
+                    let runtime = Handle::current();
+                    scope.spawn(move || runtime.block_on(stay)).join().unwrap_or(true)
+                });
+                if fails {
+                    Err(Failure::Body)
+                } else {
+                    Ok(())
+                }
+            }),
+        };
+        fails.map(|()| json!({"is": "done"}))
     }
 
-    fn count(&self, request: &Request) -> Answer {
-        let (lock, key) = (self.locks.lock(request.text("lock")?), request.text("key")?);
+    async fn count(&self, request: &Request) -> Answer {
+        let (lock, key) = (self.lock(request)?, request.text("key")?);
         let mut connection = self.client.get_connection()?;
         for _ in 0..request.number("rounds")? {
-            let hold = lock.acquire()?;
+            let hold = lock.acquire(&Cancel::default()).await?;
             let value: Option<i64> = redis::cmd("GET").arg(&key).query(&mut connection)?;
             redis::cmd("SET").arg(&key).arg(value.unwrap_or(0) + 1).exec(&mut connection)?;
-            hold.release()?;
+            either!(&hold, AnyHold, release())?;
         }
         Ok(json!({"is": "done"}))
     }
-}
-
-/// Does jobs until it is to leave; true if with an error.
-fn body(hold: &Hold, todo: &Receiver<Job>, left: &Receiver<bool>) -> bool {
-    thread::scope(|scope| {
-        // It ends when `leave` has taken the sender of the jobs away.
-        for job in todo {
-            scope.spawn(|| job(hold));
-        }
-    });
-    left.recv().unwrap_or(false)
-}
-
-fn said_of(lost: bool) -> Value {
-    json!({"is": if lost { "lost" } else { "held" }})
 }

@@ -1,24 +1,23 @@
 // SPDX-License-Identifier: MIT
 
-//! Real servers, and a proxy that cuts and freezes.
+//! Real servers, and a proxy that breaks and freezes connections.
 
-// Each test program uses a part of it. What fails here fails a test.
+// Each test program uses a part of this module.
 #![allow(clippy::expect_used, clippy::unwrap_used, dead_code, unreachable_pub)]
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use redis::{Client, Connection, FromRedisValue, Value};
-use redis_lock_client::{Locks, Settings};
+use redis::{Client, FromRedisValue, Value};
 use tempfile::TempDir;
 
-/// Waits for a condition, and fails if it does not come.
+/// Waits for a condition. Panics if it does not become true within 20 s.
 pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(20);
     while !condition() {
@@ -45,7 +44,7 @@ fn module() -> &'static Path {
     })
 }
 
-/// A running server.
+/// A running server. Dropping this value kills it.
 pub struct Server {
     pub port: u16,
     dir: TempDir,
@@ -54,24 +53,23 @@ pub struct Server {
 }
 
 impl Server {
-    /// With the module, and with more arguments if need be. Nothing, with a word about it, if no server is installed.
-    pub fn start(args: &[&str]) -> Option<Server> {
-        if Command::new("redis-server").arg("--version").stdout(Stdio::null()).status().is_err() {
-            assert!(std::env::var_os("REQUIRE_ALL_SERVERS").is_none(), "redis-server is not installed");
-            eprintln!("SKIPPED: clients/rust: redis-server is not installed");
-            return None;
-        }
+    /// A server with the module.
+    pub fn start() -> Server {
+        Server::start_with(&["--loadmodule", module().to_str().unwrap()])
+    }
+
+    /// A server with these arguments, in which `DIR` is its directory.
+    pub fn start_with(args: &[&str]) -> Server {
         let dir = tempfile::tempdir().unwrap();
-        for _ in 0..10 {
+        let args: Vec<String> =
+            args.iter().map(|arg| arg.replace("DIR", dir.path().to_str().unwrap())).collect();
+        loop {
             let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
-            let args: Vec<String> =
-                args.iter().map(|arg| arg.replace("DIR", dir.path().to_str().unwrap())).collect();
             let mut child = spawn(port, dir.path(), &args);
-            if ready(&mut child, port) {
-                return Some(Server { port, dir, child, args });
+            if is_ready(&mut child, port) {
+                return Server { port, dir, child, args };
             }
         }
-        panic!("the server does not start");
     }
 
     pub fn stop(&mut self) {
@@ -79,74 +77,40 @@ impl Server {
         self.child.wait().unwrap();
     }
 
-    /// On the same port, and with nothing of what it had.
+    /// Starts the server on the same port, without its data.
     pub fn start_again(&mut self) {
         self.child = spawn(self.port, self.dir.path(), &self.args);
-        assert!(ready(&mut self.child, self.port), "the server does not start again");
-    }
-
-    /// `STOP` freezes it, `CONT` lets it go on.
-    pub fn signal(&self, name: &str) {
-        let sent = Command::new("kill").args([&format!("-{name}"), &self.child.id().to_string()]).status();
-        assert!(sent.unwrap().success());
-    }
-
-    pub fn client(&self) -> Client {
-        Client::open(("127.0.0.1", self.port)).unwrap()
-    }
-
-    pub fn locks(&self) -> Locks {
-        Locks::new(&self.client()).unwrap()
+        assert!(is_ready(&mut self.child, self.port), "the server does not start again");
     }
 
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 
-    pub fn call<T: FromRedisValue>(&self, command: &str) -> T {
-        self.try_call(command).unwrap_or_else(|error| panic!("{command}: {error}"))
+    pub fn client(&self) -> Client {
+        Client::open(("127.0.0.1", self.port)).unwrap()
     }
 
-    pub fn try_call<T: FromRedisValue>(&self, command: &str) -> redis::RedisResult<T> {
+    pub fn call<T: FromRedisValue>(&self, command: &str) -> T {
         let mut words = command.split(' ');
         let mut call = redis::cmd(words.next().unwrap());
         for word in words {
             call.arg(word);
         }
-        call.query(&mut self.admin())
+        let mut connection = self.client().get_connection().unwrap();
+        call.query(&mut connection).unwrap_or_else(|error| panic!("{command}: {error}"))
     }
 
-    fn admin(&self) -> Connection {
-        let connection = self.client().get_connection().unwrap();
-        connection.set_read_timeout(Some(ms(10_000))).unwrap();
-        connection
-    }
-
-    /// How often a command was carried out.
+    /// The number of calls of a command.
     pub fn calls(&self, command: &str) -> usize {
-        self.count(command, "calls=")
-    }
-
-    /// How often it was not permitted.
-    pub fn refusals(&self, command: &str) -> usize {
-        self.count(command, "rejected_calls=")
-    }
-
-    fn count(&self, command: &str, what: &str) -> usize {
         let stats = self.call::<String>("INFO commandstats").to_lowercase();
-        let begins = format!("cmdstat_{command}:");
-        let line = stats.lines().find(|line| line.starts_with(&begins)).unwrap_or_default();
-        line.split([':', ',']).find_map(|field| field.strip_prefix(what)?.parse().ok()).unwrap_or(0)
+        let start = format!("cmdstat_{command}:calls=");
+        let rest = stats.split(&start).nth(1).unwrap_or_default();
+        rest.split(',').next().unwrap().parse().unwrap_or(0)
     }
 
-    pub fn held(&self, key: &str) -> bool {
+    pub fn is_held(&self, key: &str) -> bool {
         self.call(&format!("EXISTS {key}"))
-    }
-
-    pub fn holder(&self, key: &str) -> Vec<String> {
-        let mut fields: Vec<String> = self.call(&format!("HKEYS {key}"));
-        fields.retain(|field| field != "#fence");
-        fields
     }
 
     pub fn waiters(&self, key: &str) -> usize {
@@ -157,14 +121,17 @@ impl Server {
         until(&format!("{count} wait for {key}"), || self.waiters(key) == count);
     }
 
-    /// How many connections it has, but for that of the question.
+    pub fn until_free(&self, key: &str) {
+        until(&format!("{key} is free"), || !self.is_held(key) && self.waiters(key) == 0);
+    }
+
+    /// The number of connections, without that of the question.
     pub fn connections(&self) -> usize {
         self.call::<String>("CLIENT LIST").lines().count() - 1
     }
 
-    /// Nothing is held, and nobody waits.
-    pub fn assert_nothing_left(&self, key: &str) {
-        assert_eq!((self.waiters(key), self.holder(key)), (0, Vec::new()), "{key} is left");
+    pub fn sessions(&self) -> usize {
+        self.call::<Vec<Value>>("LOCK.SESSION LIST").len()
     }
 }
 
@@ -178,25 +145,27 @@ impl Drop for Server {
 fn spawn(port: u16, dir: &Path, args: &[String]) -> Child {
     let mut command = Command::new("redis-server");
     command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", ""]).arg("--dir").arg(dir);
-    command.arg("--loadmodule").arg(module()).args(args).stdin(Stdio::null()).stdout(Stdio::null());
+    command.args(args).stdin(Stdio::null()).stdout(Stdio::null());
     command.spawn().unwrap()
 }
 
-/// Whether it answers; false if it has ended, as somebody else was faster to take the port.
-fn ready(child: &mut Child, port: u16) -> bool {
+/// Whether the server answers. False if it has ended, as another process took the port.
+fn is_ready(child: &mut Child, port: u16) -> bool {
     let mut answers = false;
     until("the server answers", || {
         let client = Client::open(("127.0.0.1", port)).unwrap();
         let info: redis::RedisResult<String> = client
             .get_connection_with_timeout(ms(1000))
             .and_then(|mut connection| redis::cmd("INFO").arg("server").query(&mut connection));
-        answers = info.is_ok_and(|info| info.contains(&format!("process_id:{}\r", child.id())));
+        let process = format!("process_id:{}\r", child.id());
+        // A server with a password refuses the question.
+        answers = info.map_or_else(|error| error.code() == Some("NOAUTH"), |info| info.contains(&process));
         answers || child.try_wait().unwrap().is_some()
     });
     answers
 }
 
-/// Passes bytes on, but for those of replies that are to be lost.
+/// Forwards connections to a server.
 pub struct Proxy {
     pub port: u16,
     shared: Arc<Shared>,
@@ -204,15 +173,9 @@ pub struct Proxy {
 
 #[derive(Default)]
 struct Shared {
-    frozen: AtomicBool,
-    closed: AtomicBool,
-    cut_reply_of: Mutex<Option<&'static str>>,
-    /// Not only that of the next such call.
-    cut_all: AtomicBool,
-    /// Pairs before this one are half open.
-    swallowed: AtomicUsize,
-    /// What is said to the server on pairs before this one waits.
-    held_back: AtomicUsize,
+    is_frozen: AtomicBool,
+    is_closed: AtomicBool,
+    lost_reply: Mutex<Option<&'static str>>,
     pairs: Mutex<Vec<(TcpStream, TcpStream)>>,
 }
 
@@ -221,84 +184,48 @@ impl Proxy {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let (port, target) = (listener.local_addr().unwrap().port(), server.port);
         let shared = Arc::new(Shared::default());
-        let mine = Arc::clone(&shared);
+        let own = Arc::clone(&shared);
         thread::spawn(move || {
             for near in listener.incoming().map_while(Result::ok) {
-                if mine.closed.load(Ordering::SeqCst) {
+                if own.is_closed.load(Ordering::SeqCst) {
                     return;
                 }
                 let Ok(far) = TcpStream::connect(("127.0.0.1", target)) else { continue };
                 near.set_nodelay(true).unwrap();
                 far.set_nodelay(true).unwrap();
-                let cut = Arc::new(AtomicBool::new(false));
-                let number = mine.pairs.lock().unwrap().len();
-                for calls in [true, false] {
+                let is_cut = Arc::new(AtomicBool::new(false));
+                for is_call in [true, false] {
                     let (near, far) = (near.try_clone().unwrap(), far.try_clone().unwrap());
-                    let (from, to) = if calls { (near, far) } else { (far, near) };
-                    let (shared, cut) = (Arc::clone(&mine), Arc::clone(&cut));
-                    thread::spawn(move || shared.pump(from, to, calls, &cut, number));
+                    let (from, to) = if is_call { (near, far) } else { (far, near) };
+                    let (shared, is_cut) = (Arc::clone(&own), Arc::clone(&is_cut));
+                    thread::spawn(move || shared.pump(from, to, is_call, &is_cut));
                 }
-                mine.pairs.lock().unwrap().push((near, far));
+                own.pairs.lock().unwrap().push((near, far));
             }
         });
         Proxy { port, shared }
     }
 
-    /// With an own idea of how long an answer may take.
-    pub fn locks(&self, patience: Duration) -> Locks {
-        let client = Client::open(("127.0.0.1", self.port)).unwrap();
-        Locks::with_settings(&client, Settings::new().patience(patience)).unwrap()
+    pub fn client(&self) -> Client {
+        Client::open(("127.0.0.1", self.port)).unwrap()
     }
 
-    /// The next such call comes to the server, and its connection ends before the reply.
-    pub fn cut_reply_of(&self, command: &'static str) {
-        *self.shared.cut_reply_of.lock().unwrap() = Some(command);
+    /// Breaks the connection of the next such call before its reply.
+    pub fn lose_the_reply_to(&self, command: &'static str) {
+        *self.shared.lost_reply.lock().unwrap() = Some(command);
     }
 
-    /// The same with all such calls, until this is called with false.
-    pub fn cut_replies_of(&self, command: &'static str, cut: bool) {
-        self.shared.cut_all.store(cut, Ordering::SeqCst);
-        *self.shared.cut_reply_of.lock().unwrap() = cut.then_some(command);
+    pub fn has_lost_a_reply(&self) -> bool {
+        self.shared.lost_reply.lock().unwrap().is_none()
     }
 
-    pub fn has_cut(&self) -> bool {
-        self.shared.cut_reply_of.lock().unwrap().is_none()
+    /// Stops or continues all transfers.
+    pub fn freeze(&self, is_frozen: bool) {
+        self.shared.is_frozen.store(is_frozen, Ordering::SeqCst);
     }
 
-    pub fn freeze(&self, frozen: bool) {
-        self.shared.frozen.store(frozen, Ordering::SeqCst);
-    }
-
-    /// From now on, nothing goes over the connections that there are, not even their end.
-    pub fn swallow(&self) {
-        self.swallow_first(self.made());
-    }
-
-    /// The same, over so many connections only.
-    pub fn swallow_first(&self, count: usize) {
-        self.shared.swallowed.store(count, Ordering::SeqCst);
-    }
-
-    /// What is said to the server over the connections that there are comes late: when this is called with false.
-    pub fn hold_back(&self, held: bool) {
-        self.shared.held_back.store(if held { self.made() } else { 0 }, Ordering::SeqCst);
-    }
-
-    /// Ends those at the server.
-    pub fn end_swallowed(&self) {
-        let count = self.shared.swallowed.load(Ordering::SeqCst);
-        for (_, far) in self.shared.pairs.lock().unwrap().iter().take(count) {
-            let _ = far.shutdown(Shutdown::Both);
-        }
-    }
-
-    /// How many connections were ever made.
-    pub fn made(&self) -> usize {
-        self.shared.pairs.lock().unwrap().len()
-    }
-
-    /// Ends all connections.
-    pub fn cut(&self) {
+    /// Breaks all connections.
+    pub fn break_all(&self) {
         for (near, far) in self.shared.pairs.lock().unwrap().iter() {
             let _ = near.shutdown(Shutdown::Both);
             let _ = far.shutdown(Shutdown::Both);
@@ -307,46 +234,36 @@ impl Proxy {
 }
 
 impl Shared {
-    fn pump(&self, mut from: TcpStream, mut to: TcpStream, calls: bool, cut: &AtomicBool, number: usize) {
+    fn pump(&self, mut from: TcpStream, mut to: TcpStream, is_call: bool, is_cut: &AtomicBool) {
         let mut bytes = [0; 65536];
         while let Ok(count @ 1..) = from.read(&mut bytes) {
             let bytes = &bytes[..count];
-            while self.frozen.load(Ordering::SeqCst)
-                || calls && number < self.held_back.load(Ordering::SeqCst)
-            {
+            while self.is_frozen.load(Ordering::SeqCst) {
                 thread::sleep(ms(2));
             }
-            if number < self.swallowed.load(Ordering::SeqCst) {
-                continue;
-            }
-            if calls {
-                let mut cut_reply_of = self.cut_reply_of.lock().unwrap();
-                let text = String::from_utf8_lossy(bytes);
-                if cut_reply_of.is_some_and(|command| text.contains(command)) {
-                    if !self.cut_all.load(Ordering::SeqCst) {
-                        *cut_reply_of = None;
-                    }
-                    cut.store(true, Ordering::SeqCst);
+            if is_call {
+                let mut lost_reply = self.lost_reply.lock().unwrap();
+                if lost_reply.is_some_and(|command| String::from_utf8_lossy(bytes).contains(command)) {
+                    *lost_reply = None;
+                    is_cut.store(true, Ordering::SeqCst);
                 }
-            } else if cut.load(Ordering::SeqCst) {
+            } else if is_cut.load(Ordering::SeqCst) {
                 break;
             }
             if to.write_all(bytes).is_err() {
                 break;
             }
         }
-        if number >= self.swallowed.load(Ordering::SeqCst) {
-            let _ = from.shutdown(Shutdown::Both);
-            let _ = to.shutdown(Shutdown::Both);
-        }
+        let _ = from.shutdown(Shutdown::Both);
+        let _ = to.shutdown(Shutdown::Both);
     }
 }
 
 impl Drop for Proxy {
     fn drop(&mut self) {
         self.freeze(false);
-        self.shared.closed.store(true, Ordering::SeqCst);
+        self.shared.is_closed.store(true, Ordering::SeqCst);
         let _ = TcpStream::connect(("127.0.0.1", self.port));
-        self.cut();
+        self.break_all();
     }
 }

@@ -24,6 +24,7 @@ pub enum Package {
     Python,
     PythonAsync,
     Rust,
+    RustBlocking,
     Go,
     NodeIoredis,
     NodeRedis,
@@ -32,21 +33,17 @@ pub enum Package {
 }
 
 impl Package {
-    pub const ALL: [Package; 8] = [
+    pub const ALL: [Package; 9] = [
         Package::Python,
         Package::PythonAsync,
         Package::Rust,
+        Package::RustBlocking,
         Package::Go,
         Package::NodeIoredis,
         Package::NodeRedis,
         Package::JavaLettuce,
         Package::JavaJedis,
     ];
-
-    /// Whether holds and waits of the package belong to a session, not to a connection.
-    pub fn uses_sessions(self) -> bool {
-        self != Package::Rust
-    }
 
     /// Returns the words that start the driver, without the server's URL, or `None` if the driver is not built.
     fn program(self) -> Option<Vec<PathBuf>> {
@@ -55,7 +52,9 @@ impl Package {
             Package::Python | Package::PythonAsync => {
                 vec![at("target/python-client/bin/python3"), at("clients/python/driver.py")]
             }
-            Package::Rust => vec![super::tool("lock-driver-rust").get_program().into()],
+            Package::Rust | Package::RustBlocking => {
+                vec![super::tool("lock-driver-rust").get_program().into()]
+            }
             Package::Go => vec![at("target/client-go/driver")],
             Package::NodeIoredis | Package::NodeRedis => {
                 vec!["node".into(), at("target/client-node/driver.mjs")]
@@ -107,7 +106,7 @@ impl Package {
                 let class = name[..1].to_uppercase() + &name[1..];
                 command.arg(at(format!("examples/{class}.java")));
             }
-            Package::Rust => command = super::rust(name),
+            Package::Rust | Package::RustBlocking => command = super::rust(name),
         }
         command
     }
@@ -133,6 +132,9 @@ impl Package {
         match self {
             Package::Python | Package::PythonAsync => {
                 command.args((self == Package::PythonAsync).then_some("--async"));
+            }
+            Package::RustBlocking => {
+                command.arg("--blocking");
             }
             Package::NodeRedis => {
                 command.args(["--client", "node-redis"]);

@@ -24,7 +24,8 @@ use std::{io, thread};
 use clap::{CommandFactory, Parser};
 use nix::sys::signal::{SigSet, Signal};
 use nix::unistd::{gethostname, getpid, Pid};
-use redis_lock_client::{Canceller, Error, Hold, Server};
+use redis_lock_client::blocking::{Canceller, Hold};
+use redis_lock_client::{Error, Server};
 use redis_lock_tools::texts;
 
 use child::{Ended, Terminal};
@@ -118,6 +119,7 @@ impl Run {
             owner: format!("{name}:"),
             shared: options.shared || options.limit.is_some(),
             limit: options.limit,
+            may_fail_over: options.server.may_fail_over(),
             lease: options.lease,
             wait: if options.nonblock { Some(Duration::ZERO) } else { options.wait },
         };
@@ -243,7 +245,7 @@ impl Run {
                         messages::print(&format!(
                             "lost the lock {} before the command ended: {}",
                             self.key(),
-                            renewer::loss_reason(&error)
+                            renewer::loss_reason(&hold)
                         ));
                         return End::Status(options::LOST);
                     }
@@ -285,7 +287,9 @@ impl Run {
     /// Waits for the end of the command. Fails with the reason if the lock is lost.
     fn wait_until_ended(&self, command: Pid, hold: &Hold) -> Result<Ended, String> {
         loop {
-            hold.check().map_err(|error| renewer::loss_reason(&error))?;
+            if hold.is_lost() {
+                return Err(renewer::loss_reason(hold));
+            }
             let left = hold.valid_for();
             if left.is_zero() {
                 return Err(UNREACHABLE.to_owned());
@@ -374,7 +378,7 @@ impl Run {
         };
         command
             .env("LOCK_KEY", OsStr::from_bytes(hold.key()))
-            .env("LOCK_OWNER", hold.owner())
+            .env("LOCK_OWNER", OsStr::from_bytes(hold.owner()))
             .env("LOCK_TOKEN", hold.token().unwrap_or_default().to_string());
         command
     }
@@ -408,13 +412,7 @@ impl Run {
     }
 
     fn unavailable(&self, error: &Error) -> u8 {
-        let text = describe(error);
-        // The text for an unreachable server already names its address.
-        messages::print(&if error.is_unsent() {
-            text
-        } else {
-            format!("{}: {text}", self.options.server.address())
-        });
+        messages::print(&format!("{}: {}", self.options.server.address(), describe(error)));
         options::UNAVAILABLE
     }
 

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use redis_lock_client::{Error, Hold, Result};
+use redis_lock_client::blocking::Hold;
+use redis_lock_client::{Error, ErrorKind, Result};
 
 use crate::wait::{describe, RETRY_INTERVAL};
 
@@ -45,11 +46,11 @@ impl Renewer {
             // The reply with the grant may have been late, so the first renewal may be due earlier.
             let (mut pause, mut lost, mut reported) = (interval.min(hold.valid_for() / 2), false, false);
             while released.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
-                pause = match if lost { Ok(()) } else { hold.extend_once(lease) } {
+                pause = match if lost { Ok(()) } else { hold.extend(lease) } {
                     Ok(()) => interval,
                     Err(error) if is_loss(&error) => {
                         lost = true;
-                        notify(RenewerEvent::Lost(loss_reason(&error)));
+                        notify(RenewerEvent::Lost(loss_reason(&hold)));
                         interval
                     }
                     Err(error) => {
@@ -73,13 +74,13 @@ impl Renewer {
 
 /// Whether the error means that the hold is over. A key that no longer holds a lock is a loss, too.
 pub(crate) fn is_loss(error: &Error) -> bool {
-    matches!(error, Error::Lost(_)) || error.code() == Some("WRONGTYPE")
+    error.kind() == ErrorKind::Lost
 }
 
-/// The reason for a loss: the server's error, or [`UNREACHABLE`] if the server did not report the loss.
-pub(crate) fn loss_reason(error: &Error) -> String {
-    match error {
-        Error::Lost(_) if error.code() != Some("NOTOWNER") => UNREACHABLE.to_owned(),
-        error => describe(error),
+/// The reason for a loss: that of the server, or [`UNREACHABLE`] if the server did not report the loss.
+pub(crate) fn loss_reason(hold: &Hold) -> String {
+    match hold.end_reason().as_deref() {
+        None | Some("expired") => UNREACHABLE.to_owned(),
+        Some(reason) => format!("it was {reason}"),
     }
 }

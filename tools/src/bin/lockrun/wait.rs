@@ -6,8 +6,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use redis_lock_client::{Canceller, Error, Hold, Locks, Server, Settings};
+use redis_lock_client::blocking::{Canceller, Hold, Locks};
+use redis_lock_client::{Error, ErrorKind, Server, Settings};
 use redis_lock_tools::place::{explain, REPLY_TIMEOUT};
+use uuid::Uuid;
 
 /// The maximum duration of a failover with sensible settings.
 const FAILOVER_TIMEOUT: Duration = Duration::from_secs(20);
@@ -18,8 +20,10 @@ pub(crate) const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 /// The requested lock.
 pub(crate) struct LockRequest {
     pub key: Vec<u8>,
-    /// The prefix of the owner; the client appends a UUID.
+    /// The prefix of the owner, before a UUID.
     pub owner: String,
+    /// Whether another server may take over.
+    pub may_fail_over: bool,
     pub shared: bool,
     /// The maximum number of holders of a shared lock, if there is a limit.
     pub limit: Option<u32>,
@@ -65,7 +69,7 @@ pub(crate) fn acquire(
     report: impl Fn(&str) + Send + Sync + 'static,
 ) -> Outcome {
     // A wrong address must fail at once. But during a failover no server may be reachable.
-    let connect_timeout = if server.may_fail_over() { FAILOVER_TIMEOUT } else { Duration::ZERO };
+    let connect_timeout = if request.may_fail_over { FAILOVER_TIMEOUT } else { Duration::ZERO };
     let errors = Arc::new(ErrorHandler {
         begun: Instant::now(),
         connect_timeout,
@@ -76,29 +80,34 @@ pub(crate) fn acquire(
     let handler = Arc::clone(&errors);
     // A timeout this short leaves time within the lease for a second renewal if the first gets no reply.
     let reply_timeout = (request.lease / 3).clamp(Duration::from_millis(500), REPLY_TIMEOUT);
-    let settings = Settings::new().patience(reply_timeout).on_trouble(move |error| handler.handle(error));
-    // Leaked, as dropping it would wait for a silent server. It ends with this program.
-    let locks = Box::leak(Box::new(Locks::at(server, settings)));
-    // Processes that the command starts may outlive this program, so the hold must not end with the connection.
-    let mut lock =
-        locks.lock(request.key.clone()).owner(&request.owner).lease(request.lease).keep(false).fence();
+    let settings = Settings::new().patience(reply_timeout).on_error(move |error| handler.handle(error));
+    let locks = match Locks::with_settings(server, settings) {
+        // Leaked, as dropping it would wait for a silent server. It ends with this program.
+        Ok(locks) => Box::leak(Box::new(locks)),
+        Err(error) => return Outcome::Failed(error),
+    };
+    // Processes that the command starts may outlive this program, so the hold must not end with the session.
+    let owner = format!("{}{}", request.owner, Uuid::new_v4());
+    let mut lock = locks.lock(request.key.clone()).owner(owner).lease(request.lease).fence();
     if request.shared {
         lock = lock.shared();
     }
     if let Some(limit) = request.limit {
         lock = lock.limit(limit);
     }
-    // A blocking wait needs two connections, one of them for probes, and no permission to use pub/sub.
-    let lock = lock.blocking().canceller(canceller);
-    let left = || request.wait.map_or(Duration::MAX, |wait| wait.saturating_sub(errors.begun.elapsed()));
     loop {
-        let error = match lock.clone().wait(left()).acquire() {
+        if let Some(wait) = request.wait {
+            lock = lock.wait(wait.saturating_sub(errors.begun.elapsed()));
+        }
+        let error = match lock.acquire_with(canceller) {
             Ok(hold) => return Outcome::Granted(hold),
-            Err(Error::Busy(_) | Error::TimedOut(_)) => return Outcome::NotGranted,
+            Err(error) if matches!(error.kind(), ErrorKind::Busy | ErrorKind::TimedOut) => {
+                return Outcome::NotGranted;
+            }
             Err(error) => error,
         };
-        // If no connection could be made, the client has already retried until the deadline.
-        if !is_temporary(&error) || left().is_zero() {
+        let is_over = request.wait.is_some_and(|wait| errors.begun.elapsed() >= wait);
+        if !is_temporary(&error) || is_over {
             return Outcome::Failed(errors.fatal().unwrap_or(error));
         }
         errors.handle(&error);
@@ -125,7 +134,7 @@ impl ErrorHandler {
     }
 }
 
-/// Whether the server replied with a temporary error, such as during a failover, a start or a long script.
+/// Whether the server replied with a temporary error, or with nothing, such as during a failover, a start or a long script.
 fn is_temporary(error: &Error) -> bool {
     const TEMPORARY: [&str; 11] = [
         "BUSY",
@@ -140,13 +149,13 @@ fn is_temporary(error: &Error) -> bool {
         "TRYAGAIN",
         "UNBLOCKED",
     ];
-    matches!(error, Error::Unavailable(_)) && error.code().is_some_and(|code| TEMPORARY.contains(&code))
+    error.kind() == ErrorKind::Unavailable && error.code().is_none_or(|code| TEMPORARY.contains(&code))
 }
 
 /// The text of an error, with advice for frequent mistakes.
 pub(crate) fn describe(error: &Error) -> String {
     match error.code() {
-        Some("MOVED") => format!("{}: server is part of a cluster, try --cluster", error.text()),
-        _ => explain(error.text()),
+        Some("MOVED") => format!("{error}: server is part of a cluster, try --cluster"),
+        _ => explain(&error.to_string()),
     }
 }

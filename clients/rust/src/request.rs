@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: MIT
+
+use std::time::Duration;
+
+use redis::{cmd, Cmd};
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// The greatest time that the server accepts.
+const MAX_TIME: Duration = Duration::from_millis(1 << 53);
+
+/// One lock, or several locks at once, with options.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Request {
+    pub(crate) keys: Vec<Vec<u8>>,
+    pub(crate) wait: Option<Duration>,
+    pub(crate) lease: Option<Duration>,
+    pub(crate) max_hold: Option<Duration>,
+    pub(crate) shared: bool,
+    pub(crate) limit: Option<u32>,
+    pub(crate) fence: bool,
+    pub(crate) reentrant: bool,
+    pub(crate) owner: Option<Vec<u8>>,
+    pub(crate) label: Option<String>,
+}
+
+/// A time in milliseconds, rounded up, and at least 1.
+pub(crate) fn milliseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_micros().div_ceil(1000)).unwrap_or(u64::MAX).max(1)
+}
+
+impl Request {
+    /// Fails if the options do not fit together.
+    pub(crate) fn check(&self) -> Result<()> {
+        let times = [self.lease, self.max_hold].into_iter().flatten();
+        let wrong = if self.keys.is_empty() || self.keys.iter().any(Vec::is_empty) {
+            "a lock needs a key that is not empty"
+        } else if self.owner.as_ref().is_some_and(Vec::is_empty) {
+            "owner must not be empty"
+        } else if self.lease.is_some() && self.max_hold.is_some() {
+            "max_hold limits renewals, and a hold with a lease has none; use one of them"
+        } else if self.limit == Some(0) {
+            "limit must be positive"
+        } else if self.limit.is_some() && self.several() {
+            "limit is not available for several locks"
+        } else if { times }.any(|time| time < Duration::from_millis(1) || time > MAX_TIME) {
+            "lease and max_hold must be at least 1 ms, and less than 2^53 ms"
+        } else {
+            return Ok(());
+        };
+        Err(Error::new(ErrorKind::Misuse, wrong))
+    }
+
+    pub(crate) fn several(&self) -> bool {
+        self.keys.len() > 1
+    }
+
+    /// An error about these locks.
+    pub(crate) fn error(&self, kind: ErrorKind, text: &str) -> Error {
+        let keys: Vec<_> = self.keys.iter().map(|key| String::from_utf8_lossy(key)).collect();
+        Error::new(kind, format!("{}: {text}", keys.join(", ")))
+    }
+
+    /// The first words of a call of this verb: `ACQUIRE`, `RENEW` or `RELEASE`.
+    pub(crate) fn call(&self, verb: &str, owner: &[u8]) -> Cmd {
+        if self.several() {
+            let mut call = cmd(&format!("LOCK.M{verb}"));
+            call.arg(self.keys.len()).arg(&self.keys).arg(owner);
+            return call;
+        }
+        let mut call = cmd(&format!("LOCK.{verb}"));
+        call.arg(&self.keys[0]).arg(owner);
+        call
+    }
+
+    pub(crate) fn acquire(&self, owner: &[u8]) -> Cmd {
+        let mut call = self.call("ACQUIRE", owner);
+        if self.shared || self.limit.is_some() {
+            call.arg("SHARED");
+        }
+        if let Some(limit) = self.limit {
+            call.arg("LIMIT").arg(limit);
+        }
+        if self.fence {
+            call.arg("FENCE");
+        }
+        self.bind(&mut call, self.lease, self.max_hold);
+        call
+    }
+
+    pub(crate) fn cancel(&self, owner: &[u8]) -> Cmd {
+        let mut call = cmd("LOCK.CANCEL");
+        call.arg(&self.keys[0]).arg(owner);
+        call
+    }
+
+    /// Adds the lease and the binding of a hold. A hold without a lease is renewed, and ends with its session.
+    pub(crate) fn bind(&self, call: &mut Cmd, lease: Option<Duration>, max_hold: Option<Duration>) {
+        match (lease, max_hold) {
+            (Some(lease), _) => call.arg("PX").arg(milliseconds(lease)),
+            (None, Some(max)) => call.arg("WATCHDOG").arg("MAX").arg(milliseconds(max)).arg("EPHEMERAL"),
+            (None, None) => call.arg("EPHEMERAL"),
+        };
+    }
+}
