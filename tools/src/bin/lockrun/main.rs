@@ -30,7 +30,7 @@ use redis_lock_tools::texts;
 
 use child::{Ended, Terminal};
 use options::Options;
-use renewer::{Renewer, RenewerEvent, UNREACHABLE};
+use renewer::{Renewer, RenewerEvent};
 use signals::{Received, Stage};
 use wait::{describe, LockRequest, Outcome};
 
@@ -209,7 +209,7 @@ impl Run {
         // Renewals start first, as the following steps may take long.
         let renewer = self.start_renewer(&hold);
         // This program may have been stopped since the grant.
-        if hold.valid_for().is_zero() {
+        if hold.is_lost() {
             self.report_loss("lease expired before the command started");
             renewer.release();
             self.wait_until_released();
@@ -238,7 +238,7 @@ impl Run {
                     terminal.restore();
                 }
                 self.log(&format!("command ended with status {}", ended.status()));
-                let in_time = !hold.valid_for().is_zero();
+                let in_time = !hold.is_lost();
                 renewer.release();
                 match self.wait_until_released() {
                     Some(Err(error)) if renewer::is_loss(&error) || !in_time => {
@@ -290,10 +290,8 @@ impl Run {
             if hold.is_lost() {
                 return Err(renewer::loss_reason(hold));
             }
-            let left = hold.valid_for();
-            if left.is_zero() {
-                return Err(UNREACHABLE.to_owned());
-            }
+            // Zero while the hold is not confirmed, such as during a failover. That is no loss.
+            let left = hold.valid_for().max(Duration::from_millis(10));
             // The clock of the hold runs while the machine is suspended, but this timeout does not. So the timeout is short.
             match self.events.recv_timeout(left.min(Duration::from_secs(1))) {
                 Ok(Event::CommandEnded(ended)) => return Ok(ended),
@@ -306,7 +304,7 @@ impl Run {
                     // All processes must stop, as the lease can expire meanwhile.
                     child::signal_all(Signal::SIGSTOP);
                     let _ = nix::sys::signal::raise(Signal::SIGSTOP);
-                    if !hold.valid_for().is_zero() {
+                    if !hold.is_lost() {
                         child::signal_all(Signal::SIGCONT);
                     }
                 }

@@ -16,7 +16,7 @@ use crate::wait::{describe, RETRY_INTERVAL};
 const RENEW_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The reason for a loss without a confirmed renewal.
-pub(crate) const UNREACHABLE: &str = "server was unreachable for a whole lease";
+const UNREACHABLE: &str = "server was unreachable for a whole lease";
 
 /// An event of the renewer.
 pub(crate) enum RenewerEvent {
