@@ -24,13 +24,15 @@ test('the examples of the README run', async () => {
     assert.equal(blocks.length, 7);
     const end = '\nexport const end = () => clients.forEach((one) => one.disconnect());\n';
     const code = blocks.join('\n').replaceAll('new Redis()', `clients[clients.push(new Redis(${server.port})) - 1]`);
-    const { outputText } = ts.transpileModule(`const clients = [];\n${code}${end}`, { compilerOptions });
+    const source = `const clients = [];\n${code}${end}`;
+    const { outputText } = ts.transpileModule(source, { compilerOptions, fileName: 'readme.examples.mts' });
     const file = new URL('readme.examples.mjs', import.meta.url);
     writeFileSync(file, outputText);
     console.log = (...words) => printed.push(words.join(' '));
     (await import(file)).end();
     assert.equal(await server.admin.get('result'), '42');
-    const expected = ['no other process is here', '1', '1 0', 'jobs held released'];
+    assert.ok(printed.some((line) => Number(line) > 0), 'a token');
+    const expected = ['no other process is here', '1 0', 'jobs held released'];
     for (const line of expected) assert.ok(printed.includes(line), `${line} in ${printed.join('\n')}`);
   } finally {
     console.log = log;
