@@ -175,6 +175,7 @@ lint: ## Checks format, clippy, pyflakes, documentation, English, licenses, cycl
 	git ls-files -co --exclude-standard '*.py' | xargs pyflakes3
 	python3 tests/scripts/cycles.py
 	python3 tests/scripts/english.py
+	python3 tests/scripts/names.py
 	python3 tests/mutants/run.py --check
 	cargo fmt --all --check
 	cargo fmt --check --manifest-path tests/protocol/Cargo.toml

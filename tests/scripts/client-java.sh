@@ -38,3 +38,4 @@ target=$out/checked
 # Most tests are idle most of the time, so three classes run at once.
 maven -Plint -DforkCount=3 verify
 grep -h "^Tests run" "$target"/*/surefire-reports/*.txt
+exec timeout --kill-after=5 900 python3 tests/scripts/first_use.py java

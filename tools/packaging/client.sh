@@ -53,8 +53,8 @@ node)
     packed=$dist/$(npm pack --silent --pack-destination "$dist")
     npx --yes publint@0.3.25 run --strict "$packed"
     # An entry of ES modules only is not for CommonJS.
-    npx --yes @arethetypeswrong/cli@0.18.5 "$packed" --profile node16 --ignore-rules cjs-resolves-to-esm --format ascii >"$tools/log" ||
-        { cat "$tools/log" >&2; exit 1; }
+    npx --yes @arethetypeswrong/cli@0.18.5 "$packed" --profile node16 --ignore-rules cjs-resolves-to-esm \
+        --format ascii >"$tools/log" || { cat "$tools/log" >&2; exit 1; }
     ls "$packed"
     ;;
 rust)

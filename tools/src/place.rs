@@ -99,7 +99,7 @@ impl ServerOptions {
             };
             client.map_err(|error| error.to_string())
         };
-        if (self.cluster || self.sentinel.is_some()) && nodes.iter().any(|node| is_unix(node)) {
+        if (self.cluster || self.sentinel.is_some()) && nodes.iter().any(is_unix) {
             return Err("a node of a cluster or a Sentinel has a host and a port".to_owned());
         }
         let first = client(nodes.first().cloned().ok_or("URL is missing")?)?;

@@ -674,7 +674,13 @@ impl<I: Io> Session<I> {
                         let first_sent = first_sent.unwrap_or(sent);
                         return Ok(Some(Reply { value, first_sent, is_repeated }));
                     }
-                    Err(failed) if counts && !failed.is_transient() => return Err(failed),
+                    Err(failed) if counts && !failed.is_transient() => {
+                        if is_ask && !is_repeated {
+                            // No copy of this call can be late, so nothing must be undone.
+                            at.session.end_asked(acquire, "failed");
+                        }
+                        return Err(failed);
+                    }
                     Ok(_) => {}
                     Err(failed) => error = failed,
                 }
@@ -864,7 +870,10 @@ impl<I: Io> Session<I> {
     async fn open(self: &Arc<Self>) -> Result<Arc<str>> {
         let mut call = cmd("LOCK.SESSION");
         call.arg("OPEN").arg("NEW").arg(self.update(Table::next_beat));
-        call.arg("TTL").arg(milliseconds(self.core.ttl)).arg("GRACE").arg(self.core.grace.as_millis() as u64);
+        call.arg("TTL")
+            .arg(milliseconds(self.core.ttl))
+            .arg("GRACE")
+            .arg(whole_milliseconds(self.core.grace));
         call.arg("NAME").arg(&self.core.name);
         let reply = self.io.read(call, REPLY_GRACE).await?;
         let (id, _) = <(String, u64)>::from_redis_value(reply).map_err(redis::RedisError::from)?;
@@ -985,7 +994,7 @@ impl<I: Io> Session<I> {
                 if table.is_up && table.failure.is_none() { EVENTS_BLOCK.min(third) } else { Duration::ZERO };
             let mut call = cmd("LOCK.EVENTS");
             call.arg(&**id).arg(table.next_beat()).arg(table.seen).arg(table.done());
-            call.arg(block.as_millis() as u64).arg(EVENTS_COUNT);
+            call.arg(whole_milliseconds(block)).arg(EVENTS_COUNT);
             (block, call)
         });
         let sent = now();
@@ -1138,4 +1147,8 @@ impl<I: Io> Drop for Ended<'_, I> {
         drop(table);
         self.0.changed.notify_waiters();
     }
+}
+
+fn whole_milliseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }

@@ -146,7 +146,7 @@ async fn deadlocks_are_reported() {
         let hold = other.lock("b").acquire().await.unwrap();
         let result = other.lock("a").acquire().await;
         hold.release().await.unwrap();
-        result.map(|hold| drop(hold))
+        result.map(drop)
     });
     block_in_place(|| server.until_waiting("a", 1));
     assert_eq!(kind(locks.lock("b").acquire().await), ErrorKind::Deadlock);

@@ -238,7 +238,7 @@ class Session:
                 raise Unavailable("no connection to the server; try again")
 
     def valid_for(self, hold: Acquire) -> float:
-        """Seconds for which no other owner can have the lock, whatever the network does."""
+        """Seconds for which no other owner can have the lock, even if the network fails."""
         if hold.state is not HELD or not hold.is_declared():
             return 0.0
         return max(0.0, (self.safe_until if hold.request.lease is None else hold.lease_ends) - monotonic())

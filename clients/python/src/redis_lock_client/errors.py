@@ -88,7 +88,7 @@ TRANSIENT = "READONLY LOADING NOREPLICAS MISCONF BUSY TRYAGAIN MASTERDOWN CLUSTE
 KINDS.update(dict.fromkeys(TRANSIENT, Transient))
 
 
-# What redis-py raises.
+# The errors that redis-py raises.
 FAILURES = (RedisError, RedisClusterException, OSError)
 
 
