@@ -172,13 +172,13 @@ func (l *Locks) callListener(event Event) {
 	l.listener(event)
 }
 
-// inListener returns whether the listener has called the caller. The stack of this goroutine tells it.
+// inListener returns whether the listener has called the caller. The stack of this goroutine tells it, with any path of the module.
 func (l *Locks) inListener() bool {
 	if l.listening.Load() == 0 {
 		return false
 	}
 	stack := make([]byte, 1<<16)
-	return bytes.Contains(stack[:runtime.Stack(stack, false)], []byte("/lock.(*Locks).callListener("))
+	return bytes.Contains(stack[:runtime.Stack(stack, false)], []byte(".(*Locks).callListener("))
 }
 
 // sessionOf has the session on the node that serves this key.
