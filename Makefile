@@ -103,6 +103,7 @@ test-clients: ## Runs lints, type checks, tests, and other projects' tests of th
 	# They are idle most of the time, so three run at once. Each one's output stays in one piece.
 	$(MAKE) --jobs 3 --output-sync --keep-going $(CLIENTS:%=test-client-%) || failed+=("one of $(CLIENTS)")
 	cargo test --doc --package redis-lock-client || failed+=(rust)
+	python3 tests/scripts/first_use.py rust || failed+=("the first program of rust")
 	[ $${#failed[@]} = 0 ] || { echo "FAILED: $${failed[*]}" >&2; exit 1; }
 
 test-client-%:

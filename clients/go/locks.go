@@ -172,7 +172,7 @@ func (l *Locks) callListener(event Event) {
 	l.listener(event)
 }
 
-// inListener returns whether the listener has called the caller. The stack of this goroutine tells it, with any path of the module.
+// inListener returns whether the listener has called the caller, by the stack of this goroutine. The module may have any path.
 func (l *Locks) inListener() bool {
 	if l.listening.Load() == 0 {
 		return false
