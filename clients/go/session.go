@@ -247,7 +247,7 @@ func (s *session) untilUp(ctx context.Context, giveUp time.Time, a *acquire) *Er
 }
 
 // wait returns when the channel is closed. It fails at that time, or if the context is cancelled. The time respects the deadline
-// of the context: the server may know that, and report the end of the wait.
+// of the context. The server may know the deadline, and report the end of the wait.
 func (s *session) wait(ctx context.Context, changed <-chan struct{}, giveUp time.Time) (err *Error) {
 	s.locks.unlock()
 	defer func() {

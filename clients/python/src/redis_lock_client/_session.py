@@ -401,12 +401,12 @@ class Session:
             if isinstance(reply, Transient) and not isinstance(reply, (Late, Moved)):
                 raise reply
         moved = [acquire for acquire, reply in zip(acquires, replies) if isinstance(reply, Moved)]
-        for acquire in moved:
-            # The next LOCK.EVENTS ends the use of its present number.
-            acquire.number = Number(self, b"", 0)
         declared = [(acquire, reply) for acquire, reply in zip(acquires, replies) if not isinstance(reply, Moved)]
         ours = Counter(_hold_of(each) for each, reply in declared if each.state is HELD or not isinstance(reply, LockError))
         with self.mutex:
+            for acquire in moved:
+                # It gets another number, as the next LOCK.EVENTS may end the use of the present one.
+                self._undeclare(acquire)
             for acquire, reply in declared:
                 self.undeclared.pop(acquire, None)
                 n, is_refused = acquire.number.n, isinstance(reply, LockError)
