@@ -199,8 +199,11 @@ def test_a_replica_takes_over(flavor, tmp_path):
     until(lambda: primary.waiters("a") == 1)
     primary.admin.execute_command("WAIT", 1, 5000)
     primary.stop()
+    fresh = flavor.locks(module.RedisCluster(host="127.0.0.1", port=survivor.port))
+    new = Call(lambda: fresh.lock("{a}:new", wait=30).acquire())
     until(lambda: takes_over(replica), 20)
     until(lambda: replica.waiters("a") == 1, 20)
+    new.end().release()
     until(lambda: hold.valid_for() > 0)
     assert not hold.lost and not other.lost
     hold.release()

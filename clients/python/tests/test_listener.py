@@ -72,6 +72,20 @@ def test_a_listener_may_release_and_try(server, flavor):
     assert hold.lost and not other.lost and not server.held("b") and not server.held("c")
 
 
+def test_a_listener_is_not_called_for_its_own_calls(server, flavor):
+    if flavor.name == "asyncio":
+        pytest.skip("a listener of asyncio must not block the event loop")
+    events = []
+
+    def listener(event):
+        events.append(event[:3])
+        locks.lock("b", label="b").try_acquire().release()
+
+    locks = flavor.locks(server.port, listener=listener)
+    locks.lock("a", label="a").acquire().release()
+    assert events == [("a", "waited", "granted"), ("a", "held", "released")] and not server.held("b")
+
+
 def test_a_listener_is_called_in_the_releasing_thread(server, flavor):
     events = []
     locks = flavor.locks(server.port, listener=events.append)

@@ -392,6 +392,36 @@ def test_a_delayed_grant_of_a_lease_is_still_valid(server, flavor):
     hold.release()
 
 
+def test_a_grant_by_event_costs_no_other_call(server, flavor):
+    locks = flavor.locks(server.port)
+    server.take("a")
+    call = Call(lambda: locks.lock("a", lease=60).acquire())
+    until(lambda: server.waiters("a") == 1)
+    server.give("a")
+    hold = call.end()
+    # The safe time is a limit until the event has been acknowledged.
+    until(lambda: 50 < hold.valid_for() <= 60)
+    hold.release()
+    assert server.calls("lock.renew") == 0
+
+
+def test_a_late_event_does_not_prolong_its_lease(server, proxy, flavor):
+    locks = flavor.locks(proxy.port, ttl=20, grace=6)
+    server.take("a")
+    call = Call(lambda: locks.lock("a", lease=20).acquire())
+    until(lambda: server.waiters("a") == 1)
+    proxy.frozen.set()
+    server.give("a")
+    until(lambda: server.held("a") and server.admin.pttl("a") < 18500)
+    proxy.frozen.clear()
+    hold = call.end()
+    until(lambda: hold.valid_for() > 10)
+    # Not before the other one, as both decrease.
+    left = server.admin.pttl("a")
+    assert hold.valid_for() <= left / 1000
+    hold.release()
+
+
 def test_a_lease_shorter_than_the_delay_never_begins_invalid(server, proxy, flavor):
     locks = flavor.locks(proxy.port, ttl=20, grace=6)
     server.take("a")

@@ -56,6 +56,8 @@ class Acquire:
         self.lease_ends = math.inf
         # An attempt of the present call has no reply, so it may have succeeded.
         self.in_doubt = False
+        # The server may still revoke the grant, until it has been acknowledged.
+        self.in_flight = False
         self.is_releasing = self.is_handed_over = False
 
     def acquire_words(self) -> Words:

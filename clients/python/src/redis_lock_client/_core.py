@@ -60,7 +60,7 @@ class Core:
                 raise errors.of(error) from error
             session = self._sessions.get(node.name)
             if session is None:
-                session = Session(self.io_class(node), self.options, self._mutex, self._relocate)
+                session = Session(self.io_class(node), self.options, self._mutex, self.session_of, self._relocate)
                 session = self._sessions.setdefault(node.name, session)
         if self.closed:
             raise Misuse("the locks are closed; make new ones")
@@ -110,8 +110,8 @@ class Core:
     async def _acquire(
         self, request: Request, wait: Optional[float], on_ask: Optional[Callable[[Session, Acquire], None]]
     ) -> Optional[Acquire]:
-        started = monotonic()
-        until = math.inf if wait is None else started + wait
+        until = math.inf if wait is None else monotonic() + wait
+        moving = math.inf
         while True:
             owner = self._owner(self) if request.owner is None else Owner(request.owner)
             left = wait if not wait else max(0.001, until - monotonic())
@@ -123,12 +123,14 @@ class Core:
             except TimedOut:
                 return None
             except Moved:
-                if monotonic() >= (until if wait else started + self.options.patience):
+                moving = min(moving, monotonic())
+                if monotonic() >= (until if wait else moving + self.options.patience):
                     raise
                 # The cluster may need a moment until all nodes agree.
                 await self._refresh()
                 await (await self.session_of(request.keys[0])).io.sleep(RETRY_PAUSE)
                 continue
+            moving = math.inf
             if asked.reason == "timeout":
                 return None
             if asked.reason in FINAL:

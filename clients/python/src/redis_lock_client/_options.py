@@ -13,6 +13,8 @@ TTL, GRACE = 30.0, 3.0
 PATIENCE = 5.0
 
 log = logging.getLogger("redis_lock_client")
+# Whether a listener runs in this thread.
+_calling = threading.local()
 
 
 class Event(NamedTuple):
@@ -39,11 +41,15 @@ class Options(NamedTuple):
     listener: Optional[Listener] = None
 
     def notify(self, *event: Any) -> None:
-        if self.listener is not None:
+        """Calls the listener, unless a listener of this thread caused the event. Otherwise it would call itself for ever."""
+        if self.listener is not None and not getattr(_calling, "listener", False):
+            _calling.listener = True
             try:
                 self.listener(Event(*event))
             except Exception:
                 log.exception("a listener of locks failed")
+            finally:
+                _calling.listener = False
 
 
 class Mutex:

@@ -50,8 +50,15 @@ class Session:
     server has not confirmed that. Replies, events and the clock move it.
     """
 
-    def __init__(self, io: Io, options: Options, mutex: Mutex, relocate: Callable[[List[Acquire]], Awaitable[None]]) -> None:
-        self.io, self.options, self.mutex, self._relocate = io, options, mutex, relocate
+    def __init__(
+        self,
+        io: Io,
+        options: Options,
+        mutex: Mutex,
+        session_of: Callable[[bytes], Awaitable["Session"]],
+        relocate: Callable[[List[Acquire]], Awaitable[None]],
+    ) -> None:
+        self.io, self.options, self.mutex, self._session_of, self._relocate = io, options, mutex, session_of, relocate
         self.id: Optional[bytes] = None
         # Whether the session is open, its holds are declared (R3), and LOCK.EVENTS has confirmed them.
         self._is_up, self._up = False, io.signal()
@@ -89,8 +96,7 @@ class Session:
             if asked.state is ASKED and reply is None:
                 self._end(asked, "timeout")
             elif asked.state is ASKED and reply != 0:
-                self._grant(asked, reply)
-                asked.lease_ends = first_sent + (asked.request.lease or math.inf)
+                self._grant(asked, first_sent, reply)
             asked.changed = self.io.signal() if asked.state is ASKED and asked.error is None else None
         if asked.changed is not None and not await asked.changed.wait(_remaining(give_up)):
             raise (Unavailable if self._failed else TimedOut)(f"{asked.request.name}: the server has not answered in time")
@@ -103,8 +109,8 @@ class Session:
         if hold.holds > 1 and not hold.request.reentrant:
             raise Deadlock(f"{hold.request.name}: this owner has the lock already; release it first, or use reentrant=True")
         lease = hold.request.lease
-        if lease is not None and (hold.in_doubt or hold.lease_ends <= monotonic()):
-            # Nobody knows when the lease began, and the server may still revoke the grant (R1).
+        if lease is not None and hold.lease_ends <= monotonic():
+            # Perhaps: nobody knows when the lease began. The call sets it again.
             hold.lease_ends = math.inf
             try:
                 await self.renew(hold, lease)
@@ -169,6 +175,7 @@ class Session:
                 self._end(hold, _reason_of(error), undo=hold.request.several)
         if hold.state is not HELD:
             raise hold.lost()
+        hold.in_flight = False
         if lease is not None:
             hold.lease_ends = first_sent + lease
 
@@ -229,6 +236,8 @@ class Session:
             error = self._error
             if acquire.state is ASKED and acquire.error is not None:
                 error = acquire.error
+            elif acquire.state is ASKED and self._failed and await self._session_of(acquire.request.keys[0]) is not self:
+                raise Moved("another node serves the key now")
             elif give_up < math.inf and not acquire.is_try and isinstance(error, Transient):
                 # A call with a limit waits for the server.
                 error = None
@@ -241,7 +250,15 @@ class Session:
         """Seconds for which no other owner can have the lock, even if the network fails."""
         if hold.state is not HELD or not hold.is_declared():
             return 0.0
-        return max(0.0, (self.safe_until if hold.request.lease is None else hold.lease_ends) - monotonic())
+        until = self.safe_until if hold.request.lease is None else hold.lease_ends
+        if hold.in_flight and self._confirmed_here() < hold.granted:
+            # The server may still revoke the grant (R1).
+            until = min(until, self.safe_until)
+        return max(0.0, until - monotonic())
+
+    def _confirmed_here(self) -> float:
+        """When the last confirming LOCK.EVENTS of the present session was sent."""
+        return self.safe_until - self.options.grace
 
     # Transitions, under the mutex.
 
@@ -250,7 +267,8 @@ class Session:
         acquire.number = Number(self, self.id or b"", self._last_n)
         return self._last_n
 
-    def _grant(self, asked: Acquire, reply: Any, token: Any = None) -> None:
+    def _grant(self, asked: Acquire, since: float, reply: Any, token: Any = None) -> None:
+        """`since`: the earliest time at which the lease can have begun."""
         replies = reply if asked.request.several else [reply]
         if not isinstance(replies[0], int):
             maps = [each if isinstance(each, dict) else dict(zip(each[::2], each[1::2])) for each in replies]
@@ -258,6 +276,7 @@ class Session:
             token = tokens if asked.request.several else tokens[0]
         self.held[asked.number.n] = self.asked.pop(asked.number.n)
         asked.state, asked.token, asked.holds, asked.granted = HELD, token, max(replies), monotonic()
+        asked.lease_ends, asked.in_flight = since + (asked.request.lease or math.inf), asked.in_doubt
         self._signal(asked)
 
     def _end(self, acquire: Acquire, reason: str, undo: bool = False) -> None:
@@ -342,6 +361,7 @@ class Session:
                     if self.io.node.name:
                         # Another node of the cluster may have replaced this one.
                         await self._relocate([*self.asked.values(), *self.held.values(), *self.undeclared])
+                        self._wake_waiting()
                 self._failed = True
                 self._check_clock()
                 if not self.closed:
@@ -467,7 +487,8 @@ class Session:
                     continue
                 if kind == b"granted" and acquire.state is ASKED:
                     acquire.in_doubt = True
-                    self._grant(acquire, *fields[:2])
+                    # An earlier grant would be in the last confirming reply.
+                    self._grant(acquire, max(acquire.began, self._confirmed_here()), *fields[:2])
                 elif kind == b"lost" and fields[0] == b"moved" and acquire.state is HELD:
                     self._undeclare(acquire)
                 elif kind == b"lost":
