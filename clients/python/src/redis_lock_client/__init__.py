@@ -14,14 +14,12 @@ from __future__ import annotations
 import atexit
 import functools
 import threading
-from typing import Any, Callable, Dict, List, Optional, Tuple, TypeVar, cast
+from typing import Any, Callable, Dict, List, Optional, TypeVar, cast
 
-from ._acquire import ASKED, Acquire, Owner
+from ._acquire import ASKED, Acquire
 from ._base import BaseHold, BaseLock, BaseLocks
-from ._core import Core, cores
+from ._core import cores
 from ._options import Event
-from ._request import seconds
-from ._session import Session
 from ._threads import Threads, run
 from .errors import Busy, Cancelled, Deadlock, LockError, Lost, Misuse, TimedOut, Unavailable
 
@@ -48,22 +46,23 @@ class Cancellation:
     """Lets another thread end an acquire. It is final: a later acquire with it ends at once."""
 
     def __init__(self) -> None:
-        self._mutex = threading.Lock()
-        self._asked: List[Tuple[Session, Acquire]] = []
+        # Re-entrant, as a signal handler may cancel.
+        self._mutex = threading.RLock()
+        self._asked: List[Acquire] = []
         self.cancelled = False
 
     def cancel(self) -> None:
         """Every acquire with this object that has not returned raises `Cancelled`."""
         with self._mutex:
             self.cancelled, asked, self._asked = True, self._asked, []
-        for session, acquire in asked:
-            session.interrupt(acquire, Cancelled("the acquire was cancelled"))
+        for acquire in asked:
+            acquire.session.interrupt(acquire, Cancelled("the acquire was cancelled"))
 
-    def _add(self, session: Session, acquire: Acquire) -> None:
+    def _add(self, acquire: Acquire) -> None:
         with self._mutex:
             if self.cancelled:
                 raise Cancelled("the acquire was cancelled")
-            self._asked = [each for each in self._asked if each[1].state is ASKED] + [(session, acquire)]
+            self._asked = [each for each in self._asked if each.place is ASKED] + [acquire]
 
 
 class Hold(BaseHold):
@@ -93,27 +92,21 @@ class Hold(BaseHold):
         return run(self._core.execute(*self._guarded(command)))
 
 
-class Lock(BaseLock):
+class Lock(BaseLock[Hold]):
     def acquire(self, wait: Optional[float] = None, *, cancellation: Optional[Cancellation] = None) -> Hold:
         """Waits for the lock: for at most `wait` seconds, or as the lock was made.
 
         Raises `TimedOut` (after a wait of 0 `Busy`), `Deadlock`, `Cancelled`, `Misuse` or `Unavailable`.
         """
-        hold = self._acquire(self._wait(wait), cancellation)
-        if hold is None:
-            raise self._not_granted(self._wait(wait))
-        return hold
+        on_ask = None if cancellation is None else cancellation._add
+        return Hold(self, run(self._core.acquire(self._request, self._wait(wait), on_ask)))
 
     def try_acquire(self, wait: float = 0, *, cancellation: Optional[Cancellation] = None) -> Optional[Hold]:
         """As `acquire`, but returns None if the lock is not granted within `wait` seconds."""
-        return self._acquire(wait, cancellation)
-
-    def _acquire(self, wait: Optional[float], cancellation: Optional[Cancellation]) -> Optional[Hold]:
-        if cancellation is None:
-            acquire = run(self._core.acquire(self._request, seconds(wait, "wait", 0)))
-        else:
-            acquire = run(self._core.acquire(self._request, seconds(wait, "wait", 0), cancellation._add))
-        return None if acquire is None else Hold(self, acquire)
+        try:
+            return self.acquire(wait, cancellation=cancellation)
+        except (Busy, TimedOut):
+            return None
 
     def attach(self, ticket: str) -> Hold:
         """Takes over a hold that another process has handed over. Raises `Lost` if it has ended."""
@@ -128,13 +121,12 @@ class Lock(BaseLock):
         return bool(run(self._core.execute("LOCK.BREAK", self._request.keys[0])))
 
     def __enter__(self) -> Hold:
-        hold = self.acquire()
-        self._scopes.setdefault(threading.get_ident(), []).append(hold)
-        return hold
+        return self._enter(self.acquire())
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        hold = self._leave()
         try:
-            self._left(threading.get_ident()).release()
+            hold.release()
         except LockError:
             # The error of the body says more.
             if error is None:
@@ -153,14 +145,7 @@ class Lock(BaseLock):
 
 class Locks(BaseLocks[Lock]):
     __doc__ = BaseLocks.__doc__
-    _lock_class, _io_class, _owners_class = Lock, Threads, threading.local
-
-    @staticmethod
-    def _owner(core: Core) -> Owner:
-        owner: Optional[Owner] = getattr(core.owners, "owner", None)
-        if owner is None or owner.retired:
-            owner = core.owners.owner = core.new_owner()
-        return owner
+    _lock_class, _io_class = Lock, Threads
 
     def close(self) -> None:
         """Ends all waits and renewed holds, the session and its thread. A hold with a lease remains until its lease ends."""

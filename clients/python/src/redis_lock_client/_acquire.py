@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from time import monotonic
-from typing import TYPE_CHECKING, NamedTuple, Optional
+from typing import TYPE_CHECKING, Optional, Set
 
 from ._io import Signal
 from ._request import Request, Words, milliseconds
@@ -14,8 +15,8 @@ from .errors import LockError, Lost
 if TYPE_CHECKING:
     from ._session import Session
 
-# The states. An acquire that is over has a reason.
-ASKED, HELD, OVER = "asked", "held", "over"
+# The places. An acquire in UNDO is over for its user, but perhaps not on the server.
+ASKED, HELD, UNDO, OVER = "asked", "held", "undo", "over"
 # Ends of a hold that are no loss.
 GOOD_ENDS = ("released", "cancelled", "taken")
 # Ends that a release without a reply may have caused.
@@ -23,78 +24,67 @@ UNEXPLAINED = ("restarted", "not held")
 
 
 class Owner:
-    """The name under which a thread or task acquires locks. A retired owner is not used again: a call of it may be late."""
+    """The name under which a thread or task acquires locks."""
 
     def __init__(self, name: bytes) -> None:
-        # Number of its acquires that the server may still have to undo.
-        self.name, self.retired = name, 0
-
-
-class Number(NamedTuple):
-    """The identity of an acquire on the server."""
-
-    session: "Session"
-    id: bytes
-    n: int
+        self.name = name
+        # Keys for which the name is not used: the server may still grant a lock to it, or another process holds it.
+        self.retired: Counter[bytes] = Counter()
 
 
 class Acquire:
     def __init__(
-        self, session: "Session", request: Request, owner: Owner, wait: Optional[float] = None, source: Words = ()
+        self, session: Session, request: Request, owner: Owner, wait: Optional[float] = None, source: Words = ()
     ) -> None:
         self.request, self.owner, self.is_try = request, owner, wait == 0
         # The hold of another session that this acquire takes over: FROM, name, number.
         self.source = source
-        self.number = Number(session, b"", 0)
-        self.state, self.reason = ASKED, ""
-        # The error to raise from the wait.
+        self.place, self.reason = ASKED, ""
+        # Its number, and the session that this number belongs to. The server may know it under `id` of that session: until
+        # the first call, and before the declaration in a new session, it does not.
+        self.session, self.n, self.id = session, 0, b""
+        # The error to raise from the wait, and the signal for the next change.
         self.error: Optional[LockError] = None
         self.changed: Optional[Signal] = None
         self.holds, self.token = 0, None
         self.began = self.granted = monotonic()
         self.until = math.inf if wait is None else self.began + wait
         self.lease_ends = math.inf
-        # An attempt of the present call has no reply, so it may have succeeded.
-        self.in_doubt = False
-        # The server may still revoke the grant, until it has been acknowledged.
-        self.in_flight = False
-        self.is_releasing = self.is_handed_over = False
+        # The verbs of calls that the server may have executed without a reply.
+        self.in_doubt: Set[str] = set()
+        # Whether the server may revoke the grant until it is acknowledged, and whether the user has the hold.
+        self.in_flight = self.is_delivered = self.is_releasing = False
 
-    def acquire_words(self) -> Words:
-        if self.source:
-            return (*self.renew_words(self.request.lease), *self.source)
-        left = self.until - monotonic()
-        queue: Words = () if self.is_try else ("QUEUE", 0 if left == math.inf else milliseconds(left))
-        return (*self.request.acquire(self.owner.name), *self._session_words(), *queue)
+    def words(self, verb: str, lease: Optional[float] = None) -> Words:
+        """A call of ACQUIRE, RENEW, RELEASE or CANCEL. `lease` is that of a renewal."""
+        request, session = self.request, ("SESSION", self.session.id, self.n)
+        words: Words = (f"LOCK.{verb}", request.keys[0], self.owner.name)
+        if request.several and verb != "CANCEL":
+            words = (f"LOCK.M{verb}", len(request.keys), *request.keys, self.owner.name)
+        if verb == "ACQUIRE":
+            left = self.until - monotonic()
+            queue: Words = () if self.is_try else ("QUEUE", 0 if left == math.inf else milliseconds(left))
+            return (*words, *request.flags, *request.hold(request.lease, request.max_hold), *session, *queue)
+        if verb == "RENEW":
+            age = monotonic() - self.granted
+            max_hold = None if request.max_hold is None else max(0.001, request.max_hold - age)
+            return (*words, *request.hold(lease, max_hold), *session, *self.source)
+        return (*words, *session)
 
-    def renew_words(self, lease: Optional[float]) -> Words:
-        max_hold = self.request.max_hold
-        left = None if max_hold is None else max(0.001, max_hold - (monotonic() - self.granted))
-        return (*self.request.words("RENEW", self.owner.name), *self.request.hold(lease, left), *self._session_words())
-
-    def declare_words(self) -> Words:
+    def declaration(self) -> Words:
+        """Tells a new session, or another node, about a hold."""
         lease = self.request.lease
-        return self.renew_words(lease if self.lease_ends == math.inf else max(0.001, self.lease_ends - monotonic()))
-
-    def release_words(self) -> Words:
-        return (*self.request.words("RELEASE", self.owner.name), *self._session_words())
-
-    def cancel_words(self) -> Words:
-        return ("LOCK.CANCEL", self.request.keys[0], self.owner.name, *self._session_words())
-
-    def _session_words(self) -> Words:
-        return ("SESSION", self.number.id, self.number.n)
+        return self.words("RENEW", lease if self.lease_ends == math.inf else max(0.001, self.lease_ends - monotonic()))
 
     def is_declared(self) -> bool:
-        """Whether the present session of its server has this hold."""
-        at = self.number
-        return at.id == at.session.id and at.session.held.get(at.n) is self
+        """Whether the present session of its server knows its number."""
+        return self.id == self.session.id and self.id != b""
 
     def is_lost(self) -> bool:
         """Whether the hold ended before its release."""
-        if self.state is HELD:
+        if self.place is HELD:
             return self.lease_ends <= monotonic()
-        return self.state is OVER and self.reason not in GOOD_ENDS and not self.is_handed_over
+        return self.place is not ASKED and self.reason not in GOOD_ENDS
 
     def lost(self) -> Lost:
         reason = self.reason or "expired"

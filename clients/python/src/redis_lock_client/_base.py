@@ -7,19 +7,19 @@ import warnings
 import weakref
 from typing import Any, Dict, Generic, List, Optional, Type, TypeVar
 
-from ._acquire import HELD, Acquire, Owner
+from ._acquire import HELD, Acquire
 from ._core import Core, default_name
 from ._io import Io
 from ._options import GRACE, PATIENCE, TTL, Listener, Options
 from ._request import Name, Request, seconds
 from ._session import Session
-from .errors import Busy, LockError, Misuse, TimedOut
+from .errors import Misuse
 
 
 class BaseHold:
     """A lock that is held."""
 
-    def __init__(self, lock: BaseLock, acquire: Acquire) -> None:
+    def __init__(self, lock: BaseLock[Any], acquire: Acquire) -> None:
         # The session ends when its `Locks` is collected, so each hold refers to it by its lock.
         self._lock, self._core, self._acquire = lock, lock._core, acquire
 
@@ -53,13 +53,14 @@ class BaseHold:
     def hand_over(self) -> str:
         """Returns a ticket, with which another process takes over this hold by `attach`.
 
-        Until then this process keeps the hold alive. `release` does nothing any longer. Raises `Lost` if the hold has ended.
+        Until then the server renews the hold while this process lives. For this process the hold is over. Raises `Lost` if it
+        has ended, and `Unavailable` if no server has confirmed it since a restart.
         """
         return self._core.ticket(self._acquire)
 
     @property
     def _session(self) -> Session:
-        return self._acquire.number.session
+        return self._acquire.session
 
     def _lease(self, lease: Optional[float]) -> Optional[float]:
         own = self._acquire.request.lease
@@ -75,7 +76,7 @@ class BaseHold:
         return ("LOCK.GUARD", self.key, "OWNER", self.owner, *command)
 
     def __repr__(self) -> str:
-        state = "lost" if self.lost else self._acquire.state
+        state = "lost" if self.lost else self._acquire.place
         if state is HELD and not self.valid_for():
             state = "in jeopardy"
         return f"<{type(self).__qualname__} of {self._acquire.request.name}: {state}>"
@@ -85,31 +86,38 @@ class BaseHold:
 
     def __del__(self) -> None:
         acquire = self._acquire
-        if acquire.state is HELD and not acquire.is_handed_over and not self._core.closed:
+        if acquire.place is HELD and not self._core.closed:
             self._session.dropped.append(acquire)
             warnings.warn(f"{self!r} was never released; use its lock as a context manager", ResourceWarning, source=self)
 
 
-class BaseLock:
+H = TypeVar("H", bound=BaseHold)
+
+
+class BaseLock(Generic[H]):
     """A lock, or several locks, with options. Threads and tasks may share it: each enters and leaves a scope of its own."""
 
     def __init__(self, core: Core, request: Request, locks: Any) -> None:
         self._core, self._request, self._locks = core, request, locks
         # The holds of the scopes that each thread or task has entered, the innermost last.
-        self._scopes: Dict[Any, List[Any]] = {}
-
-    def _not_granted(self, wait: Optional[float]) -> LockError:
-        return (Busy if wait == 0 else TimedOut)(f"{self._request.name}: another owner holds the lock")
+        self._scopes: Dict[Any, List[H]] = {}
 
     def _wait(self, wait: Optional[float]) -> Optional[float]:
-        return self._request.wait if wait is None else wait
+        return seconds(self._request.wait if wait is None else wait, "wait", 0)
 
-    def _left(self, scope: Any) -> Any:
-        holds = self._scopes.get(scope)
+    def _enter(self, hold: H) -> H:
+        self._scopes.setdefault(self._core.io_class.current(), []).append(hold)
+        return hold
+
+    def _leave(self) -> H:
+        """The hold of the innermost scope of this thread or task."""
+        current = self._core.io_class.current()
+        holds = self._scopes.get(current)
         if holds is None:
-            raise Misuse(f"{self._request.name}: this thread or task did not enter the scope that it leaves")
+            text = "this thread or task did not enter the scope that it leaves; in a generator, use acquire() and release()"
+            raise Misuse(f"{self._request.name}: {text}")
         if len(holds) == 1:
-            del self._scopes[scope]
+            del self._scopes[current]
         return holds.pop()
 
     def __repr__(self) -> str:
@@ -119,7 +127,7 @@ class BaseLock:
         raise TypeError("a lock belongs to its process; make a new one in the other process")
 
 
-L = TypeVar("L", bound=BaseLock)
+L = TypeVar("L", bound=BaseLock[Any])
 
 
 class BaseLocks(Generic[L]):
@@ -137,7 +145,6 @@ class BaseLocks(Generic[L]):
 
     _lock_class: Type[L]
     _io_class: Type[Io]
-    _owners_class: Type[Any]
 
     def __init__(
         self,
@@ -150,8 +157,7 @@ class BaseLocks(Generic[L]):
         listener: Optional[Listener] = None,
     ) -> None:
         options = Options(name or default_name(), ttl, grace, patience, listener)
-        kind = type(self)
-        self._core = Core(client, kind._io_class, kind._owners_class(), kind._owner, options)
+        self._core = Core(client, type(self)._io_class, options)
         weakref.finalize(self, self._core.leave).atexit = False
 
     def lock(
@@ -185,7 +191,3 @@ class BaseLocks(Generic[L]):
             owner=owner, label=label,
         )  # fmt: skip
         return type(self)._lock_class(self._core, request, self)
-
-    @staticmethod
-    def _owner(core: Core) -> Owner:
-        raise NotImplementedError

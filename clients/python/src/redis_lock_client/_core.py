@@ -10,7 +10,7 @@ import socket
 import uuid
 import weakref
 from time import monotonic
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Type
 
 import redis.asyncio
 
@@ -24,25 +24,24 @@ from ._tasks import Tasks
 from .errors import Busy, Cancelled, Deadlock, LockError, Misuse, Moved, TimedOut, Unavailable
 
 # Ends of a wait that are final. After all others, the wait continues with a new number.
-FINAL = {"deadlock": Deadlock, "noreplicas": Unavailable, "refused": Misuse}
+FINAL = {
+    "deadlock": (Deadlock, "waiting could never end"),
+    "noreplicas": (Unavailable, "too few replicas have confirmed the grant"),
+    "refused": (Misuse, "the server refused the grant"),
+    "closed": (Cancelled, "the locks are closed"),
+}
+OnAsk = Optional[Callable[[Acquire], None]]
 
 
 class Core:
-    def __init__(
-        self,
-        client: Any,
-        io_class: Callable[[Node], Io],
-        owners: Any,
-        owner: Callable[["Core"], Owner],
-        options: Options,
-    ) -> None:
+    def __init__(self, client: Any, io_class: Type[Io], options: Options) -> None:
         if options.grace != 0 and not 0.1 <= options.grace <= options.ttl:
             raise Misuse("grace must be 0, or at least 0.1 and at most ttl")
-        self.client, self.io_class, self.options = client, io_class, options
-        # The owners of threads or tasks, and the way to find that of the calling one.
-        self.owners, self._owner = owners, owner
-        self._sessions: Dict[str, Session] = {}
-        self._mutex = Mutex(options)
+        self.client, self.io_class, self.options, self.mutex = client, io_class, options, Mutex(options)
+        self.sessions: Dict[str, Session] = {}
+        # The owner of each thread or task, and those with a name of the user.
+        self.owners: "weakref.WeakKeyDictionary[Any, Owner]" = weakref.WeakKeyDictionary()
+        self.named: "weakref.WeakValueDictionary[bytes, Owner]" = weakref.WeakValueDictionary()
         self.closed = False
         cores.add(self)
 
@@ -50,18 +49,33 @@ class Core:
         # Unique even if sessions have the same name.
         return Owner(f"{self.options.name}:{os.urandom(6).hex()}".encode())
 
+    async def _owner_of(self, session: Session, request: Request, until: float) -> Owner:
+        """An owner that is not retired for these keys."""
+        if request.owner is None:
+            current = self.io_class.current()
+            owner = self.owners.get(current)
+            if owner is None:
+                owner = self.owners[current] = self.new_owner()
+            return self.new_owner() if any(owner.retired[key] for key in request.keys) else owner
+        owner = self.named.setdefault(request.owner, Owner(request.owner))
+        while any(owner.retired[key] for key in request.keys):
+            if monotonic() >= until:
+                raise Unavailable(f"{request.name}: an earlier call of this owner has no answer yet")
+            await session.io.sleep(RETRY_PAUSE)
+        return owner
+
     async def session_of(self, key: bytes) -> Session:
         """The session on the node that serves this key."""
-        session = self._sessions.get("")
+        session = self.sessions.get("")
         if session is None:
             try:
                 node = await self._node_of(key)
             except errors.FAILURES as error:
                 raise errors.of(error) from error
-            session = self._sessions.get(node.name)
+            session = self.sessions.get(node.name)
             if session is None:
-                session = Session(self.io_class(node), self.options, self._mutex, self.session_of, self._relocate)
-                session = self._sessions.setdefault(node.name, session)
+                session = Session(self, self.io_class(node))
+                session = self.sessions.setdefault(node.name, session)
         if self.closed:
             raise Misuse("the locks are closed; make new ones")
         return session
@@ -85,66 +99,57 @@ class Core:
     async def _refresh(self) -> None:
         """Asks the cluster which node serves which slot."""
         try:
-            update = self.client.nodes_manager.initialize()
+            update = self.client.nodes_manager.initialize() if hasattr(self.client, "nodes_manager") else None
             if inspect.isawaitable(update):
                 await update
         except errors.FAILURES as error:
             raise errors.of(error) from error
 
-    async def acquire(
-        self, request: Request, wait: Optional[float], on_ask: Optional[Callable[[Session, Acquire], None]] = None
-    ) -> Optional[Acquire]:
-        """The hold, or None if the limit of the wait is over. `on_ask` gets each acquire that may wait."""
+    async def acquire(self, request: Request, wait: Optional[float], on_ask: OnAsk = None) -> Acquire:
+        """The hold. `on_ask` gets each acquire that may wait."""
         began, outcome = monotonic(), "granted"
         try:
-            hold = await self._acquire(request, wait, on_ask)
-            if hold is None:
-                outcome = Busy.kind if wait == 0 else TimedOut.kind
-            return hold
+            return await self._acquire(request, wait, on_ask)
         except BaseException as error:
             outcome = getattr(error, "kind", Cancelled.kind)
             raise
         finally:
             self.options.notify(request.label, "waited", outcome, monotonic() - began)
 
-    async def _acquire(
-        self, request: Request, wait: Optional[float], on_ask: Optional[Callable[[Session, Acquire], None]]
-    ) -> Optional[Acquire]:
-        until = math.inf if wait is None else monotonic() + wait
-        moving = math.inf
+    async def _acquire(self, request: Request, wait: Optional[float], on_ask: OnAsk) -> Acquire:
+        until, moving = math.inf if wait is None else monotonic() + wait, math.inf
         while True:
-            owner = self._owner(self) if request.owner is None else Owner(request.owner)
-            left = wait if not wait else max(0.001, until - monotonic())
+            session = await self.session_of(request.keys[0])
+            owner = await self._owner_of(session, request, until if wait else monotonic() + self.options.patience)
+            left = max(0.001, until - monotonic()) if wait else wait
+            asked = Acquire(session, request, owner, left)
             try:
-                asked = Acquire(await self.session_of(request.keys[0]), request, owner, left)
                 await self._ask(asked, on_ask)
-                if asked.state is HELD:
-                    return asked
-            except TimedOut:
-                return None
             except Moved:
                 moving = min(moving, monotonic())
                 if monotonic() >= (until if wait else moving + self.options.patience):
                     raise
                 # The cluster may need a moment until all nodes agree.
                 await self._refresh()
-                await (await self.session_of(request.keys[0])).io.sleep(RETRY_PAUSE)
+                await session.io.sleep(RETRY_PAUSE)
                 continue
             moving = math.inf
+            if asked.place is HELD:
+                return asked
             if asked.reason == "timeout":
-                return None
+                raise (Busy if wait == 0 else TimedOut)(f"{request.name}: another owner holds the lock")
             if asked.reason in FINAL:
-                raise FINAL[asked.reason](f"{request.name}: the wait ended ({asked.reason})")
+                kind, text = FINAL[asked.reason]
+                raise kind(f"{request.name}: {text}")
 
-    async def _ask(self, asked: Acquire, on_ask: Optional[Callable[[Session, Acquire], None]] = None) -> None:
+    async def _ask(self, asked: Acquire, on_ask: OnAsk = None) -> None:
         """Ends the acquire if it fails in any way."""
-        session = asked.number.session
         try:
             if on_ask is not None:
-                on_ask(session, asked)
-            await session.ask(asked)
+                on_ask(asked)
+            await asked.session.ask(asked)
         except BaseException:
-            await session.cancel(asked)
+            await asked.session.cancel(asked)
             raise
 
     async def attach(self, request: Request, ticket: str) -> Acquire:
@@ -156,38 +161,42 @@ class Core:
             raise Misuse("the ticket was not made by hand_over()")
         asked = Acquire(await self.session_of(request.keys[0]), request, taker, source=source)
         await self._ask(asked)
-        if asked.state is not HELD:
+        if asked.place is not HELD:
             raise asked.lost()
         return asked
 
     def ticket(self, hold: Acquire) -> str:
-        """Lets another process take the hold over. Until then, this process renews it, and does not release it."""
-        if hold.is_lost() or hold.state is not HELD:
-            raise hold.lost()
+        """Lets another process take the hold over. Until then, the server renews it while this session lives."""
         if hold.request.several:
             raise Misuse("several locks cannot be handed over together")
-        hold.is_handed_over = True
-        hold.owner.retired += 1
-        return f"{hold.owner.name.hex()}|{hold.number.n}|{self.options.name}"
+        with self.mutex:
+            if hold.is_lost() or hold.place is not HELD:
+                raise hold.lost()
+            if not hold.is_declared():
+                raise Unavailable(f"{hold.request.name}: no server has confirmed the hold yet; try again")
+            hold.session.give(hold)
+        return f"{hold.owner.name.hex()}|{hold.n}|{self.options.name}"
 
-    async def _relocate(self, acquires: List[Acquire]) -> None:
+    async def relocate(self, acquires: List[Acquire]) -> None:
         """Leaves acquires to the sessions on the nodes that serve their slots now: after a move, or the failover of a node."""
         try:
             await self._refresh()
             for acquire in acquires:
-                (await self.session_of(acquire.request.keys[0])).adopt(acquire)
+                session = await self.session_of(acquire.request.keys[0])
+                if session is not acquire.session:
+                    session.adopt(acquire)
         except LockError:
             # The reader tries again.
             pass
 
     async def wait_lost(self, hold: Acquire, timeout: float) -> bool:
         until = monotonic() + timeout
-        while hold.state is HELD and not hold.is_lost() and monotonic() < until:
-            with self._mutex:
-                hold.changed = hold.changed or hold.number.session.io.signal()
-            hold.changed.clear()
-            if hold.state is HELD:
-                await hold.changed.wait(min(until, hold.lease_ends) - monotonic())
+        while monotonic() < until:
+            with self.mutex:
+                if hold.place is not HELD or hold.is_lost():
+                    break
+                changed = hold.changed = hold.changed or hold.session.io.signal()
+            await changed.wait(max(0.0, min(until, hold.lease_ends) - monotonic()))
         return hold.is_lost()
 
     async def execute(self, *words: Any) -> Any:
@@ -207,24 +216,26 @@ class Core:
 
     async def close(self) -> None:
         self.closed = True
-        for session in list(self._sessions.values()):
+        for session in list(self.sessions.values()):
             await session.close()
 
     def leave(self) -> None:
         """Ends the sessions soon. Called by the garbage collector, so it does not lock."""
         self.closed = True
-        for session in list(self._sessions.values()):
+        for session in list(self.sessions.values()):
             session.closed = True
 
     def forget(self) -> None:
         """R17: a forked child has no hold and no connection of its parent."""
-        for session in self._sessions.values():
-            session.io.forget()
-            session.mutex, session.closed = Mutex(self.options), True
-            for acquire in [*session.asked.values(), *session.held.values(), *session.undeclared]:
-                acquire.state, acquire.reason = OVER, "forked"
-        self._sessions, self.owners, self._mutex = {}, type(self.owners)(), Mutex(self.options)
+        sessions, self.sessions = list(self.sessions.values()), {}
         self.options = self.options._replace(name=default_name())
+        self.owners, self.named, self.mutex = weakref.WeakKeyDictionary(), weakref.WeakValueDictionary(), Mutex(self.options)
+        for session in sessions:
+            session.mutex, session.closed = self.mutex, True
+            for acquire in [*session.asked.values(), *session.held.values(), *session.unsettled.values()]:
+                acquire.place, acquire.reason = OVER, "forked"
+        for session in sessions:
+            session.io.forget()
 
 
 cores: "weakref.WeakSet[Core]" = weakref.WeakSet()

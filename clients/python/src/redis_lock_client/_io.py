@@ -15,7 +15,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from . import errors
 from ._request import Words
-from .errors import LockError, Transient
+from .errors import LockError, NoSession, Transient
 
 # Limit for one call without a reply. Then it is repeated on another connection.
 CALL_TIMEOUT = 2.0
@@ -48,7 +48,6 @@ class Node(NamedTuple):
 
 class Signal(Protocol):
     def set(self) -> None: ...
-    def clear(self) -> None: ...
     async def wait(self, timeout: Optional[float]) -> bool: ...
 
 
@@ -72,8 +71,8 @@ class Io:
         """Closes the connections of a forked child, which its parent uses. Otherwise they would outlive the parent."""
         for connection in list(self._opened):
             writer = getattr(connection, "_writer", None)
-            sock = getattr(connection, "_sock", None) or writer and writer.get_extra_info("socket")._sock
-            if sock:
+            sock = getattr(connection, "_sock", None) or writer and getattr(writer.get_extra_info("socket"), "_sock", None)
+            if sock and sock.fileno() >= 0:
                 # A shutdown, or a change of the event loop, would concern the parent as well.
                 os.close(sock.detach())
         self._idle, self._reader = [], None
@@ -103,19 +102,18 @@ class Io:
             self._idle.append(connection)
         return replies
 
-    async def read(self, words: Words, timeout: float) -> Any:
-        """The reply to a call over the reader's connection. Raises errors of `errors`."""
+    async def read(self, calls: Sequence[Words], timeout: float) -> List[Any]:
+        """The replies to calls in one round trip, over the reader's connection. Errors of the server are elements of the list."""
         self._reader = self._reader or self._open()
-        [reply] = await self._exchange(self._reader, [words], timeout)
-        if isinstance(reply, LockError):
-            raise reply
-        return reply
+        return await self._exchange(self._reader, calls, timeout)
 
     async def _exchange(self, connection: Any, calls: Sequence[Words], timeout: float) -> List[Any]:
         replies: List[Any] = []
+        is_stale = False
         try:
             await self.result(connection.connect())
-            self.limit(connection, None)
+            # A large batch may fill the buffers of a connection that is dead.
+            self.limit(connection, timeout if len(calls) > 100 else None)
             if len(calls) == 1:
                 await self.result(connection.send_command(*calls[0], check_health=False))
             else:
@@ -126,6 +124,11 @@ class Io:
                     replies.append(await self.result(connection.read_response()))
                 except ResponseError as error:
                     replies.append(errors.of(error))
+                    if isinstance(replies[-1], NoSession) or str(replies[-1]).startswith("READONLY"):
+                        # A new connection may lead to another primary.
+                        is_stale = True
+            if is_stale:
+                await self.result(connection.disconnect())
             return replies
         except BaseException as error:
             await self.result(connection.disconnect())
@@ -156,6 +159,11 @@ class Io:
     # Threads and asyncio implement these methods.
 
     retry_class: Any
+
+    @staticmethod
+    def current() -> Any:
+        """The calling thread or task."""
+        raise NotImplementedError
 
     def is_reader(self) -> bool:
         """Returns whether the caller runs in the reader: a listener."""

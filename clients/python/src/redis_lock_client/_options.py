@@ -46,7 +46,8 @@ class Options(NamedTuple):
             _calling.listener = True
             try:
                 self.listener(Event(*event))
-            except Exception:
+            except (Exception, SystemExit):
+                # The end of a thread is not the end of the program.
                 log.exception("a listener of locks failed")
             finally:
                 _calling.listener = False

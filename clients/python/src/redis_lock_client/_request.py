@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, List, Optional, Sequence, Tuple, Union
+from typing import Any, Optional, Sequence, Tuple, Union
 
 from .errors import Misuse
 
@@ -74,19 +74,8 @@ class Request:
         self.fence, self.reentrant, self.label = fence, reentrant, label
         self.owner = None if owner is None else encode(owner, "owner")
         self.several = len(keys) > 1
-        options: List[Any] = ["SHARED"] if shared or limit is not None else []
-        options += ["LIMIT", limit] if limit is not None else []
-        options += ["FENCE"] if fence else []
-        self._options = tuple(options)
-
-    def words(self, verb: str, owner: bytes) -> Words:
-        """The first words of a call of this verb: `ACQUIRE`, `RENEW` or `RELEASE`."""
-        if self.several:
-            return (f"LOCK.M{verb}", len(self.keys), *self.keys, owner)
-        return (f"LOCK.{verb}", self.keys[0], owner)
-
-    def acquire(self, owner: bytes) -> Words:
-        return (*self.words("ACQUIRE", owner), *self._options, *self.hold(self.lease, self.max_hold))
+        self.flags: Words = ("SHARED",) if limit is None else ("SHARED", "LIMIT", limit)
+        self.flags = (self.flags if shared or limit is not None else ()) + (("FENCE",) if fence else ())
 
     def hold(self, lease: Optional[float], max_hold: Optional[float]) -> Words:
         """The lease and the binding of a hold. A hold without a lease of its own is renewed, and ends with its session."""

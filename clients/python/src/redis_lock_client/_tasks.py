@@ -11,7 +11,7 @@ from redis.asyncio.retry import Retry
 from ._io import CALL_TIMEOUT, Io, Node
 from ._io import Signal as AnySignal
 from ._request import Words
-from .errors import LockError, Misuse, Transient, Unavailable
+from .errors import LockError, Misuse, NoReply, Unavailable
 
 
 async def _result(future: "asyncio.Future[Any]", timeout: Optional[float], default: Any) -> Any:
@@ -40,9 +40,6 @@ class Signal:
         self._is_set = True
         for waiter in self._waiters:
             _resolve(waiter, True)
-
-    def clear(self) -> None:
-        self._is_set = False
 
     async def wait(self, timeout: Optional[float]) -> bool:
         if self._is_set:
@@ -74,7 +71,7 @@ class Tasks(Io):
         self._calls += zip(calls, replies)
         if self._sending is None or self._sending.done():
             self._sending = asyncio.ensure_future(self._send())
-        late = Transient(f"no reply within {timeout:.3g} s")
+        late = NoReply(f"no reply within {timeout:.3g} s")
         return [await _result(reply, timeout, late) for reply in replies]
 
     async def _send(self) -> None:
@@ -93,13 +90,18 @@ class Tasks(Io):
     async def result(self, call: Any) -> Any:
         value = await call
         # `asyncio.wait_for` in redis-py may swallow the end of the event loop. Python 3.10 does not count cancellations.
-        if getattr(asyncio.current_task(), "cancelling", int)():
+        task = asyncio.current_task()
+        if task in (self._reading, self._sending) and getattr(task, "cancelling", int)():
             raise asyncio.CancelledError
         return value
 
     def limit(self, connection: Any, timeout: Optional[float]) -> None:
         # With a time-out as its argument, read_response would return None, which is a reply, too.
         connection.socket_timeout = timeout
+
+    @staticmethod
+    def current() -> Any:
+        return asyncio.current_task()
 
     def signal(self) -> AnySignal:
         return Signal()

@@ -29,7 +29,7 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 class Signal:
     def __init__(self) -> None:
         self._event = threading.Event()
-        self.set, self.clear = self._event.set, self._event.clear
+        self.set = self._event.set
 
     async def wait(self, timeout: Optional[float]) -> bool:
         return self._event.wait(timeout if timeout is None else min(timeout, threading.TIMEOUT_MAX))
@@ -48,6 +48,10 @@ class Threads(Io):
     def limit(self, connection: Any, timeout: Optional[float]) -> None:
         if timeout is not None and timeout < CALL_TIMEOUT and not connection.can_read(timeout):
             raise RedisTimeoutError(f"no reply within {timeout:.3g} s")
+
+    @staticmethod
+    def current() -> Any:
+        return threading.current_thread()
 
     def signal(self) -> AnySignal:
         return Signal()

@@ -1,25 +1,20 @@
 # SPDX-License-Identifier: MIT
 """Locks for asyncio.
 
-    locks = aio.Locks(redis.asyncio.Redis())
-    async with locks.lock("order:42") as hold:
-        ...
+locks = aio.Locks(redis.asyncio.Redis())
+async with locks.lock("order:42") as hold:
+    ...
 """
 
 from __future__ import annotations
 
-import asyncio
 import functools
-import weakref
 from typing import Any, Awaitable, Callable, Dict, Optional, TypeVar, cast
 
-from ._acquire import Owner
 from ._base import BaseHold, BaseLock, BaseLocks
-from ._core import Core
 from ._options import Event
-from ._request import seconds
 from ._tasks import Tasks
-from .errors import LockError
+from .errors import Busy, LockError, TimedOut
 
 __all__ = ["Event", "Hold", "Lock", "Locks"]
 
@@ -53,23 +48,21 @@ class Hold(BaseHold):
         return await self._core.execute(*self._guarded(command))
 
 
-class Lock(BaseLock):
+class Lock(BaseLock[Hold]):
     async def acquire(self, wait: Optional[float] = None) -> Hold:
         """Waits for the lock: for at most `wait` seconds, or as the lock was made.
 
         Raises `TimedOut` (after a wait of 0 `Busy`), `Deadlock`, `Misuse` or `Unavailable`. A task that is cancelled leaves
         neither a waiter nor a hold behind.
         """
-        wait = self._wait(wait)
-        acquire = await self._core.acquire(self._request, seconds(wait, "wait", 0))
-        if acquire is None:
-            raise self._not_granted(wait)
-        return Hold(self, acquire)
+        return Hold(self, await self._core.acquire(self._request, self._wait(wait)))
 
     async def try_acquire(self, wait: float = 0) -> Optional[Hold]:
         """As `acquire`, but returns None if the lock is not granted within `wait` seconds."""
-        acquire = await self._core.acquire(self._request, seconds(wait, "wait", 0))
-        return None if acquire is None else Hold(self, acquire)
+        try:
+            return await self.acquire(wait)
+        except (Busy, TimedOut):
+            return None
 
     async def attach(self, ticket: str) -> Hold:
         """Takes over a hold that another process has handed over. Raises `Lost` if it has ended."""
@@ -84,13 +77,12 @@ class Lock(BaseLock):
         return bool(await self._core.execute("LOCK.BREAK", self._request.keys[0]))
 
     async def __aenter__(self) -> Hold:
-        hold = await self.acquire()
-        self._scopes.setdefault(asyncio.current_task(), []).append(hold)
-        return hold
+        return self._enter(await self.acquire())
 
     async def __aexit__(self, kind: Any, error: Any, trace: Any) -> None:
+        hold = self._leave()
         try:
-            await self._left(asyncio.current_task()).release()
+            await hold.release()
         except LockError:
             # The error of the body says more.
             if error is None:
@@ -109,15 +101,7 @@ class Lock(BaseLock):
 
 class Locks(BaseLocks[Lock]):
     __doc__ = BaseLocks.__doc__
-    _lock_class, _io_class, _owners_class = Lock, Tasks, weakref.WeakKeyDictionary
-
-    @staticmethod
-    def _owner(core: Core) -> Owner:
-        task = asyncio.current_task()
-        owner: Optional[Owner] = core.owners.get(task)
-        if owner is None or owner.retired:
-            owner = core.owners[task] = core.new_owner()
-        return owner
+    _lock_class, _io_class = Lock, Tasks
 
     async def close(self) -> None:
         """Ends all waits and renewed holds, the session and its task. A hold with a lease remains until its lease ends."""

@@ -120,9 +120,7 @@ class _Lock:
             return self._error(Lost, f"Cannot {verb} a lock that's no longer owned")
         return error
 
-    async def _acquire(
-        self, blocking: Optional[bool], blocking_timeout: Optional[float], token: Union[str, bytes, None]
-    ) -> bool:
+    async def _acquire(self, blocking: Optional[bool], blocking_timeout: Optional[float], token: Union[str, bytes, None]) -> bool:
         blocking = self.blocking if blocking is None else blocking
         limit = self.blocking_timeout if blocking_timeout is None else blocking_timeout
         wait = 0 if not blocking else None if limit is None else max(0.0, limit)
@@ -130,12 +128,12 @@ class _Lock:
         owner = uuid.uuid4().hex.encode() if token is None else self._encode(token)
         try:
             hold = await self._core().acquire(Request([self.key], lease=self.timeout or None, owner=owner), wait)
+        except (Busy, TimedOut):
+            return False
         except Deadlock:
             # The token holds the lock already.
             if wait is None:
                 raise
-            return False
-        if hold is None:
             return False
         self.local.token, self.local.hold = owner, hold
         return True
@@ -162,7 +160,7 @@ class _Lock:
         token, hold = self._with_token("release"), self.local.hold
         try:
             if hold is not None and hold.owner.name == token:
-                await hold.number.session.release(hold)
+                await hold.session.release(hold)
             else:
                 # The user has set the token of another process.
                 await self._core().execute("LOCK.RELEASE", self.key, token)
@@ -187,7 +185,7 @@ class _Lock:
         self._with_timeout(verb)
         try:
             if hold is not None and hold.owner.name == token:
-                await hold.number.session.renew(hold, lease)
+                await hold.session.renew(hold, lease)
             else:
                 await self._core().execute("LOCK.RENEW", self.key, token, "PX", milliseconds(lease))
         except LockError as error:

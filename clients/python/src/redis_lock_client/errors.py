@@ -59,6 +59,10 @@ class Transient(Unavailable):
     """A repetition of the call may succeed soon: no connection, a failover, a slow script."""
 
 
+class NoReply(Transient):
+    """The server may or may not have executed the call."""
+
+
 class NoSession(Transient):
     """The server does not know the session: it has ended."""
 
@@ -107,7 +111,7 @@ def of(error: BaseException) -> LockError:
     if isinstance(error, AuthenticationError):
         return Misuse(str(error))
     if not isinstance(error, ResponseError):
-        return Transient(f"no reply from the server: {error}")
+        return NoReply(f"no reply from the server: {error}")
     code = code_of(error)
     text = str(error) if str(error).startswith(code) else f"{code} {error}"
     if code == "ERR" and "unknown command" in text:

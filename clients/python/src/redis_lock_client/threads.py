@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from typing import Any, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 from . import Hold, Locks
 from . import Lock as OurLock
@@ -25,6 +25,8 @@ class Lock:
             raise Misuse("a lock of threads has one hold at a time")
         self._locks, self._key, self._options = locks, key, options
         self._hold: Optional[Hold] = None
+        # The hold of each thread's scope. After a loss, another thread may hold this object.
+        self._entered: Dict[int, Optional[Hold]] = {}
         # Reports wrong options at once.
         self._lock()
 
@@ -50,9 +52,13 @@ class Lock:
 
     def release(self) -> None:
         """Releases the lock. Raises `Lost` after a loss, and `RuntimeError` if this object does not hold the lock."""
-        hold, self._hold = self._hold, None
+        self._release(self._hold)
+
+    def _release(self, hold: Optional[Hold]) -> None:
         if hold is None:
             raise RuntimeError("release unlocked lock")
+        if hold is self._hold:
+            self._hold = None
         hold.release()
 
     def locked(self) -> bool:
@@ -65,12 +71,20 @@ class Lock:
         hold = self._hold
         return hold is not None and hold.lost
 
+    def _leave(self) -> None:
+        hold = self._entered.pop(threading.get_ident(), None)
+        if hold is not self._hold and hold is not None and not hold.lost:
+            raise RuntimeError("release unlocked lock")
+        self._release(hold)
+
     def __enter__(self) -> bool:
-        return self.acquire()
+        is_granted = self.acquire()
+        self._entered[threading.get_ident()] = self._hold
+        return is_granted
 
     def __exit__(self, kind: Any, error: Optional[BaseException], trace: Any) -> None:
         try:
-            self.release()
+            self._leave()
         except LockError:
             # The error of the body says more.
             if error is None:
@@ -110,6 +124,9 @@ class RLock(Lock):
         self._count -= 1
         if self._count == 0:
             self._release_save()
+
+    def _leave(self) -> None:
+        self.release()
 
     # `threading.Condition` calls these.
 
