@@ -9,9 +9,10 @@ import time
 
 import pytest
 import redis
+import redis.asyncio
 from conftest import Call, comes_true, in_asyncio, until
 
-from redis_lock_client import Cancellation, Cancelled, Deadlock, Misuse, TimedOut, Unavailable
+from redis_lock_client import Cancellation, Cancelled, Deadlock, Misuse, TimedOut, Unavailable, aio
 
 
 def is_idle(server, *keys):
@@ -307,3 +308,29 @@ def test_calls_that_meet_the_close_end(server, flavor):
         for call in calls:
             call.end(10)
         until(lambda: is_idle(server, "a"))
+
+
+def test_close_works_in_a_cancelled_task(server):
+    async def main():
+        client = redis.asyncio.Redis(port=server.port)
+        locks = aio.Locks(client)
+
+        async def work():
+            try:
+                async with locks.lock("a"):
+                    await asyncio.sleep(60)
+            finally:
+                await locks.close()
+                await client.aclose()
+                closed.append(True)
+
+        closed = []
+        task = asyncio.ensure_future(work())
+        await comes_true(lambda: server.held("a"))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert closed and server.sessions() == []
+        await comes_true(lambda: server.clients() == 0)
+
+    asyncio.run(asyncio.wait_for(main(), 60))

@@ -206,6 +206,8 @@ def test_a_replica_takes_over(flavor, tmp_path):
     new.end().release()
     until(lambda: hold.valid_for() > 0)
     assert not hold.lost and not other.lost
+    # Nothing calls the old node for ever.
+    until(lambda: f"127.0.0.1:{primary.port}" not in hold._core.sessions, 20)
     hold.release()
     call.end().release()
     other.release()

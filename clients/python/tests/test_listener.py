@@ -51,6 +51,24 @@ def test_a_listener_that_raises_does_no_harm(server, flavor, caplog):
         assert len(server.sessions()) == 1
 
 
+def test_a_listener_that_exits_does_no_harm(server, flavor):
+    exits = []
+
+    def listener(event):
+        if event.outcome == "lost":
+            exits.append(event)
+            raise SystemExit
+
+    locks = flavor.locks(server.port, ttl=20, listener=listener)
+    hold, other = locks.lock("a").acquire(), locks.lock("b").acquire()
+    server.admin.delete("a")
+    until(lambda: exits)
+    before = server.calls("lock.events")
+    until(lambda: server.calls("lock.events") > before + 2)
+    assert hold.lost and other.valid_for() > 0
+    other.release()
+
+
 def test_a_listener_may_release_and_try(server, flavor):
     if flavor.name == "asyncio":
         pytest.skip("a listener of asyncio must not block the event loop")

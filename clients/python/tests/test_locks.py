@@ -430,3 +430,15 @@ def test_a_lock_is_used_by_many_threads_at_once(server, locks):
         call.end(30)
     # Connections of asyncio may start a thread for the addresses.
     assert counter == [160] and threading.active_count() < threads + 15
+
+
+def test_an_owner_is_retired_only_for_the_lock_of_the_hand_over(server, locks):
+    lock, given = locks.lock("a", reentrant=True), locks.lock("b").acquire()
+    hold = lock.acquire()
+    assert given.hand_over()
+    again, other = lock.acquire(0), locks.lock("c").acquire()
+    assert again.owner == hold.owner == other.owner == given.owner
+    # The other process may have the lock under this name.
+    assert locks.lock("b", reentrant=True).try_acquire() is None
+    for each in (again, hold, other):
+        each.release()

@@ -30,6 +30,15 @@ def test_a_lost_lock_is_reported_by_its_release(server, threaded):
         1 / 0
 
 
+def test_a_scope_does_not_release_the_hold_of_another_thread(server, threaded):
+    lock = threads.Lock(threaded, "a")
+    with pytest.raises(Lost), lock:
+        server.admin.delete("a")
+        Call(lock.acquire).end()
+    assert server.held("a") and not lock.lost
+    lock.release()
+
+
 def test_a_lock_of_threads_has_one_hold(threaded):
     for options in ({"shared": True}, {"limit": 2}, {"lease": -1}):
         with pytest.raises(Misuse):

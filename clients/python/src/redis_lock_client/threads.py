@@ -73,9 +73,8 @@ class Lock:
 
     def _leave(self) -> None:
         hold = self._entered.pop(threading.get_ident(), None)
-        if hold is not self._hold and hold is not None and not hold.lost:
-            raise RuntimeError("release unlocked lock")
-        self._release(hold)
+        is_released = hold is not None and hold._acquire.reason == "released"
+        self._release(None if is_released else hold)
 
     def __enter__(self) -> bool:
         is_granted = self.acquire()
