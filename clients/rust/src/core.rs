@@ -213,7 +213,7 @@ impl<I: Io> Core<I> {
         if hold.request.lease.is_none() || !left(lease_ends).is_zero() {
             return Ok(true);
         }
-        // The grant was on its way, and its lease was running. The renewal also acknowledges the grant (R1).
+        // The lease may be over, as it ran while the grant was on its way. The renewal also acknowledges the grant (R1).
         hold.now().lease_ends = Moment::MAX;
         match Session::renew(self, hold, hold.request.lease).await {
             Err(error) if error.kind() == ErrorKind::Lost => Ok(false),

@@ -90,8 +90,13 @@ pub(crate) struct Now<I: Io> {
     error: Option<Error>,
     pub(crate) holds: u64,
     pub(crate) tokens: Vec<u64>,
+    /// When the acquire was first sent under its present number.
+    sent: Moment,
     pub(crate) granted: Moment,
+    /// The earliest end of the lease.
     pub(crate) lease_ends: Moment,
+    /// Whether the server may revoke the grant until it is acknowledged (R1).
+    is_revocable: bool,
     /// Whether a release may have succeeded without a reply.
     maybe_released: bool,
     pub(crate) handed_over: bool,
@@ -111,8 +116,10 @@ impl<I: Io> Acquire<I> {
             error: None,
             holds: 0,
             tokens: Vec::new(),
+            sent: Moment::MAX,
             granted: now(),
             lease_ends: Moment::MAX,
+            is_revocable: false,
             maybe_released: false,
             handed_over: false,
         };
@@ -337,6 +344,11 @@ impl<I: Io> Table<I> {
         self.last_n
     }
 
+    /// Whether the present session has this number, and has declared it.
+    fn knows(&self, at: &At<I>) -> bool {
+        self.id.as_ref() == Some(&at.id) && !self.undeclared.contains(&at.n)
+    }
+
     fn next_beat(&mut self) -> u64 {
         // R16: never taken from a reply.
         self.beat += 1;
@@ -381,14 +393,15 @@ impl<I: Io> Table<I> {
         }
     }
 
-    /// Handles a grant by a reply, or by an event with a token.
+    /// Handles a grant by a reply, or by an event with a token. The lease began at `not_before` at the earliest.
     fn grant(
         &mut self,
         acquire: &Arc<Acquire<I>>,
         n: u64,
         replies: Value,
         token: Option<Value>,
-        lease_starts: Option<Moment>,
+        not_before: Moment,
+        is_revocable: bool,
     ) {
         let (mut holds, mut tokens) =
             (numbers(&replies), token.map_or_else(Vec::new, |token| numbers(&token)));
@@ -407,11 +420,9 @@ impl<I: Io> Table<I> {
         state.phase = Phase::Held;
         state.holds = holds.into_iter().max().unwrap_or(1);
         (state.tokens, state.granted) = (tokens, now());
-        state.lease_ends = match acquire.request.lease {
-            None => Moment::MAX,
-            // It has begun at an unknown time: a renewal is necessary.
-            Some(lease) => lease_starts.map_or(Moment::ZERO, |start| start.saturating_add(lease)),
-        };
+        let starts = state.sent.max(not_before);
+        state.lease_ends = acquire.request.lease.map_or(Moment::MAX, |lease| starts.saturating_add(lease));
+        state.is_revocable = is_revocable;
         drop(state);
         acquire.changed.notify_waiters();
     }
@@ -564,7 +575,7 @@ impl<I: Io> Session<I> {
             }
             reply => reply?,
         };
-        if let Some(Reply { value, first_sent, is_repeated }) = reply {
+        if let Some(Reply { value, is_repeated, .. }) = reply {
             self.update(|table| {
                 let (phase, at) = {
                     let state = acquire.now();
@@ -574,7 +585,7 @@ impl<I: Io> Session<I> {
                 match value {
                     Value::Nil => table.over(acquire, at.n, "timeout"),
                     Value::Int(0) => {}
-                    value => table.grant(acquire, at.n, value, None, (!is_repeated).then_some(first_sent)),
+                    value => table.grant(acquire, at.n, value, None, Moment::ZERO, is_repeated),
                 }
             });
         }
@@ -619,7 +630,9 @@ impl<I: Io> Session<I> {
         }
         let Some(id) = table.id.clone().filter(|_| table.is_up) else { return Ok(false) };
         let n = table.next_n();
-        acquire.now().at = Some(At { session: Arc::clone(self), id, n });
+        let mut state = acquire.now();
+        (state.at, state.sent) = (Some(At { session: Arc::clone(self), id, n }), now());
+        drop(state);
         table.asked.insert(n, Arc::clone(acquire));
         Ok(true)
     }
@@ -665,7 +678,7 @@ impl<I: Io> Session<I> {
             if at.as_ref().is_some_and(|at| at.session.is_closed()) {
                 return Err(Error::new(ErrorKind::Cancelled, "the locks are closed"));
             }
-            if let Some(at) = at.filter(|at| at.session.knows(at)) {
+            if let Some(at) = at.filter(|at| locked(&at.session.table).knows(at)) {
                 let limit = CALL_TIMEOUT.min(REPLY_GRACE.max(left(give_up)));
                 let reply = at.session.io.call(acquire.call(verb, &at), limit).await;
                 let counts = at.is(&acquire.now().at);
@@ -703,36 +716,33 @@ impl<I: Io> Session<I> {
         locked(&self.table).is_closed
     }
 
-    /// Whether the present session has this number, and has declared it.
-    fn knows(&self, at: &At<I>) -> bool {
-        let table = locked(&self.table);
-        table.id.as_ref() == Some(&at.id) && !table.undeclared.contains(&at.n)
-    }
 
     /// Releases exactly this hold. If that fails, the reader continues.
     pub(crate) async fn release(core: &Core<I>, hold: &Arc<Acquire<I>>) -> Result<()> {
+        let (is_held, handed_over) = {
+            let state = hold.now();
+            (state.phase == Phase::Held, state.handed_over)
+        };
+        if handed_over {
+            return Ok(());
+        }
         if hold.is_lost() {
             // A lease that has expired by the local clock may still exist on the server.
             abandon(hold, "expired");
-            return Err(hold.lost());
+        } else if is_held {
+            let undo = Undo::new(hold, "released");
+            let reason = match Session::repeat(core, hold, Verb::Release, after(core.patience)).await {
+                Ok(_) => "released",
+                // An earlier attempt without a reply may have succeeded.
+                Err(error) if error.ends_hold() && hold.now().maybe_released => "released",
+                Err(error) if error.is("WRONGTYPE") => "wrongtype",
+                Err(error) if error.ends_hold() => "deleted",
+                Err(error) => return Err(error),
+            };
+            undo.disarm();
+            Session::finish(hold, reason);
         }
-        {
-            let state = hold.now();
-            if state.phase != Phase::Held || state.handed_over {
-                return Ok(());
-            }
-        }
-        let undo = Undo::new(hold, "released");
-        let reason = match Session::repeat(core, hold, Verb::Release, after(core.patience)).await {
-            Ok(_) => "released",
-            // An earlier attempt without a reply may have succeeded.
-            Err(error) if error.ends_hold() && hold.now().maybe_released => "released",
-            Err(error) if error.is("WRONGTYPE") => "wrongtype",
-            Err(error) if error.ends_hold() => "deleted",
-            Err(error) => return Err(error),
-        };
-        undo.disarm();
-        Session::finish(hold, reason);
+        // An event may have ended the hold at any step.
         if hold.is_lost() {
             return Err(hold.lost());
         }
@@ -756,7 +766,8 @@ impl<I: Io> Session<I> {
         match Session::repeat(core, hold, Verb::Renew(lease), after(core.patience)).await {
             Ok(Some(reply)) => {
                 if let Some(lease) = lease {
-                    hold.now().lease_ends = reply.first_sent.saturating_add(lease);
+                    let mut state = hold.now();
+                    (state.lease_ends, state.is_revocable) = (reply.first_sent.saturating_add(lease), false);
                 }
             }
             Ok(None) => {}
@@ -777,7 +788,7 @@ impl<I: Io> Session<I> {
         let give_up = after(core.patience);
         loop {
             let at = hold.now().at.clone();
-            match at.filter(|at| at.session.knows(at)) {
+            match at.filter(|at| locked(&at.session.table).knows(at)) {
                 Some(at) => return Ok(at.n),
                 None if left(give_up).is_zero() => return Err(Error::no_reply()),
                 None => I::sleep(RETRY_PAUSE).await,
@@ -787,17 +798,21 @@ impl<I: Io> Session<I> {
 
     /// The time for which no other owner can have the lock, even if the network fails.
     pub(crate) fn valid_for(hold: &Acquire<I>) -> Duration {
-        let (at, lease_ends) = {
-            let state = hold.now();
-            (state.at.clone().filter(|_| state.phase == Phase::Held), state.lease_ends)
-        };
-        let Some(at) = at.filter(|at| at.session.knows(at)) else { return Duration::ZERO };
-        left(if hold.request.lease.is_some() { lease_ends } else { at.session.safe_until() })
-    }
-
-    fn safe_until(&self) -> Moment {
-        let table = locked(&self.table);
-        table.confirmed.filter(|_| table.is_up).map_or(Moment::ZERO, |sent| sent + self.core.grace)
+        let state = hold.now();
+        let Some(at) = state.at.clone().filter(|_| state.phase == Phase::Held) else { return Duration::ZERO };
+        let (lease_ends, granted, is_revocable) = (state.lease_ends, state.granted, state.is_revocable);
+        drop(state);
+        let table = locked(&at.session.table);
+        if !table.knows(&at) {
+            return Duration::ZERO;
+        }
+        let confirmed = table.confirmed.filter(|_| table.is_up);
+        // R1: the server revokes a grant only if the session is silent for the grace.
+        let is_limited = is_revocable && table.confirmed.is_none_or(|sent| sent <= granted);
+        if hold.request.lease.is_some() && !is_limited {
+            return left(lease_ends);
+        }
+        left(lease_ends.min(confirmed.map_or(Moment::ZERO, |sent| sent + at.session.core.grace)))
     }
 
     /// When all renewed holds are lost, if no server answers.
@@ -1108,7 +1123,9 @@ impl<I: Io> Table<I> {
         let field = fields.next();
         if kind == "granted" {
             let asked = self.asked.get(&n).cloned()?;
-            self.grant(&asked, n, field?, fields.next(), None);
+            // All earlier events were in the reply to the last confirming call.
+            let confirmed = self.confirmed.unwrap_or_default();
+            self.grant(&asked, n, field?, fields.next(), confirmed, true);
         } else if kind == "lost" {
             let reason = field.and_then(|reason| String::from_redis_value(reason).ok()).unwrap_or_default();
             if reason == "moved" {
