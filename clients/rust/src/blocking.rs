@@ -20,10 +20,10 @@ use std::time::Duration;
 
 use redis::{Cmd, FromRedisValue, Value};
 
+use crate::acquire::{Acquire, Phase};
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::{locked, run, Threads};
 use crate::lock::{deadline, HoldOf, LockOf, LocksOf};
-use crate::session::{Acquire, Phase};
 
 /// The locks of threads.
 pub type Locks = LocksOf<Threads>;

@@ -12,12 +12,13 @@ use std::time::Duration;
 use redis::{Cmd, Value};
 use uuid::Uuid;
 
+use crate::acquire::{Acquire, Phase, Undo};
 use crate::clock::{after, left, now, Moment};
 use crate::error::{Error, ErrorKind, Result};
-use crate::io::{locked, Io, CALL_TIMEOUT, RETRY_PAUSE};
+use crate::io::{locked, Io, CALL_TIMEOUT, REPLY_GRACE, RETRY_PAUSE};
 use crate::request::Request;
 use crate::server::Server;
-use crate::session::{abandon, Acquire, Phase, Session, Undo, REPLY_GRACE};
+use crate::session::Session;
 
 /// A notification to the listener.
 #[derive(Clone, Debug)]
@@ -213,7 +214,7 @@ impl<I: Io> Core<I> {
         if hold.request.lease.is_none() || !left(lease_ends).is_zero() {
             return Ok(true);
         }
-        // The grant was on its way, and its lease was running. The renewal also acknowledges the grant (R1).
+        // The lease may be over, as it ran while the grant was on its way. The renewal also acknowledges the grant (R1).
         hold.now().lease_ends = Moment::MAX;
         match Session::renew(self, hold, hold.request.lease).await {
             Err(error) if error.kind() == ErrorKind::Lost => Ok(false),
@@ -267,19 +268,28 @@ impl<I: Io> Core<I> {
         self.session_of(key).await?.io.call(call, CALL_TIMEOUT).await
     }
 
-    /// Leaves acquires to the sessions on the nodes that serve their slots now.
-    pub(crate) async fn reroute(self: &Arc<Self>, from: &Arc<Session<I>>, moved: Vec<Arc<Acquire<I>>>) {
-        if moved.is_empty() {
+    /// Leaves acquires to the sessions on the nodes that serve their slots now. Those of the same node stay.
+    pub(crate) async fn relocate(self: &Arc<Self>, from: &Arc<Session<I>>, acquires: Vec<Arc<Acquire<I>>>) {
+        if acquires.is_empty() {
             return;
         }
-        let is_known = self.server.is_cluster() && self.server.refresh::<I>().await.is_ok();
-        for acquire in moved {
+        let is_known = self.server.refresh::<I>().await.is_ok();
+        for acquire in acquires {
             if !self.server.is_cluster() {
-                abandon(&acquire, "moved");
-            } else if let (true, Ok(to)) = (is_known, self.session_of(&acquire.request.keys[0]).await) {
-                drop(to.arrive(acquire));
-            } else {
-                from.keep(acquire);
+                from.update(|table| table.end(&acquire, "moved", false));
+                continue;
+            }
+            let to = self.session_of(&acquire.request.keys[0]).await.ok().filter(|_| is_known);
+            let to = to.unwrap_or_else(|| Arc::clone(from));
+            let stays = from.update(|table| {
+                let stays = Arc::ptr_eq(&to, from) && table.all().any(|other| Arc::ptr_eq(other, &acquire));
+                if !stays {
+                    table.leave(&acquire);
+                }
+                stays
+            });
+            if !stays {
+                to.arrive(acquire);
             }
         }
     }

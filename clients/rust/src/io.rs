@@ -20,6 +20,8 @@ use crate::server::Server;
 
 /// Limit for one call without a reply. Then it is repeated on another connection.
 pub(crate) const CALL_TIMEOUT: Duration = Duration::from_secs(2);
+/// Extra time for the reply to a call that waits in the server.
+pub(crate) const REPLY_GRACE: Duration = Duration::from_secs(1);
 /// The first pause before a call is repeated.
 pub(crate) const RETRY_PAUSE: Duration = Duration::from_millis(50);
 

@@ -32,12 +32,14 @@ compile_error!("redis-lock-client needs Unix");
 #[doc = include_str!("../README.md")]
 struct Readme;
 
+mod acquire;
 pub mod blocking;
 mod clock;
 mod core;
 mod error;
 mod io;
 mod lock;
+mod reader;
 mod request;
 mod server;
 mod session;

@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use redis::{cmd, Cmd, FromRedisValue, Value};
 
+use crate::acquire::{Acquire, Phase};
 use crate::clock::{after, now, Moment};
 use crate::core::{default_name, random, Core, Event, Listener, OnError};
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::{Io, Tokio};
 use crate::request::Request;
 use crate::server::Server;
-use crate::session::{abandon, Acquire, Phase, Session};
+use crate::session::Session;
 
 /// Settings of [`Locks`](crate::Locks).
 #[derive(Default)]
@@ -430,7 +431,7 @@ impl<I: Io> Drop for HoldOf<I> {
             if !self.is_scoped {
                 log::warn!("{self:?} was dropped without a release; call release(), or use with()");
             }
-            abandon(&self.acquire, "released");
+            self.acquire.abandon("released");
         }
     }
 }

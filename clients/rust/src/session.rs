@@ -1,253 +1,51 @@
 // SPDX-License-Identifier: MIT
 
-//! A client's presence on one server: its numbers, holds and waits, and the loop that reads events.
+//! A client's presence on one server: its numbers, holds and waits. The [reader](crate::reader) keeps it alive.
 //!
 //! Rules R1 to R23 are those of `docs/sessions.md`. All state is changed by three inputs: a reply, an event and the clock.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use redis::{cmd, Cmd, FromRedisValue, Value};
 use tokio::sync::Notify;
 
+use crate::acquire::{is_good_end, Acquire, At, Now, Phase, Undo};
 use crate::clock::{after, left, now, Moment};
 use crate::core::{Core, Event};
 use crate::error::{Error, ErrorKind, Result};
-use crate::io::{locked, Io, CALL_TIMEOUT, RETRY_PAUSE};
-use crate::request::{milliseconds, Request};
+use crate::io::{locked, Io, CALL_TIMEOUT, REPLY_GRACE, RETRY_PAUSE};
 
-/// Time that `LOCK.EVENTS` waits in the server, and at most a third of the grace.
-const EVENTS_BLOCK: Duration = Duration::from_secs(1);
-/// Maximum number of events in a reply. A full reply confirms nothing (R2).
-const EVENTS_COUNT: usize = 1000;
-/// Extra time for the reply to a call that waits in the server.
-pub(crate) const REPLY_GRACE: Duration = Duration::from_secs(1);
-/// The longest pause before a call is repeated.
-const MAX_RETRY_PAUSE: Duration = Duration::from_secs(1);
 /// Limit for the last call of a session, `LOCK.SESSION CLOSE`.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The identity of an acquire on the server.
-pub(crate) struct At<I: Io> {
-    pub(crate) session: Arc<Session<I>>,
-    id: Arc<str>,
-    pub(crate) n: u64,
-}
-
-impl<I: Io> Clone for At<I> {
-    fn clone(&self) -> At<I> {
-        At { session: Arc::clone(&self.session), id: Arc::clone(&self.id), n: self.n }
-    }
-}
-
-impl<I: Io> At<I> {
-    /// Adds the number to a call.
-    fn name(&self, mut call: Cmd) -> Cmd {
-        call.arg("SESSION").arg(&*self.id).arg(self.n);
-        call
-    }
-
-    fn is(&self, other: &Option<At<I>>) -> bool {
-        other.as_ref().is_some_and(|other| self.n == other.n && self.id == other.id)
-    }
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Phase {
-    Asked,
-    Held,
-    Over(String),
-}
-
-/// A call that is repeated until it has a reply.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Verb {
-    Ask,
-    Renew(Option<Duration>),
-    Release,
-}
-
-/// One numbered acquire, from its first call to the end of its hold.
-pub(crate) struct Acquire<I: Io> {
-    pub(crate) request: Arc<Request>,
-    pub(crate) owner: Vec<u8>,
-    pub(crate) is_try: bool,
-    /// The session and the number of the hold that this acquire takes over.
-    source: Option<(String, u64)>,
-    began: Moment,
-    until: Moment,
-    changed: Notify,
-    now: Mutex<Now<I>>,
-}
-
-/// The state of an acquire. Code that needs the table of its session as well locks the table first.
-pub(crate) struct Now<I: Io> {
-    pub(crate) phase: Phase,
-    /// None before the first call, and while no session has the hold, as its slot moves.
-    pub(crate) at: Option<At<I>>,
-    /// The reason to stop the wait.
-    error: Option<Error>,
-    pub(crate) holds: u64,
-    pub(crate) tokens: Vec<u64>,
-    pub(crate) granted: Moment,
-    pub(crate) lease_ends: Moment,
-    /// Whether a release may have succeeded without a reply.
-    maybe_released: bool,
-    pub(crate) handed_over: bool,
-}
-
-impl<I: Io> Acquire<I> {
-    pub(crate) fn new(
-        request: Arc<Request>,
-        owner: Vec<u8>,
-        until: Moment,
-        is_try: bool,
-        source: Option<(String, u64)>,
-    ) -> Arc<Acquire<I>> {
-        let now = Now {
-            phase: Phase::Asked,
-            at: None,
-            error: None,
-            holds: 0,
-            tokens: Vec::new(),
-            granted: now(),
-            lease_ends: Moment::MAX,
-            maybe_released: false,
-            handed_over: false,
-        };
-        let (began, changed) = (now.granted, Notify::new());
-        Arc::new(Acquire { request, owner, is_try, source, began, until, changed, now: Mutex::new(now) })
-    }
-
-    pub(crate) fn now(&self) -> MutexGuard<'_, Now<I>> {
-        locked(&self.now)
-    }
-
-    fn call(&self, verb: Verb, at: &At<I>) -> Cmd {
-        match verb {
-            Verb::Ask => self.ask_call(at),
-            Verb::Renew(lease) => self.renew_call(at, lease),
-            Verb::Release => at.name(self.request.call("RELEASE", &self.owner)),
-        }
-    }
-
-    fn ask_call(&self, at: &At<I>) -> Cmd {
-        if let Some((name, m)) = &self.source {
-            let mut call = self.renew_call(at, self.request.lease);
-            call.arg("FROM").arg(name).arg(m);
-            return call;
-        }
-        let mut call = at.name(self.request.acquire(&self.owner));
-        if !self.is_try {
-            let wait = if self.until == Moment::MAX { 0 } else { milliseconds(left(self.until)) };
-            call.arg("QUEUE").arg(wait);
-        }
-        call
-    }
-
-    fn renew_call(&self, at: &At<I>, lease: Option<Duration>) -> Cmd {
-        let age = now().saturating_sub(self.now().granted);
-        let mut call = self.request.call("RENEW", &self.owner);
-        let max_hold = self.request.max_hold.map(|max| max.saturating_sub(age));
-        self.request.bind(&mut call, lease, max_hold);
-        at.name(call)
-    }
-
-    fn cancel_call(&self, at: &At<I>) -> Cmd {
-        at.name(self.request.cancel(&self.owner))
-    }
-
-    /// Waits until the state may have changed, for at most this time.
-    pub(crate) async fn changed(&self, limit: Duration, is_done: impl Fn(&Now<I>) -> bool + Send) {
-        let mut changed = std::pin::pin!(self.changed.notified());
-        changed.as_mut().enable();
-        if !is_done(&self.now()) {
-            I::timeout(limit, changed).await;
-        }
-    }
-
-    /// Ends the wait from another task or thread.
-    pub(crate) fn interrupt(&self, error: Error) {
-        self.now().error = Some(error);
-        self.changed.notify_waiters();
-        if let Some(at) = &self.now().at {
-            at.session.changed.notify_waiters();
-        }
-    }
-
-    /// Whether the hold ended before its release.
-    pub(crate) fn is_lost(&self) -> bool {
-        {
-            let state = self.now();
-            match &state.phase {
-                Phase::Asked => return false,
-                Phase::Over(reason) => return !state.handed_over && !is_good_end(reason),
-                Phase::Held => {}
-            }
-        }
-        self.ends() <= now()
-    }
-
-    /// When the hold ends, if no server answers.
-    pub(crate) fn ends(&self) -> Moment {
-        let (at, lease_ends) = {
-            let state = self.now();
-            (state.at.clone(), state.lease_ends)
-        };
-        match at {
-            Some(at) if self.request.lease.is_none() => at.session.lifetime_ends(),
-            _ => lease_ends,
-        }
-    }
-
-    pub(crate) fn end_reason(&self) -> Option<String> {
-        if let Phase::Over(reason) = &self.now().phase {
-            return Some(reason.clone());
-        }
-        self.is_lost().then(|| "expired".to_owned())
-    }
-
-    pub(crate) fn lost(&self) -> Error {
-        let reason = self.end_reason().unwrap_or_default();
-        let text = format!("the hold ended before its release ({reason}); acquire the lock again");
-        self.request.error(ErrorKind::Lost, &text)
-    }
-}
-
-/// Whether an end of a hold with this reason is no loss.
-fn is_good_end(reason: &str) -> bool {
-    matches!(reason, "released" | "cancelled" | "taken" | "closed")
-}
-
 type Acquires<I> = BTreeMap<u64, Arc<Acquire<I>>>;
 
-/// The acquires of a session by number. An acquire is in at most one of the first three.
-struct Table<I: Io> {
+/// The acquires of a session. Each is in at most one of the first four.
+pub(crate) struct Table<I: Io> {
     /// Sent, or waiting in the queue.
-    asked: Acquires<I>,
-    held: Acquires<I>,
+    pub(crate) asked: Acquires<I>,
+    pub(crate) held: Acquires<I>,
     /// Over, but not yet on the server: the reader cancels them.
-    undo: Acquires<I>,
-    /// The numbers in `held` and `undo` that the server does not know yet (R3).
-    undeclared: BTreeSet<u64>,
-    /// Acquires whose slot has moved to this node, without numbers.
-    arriving: Vec<Arc<Acquire<I>>>,
-    id: Option<Arc<str>>,
+    pub(crate) undo: Acquires<I>,
+    /// Acquires of the previous session, or of another node, that the reader declares (R3).
+    pub(crate) undeclared: Vec<Arc<Acquire<I>>>,
+    pub(crate) id: Option<Arc<str>>,
     /// Whether everything is declared, and a `LOCK.EVENTS` has confirmed it.
-    is_up: bool,
-    is_started: bool,
-    is_closed: bool,
+    pub(crate) is_up: bool,
+    pub(crate) is_started: bool,
+    pub(crate) is_closed: bool,
     /// Why the last turn of the reader failed.
-    failure: Option<Error>,
-    in_jeopardy: bool,
+    pub(crate) failure: Option<Error>,
     /// The reason why no server is available.
-    error: Option<Error>,
+    pub(crate) error: Option<Error>,
+    in_jeopardy: bool,
     last_n: u64,
     beat: u64,
-    seen: u64,
+    pub(crate) seen: u64,
     /// When the last confirming `LOCK.EVENTS` was sent.
-    confirmed: Option<Moment>,
+    pub(crate) confirmed: Option<Moment>,
     /// For the listener.
     events: Vec<Event>,
 }
@@ -256,91 +54,39 @@ struct Table<I: Io> {
 pub(crate) struct Session<I: Io> {
     pub(crate) io: I,
     pub(crate) node: String,
-    core: Arc<Core<I>>,
-    table: Mutex<Table<I>>,
-    changed: Notify,
-}
-
-/// Ends an acquire if its future is dropped, or if it fails.
-pub(crate) struct Undo<I: Io> {
-    acquire: Arc<Acquire<I>>,
-    reason: &'static str,
-    armed: bool,
-}
-
-impl<I: Io> Undo<I> {
-    pub(crate) fn new(acquire: &Arc<Acquire<I>>, reason: &'static str) -> Undo<I> {
-        Undo { acquire: Arc::clone(acquire), reason, armed: true }
-    }
-
-    pub(crate) fn disarm(mut self) {
-        self.armed = false;
-    }
-}
-
-impl<I: Io> Drop for Undo<I> {
-    fn drop(&mut self) {
-        if self.armed {
-            abandon(&self.acquire, self.reason);
-        }
-    }
-}
-
-/// Ends an acquire in any state. Sends the cancellation at once if the server is available. Otherwise the reader sends it.
-pub(crate) fn abandon<I: Io>(acquire: &Arc<Acquire<I>>, reason: &str) {
-    loop {
-        let at = acquire.now().at.clone();
-        let Some(at) = at else {
-            // No session has it. If its slot moves, the session that gets it cancels it.
-            let mut state = acquire.now();
-            if state.at.is_none() {
-                state.phase = Phase::Over(reason.to_owned());
-                return acquire.changed.notify_waiters();
-            }
-            continue;
-        };
-        let session = &at.session;
-        let is_undone = session.update(|table| {
-            if !at.is(&acquire.now().at) {
-                return None;
-            }
-            table.lose(acquire, at.n, reason);
-            let is_known = table.undo.contains_key(&at.n) && !table.undeclared.contains(&at.n);
-            Some(is_known && table.is_up && table.failure.is_none())
-        });
-        match is_undone {
-            None => continue,
-            Some(false) => return,
-            Some(true) => {}
-        }
-        let (call, session) = (acquire.cancel_call(&at), Arc::clone(session));
-        let node = Arc::clone(&session);
-        return node.io.spawn(async move {
-            match session.io.call(call, REPLY_GRACE).await {
-                // The reader asks which node serves the slot now.
-                Err(error) if error.is("MOVED") => {}
-                reply => drop(session.update(|table| table.cancelled(&[at.n], &at.id, &[reply]))),
-            }
-            session.changed.notify_waiters();
-        });
-    }
+    pub(crate) core: Arc<Core<I>>,
+    pub(crate) table: Mutex<Table<I>>,
+    pub(crate) changed: Notify,
 }
 
 impl<I: Io> Table<I> {
-    fn done(&self) -> u64 {
-        let least = [self.asked.keys().next(), self.undo.keys().next(), self.undeclared.first()];
-        least.into_iter().flatten().min().copied().unwrap_or(self.last_n + 1)
+    /// The least number whose acquire, or its cancellation, has no answer (R11).
+    pub(crate) fn done(&self) -> u64 {
+        let declared = self.undeclared.iter().filter_map(|acquire| acquire.now().at.clone());
+        let declared = declared.filter(|at| self.id.as_ref() == Some(&at.id)).map(|at| at.n).min();
+        let least = [self.asked.keys().next().copied(), self.undo.keys().next().copied(), declared];
+        least.into_iter().flatten().min().unwrap_or(self.last_n + 1)
     }
 
-    fn next_n(&mut self) -> u64 {
+    pub(crate) fn next_n(&mut self) -> u64 {
         self.last_n += 1;
         self.last_n
     }
 
-    fn next_beat(&mut self) -> u64 {
+    pub(crate) fn next_beat(&mut self) -> u64 {
         // R16: never taken from a reply.
         self.beat += 1;
         self.beat
+    }
+
+    /// Whether the present session has this number, and has declared it.
+    fn knows(&self, at: &At<I>) -> bool {
+        self.id.as_ref() == Some(&at.id)
+            && [&self.asked, &self.held, &self.undo].iter().any(|acquires| acquires.contains_key(&at.n))
+    }
+
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<Acquire<I>>> {
+        [&self.asked, &self.held, &self.undo].into_iter().flat_map(BTreeMap::values).chain(&self.undeclared)
     }
 
     fn notify(&mut self, acquire: &Acquire<I>, name: &'static str, outcome: &'static str) {
@@ -348,124 +94,95 @@ impl<I: Io> Table<I> {
         self.events.push(Event { label: acquire.request.label.clone(), name, outcome, time });
     }
 
-    /// The acquire neither waits nor holds any longer.
-    fn over(&mut self, acquire: &Acquire<I>, n: u64, reason: &str) {
-        self.asked.remove(&n);
-        self.held.remove(&n);
-        self.undeclared.remove(&n);
-        let (was_held, handed_over) = {
-            let mut state = acquire.now();
-            if matches!(state.phase, Phase::Over(_)) {
-                return;
-            }
-            let was_held = state.phase == Phase::Held;
-            state.phase = Phase::Over(reason.to_owned());
-            (was_held, state.handed_over)
-        };
-        if was_held && !handed_over {
-            let outcome = if is_good_end(reason) { "released" } else { "lost" };
-            self.notify(acquire, "held", outcome);
-        }
-        acquire.changed.notify_waiters();
-    }
-
-    /// The acquire is over, but the server may still have it.
-    fn lose(&mut self, acquire: &Arc<Acquire<I>>, n: u64, reason: &str) {
-        if self.asked.contains_key(&n) || self.held.contains_key(&n) {
-            let is_undeclared = self.undeclared.contains(&n);
-            self.over(acquire, n, reason);
-            self.undo.insert(n, Arc::clone(acquire));
-            if is_undeclared {
-                self.undeclared.insert(n);
-            }
-        }
-    }
-
-    /// Handles a grant by a reply, or by an event with a token.
-    fn grant(
+    /// Handles a grant by a reply, or by an event with a token. The lease began at `not_before` at the earliest.
+    pub(crate) fn grant(
         &mut self,
         acquire: &Arc<Acquire<I>>,
-        n: u64,
         replies: Value,
         token: Option<Value>,
-        lease_starts: Option<Moment>,
+        not_before: Moment,
     ) {
         let (mut holds, mut tokens) =
             (numbers(&replies), token.map_or_else(Vec::new, |token| numbers(&token)));
         if holds.is_empty() {
             let replies = if acquire.request.several() { replies } else { Value::Array(vec![replies]) };
-            let replies = Vec::<std::collections::HashMap<String, Value>>::from_redis_value(replies)
-                .unwrap_or_default();
+            let replies = Vec::<HashMap<String, Value>>::from_redis_value(replies).unwrap_or_default();
             for reply in replies {
                 holds.extend(reply.get("holds").into_iter().flat_map(numbers));
                 tokens.extend(reply.get("token").into_iter().flat_map(numbers));
             }
         }
+        let mut state = acquire.now();
+        let n = state.n();
         self.asked.remove(&n);
         self.held.insert(n, Arc::clone(acquire));
-        let mut state = acquire.now();
         state.phase = Phase::Held;
         state.holds = holds.into_iter().max().unwrap_or(1);
         (state.tokens, state.granted) = (tokens, now());
-        state.lease_ends = match acquire.request.lease {
-            None => Moment::MAX,
-            // It has begun at an unknown time: a renewal is necessary.
-            Some(lease) => lease_starts.map_or(Moment::ZERO, |start| start.saturating_add(lease)),
-        };
+        let starts = state.sent.max(not_before);
+        state.lease_ends = acquire.request.lease.map_or(Moment::MAX, |lease| starts.saturating_add(lease));
         drop(state);
         acquire.changed.notify_waiters();
     }
 
-    /// Handles the replies to cancellations. Errors that may pass are no answers. Returns the acquires whose slot has moved.
-    fn cancelled(&mut self, sent: &[u64], id: &Arc<str>, replies: &[Result<Value>]) -> Vec<Arc<Acquire<I>>> {
-        let mut moved = Vec::new();
-        for (n, reply) in sent.iter().zip(replies) {
-            let is_moved = reply.as_ref().is_err_and(|error| error.is("MOVED"));
-            let is_answer = reply.as_ref().map_or_else(|error| !error.is_transient(), |_| true);
-            if self.id.as_ref() == Some(id) && (is_answer || is_moved) {
-                let undone = self.undo.remove(n);
-                moved.extend(undone.filter(|_| is_moved));
-            }
-        }
-        moved
-    }
-
-    /// Gives an acquire of another session, or of another node, a number that must be declared.
-    fn adopt(&mut self, session: &Arc<Session<I>>, id: &Arc<str>, acquire: Arc<Acquire<I>>) {
-        let n = self.next_n();
+    /// The acquire neither waits nor holds any longer. With `may_remain`, the server may still have it.
+    pub(crate) fn end(&mut self, acquire: &Arc<Acquire<I>>, reason: &str, may_remain: bool) {
         let mut state = acquire.now();
-        state.at = Some(At { session: Arc::clone(session), id: Arc::clone(id), n });
-        let acquires = if state.phase == Phase::Held { &mut self.held } else { &mut self.undo };
+        if matches!(state.phase, Phase::Over(_)) {
+            return;
+        }
+        let is_reported = state.phase == Phase::Held && !state.handed_over;
+        state.phase = Phase::Over(reason.to_owned());
+        let n = state.n();
         drop(state);
-        acquires.insert(n, acquire);
-        self.undeclared.insert(n);
+        let is_declared = self.asked.remove(&n).or_else(|| self.held.remove(&n)).is_some();
+        if is_declared && may_remain {
+            self.undo.insert(n, Arc::clone(acquire));
+        } else if !may_remain {
+            self.undeclared.retain(|other| !Arc::ptr_eq(other, acquire));
+        }
+        if is_reported {
+            self.notify(acquire, "held", if is_good_end(reason) { "released" } else { "lost" });
+        }
+        acquire.changed.notify_waiters();
     }
 
-    fn renewed(&self) -> Vec<(u64, Arc<Acquire<I>>)> {
-        let renewed = self.held.iter().filter(|(_, hold)| hold.request.lease.is_none());
-        renewed.map(|(n, hold)| (*n, Arc::clone(hold))).collect()
+    /// Takes an acquire out, for another session. A wait ends, and is asked for again.
+    pub(crate) fn leave(&mut self, acquire: &Arc<Acquire<I>>) {
+        if acquire.now().phase == Phase::Asked {
+            self.end(acquire, "moved", true);
+        }
+        let n = acquire.now().n();
+        self.held.remove(&n);
+        self.undo.remove(&n);
+        self.undeclared.retain(|other| !Arc::ptr_eq(other, acquire));
     }
 
-    fn lose_renewed(&mut self, reason: &str) {
-        for (n, hold) in self.renewed() {
-            self.lose(&hold, n, reason);
+    fn renewed(&self) -> Vec<Arc<Acquire<I>>> {
+        let holds = self.held.values().chain(self.undeclared.iter().filter(|acquire| acquire.is_held()));
+        holds.filter(|hold| hold.request.lease.is_none()).cloned().collect()
+    }
+
+    pub(crate) fn end_renewed(&mut self, reason: &str, may_remain: bool) {
+        for hold in self.renewed() {
+            self.end(&hold, reason, may_remain);
         }
     }
 
-    fn check_clock(&mut self, core: &Core<I>) {
+    pub(crate) fn check_clock(&mut self, core: &Core<I>) {
         let Some(confirmed) = self.confirmed else { return };
         if left(confirmed + core.grace).is_zero() {
             self.set_jeopardy(true);
         }
         if left(confirmed + core.ttl).is_zero() {
-            self.lose_renewed("silent");
+            self.end_renewed("silent", true);
         }
     }
 
-    fn set_jeopardy(&mut self, value: bool) {
+    pub(crate) fn set_jeopardy(&mut self, value: bool) {
         if value != self.in_jeopardy {
             self.in_jeopardy = value;
-            for (_, hold) in self.renewed() {
+            for hold in self.renewed() {
                 self.notify(&hold, if value { "jeopardy" } else { "safe" }, "");
             }
         }
@@ -473,7 +190,7 @@ impl<I: Io> Table<I> {
 }
 
 /// The numbers of a reply: one, or one for each lock. Empty if it has another type.
-fn numbers(value: &Value) -> Vec<u64> {
+pub(crate) fn numbers(value: &Value) -> Vec<u64> {
     match value {
         Value::Int(number) => u64::try_from(*number).into_iter().collect(),
         Value::Array(values) if values.iter().all(|value| matches!(value, Value::Int(_))) => {
@@ -483,22 +200,13 @@ fn numbers(value: &Value) -> Vec<u64> {
     }
 }
 
-/// The reply to a call that may have been sent several times.
-struct Reply {
-    value: Value,
-    first_sent: Moment,
-    /// Whether an earlier attempt had no reply.
-    is_repeated: bool,
-}
-
 impl<I: Io> Session<I> {
     pub(crate) fn new(core: Arc<Core<I>>, node: String) -> Arc<Session<I>> {
         let table = Table {
             asked: BTreeMap::new(),
             held: BTreeMap::new(),
             undo: BTreeMap::new(),
-            undeclared: BTreeSet::new(),
-            arriving: Vec::new(),
+            undeclared: Vec::new(),
             id: None,
             is_up: false,
             is_started: false,
@@ -517,7 +225,7 @@ impl<I: Io> Session<I> {
     }
 
     /// Changes the table. Calls the listener afterwards, so it may use locks.
-    fn update<T>(&self, change: impl FnOnce(&mut Table<I>) -> T) -> T {
+    pub(crate) fn update<T>(&self, change: impl FnOnce(&mut Table<I>) -> T) -> T {
         let mut table = locked(&self.table);
         let result = change(&mut table);
         let events = std::mem::take(&mut table.events);
@@ -525,8 +233,6 @@ impl<I: Io> Session<I> {
         events.iter().for_each(|event| self.core.notify(event));
         result
     }
-
-    // The life of an acquire.
 
     /// Waits for the grant or the end of the acquire. If it fails, the caller abandons it: the server may still grant it.
     pub(crate) async fn ask(self: &Arc<Self>, acquire: &Arc<Acquire<I>>) -> Result<()> {
@@ -545,56 +251,39 @@ impl<I: Io> Session<I> {
             }
             I::timeout(left(give_up), changed).await;
             // Another node may have taken over.
-            if self
-                .core
-                .server
-                .node_of::<I>(&acquire.request.keys[0])
-                .await
-                .is_ok_and(|node| node != self.node)
-            {
+            let node = self.core.server.node_of::<I>(&acquire.request.keys[0]).await;
+            if node.is_ok_and(|node| node != self.node) {
                 acquire.now().phase = Phase::Over("moved".to_owned());
                 return Ok(());
             }
         }
-        let reply = match Session::repeat(&self.core, acquire, Verb::Ask, give_up).await {
+        let call = |at: &At<I>| acquire.ask_call(at);
+        match Session::repeat(&self.core, acquire, Phase::Asked, call, give_up).await {
+            // R12: the hold of a repeated acquire has ended.
             Err(error) if error.kind() == ErrorKind::Lost && acquire.source.is_none() => {
-                // R12: the hold of a repeated acquire has ended.
-                self.end_asked(acquire, "restarted");
-                return Ok(());
+                acquire.end(Some(Phase::Asked), "restarted");
             }
-            reply => reply?,
-        };
-        if let Some(Reply { value, first_sent, is_repeated }) = reply {
-            self.update(|table| {
-                let (phase, at) = {
-                    let state = acquire.now();
-                    (state.phase.clone(), state.at.clone())
-                };
-                let (Phase::Asked, Some(at)) = (phase, at) else { return };
-                match value {
-                    Value::Nil => table.over(acquire, at.n, "timeout"),
-                    Value::Int(0) => {}
-                    value => table.grant(acquire, at.n, value, None, (!is_repeated).then_some(first_sent)),
+            Err(error) => return Err(error),
+            Ok(None | Some((Value::Int(0), _))) => {}
+            Ok(Some((Value::Nil, _))) => acquire.end(Some(Phase::Asked), "timeout"),
+            Ok(Some((value, _))) => self.update(|table| {
+                if acquire.now().phase == Phase::Asked {
+                    table.grant(acquire, value, None, Moment::ZERO);
                 }
-            });
+            }),
         }
-        loop {
-            {
-                let state = acquire.now();
-                match (&state.phase, &state.error) {
-                    (Phase::Asked, None) => {}
-                    (Phase::Asked, Some(error)) => return Err(error.clone()),
-                    _ => return Ok(()),
-                }
-            }
-            if left(give_up).is_zero() {
+        let is_done = |state: &Now<I>| state.phase != Phase::Asked || state.error.is_some();
+        acquire.changed(left(give_up), is_done).await;
+        let state = acquire.now();
+        match &state.error {
+            _ if state.phase != Phase::Asked => Ok(()),
+            Some(error) => Err(error.clone()),
+            None => {
+                drop(state);
                 let is_failing = locked(&self.table).failure.is_some();
                 let kind = if is_failing { ErrorKind::Unavailable } else { ErrorKind::TimedOut };
-                return Err(acquire.request.error(kind, "the server has not answered in time"));
+                Err(acquire.request.error(kind, "the server has not answered in time"))
             }
-            acquire
-                .changed(left(give_up), |state| state.phase != Phase::Asked || state.error.is_some())
-                .await;
         }
     }
 
@@ -614,17 +303,20 @@ impl<I: Io> Session<I> {
         let shares_key =
             |other: &Acquire<I>| other.request.keys.iter().any(|key| acquire.request.keys.contains(key));
         // While an earlier acquire of this owner may still be on the server, hold counts would be wrong.
-        if table.undo.values().any(|other| other.owner == acquire.owner && shares_key(other)) {
+        let mut late = table.undo.values().chain(&table.undeclared);
+        if late.any(|other| other.owner == acquire.owner && shares_key(other)) {
             return Ok(false);
         }
         let Some(id) = table.id.clone().filter(|_| table.is_up) else { return Ok(false) };
         let n = table.next_n();
-        acquire.now().at = Some(At { session: Arc::clone(self), id, n });
+        let mut state = acquire.now();
+        (state.at, state.sent) = (Some(At { session: Arc::clone(self), id, n }), now());
+        drop(state);
         table.asked.insert(n, Arc::clone(acquire));
         Ok(true)
     }
 
-    fn start(self: &Arc<Self>, table: &mut Table<I>) -> Result<()> {
+    pub(crate) fn start(self: &Arc<Self>, table: &mut Table<I>) -> Result<()> {
         if !table.is_started {
             self.io.start(Arc::clone(self).read())?;
             (table.is_started, table.error) = (true, None);
@@ -632,25 +324,20 @@ impl<I: Io> Session<I> {
         Ok(())
     }
 
-    fn end_asked(&self, acquire: &Arc<Acquire<I>>, reason: &str) {
-        let n = acquire.now().at.as_ref().map_or(0, |at| at.n);
-        self.update(|table| table.asked.contains_key(&n).then(|| table.over(acquire, n, reason)));
-    }
-
-    /// Sends a call until it has a reply, while the acquire is in the phase of the verb. A reply counts only if the call carried
-    /// the present number (R14).
+    /// Sends a call until it has a reply, while the acquire is in this phase. A reply counts only if the call carried the present
+    /// number (R14). Returns the reply, and when the call was first sent.
     async fn repeat(
         core: &Core<I>,
         acquire: &Arc<Acquire<I>>,
-        verb: Verb,
+        phase: Phase,
+        call: impl Fn(&At<I>) -> Cmd + Send + Sync,
         give_up: Moment,
-    ) -> Result<Option<Reply>> {
-        let is_ask = verb == Verb::Ask;
-        let (mut first_sent, mut is_repeated, mut failing_until) = (None, false, None);
+    ) -> Result<Option<(Value, Moment)>> {
+        let (is_ask, mut first_sent, mut failing_until) = (phase == Phase::Asked, None, None);
         loop {
             let at = {
                 let state = acquire.now();
-                if state.phase != if is_ask { Phase::Asked } else { Phase::Held } {
+                if state.phase != phase {
                     return Ok(None);
                 }
                 if let Some(error) = state.error.as_ref().filter(|_| is_ask) {
@@ -658,35 +345,30 @@ impl<I: Io> Session<I> {
                 }
                 state.at.clone()
             };
-            let mut error = acquire
-                .request
-                .error(ErrorKind::Unavailable, "no server has confirmed the hold yet; try again");
+            let text = "no server has confirmed the hold yet; try again";
+            let mut error = acquire.request.error(ErrorKind::Unavailable, text);
             let sent = now();
-            if at.as_ref().is_some_and(|at| at.session.is_closed()) {
+            if at.as_ref().is_some_and(|at| locked(&at.session.table).is_closed) {
                 return Err(Error::new(ErrorKind::Cancelled, "the locks are closed"));
             }
             if let Some(at) = at.filter(|at| at.session.knows(at)) {
                 let limit = CALL_TIMEOUT.min(REPLY_GRACE.max(left(give_up)));
-                let reply = at.session.io.call(acquire.call(verb, &at), limit).await;
+                let first_sent = *first_sent.get_or_insert(sent);
+                let reply = at.session.io.call(call(&at), limit).await;
                 let counts = at.is(&acquire.now().at);
                 match reply {
-                    Ok(value) if counts => {
-                        let first_sent = first_sent.unwrap_or(sent);
-                        return Ok(Some(Reply { value, first_sent, is_repeated }));
-                    }
+                    Ok(value) if counts => return Ok(Some((value, first_sent))),
                     Err(failed) if counts && !failed.is_transient() => {
-                        if is_ask && !is_repeated {
+                        if is_ask && !acquire.now().in_doubt {
                             // No copy of this call can be late, so nothing must be undone.
-                            at.session.end_asked(acquire, "failed");
+                            acquire.end(Some(Phase::Asked), "failed");
                         }
                         return Err(failed);
                     }
                     Ok(_) => {}
                     Err(failed) => error = failed,
                 }
-                first_sent.get_or_insert(sent);
-                is_repeated |= error.is_unanswered();
-                acquire.now().maybe_released |= verb == Verb::Release && error.is_unanswered();
+                acquire.now().in_doubt |= error.is_unanswered();
                 if is_ask && error.is("MOVED") {
                     return Err(error);
                 }
@@ -699,73 +381,63 @@ impl<I: Io> Session<I> {
         }
     }
 
-    fn is_closed(&self) -> bool {
-        locked(&self.table).is_closed
+    fn knows(&self, at: &At<I>) -> bool {
+        locked(&self.table).knows(at)
     }
 
-    /// Whether the present session has this number, and has declared it.
-    fn knows(&self, at: &At<I>) -> bool {
+    /// Whether the cancellation of this number can be sent at once.
+    pub(crate) fn can_cancel(&self, n: u64) -> bool {
         let table = locked(&self.table);
-        table.id.as_ref() == Some(&at.id) && !table.undeclared.contains(&at.n)
+        table.undo.contains_key(&n) && table.is_up && table.failure.is_none()
     }
 
     /// Releases exactly this hold. If that fails, the reader continues.
     pub(crate) async fn release(core: &Core<I>, hold: &Arc<Acquire<I>>) -> Result<()> {
-        if hold.is_lost() {
-            // A lease that has expired by the local clock may still exist on the server.
-            abandon(hold, "expired");
-            return Err(hold.lost());
-        }
-        {
-            let state = hold.now();
-            if state.phase != Phase::Held || state.handed_over {
+        let is_held = {
+            let mut state = hold.now();
+            if state.handed_over {
                 return Ok(());
             }
-        }
-        let undo = Undo::new(hold, "released");
-        let reason = match Session::repeat(core, hold, Verb::Release, after(core.patience)).await {
-            Ok(_) => "released",
-            // An earlier attempt without a reply may have succeeded.
-            Err(error) if error.ends_hold() && hold.now().maybe_released => "released",
-            Err(error) if error.is("WRONGTYPE") => "wrongtype",
-            Err(error) if error.ends_hold() => "deleted",
-            Err(error) => return Err(error),
+            state.in_doubt &= state.is_releasing;
+            state.is_releasing = true;
+            state.phase == Phase::Held
         };
-        undo.disarm();
-        Session::finish(hold, reason);
+        if hold.is_lost() {
+            // A lease that has expired by the local clock may still exist on the server.
+            hold.abandon("expired");
+        } else if is_held {
+            let undo = Undo::new(hold, "released");
+            let call = |at: &At<I>| hold.release_call(at);
+            match Session::repeat(core, hold, Phase::Held, call, after(core.patience)).await {
+                Ok(_) => hold.end(Some(Phase::Held), "released"),
+                Err(error) if error.ends_hold() => hold.end(Some(Phase::Held), hold.explain(&error)),
+                Err(error) => return Err(error),
+            }
+            undo.disarm();
+        }
+        // An event may have ended the hold at any step.
         if hold.is_lost() {
             return Err(hold.lost());
         }
         Ok(())
     }
 
-    /// Ends a hold that the server no longer has.
-    fn finish(hold: &Arc<Acquire<I>>, reason: &str) {
-        let at = hold.now().at.clone();
-        if let Some(at) = at {
-            at.session.update(|table| {
-                if table.held.get(&at.n).is_some_and(|held| Arc::ptr_eq(held, hold)) {
-                    table.over(hold, at.n, reason);
-                }
-            });
-        }
-    }
-
     /// Sets the lease, or checks a hold that the server renews.
     pub(crate) async fn renew(core: &Core<I>, hold: &Arc<Acquire<I>>, lease: Option<Duration>) -> Result<()> {
-        match Session::repeat(core, hold, Verb::Renew(lease), after(core.patience)).await {
-            Ok(Some(reply)) => {
+        let call = |at: &At<I>| hold.renew_call(at, lease);
+        match Session::repeat(core, hold, Phase::Held, call, after(core.patience)).await {
+            Ok(Some((_, first_sent))) => {
+                let mut state = hold.now();
+                state.in_doubt &= state.is_releasing;
                 if let Some(lease) = lease {
-                    hold.now().lease_ends = reply.first_sent.saturating_add(lease);
+                    state.lease_ends = first_sent.saturating_add(lease);
                 }
             }
             Ok(None) => {}
-            Err(error) if error.ends_hold() => {
-                Session::finish(hold, if error.is("WRONGTYPE") { "wrongtype" } else { "deleted" });
-            }
+            Err(error) if error.ends_hold() => hold.end(Some(Phase::Held), hold.explain(&error)),
             Err(error) => return Err(error),
         }
-        if hold.now().phase == Phase::Held {
+        if hold.is_held() {
             Ok(())
         } else {
             Err(hold.lost())
@@ -787,17 +459,21 @@ impl<I: Io> Session<I> {
 
     /// The time for which no other owner can have the lock, even if the network fails.
     pub(crate) fn valid_for(hold: &Acquire<I>) -> Duration {
-        let (at, lease_ends) = {
-            let state = hold.now();
-            (state.at.clone().filter(|_| state.phase == Phase::Held), state.lease_ends)
-        };
-        let Some(at) = at.filter(|at| at.session.knows(at)) else { return Duration::ZERO };
-        left(if hold.request.lease.is_some() { lease_ends } else { at.session.safe_until() })
-    }
-
-    fn safe_until(&self) -> Moment {
-        let table = locked(&self.table);
-        table.confirmed.filter(|_| table.is_up).map_or(Moment::ZERO, |sent| sent + self.core.grace)
+        let state = hold.now();
+        let Some(at) = state.at.clone().filter(|_| state.phase == Phase::Held) else { return Duration::ZERO };
+        let (lease_ends, granted, in_doubt) = (state.lease_ends, state.granted, state.in_doubt);
+        drop(state);
+        let table = locked(&at.session.table);
+        if !table.knows(&at) {
+            return Duration::ZERO;
+        }
+        // R1: the server revokes a grant only if the session is silent for the grace.
+        let is_acknowledged = !in_doubt || table.confirmed.is_some_and(|sent| sent > granted);
+        if hold.request.lease.is_some() && is_acknowledged {
+            return left(lease_ends);
+        }
+        let confirmed = table.confirmed.filter(|_| table.is_up);
+        left(lease_ends.min(confirmed.map_or(Moment::ZERO, |sent| sent + at.session.core.grace)))
     }
 
     /// When all renewed holds are lost, if no server answers.
@@ -805,283 +481,24 @@ impl<I: Io> Session<I> {
         locked(&self.table).confirmed.map_or(Moment::MAX, |sent| sent + self.core.ttl)
     }
 
-    // The reader.
-
-    /// Heartbeat, events and losses: the only loop.
-    async fn read(self: Arc<Self>) {
-        let _ended = Ended(&self);
-        let (mut failing_until, mut pause) = (None, RETRY_PAUSE);
-        while !locked(&self.table).is_closed {
-            let Err(error) = self.turn().await else {
-                (failing_until, pause) = (None, RETRY_PAUSE);
-                continue;
-            };
-            if let Some(on_error) = &self.core.on_error {
-                on_error(&error);
-            }
-            let late = error.is("LATE");
-            if late || error.is("NOSESSION") {
-                self.update(|table| {
-                    (table.id, table.is_up) = (None, false);
-                    // R16: another process uses the id.
-                    late.then(|| table.lose_renewed("late"))
-                });
-            } else {
-                let failing_until = failing_until.get_or_insert(after(self.core.patience));
-                if !error.is_transient() || left(*failing_until).is_zero() {
-                    self.fail(&error);
-                }
-                // Another node of the cluster may have replaced this one.
-                if self.core.server.is_cluster() && self.move_away().await && left(*failing_until).is_zero() {
-                    return;
-                }
-            }
-            if error.is("NOSESSION") || error.is("READONLY") {
-                self.io.disconnect().await;
-            }
-            self.update(|table| table.check_clock(&self.core));
-            I::sleep(pause).await;
-            pause = MAX_RETRY_PAUSE.min(2 * pause);
-        }
-    }
-
-    async fn turn(self: &Arc<Self>) -> Result<()> {
-        let turn = async {
-            let id = locked(&self.table).id.clone();
-            let id = match id {
-                Some(id) => id,
-                None => self.open().await?,
-            };
-            self.declare(&id).await?;
-            self.cancel(&id).await?;
-            self.poll(&id).await
-        };
-        let result = turn.await;
+    /// Takes over an acquire that the reader must declare here, as this node now serves its slot.
+    pub(crate) fn arrive(self: &Arc<Self>, acquire: Arc<Acquire<I>>) {
         self.update(|table| {
-            table.failure = result.as_ref().err().cloned();
-            if result.is_ok() && !table.is_closed && table.id.is_some() {
-                (table.is_up, table.error) = (true, None);
-            }
+            // If the reader cannot start, the next acquire starts it.
+            drop(self.start(table));
+            acquire.now().at = Some(At { session: Arc::clone(self), id: "".into(), n: 0 });
+            table.undeclared.push(acquire);
         });
-        self.changed.notify_waiters();
-        result
-    }
-
-    async fn open(self: &Arc<Self>) -> Result<Arc<str>> {
-        let mut call = cmd("LOCK.SESSION");
-        call.arg("OPEN").arg("NEW").arg(self.update(Table::next_beat));
-        call.arg("TTL")
-            .arg(milliseconds(self.core.ttl))
-            .arg("GRACE")
-            .arg(whole_milliseconds(self.core.grace));
-        call.arg("NAME").arg(&self.core.name);
-        let reply = self.io.read(call, REPLY_GRACE).await?;
-        let (id, _) = <(String, u64)>::from_redis_value(reply).map_err(redis::RedisError::from)?;
-        let id: Arc<str> = id.into();
-        self.update(|table| {
-            if table.is_closed {
-                return;
-            }
-            (table.id, table.seen) = (Some(Arc::clone(&id)), 0);
-            table.undeclared.clear();
-            let (held, undo) = (std::mem::take(&mut table.held), std::mem::take(&mut table.undo));
-            // Holds first: otherwise the declaration of an acquire that is over could bind the hold of another one.
-            for (n, hold) in held {
-                if hold.now().handed_over {
-                    table.over(&hold, n, "taken");
-                } else {
-                    table.adopt(self, &id, hold);
-                }
-            }
-            for (n, acquire) in std::mem::take(&mut table.asked) {
-                table.over(&acquire, n, "restarted");
-                table.adopt(self, &id, acquire);
-            }
-            undo.into_values().for_each(|acquire| table.adopt(self, &id, acquire));
-        });
-        Ok(id)
-    }
-
-    /// Declares the acquires that this session does not know yet (R3, R6, R13).
-    async fn declare(self: &Arc<Self>, id: &Arc<str>) -> Result<()> {
-        let undeclared: Vec<(u64, Arc<Acquire<I>>)> = self.update(|table| {
-            let mut arriving = std::mem::take(&mut table.arriving);
-            arriving.sort_by_key(|acquire| acquire.now().phase != Phase::Held);
-            arriving.into_iter().for_each(|acquire| table.adopt(self, id, acquire));
-            let numbers = table.undeclared.iter();
-            let acquires =
-                numbers.filter_map(|n| Some((*n, table.held.get(n).or_else(|| table.undo.get(n))?.clone())));
-            acquires.collect()
-        });
-        if undeclared.is_empty() {
-            return Ok(());
-        }
-        let call = |(n, acquire): &(u64, Arc<Acquire<I>>)| {
-            let ends = acquire.now().lease_ends;
-            let lease = acquire.request.lease.map(|_| left(ends));
-            acquire.renew_call(&At { session: Arc::clone(self), id: Arc::clone(id), n: *n }, lease)
-        };
-        let calls = undeclared.iter().map(call).collect();
-        let limit = REPLY_GRACE + Duration::from_millis(undeclared.len() as u64);
-        let replies = self.io.batch(calls, limit).await?;
-        let mut failed = None;
-        let moved = self.update(|table| {
-            let mut moved = Vec::new();
-            let mut counts = Vec::new();
-            for ((n, acquire), reply) in undeclared.into_iter().zip(replies) {
-                match reply {
-                    Ok(value) => {
-                        table.undeclared.remove(&n);
-                        counts.push((n, acquire, numbers(&value).into_iter().min().unwrap_or(0)));
-                    }
-                    Err(error) if error.is("MOVED") => {
-                        table.undeclared.remove(&n);
-                        moved.extend(table.held.remove(&n).or_else(|| table.undo.remove(&n)));
-                    }
-                    // The slot moves. The other holds must not wait for that.
-                    Err(error) if error.is("ASK") || error.is("TRYAGAIN") => {}
-                    Err(error) if error.is_transient() => failed = Some(error),
-                    Err(_) => {
-                        table.undeclared.remove(&n);
-                        if table.held.contains_key(&n) {
-                            let maybe_released = acquire.now().maybe_released;
-                            table.over(&acquire, n, if maybe_released { "released" } else { "restarted" });
-                        }
-                    }
-                }
-            }
-            // R3, R22: if a count is too low, another hold of the owner has ended, and nobody knows which.
-            for (n, acquire, count) in counts {
-                let is_same = |other: &&Arc<Acquire<I>>| {
-                    other.owner == acquire.owner && other.request.keys == acquire.request.keys
-                };
-                if table.held.contains_key(&n) && count < table.held.values().filter(is_same).count() as u64 {
-                    let lost = table.held.iter().filter(|(_, other)| is_same(other));
-                    for (n, other) in lost.map(|(n, other)| (*n, other.clone())).collect::<Vec<_>>() {
-                        table.lose(&other, n, "restarted");
-                    }
-                }
-            }
-            moved
-        });
-        self.core.reroute(self, moved).await;
-        failed.map_or(Ok(()), Err)
-    }
-
-    async fn cancel(self: &Arc<Self>, id: &Arc<str>) -> Result<()> {
-        let undo: Vec<(u64, Cmd)> = self.update(|table| {
-            let undo = table.undo.iter().filter(|(n, _)| !table.undeclared.contains(n));
-            let at = |n| At { session: Arc::clone(self), id: Arc::clone(id), n };
-            undo.map(|(n, acquire)| (*n, acquire.cancel_call(&at(*n)))).collect()
-        });
-        if undo.is_empty() {
-            return Ok(());
-        }
-        let (sent, calls): (Vec<_>, Vec<_>) = undo.into_iter().unzip();
-        let limit = REPLY_GRACE + Duration::from_millis(sent.len() as u64);
-        let replies = self.io.batch(calls, limit).await?;
-        let moved = self.update(|table| table.cancelled(&sent, id, &replies));
-        self.core.reroute(self, moved).await;
-        Ok(())
-    }
-
-    /// One `LOCK.EVENTS`: heartbeat, acknowledgement and events.
-    async fn poll(self: &Arc<Self>, id: &Arc<str>) -> Result<()> {
-        let third = if self.core.grace.is_zero() { self.core.ttl } else { self.core.grace } / 3;
-        let (block, call) = self.update(|table| {
-            // After a failure, the call confirms at once.
-            let block =
-                if table.is_up && table.failure.is_none() { EVENTS_BLOCK.min(third) } else { Duration::ZERO };
-            let mut call = cmd("LOCK.EVENTS");
-            call.arg(&**id).arg(table.next_beat()).arg(table.seen).arg(table.done());
-            call.arg(whole_milliseconds(block)).arg(EVENTS_COUNT);
-            (block, call)
-        });
-        let sent = now();
-        let reply = self.io.read(call, block + REPLY_GRACE).await?;
-        let events = Vec::<Vec<Value>>::from_redis_value(reply).map_err(redis::RedisError::from)?;
-        let is_full = events.len() >= EVENTS_COUNT;
-        let moved = self.update(|table| {
-            let moved = events.into_iter().filter_map(|event| table.handle(event)).collect();
-            if !is_full {
-                // A hold that was lost stays lost.
-                table.check_clock(&self.core);
-                table.confirmed = Some(sent);
-                table.set_jeopardy(false);
-            }
-            moved
-        });
-        self.core.reroute(self, moved).await;
-        Ok(())
-    }
-
-    /// Ends the waits without a limit. If the error is permanent, ends all waits.
-    fn fail(&self, error: &Error) {
-        let asked: Vec<_> = self.update(|table| {
-            table.error = Some(error.clone());
-            table.asked.values().cloned().collect()
-        });
-        for acquire in asked {
-            if acquire.until == Moment::MAX || !error.is_transient() {
-                acquire.interrupt(error.clone());
-            }
-        }
-        self.changed.notify_waiters();
-    }
-
-    /// Leaves all acquires whose slots another node serves now to that node. Returns whether nothing is left.
-    async fn move_away(self: &Arc<Self>) -> bool {
-        let acquires: Vec<_> = self.update(|table| {
-            let all = [&table.asked, &table.held, &table.undo].into_iter().flatten();
-            all.map(|(n, acquire)| (*n, Arc::clone(acquire))).collect()
-        });
-        if self.core.server.refresh::<I>().await.is_err() {
-            return false;
-        }
-        let mut moved = Vec::new();
-        for (n, acquire) in acquires {
-            let node = self.core.server.node_of::<I>(&acquire.request.keys[0]).await;
-            if node.is_ok_and(|node| node != self.node) {
-                moved.extend(self.update(|table| table.leave(n)));
-            }
-        }
-        self.core.reroute(self, moved).await;
-        self.changed.notify_waiters();
-        self.update(|table| {
-            let is_empty =
-                [&table.asked, &table.held, &table.undo].iter().all(|acquires| acquires.is_empty());
-            if is_empty {
-                (table.id, table.is_up) = (None, false);
-            }
-            is_empty && table.arriving.is_empty()
-        })
-    }
-
-    /// Takes over an acquire from a node that no longer serves its slot.
-    pub(crate) fn arrive(self: &Arc<Self>, acquire: Arc<Acquire<I>>) -> Result<()> {
-        let mut table = locked(&self.table);
-        self.start(&mut table)?;
-        acquire.now().at = None;
-        table.arriving.push(acquire);
-        Ok(())
-    }
-
-    /// Keeps an acquire that could not leave.
-    pub(crate) fn keep(&self, acquire: Arc<Acquire<I>>) {
-        locked(&self.table).arriving.push(acquire);
     }
 
     /// Ends all waits and renewed holds. A hold with a lease of its own remains until its lease ends.
     pub(crate) async fn close(&self) {
         let (id, is_started) = self.update(|table| {
             (table.is_closed, table.is_up) = (true, false);
-            for (n, acquire) in std::mem::take(&mut table.asked) {
+            for acquire in table.asked.values() {
                 acquire.interrupt(Error::new(ErrorKind::Cancelled, "the locks are closed"));
-                table.undo.insert(n, acquire);
             }
-            for (n, hold) in table.renewed() {
-                table.over(&hold, n, "closed");
-            }
+            table.end_renewed("closed", false);
             (table.id.take(), table.is_started)
         });
         self.changed.notify_waiters();
@@ -1095,60 +512,4 @@ impl<I: Io> Session<I> {
             self.io.disconnect().await;
         }
     }
-}
-
-impl<I: Io> Table<I> {
-    /// Handles an event. Returns an acquire whose slot has moved.
-    fn handle(&mut self, event: Vec<Value>) -> Option<Arc<Acquire<I>>> {
-        let mut fields = event.into_iter();
-        let seq = fields.next().and_then(|seq| u64::from_redis_value(seq).ok())?;
-        self.seen = seq;
-        let kind = fields.next().and_then(|kind| String::from_redis_value(kind).ok())?;
-        let n = fields.next().and_then(|n| u64::from_redis_value(n).ok())?;
-        let field = fields.next();
-        if kind == "granted" {
-            let asked = self.asked.get(&n).cloned()?;
-            self.grant(&asked, n, field?, fields.next(), None);
-        } else if kind == "lost" {
-            let reason = field.and_then(|reason| String::from_redis_value(reason).ok()).unwrap_or_default();
-            if reason == "moved" {
-                return self.leave(n);
-            }
-            let acquire = self.asked.get(&n).or_else(|| self.held.get(&n)).cloned()?;
-            if acquire.request.several() {
-                // Perhaps only one of the locks was lost.
-                self.lose(&acquire, n, &reason);
-            } else {
-                self.over(&acquire, n, &reason);
-            }
-        }
-        None
-    }
-
-    /// Takes an acquire out, for another node. A wait ends, and is asked for again.
-    fn leave(&mut self, n: u64) -> Option<Arc<Acquire<I>>> {
-        if let Some(asked) = self.asked.get(&n).cloned() {
-            self.lose(&asked, n, "moved");
-        }
-        self.undeclared.remove(&n);
-        let acquire = self.held.remove(&n).or_else(|| self.undo.remove(&n))?;
-        acquire.now().at = None;
-        Some(acquire)
-    }
-}
-
-/// Marks the session when its reader ends, perhaps with its runtime. The next acquire starts it again.
-struct Ended<'a, I: Io>(&'a Session<I>);
-
-impl<I: Io> Drop for Ended<'_, I> {
-    fn drop(&mut self) {
-        let mut table = locked(&self.0.table);
-        (table.is_started, table.is_up) = (false, false);
-        drop(table);
-        self.0.changed.notify_waiters();
-    }
-}
-
-fn whole_milliseconds(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }

@@ -126,6 +126,26 @@ fn releases_continue_after_an_outage() {
 }
 
 #[test]
+fn a_loss_during_the_release_is_reported() {
+    let server = Server::start();
+    let locks = Locks::new(server.client());
+    for _ in 0..5 {
+        let holds: Vec<_> =
+            (0..600).map(|number| locks.lock(format!("{number}")).acquire().unwrap()).collect();
+        server.call::<String>("FLUSHALL");
+        // The reader handles many events while these threads release.
+        thread::scope(|scope| {
+            for holds in holds.chunks(200) {
+                scope.spawn(|| {
+                    holds.iter().for_each(|hold| assert_eq!(kind(hold.release()), ErrorKind::Lost))
+                });
+            }
+        });
+    }
+    locks.close();
+}
+
+#[test]
 fn close_leaves_no_thread() {
     let server = Server::start();
     let mut locks: Vec<_> = (0..3).map(|_| Locks::new(server.client())).collect();

@@ -14,7 +14,7 @@ mod wait;
 
 use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 use std::process::{Command, ExitCode};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::Arc;
@@ -25,20 +25,24 @@ use clap::{CommandFactory, Parser};
 use nix::sys::signal::{SigSet, Signal};
 use nix::unistd::{gethostname, getpid, Pid};
 use redis_lock_client::blocking::{Canceller, Hold};
-use redis_lock_client::{Error, Server};
+use redis_lock_client::{Error, ErrorKind, Server};
 use redis_lock_tools::texts;
 
 use child::{Ended, Terminal};
 use options::Options;
-use renewer::{Renewer, RenewerEvent};
+use renewer::Renewer;
 use signals::{Received, Stage};
-use wait::{describe, LockRequest, Outcome};
+use wait::describe;
 
 /// An event for the main thread.
 enum Event {
     Signal(Received),
-    WaitEnded(Outcome),
-    Renewer(RenewerEvent),
+    /// The wait has ended with the lock, without it, or with an error.
+    WaitEnded(Result<Option<Hold>, Error>),
+    /// A renewal has failed.
+    Trouble(String),
+    /// The result of the release.
+    Released(redis_lock_client::Result<()>),
     CommandEnded(Ended),
 }
 
@@ -97,7 +101,6 @@ fn main() -> ExitCode {
 /// One run of this program.
 struct Run {
     options: Options,
-    request: Arc<LockRequest>,
     started: Instant,
     /// The signal mask of this program at its start, for the command.
     original_mask: SigSet,
@@ -109,27 +112,16 @@ struct Run {
 }
 
 impl Run {
-    fn begin(options: Options) -> Result<(Run, Server), Box<dyn std::error::Error>> {
-        let name = match &options.owner {
-            Some(name) => name.clone(),
-            None => format!("{}:{}", gethostname()?.to_string_lossy(), getpid()),
-        };
-        let request = LockRequest {
-            key: options.key.clone().unwrap_or_default().into_vec(),
-            owner: format!("{name}:"),
-            shared: options.shared || options.limit.is_some(),
-            limit: options.limit,
-            may_fail_over: options.server.may_fail_over(),
-            lease: options.lease,
-            wait: if options.nonblock { Some(Duration::ZERO) } else { options.wait },
-        };
+    fn begin(mut options: Options) -> Result<(Run, Server), Box<dyn std::error::Error>> {
+        if options.owner.is_none() {
+            options.owner = Some(format!("{}:{}", gethostname()?.to_string_lossy(), getpid()));
+        }
         // The URL is parsed before all other steps, so that an invalid one is a usage error.
         let server = options.server.server()?;
         let signals = signals::block()?;
         let (sender, events) = mpsc::channel();
         let run = Run {
             options,
-            request: Arc::new(request),
             started: Instant::now(),
             original_mask: signals.original_mask,
             sender,
@@ -165,39 +157,29 @@ impl Run {
     /// Waits for the lock. Returns the exit status if there is no grant.
     fn wait_for_the_lock(&self, server: Server) -> Result<Hold, u8> {
         self.log("waiting");
-        let (sender, request, canceller) =
-            (self.sender.clone(), Arc::clone(&self.request), self.canceller.clone());
+        let (sender, options, canceller) =
+            (self.sender.clone(), self.options.clone(), self.canceller.clone());
         thread::spawn(move || {
-            let cancelled = canceller.clone();
-            let report = move |what: &str| {
-                if !cancelled.is_cancelled() {
-                    messages::print(what);
-                }
-            };
-            let outcome = wait::acquire(server, &request, &canceller, report);
-            let _ = sender.send(Event::WaitEnded(outcome));
+            let _ = sender.send(Event::WaitEnded(wait::acquire(server, &options, &canceller)));
         });
         loop {
             match self.events.recv() {
-                Ok(Event::WaitEnded(Outcome::Granted(hold))) => return Ok(hold),
-                Ok(Event::WaitEnded(Outcome::NotGranted)) => {
+                Ok(Event::WaitEnded(Ok(Some(hold)))) => return Ok(hold),
+                Ok(Event::WaitEnded(Ok(None))) => {
                     self.log("another owner holds the lock");
                     return Err(self.options.conflict_exit_code);
                 }
-                Ok(Event::WaitEnded(Outcome::Failed(error))) => {
-                    return Err(self.unavailable(&error));
+                Ok(Event::WaitEnded(Err(error))) => {
+                    messages::print(&format!("{}: {}", self.options.server.address(), describe(&error)));
+                    return Err(options::UNAVAILABLE);
                 }
                 // The wait continues in the server, and a later event has its outcome.
                 Ok(Event::Signal(Received::Stop)) => drop(nix::sys::signal::raise(Signal::SIGSTOP)),
-                Ok(Event::Signal(
-                    Received::Forward(signal)
-                    | Received::FromTerminal(signal)
-                    | Received::BeforeCommand(signal),
-                )) => {
+                Ok(Event::Signal(Received::Forward(signal) | Received::FromTerminal(signal))) => {
                     self.cancel();
                     signals::die_of(signal);
                 }
-                Ok(Event::Renewer(_) | Event::CommandEnded(_)) => {}
+                Ok(Event::Trouble(_) | Event::Released(_) | Event::CommandEnded(_)) => {}
                 Err(_) => return Err(options::UNAVAILABLE),
             }
         }
@@ -211,8 +193,7 @@ impl Run {
         // This program may have been stopped since the grant.
         if hold.is_lost() {
             self.report_loss("lease expired before the command started");
-            renewer.release();
-            self.wait_until_released();
+            self.release(renewer);
             return End::Status(options::LOST);
         }
         self.log(&format!("running {}", self.name()));
@@ -223,9 +204,8 @@ impl Run {
         let command = match started {
             Ok(command) => command,
             Err(error) => {
-                renewer.release();
                 messages::print(&format!("{}: {error}", self.name()));
-                self.wait_until_released();
+                self.release(renewer);
                 let missing = error.kind() == io::ErrorKind::NotFound;
                 return End::Status(if missing { options::NOT_FOUND } else { options::NOT_RUN });
             }
@@ -239,9 +219,8 @@ impl Run {
                 }
                 self.log(&format!("command ended with status {}", ended.status()));
                 let in_time = !hold.is_lost();
-                renewer.release();
-                match self.wait_until_released() {
-                    Some(Err(error)) if renewer::is_loss(&error) || !in_time => {
+                match self.release(renewer) {
+                    Some(Err(error)) if error.kind() == ErrorKind::Lost || !in_time => {
                         messages::print(&format!(
                             "lost the lock {} before the command ended: {}",
                             self.key(),
@@ -271,21 +250,19 @@ impl Run {
                 self.report_loss(&why);
                 self.kill_all();
                 terminal.restore();
-                renewer.release();
-                self.wait_until_released();
+                self.release(renewer);
                 End::Status(options::LOST)
             }
         }
     }
 
     fn start_renewer(&self, hold: &Arc<Hold>) -> Renewer {
-        let sender = self.sender.clone();
-        let notify = move |event| drop(sender.send(Event::Renewer(event)));
-        Renewer::start(Arc::clone(hold), self.request.lease, notify)
+        Renewer::start(hold, self.options.lease, self.sender.clone())
     }
 
     /// Waits for the end of the command. Fails with the reason if the lock is lost.
     fn wait_until_ended(&self, command: Pid, hold: &Hold) -> Result<Ended, String> {
+        let mut is_reported = false;
         loop {
             if hold.is_lost() {
                 return Err(renewer::loss_reason(hold));
@@ -295,11 +272,10 @@ impl Run {
             // The clock of the hold runs while the machine is suspended, but this timeout does not. So the timeout is short.
             match self.events.recv_timeout(left.min(Duration::from_secs(1))) {
                 Ok(Event::CommandEnded(ended)) => return Ok(ended),
-                Ok(Event::Renewer(RenewerEvent::Lost(why))) => return Err(why),
-                Ok(Event::Renewer(RenewerEvent::Trouble(what))) => self.log(&format!("{what}; trying again")),
-                Ok(Event::Signal(Received::Forward(signal) | Received::BeforeCommand(signal))) => {
-                    child::signal(command, signal)
+                Ok(Event::Trouble(what)) if !hold.is_lost() && !std::mem::replace(&mut is_reported, true) => {
+                    self.log(&format!("{what}; trying again"));
                 }
+                Ok(Event::Signal(Received::Forward(signal))) => child::signal(command, signal),
                 Ok(Event::Signal(Received::Stop)) => {
                     // All processes must stop, as the lease can expire meanwhile.
                     child::signal_all(Signal::SIGSTOP);
@@ -311,7 +287,8 @@ impl Run {
                 Ok(
                     Event::Signal(Received::FromTerminal(_))
                     | Event::WaitEnded(_)
-                    | Event::Renewer(RenewerEvent::Released(_)),
+                    | Event::Trouble(_)
+                    | Event::Released(_),
                 )
                 | Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => {
@@ -344,16 +321,19 @@ impl Run {
         }
     }
 
-    /// The result of the release; `None` if it takes too long or a signal interrupts the wait.
-    fn wait_until_released(&self) -> Option<redis_lock_client::Result<()>> {
+    /// Releases the lock. Returns `None` if that takes too long or a signal interrupts it.
+    fn release(&self, renewer: Renewer) -> Option<redis_lock_client::Result<()>> {
+        drop(renewer);
         let since = Instant::now();
         loop {
             match self.events.recv_timeout(RELEASE_TIMEOUT.saturating_sub(since.elapsed())) {
-                Ok(Event::Renewer(RenewerEvent::Released(released))) => return Some(released),
+                Ok(Event::Released(released)) => return Some(released),
                 // A Ctrl-C that has ended the command may reach this program only after the end of the command.
-                Ok(Event::Signal(
-                    Received::Forward(_) | Received::FromTerminal(_) | Received::BeforeCommand(_),
-                )) if since.elapsed() > SIGNAL_GRACE => return None,
+                Ok(Event::Signal(Received::Forward(_) | Received::FromTerminal(_)))
+                    if since.elapsed() > SIGNAL_GRACE =>
+                {
+                    return None
+                }
                 Ok(_) => {}
                 Err(_) => return None,
             }
@@ -392,26 +372,19 @@ impl Run {
         let until = Instant::now() + CANCEL_TIMEOUT;
         while let Ok(event) = self.events.recv_timeout(until.saturating_duration_since(Instant::now())) {
             match event {
-                Event::WaitEnded(Outcome::Granted(hold)) => {
+                Event::WaitEnded(Ok(Some(hold))) => {
                     // The server granted the lock before it received the cancellation.
-                    self.start_renewer(&Arc::new(hold)).release();
-                    self.wait_until_released();
+                    self.release(self.start_renewer(&Arc::new(hold)));
                     return;
                 }
                 // A second signal ends the program without waiting.
-                Event::WaitEnded(_)
-                | Event::Signal(
-                    Received::Forward(_) | Received::FromTerminal(_) | Received::BeforeCommand(_),
-                ) => return,
+                Event::WaitEnded(_) | Event::Signal(Received::Forward(_) | Received::FromTerminal(_)) => {
+                    return
+                }
                 _ => {}
             }
         }
         self.log("no reply to the cancellation of the wait");
-    }
-
-    fn unavailable(&self, error: &Error) -> u8 {
-        messages::print(&format!("{}: {}", self.options.server.address(), describe(error)));
-        options::UNAVAILABLE
     }
 
     fn log(&self, what: &str) {
@@ -426,6 +399,6 @@ impl Run {
 
     /// The lock's key for a message.
     fn key(&self) -> Cow<'_, str> {
-        String::from_utf8_lossy(&self.request.key)
+        self.options.key().to_string_lossy()
     }
 }

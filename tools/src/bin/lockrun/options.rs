@@ -2,7 +2,7 @@
 
 //! The options of the command line.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::time::Duration;
 
 use clap::{ArgGroup, Parser, ValueHint};
@@ -95,6 +95,13 @@ pub(crate) struct Options {
     /// Prints the manual page or a completion script for a shell.
     #[arg(long, value_name = "TEXT", hide = true, exclusive = true)]
     pub text: Option<Text>,
+}
+
+impl Options {
+    /// The key of the lock.
+    pub(crate) fn key(&self) -> &OsStr {
+        self.key.as_deref().unwrap_or_default()
+    }
 }
 
 const AFTER: &str = concat!(

@@ -24,8 +24,6 @@ pub(crate) enum Received {
     Forward(Signal),
     /// The terminal has sent the signal to the command, too.
     FromTerminal(Signal),
-    /// The terminal sent the signal before the command was running.
-    BeforeCommand(Signal),
 }
 
 /// The signals that [`next`] receives.
@@ -109,7 +107,6 @@ pub(crate) fn next(signals: &SigSet, stage: &Stage) -> Option<Received> {
             }
             // The code is positive only for signals from the kernel, such as those of the terminal.
             signal if code > 0 && stage.is(RUNNING) => Received::FromTerminal(signal),
-            signal if code > 0 => Received::BeforeCommand(signal),
             signal => Received::Forward(signal),
         });
     }
