@@ -42,6 +42,8 @@ export class Acquire {
   readonly began = now();
   granted = this.began;
   leaseEnds = Infinity;
+  /** Until a `LOCK.EVENTS` sent after this time confirms, the server may revoke the grant (R1). */
+  revocableSince = -Infinity;
   readonly until: number;
   readonly isTry: boolean;
   /** An attempt of the present call has no reply, so it may have succeeded. */

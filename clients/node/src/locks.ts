@@ -80,9 +80,9 @@ export class Hold {
    *
    *  Rejects with a `LostError` if the hold ended before, and with an `UnavailableError` if no server answered within the
    *  patience. Then the release continues in the background. */
-  async release(): Promise<void> {
+  release(): Promise<void> {
     dropped.unregister(this.#acquire);
-    await this.#session.release(this.#acquire);
+    return this.#session.release(this.#acquire);
   }
 
   /** Sets the lease, in milliseconds from now. Without an argument, repeats the lease of the lock or checks a renewed hold.
