@@ -61,8 +61,7 @@ export class Core {
     for (const [option, time] of Object.entries({ ttl, patience })) check(option, time, 1);
     check('grace', grace, 0);
     if (grace > ttl) throw new MisuseError('grace must be at most ttl');
-    const notify = (event: LockEvent): void => {
-      if (listener === undefined) return;
+    const notify = listener && ((event: LockEvent): void => {
       queueMicrotask(() => {
         try {
           listener(event);
@@ -70,7 +69,7 @@ export class Core {
           process.emitWarning(`the listener of locks failed: ${String(error)}`, { code: 'REDIS_LOCK_LISTENER' });
         }
       });
-    };
+    });
     this.nodes = nodesOf(client);
     const random = randomBytes(4).toString('hex');
     this.#options = { name: name ?? `${hostname()}/${process.pid}/${random}`, ttl, grace, patience, notify };
@@ -133,30 +132,28 @@ export class Core {
     if (wait !== undefined) check('wait', wait, 0);
     if (signal !== undefined && !(signal instanceof AbortSignal)) throw new MisuseError('signal must be an AbortSignal');
     const began = now();
+    const until = began + (wait ?? Infinity);
     let outcome = 'unavailable';
     try {
-      const hold = await this.#acquire(request, wait ?? Infinity, began, signal);
-      outcome = hold !== null ? 'granted' : wait === 0 ? 'busy' : 'timed out';
-      return hold;
+      for (;;) {
+        const giveUp = wait !== undefined && wait > 0 ? until : now() + this.#options.patience;
+        const left = (): number => (wait === 0 ? 0 : Math.max(1, until - now()));
+        const make = (session: Session): Acquire => new Acquire(session, request, this.#owner(request), left());
+        const asked = await this.#ask(request, giveUp, make, signal);
+        const isGranted = asked.is('held');
+        if (isGranted || asked.reason === 'timeout') {
+          outcome = isGranted ? 'granted' : wait === 0 ? 'busy' : 'timed out';
+          return isGranted ? asked : null;
+        }
+        const Final = FINAL[asked.reason];
+        if (Final !== undefined) throw new Final(`${request.name}: the wait ended (${asked.reason})`);
+      }
     } catch (error) {
       if (error instanceof LockError) outcome = error.kind;
       if (error instanceof TimedOutError) return null;
       throw error;
     } finally {
-      this.#options.notify({ label: request.options.label, event: 'waited', outcome, ms: now() - began });
-    }
-  }
-
-  async #acquire(request: Request, wait: number, began: number, signal?: AbortSignal): Promise<Acquire | null> {
-    const until = began + wait;
-    for (;;) {
-      const giveUp = wait > 0 && wait < Infinity ? until : now() + this.#options.patience;
-      const left = (): number => wait && Math.max(1, until - now());
-      const asked = await this.#ask(request, giveUp, (session) => new Acquire(session, request, this.#owner(request), left()), signal);
-      if (asked.is('held')) return asked;
-      if (asked.reason === 'timeout') return null;
-      const Final = FINAL[asked.reason];
-      if (Final !== undefined) throw new Final(`${request.name}: the wait ended (${asked.reason})`);
+      this.#options.notify?.({ label: request.options.label, event: 'waited', outcome, ms: now() - began });
     }
   }
 

@@ -13,7 +13,7 @@ export const CALL_TIMEOUT = 2000;
 /** An unanswered call. */
 interface Pending {
   readonly deadline: number;
-  reject(error: LockError): void;
+  readonly reject: (error: LockError) => void;
 }
 
 /** A connection with its unanswered calls. One timer serves them all: hardly a call reaches its limit. */

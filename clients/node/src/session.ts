@@ -43,7 +43,7 @@ export interface SessionOptions {
   ttl: number;
   grace: number;
   patience: number;
-  notify(event: LockEvent): void;
+  notify: ((event: LockEvent) => void) | undefined;
 }
 
 type Event = [seq: number, kind: string, n: number, ...fields: unknown[]];
@@ -294,7 +294,7 @@ export class Session {
   }
 
   #notify({ request, granted }: Acquire, event: LockEvent['event'], outcome: string): void {
-    this.options.notify({ label: request.options.label, event, outcome, ms: now() - granted });
+    this.options.notify?.({ label: request.options.label, event, outcome, ms: now() - granted });
   }
 
   #setJeopardy(value: boolean): void {
