@@ -306,7 +306,8 @@ func (s *session) validFor(a *acquire) time.Duration {
 		return 0
 	}
 	left := time.Until(a.leaseEnds)
-	if !a.request.isLeased() || !a.revocableSince.Before(s.lastConfirmed()) {
+	isRevocable := !a.revocableSince.IsZero() && a.revocableSince.After(s.lastConfirmed())
+	if !a.request.isLeased() || isRevocable {
 		left = min(left, time.Until(s.safeUntil))
 	}
 	return max(0, left)

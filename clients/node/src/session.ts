@@ -229,7 +229,7 @@ export class Session {
   /** Milliseconds for which no other owner can have the lock, even if the network fails. */
   validFor(hold: Acquire): number {
     if (!hold.is('held') || !hold.isDeclared) return 0;
-    const isRevocable = hold.revocableSince >= this.#lastConfirmed;
+    const isRevocable = hold.revocableSince > this.#lastConfirmed;
     const safeUntil = hold.request.options.lease === undefined || isRevocable ? this.#safeUntil : Infinity;
     return Math.max(0, Math.min(safeUntil, hold.leaseEnds) - now());
   }
