@@ -58,6 +58,10 @@ class Wire {
     });
   }
 
+  flush(callback: () => void): void {
+    this.#connection.flush(callback);
+  }
+
   close(error: LockError): void {
     if (this.isClosed) return;
     this.isClosed = true;
@@ -93,6 +97,11 @@ export class Io {
   /** The reply to a call over the connection of the reader. */
   read(words: Words, timeout: number): Promise<unknown> {
     return this.call(words, timeout, 'reader');
+  }
+
+  /** Calls back once the calls of the reader are written. */
+  flush(callback: () => void): void {
+    this.#wires.reader?.flush(callback);
   }
 
   /** Closes both connections. The next ones may lead to another primary. */

@@ -460,8 +460,7 @@ export class Session {
     const sent = now();
     const numbers = [this.#seen, done, block, EVENTS_COUNT].map(String);
     const reply = this.io.read(['LOCK.EVENTS', this.id ?? '', this.#nextBeat(), ...numbers], block + REPLY_GRACE);
-    // By then the call is written to its socket.
-    if (this.#granted.length > 0) setImmediate(() => this.#wakeGranted());
+    if (this.#granted.length > 0) this.io.flush(() => this.#wakeGranted());
     const events = (await reply) as Event[];
     for (const event of events) this.#handle(event);
     if (events.length === EVENTS_COUNT) return;
