@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 
 // Compares this package with redis-semaphore and node-redlock, with a server of its own:
-// `REDIS_LOCK_MODULE=… node bench.mjs [SECONDS]`. Tasks acquire a lock, release it, and begin again. It prints locks per second,
-// the median ratio to the fastest other library in the same round, the longest wait, and the server's CPU time per lock. All
-// processes share the cores of this machine: compare ratios, not numbers.
+// `REDIS_LOCK_MODULE=… node bench.mjs [SECONDS]`. Tasks acquire a lock, release it, and begin again. For each package, the bench
+// prints locks per second, the longest wait, and the server's CPU time per lock. The ratio to the fastest other library is the
+// median of all rounds. All processes share the cores of this machine: compare ratios, not numbers.
 
 import Redlock from 'redlock';
 import { Mutex } from 'redis-semaphore';
