@@ -46,11 +46,14 @@ type acquire struct {
 	// reason of the end, if it is over.
 	reason string
 	// failure is why the client ends a wait that may continue on the server.
-	failure            *Error
-	changed            chan struct{}
-	holds              int64
-	tokens             []int64
+	failure *Error
+	changed chan struct{}
+	holds   int64
+	tokens  []int64
+	// granted is when the grant was handled. Until then it is when the acquire began.
 	granted, leaseEnds time.Time
+	// revocableSince: until a LOCK.EVENTS sent after this time confirms, the server may revoke the grant (R1).
+	revocableSince time.Time
 	// inDoubt: an attempt of the present call has no reply, so it may have succeeded.
 	inDoubt                   bool
 	isReleasing, isHandedOver bool

@@ -135,6 +135,51 @@ func TestLeaseCountsFromTheFirstAttempt(t *testing.T) {
 	release(t, hold)
 }
 
+func TestGrantsByEventNeedNoRenewal(t *testing.T) {
+	s := start(t)
+	locks := locksAt(t, s.address())
+	hold := must(locks.Acquire(background, "a"))
+	waited := make(chan *lock.Hold, 1)
+	go func() { waited <- must(locks.Acquire(background, "a", lock.WithLease(time.Minute))) }()
+	until(t, "a waiter", func() bool { return s.waiters("a") == 1 })
+	release(t, hold)
+	granted := <-waited
+	// Until the next confirmation, the server may revoke it.
+	if left := granted.ValidFor(); left <= 0 || left > 3*time.Second {
+		t.Fatal(left, "are proven")
+	}
+	until(t, "the confirmation", func() bool { return granted.ValidFor() > 50*time.Second })
+	if left := granted.ValidFor(); left >= time.Minute {
+		t.Fatal(left, "of the lease")
+	}
+	release(t, granted)
+	if calls := s.calls("lock.renew"); calls != 0 {
+		t.Fatal(calls, "renewals")
+	}
+}
+
+func TestExpiredGrantsByEventAreNotUsed(t *testing.T) {
+	s := start(t)
+	p := through(t, s.address())
+	locks := locksAt(t, p.address())
+	hold := must(locks.Acquire(background, "a"))
+	waited := make(chan *lock.Hold, 1)
+	go func() { waited <- must(locks.Acquire(background, "a", lock.WithLease(time.Second))) }()
+	until(t, "a waiter", func() bool { return s.waiters("a") == 1 })
+	p.frozen.Store(true)
+	s.ask("LOCK.BREAK", "a")
+	until(t, "the end of the lease", func() bool { return s.isFree("a") })
+	p.frozen.Store(false)
+	granted := <-waited
+	if calls := s.calls("lock.renew"); granted.IsLost() || calls != 1 {
+		t.Fatal("it is lost, after", calls, "renewals")
+	}
+	release(t, granted)
+	if err := hold.Release(background); !errors.Is(err, lock.ErrLost) {
+		t.Fatal(err)
+	}
+}
+
 func TestLostRepliesCountOnce(t *testing.T) {
 	s := start(t)
 	p := through(t, s.address())

@@ -245,8 +245,12 @@ func (s *session) handle(event []any) {
 	switch {
 	case a == nil:
 	case event[1] == "granted" && a.state == asked:
-		a.inDoubt = true
-		s.grant(a, event[3], append(event, nil)[4])
+		// The last confirming reply would have reported an earlier grant.
+		since := a.granted
+		if last := s.lastConfirmed(); last.After(since) {
+			since = last
+		}
+		s.grant(a, since, true, event[3], append(event, nil)[4])
 	case event[1] == "lost" && reason == "moved" && a.state == held:
 		s.undeclare(a)
 	case event[1] == "lost":

@@ -78,8 +78,7 @@ func (s *session) ask(ctx context.Context, a *acquire) *Error {
 	case reply == nil:
 		s.end(a, "timeout")
 	case reply != int64(0):
-		s.grant(a, reply, nil)
-		a.setLease(first.Add(a.request.lease))
+		s.grant(a, first, a.inDoubt, reply, nil)
 	}
 	for a.state == asked && a.failure == nil {
 		if err := s.wait(ctx, a.await(), giveUp); err != nil {
@@ -97,10 +96,10 @@ func (s *session) checkGrant(ctx context.Context, a *acquire) *Error {
 	switch {
 	case a.holds > 1 && !a.request.reentrant:
 		return &Error{Kind: ErrDeadlock, Text: "this owner has the lock already; release it first, or use Reentrant"}
-	case !a.request.isLeased() || !a.inDoubt && time.Until(a.leaseEnds) > 0:
+	case time.Until(a.leaseEnds) > 0:
 		return nil
 	}
-	// Nobody knows when the lease began, and the server may still revoke the grant (R1).
+	// The lease may be over, as the grant is old.
 	a.setLease(time.Now().Add(forever))
 	err := s.renew(ctx, a, lease)
 	switch {
@@ -165,6 +164,7 @@ func (s *session) renew(ctx context.Context, a *acquire, lease time.Duration) *E
 		return a.lost()
 	}
 	a.setLease(first.Add(lease))
+	a.revocableSince = time.Time{}
 	return nil
 }
 
@@ -302,14 +302,19 @@ func (s *session) readReply(timeout time.Duration, words ...any) (any, *Error) {
 
 // validFor is the time for which no other owner can have the lock, even if the network fails.
 func (s *session) validFor(a *acquire) time.Duration {
-	switch {
-	case a.state != held || !a.isDeclared():
+	if a.state != held || !a.isDeclared() {
 		return 0
-	case a.request.isLeased():
-		return max(0, time.Until(a.leaseEnds))
 	}
-	return max(0, time.Until(s.safeUntil))
+	left := time.Until(a.leaseEnds)
+	isRevocable := !a.revocableSince.IsZero() && a.revocableSince.After(s.lastConfirmed())
+	if !a.request.isLeased() || isRevocable {
+		left = min(left, time.Until(s.safeUntil))
+	}
+	return max(0, left)
 }
+
+// lastConfirmed is when the last LOCK.EVENTS that confirmed this session was sent.
+func (s *session) lastConfirmed() time.Time { return s.safeUntil.Add(-s.locks.grace) }
 
 // Transitions.
 
@@ -319,7 +324,8 @@ func (s *session) number(a *acquire) {
 	a.at = number{s, s.id, s.lastN}
 }
 
-func (s *session) grant(a *acquire, reply, tokens any) {
+// grant: the lease began at the time `since` at the earliest.
+func (s *session) grant(a *acquire, since time.Time, isRevocable bool, reply, tokens any) {
 	replies := []any{reply}
 	if a.request.several() {
 		replies, _ = reply.([]any)
@@ -336,6 +342,10 @@ func (s *session) grant(a *acquire, reply, tokens any) {
 	delete(s.asked, a.at.n)
 	s.held[a.at.n] = a
 	a.state, a.granted = held, time.Now()
+	a.setLease(since.Add(a.request.lease))
+	if isRevocable {
+		a.revocableSince = a.granted
+	}
 	a.signal()
 }
 

@@ -42,10 +42,13 @@ export class Acquire {
   readonly began = now();
   granted = this.began;
   leaseEnds = Infinity;
+  /** Until a `LOCK.EVENTS` sent after this time confirms, the server may revoke the grant (R1). */
+  revocableSince = -Infinity;
   readonly until: number;
   readonly isTry: boolean;
   /** An attempt of the present call has no reply, so it may have succeeded. */
   inDoubt = false;
+  isInUse = false;
   isReleasing = false;
   isHandedOver = false;
   #loss: AbortController | undefined;
@@ -75,7 +78,7 @@ export class Acquire {
   renewWords(lease: number | undefined): Words {
     const { maxHold } = this.request.options;
     const left = maxHold && Math.max(1, maxHold - (now() - this.granted));
-    return [...this.request.words('RENEW', this.owner.name), ...this.request.hold(lease, left), ...this.#sessionWords()];
+    return [...this.request.words('LOCK.RENEW', this.owner.name), ...this.request.hold(lease, left), ...this.#sessionWords()];
   }
 
   declareWords(): Words {
@@ -84,7 +87,7 @@ export class Acquire {
   }
 
   releaseWords(): Words {
-    return [...this.request.words('RELEASE', this.owner.name), ...this.#sessionWords()];
+    return [...this.request.words('LOCK.RELEASE', this.owner.name), ...this.#sessionWords()];
   }
 
   cancelWords(): Words {
@@ -133,13 +136,14 @@ export class Acquire {
   }
 }
 
-const inUse = new Set<Acquire>();
+let inUse = 0;
 const alive = setInterval(() => undefined, MAX_TIMER).unref();
 
 /** Keeps the process alive while an acquire is asked, held or being released. @internal */
 export function keepAlive(acquire: Acquire, isInUse: boolean): void {
-  if (isInUse) inUse.add(acquire);
-  else inUse.delete(acquire);
-  if (inUse.size > 0) alive.ref();
+  if (acquire.isInUse === isInUse) return;
+  acquire.isInUse = isInUse;
+  inUse += isInUse ? 1 : -1;
+  if (inUse > 0) alive.ref();
   else alive.unref();
 }

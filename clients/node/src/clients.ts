@@ -35,6 +35,8 @@ interface NodeRedis extends Client {
 /** One connection of the client library. @internal */
 export interface Connection {
   send(words: Words): Promise<unknown>;
+  /** Calls back once the calls so far are written to the socket. */
+  flush(callback: () => void): void;
   close(): void;
 }
 
@@ -88,6 +90,10 @@ function ioredisNode(name: string, client: Ioredis): Node {
         }
         return redis.call(...(words as [string, ...Name[]]));
       },
+      flush: (callback) => {
+        uncork();
+        callback();
+      },
       close: () => {
         redis.disconnect();
         redis.stream?.destroy();
@@ -126,7 +132,8 @@ function nodeRedisNode(name: string, find: () => Promise<NodeRedis> | NodeRedis)
     const connecting = connect();
     connecting.catch(onEnd);
     const send = (words: Words): Promise<unknown> => redis?.sendCommand(words) ?? connecting.then(() => send(words));
-    return { send, close };
+    // It writes at the end of a turn of the event loop.
+    return { send, close, flush: (callback) => void setImmediate(callback) };
   };
   return { name, open };
 }

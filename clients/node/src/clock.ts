@@ -29,22 +29,23 @@ export function at(time: number, callback: () => void): () => void {
 
 /** Wakes those that wait for a change. @internal */
 export class Signal {
-  readonly #waiters = new Set<() => void>();
+  #waiters: Set<() => void> | undefined;
 
   notify(): void {
-    for (const wake of [...this.#waiters]) wake();
+    if (this.#waiters !== undefined) for (const wake of [...this.#waiters]) wake();
   }
 
   /** Waits for a notification until that time. */
   wait(until: number): Promise<void> {
+    const waiters = (this.#waiters ??= new Set());
     return new Promise((resolve) => {
       const wake = (): void => {
         stop();
-        this.#waiters.delete(wake);
+        waiters.delete(wake);
         resolve();
       };
       const stop = at(until, wake);
-      this.#waiters.add(wake);
+      waiters.add(wake);
     });
   }
 }

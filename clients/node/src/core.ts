@@ -7,7 +7,7 @@ import { randomBytes } from 'node:crypto';
 import { setMaxListeners } from 'node:events';
 import { hostname } from 'node:os';
 import { Acquire, Owner } from './acquire.js';
-import { type Client, type Nodes, nodesOf } from './clients.js';
+import { type Client, type Node, type Nodes, nodesOf } from './clients.js';
 import { now, sleep } from './clock.js';
 import {
   CancelledError, DeadlockError, errorOf, LockError, MisuseError, Moved, TimedOutError, UnavailableError,
@@ -61,8 +61,7 @@ export class Core {
     for (const [option, time] of Object.entries({ ttl, patience })) check(option, time, 1);
     check('grace', grace, 0);
     if (grace > ttl) throw new MisuseError('grace must be at most ttl');
-    const notify = (event: LockEvent): void => {
-      if (listener === undefined) return;
+    const notify = listener && ((event: LockEvent): void => {
       queueMicrotask(() => {
         try {
           listener(event);
@@ -70,17 +69,22 @@ export class Core {
           process.emitWarning(`the listener of locks failed: ${String(error)}`, { code: 'REDIS_LOCK_LISTENER' });
         }
       });
-    };
+    });
     this.nodes = nodesOf(client);
     const random = randomBytes(4).toString('hex');
     this.#options = { name: name ?? `${hostname()}/${process.pid}/${random}`, ttl, grace, patience, notify };
   }
 
-  /** The session on the node that serves the key. */
-  async #sessionOf(key: Name): Promise<Session> {
-    const node = this.nodes.only ?? await this.nodes.find(key).catch((error: unknown) => {
+  /** The node that serves the key. */
+  async #find(key: Name): Promise<Node> {
+    try {
+      return await this.nodes.find(key);
+    } catch (error) {
       throw errorOf(error);
-    });
+    }
+  }
+
+  #sessionOn(node: Node): Session {
     if (this.closed) throw new MisuseError('the locks are closed; make new ones');
     let session = this.#sessions.get(node.name);
     if (session === undefined) {
@@ -103,7 +107,7 @@ export class Core {
     await this.#refresh(acquires[0].request.key);
     for (const acquire of acquires) {
       // If no node is found, the reader tries again.
-      await this.#sessionOf(acquire.request.key).then((session) => session.adopt(acquire), () => undefined);
+      await this.#find(acquire.request.key).then((node) => this.#sessionOn(node).adopt(acquire)).catch(() => undefined);
     }
     this.#isRelocating = false;
   }
@@ -128,71 +132,47 @@ export class Core {
     if (wait !== undefined) check('wait', wait, 0);
     if (signal !== undefined && !(signal instanceof AbortSignal)) throw new MisuseError('signal must be an AbortSignal');
     const began = now();
+    const until = began + (wait ?? Infinity);
     let outcome = 'unavailable';
     try {
-      const hold = await this.#acquire(request, wait ?? Infinity, began, signal);
-      outcome = hold !== null ? 'granted' : wait === 0 ? 'busy' : 'timed out';
-      return hold;
+      for (;;) {
+        const giveUp = wait !== undefined && wait > 0 ? until : now() + this.#options.patience;
+        const left = (): number => (wait === 0 ? 0 : Math.max(1, until - now()));
+        const make = (session: Session): Acquire => new Acquire(session, request, this.#owner(request), left());
+        const asked = await this.#ask(request, giveUp, make, signal);
+        const isGranted = asked.is('held');
+        if (isGranted || asked.reason === 'timeout') {
+          outcome = isGranted ? 'granted' : wait === 0 ? 'busy' : 'timed out';
+          return isGranted ? asked : null;
+        }
+        const Final = FINAL[asked.reason];
+        if (Final !== undefined) throw new Final(`${request.name}: the wait ended (${asked.reason})`);
+      }
     } catch (error) {
       if (error instanceof LockError) outcome = error.kind;
       if (error instanceof TimedOutError) return null;
       throw error;
     } finally {
-      this.#options.notify({ label: request.options.label, event: 'waited', outcome, ms: now() - began });
+      this.#options.notify?.({ label: request.options.label, event: 'waited', outcome, ms: now() - began });
     }
   }
 
-  async #acquire(request: Request, wait: number, began: number, signal?: AbortSignal): Promise<Acquire | null> {
-    const until = began + wait;
+  /** An acquire that was granted, or is over. While another node of the cluster serves the key, a new one asks there. */
+  async #ask(
+    { key, name }: Request, giveUp: number, make: (session: Session) => Acquire, signal?: AbortSignal,
+  ): Promise<Acquire> {
     for (;;) {
-      const giveUp = wait > 0 && wait < Infinity ? until : now() + this.#options.patience;
-      const asked = await this.#untilFound(request.key, giveUp, async (session) => {
-        const left = wait && Math.max(1, until - now());
-        return this.#ask(session, new Acquire(session, request, this.#owner(request), left), signal);
-      });
-      if (asked.is('held')) return asked;
-      if (asked.reason === 'timeout') return null;
-      const Final = FINAL[asked.reason];
-      if (Final !== undefined) throw new Final(`${request.name}: the wait ended (${asked.reason})`);
-    }
-  }
-
-  /** Repeats an attempt, each with a new number, while another node of the cluster serves the key. */
-  async #untilFound(key: Name, giveUp: number, attempt: (session: Session) => Promise<Acquire>): Promise<Acquire> {
-    for (;;) {
+      const session = this.#sessionOn(this.nodes.only ?? await this.#find(key));
+      const asked = make(session);
       try {
-        return await attempt(await this.#sessionOf(key));
+        await (signal === undefined ? session.ask(asked) : untilAborted(signal, name, () => session.ask(asked)));
+        return asked;
       } catch (error) {
+        await session.cancel(asked);
         if (!(error instanceof Moved) || now() >= giveUp) throw error;
-        await this.#refresh(key);
-        await sleep(RETRY_PAUSE);
       }
-    }
-  }
-
-  /** Ends the acquire if it fails in any way. */
-  async #ask(session: Session, asked: Acquire, signal?: AbortSignal): Promise<Acquire> {
-    let onAbort = (): void => undefined;
-    try {
-      if (signal === undefined) {
-        await session.ask(asked);
-      } else {
-        await new Promise<void>((resolve, reject) => {
-          const text = `${asked.request.name}: the acquire was aborted`;
-          onAbort = () => reject(new CancelledError(text, { cause: signal.reason }));
-          if (signal.aborted) return onAbort();
-          // Otherwise Node warns of many waits with one signal.
-          setMaxListeners(0, signal);
-          signal.addEventListener('abort', onAbort);
-          session.ask(asked).then(resolve, reject);
-        });
-      }
-      return asked;
-    } catch (error) {
-      await session.cancel(asked);
-      throw error;
-    } finally {
-      signal?.removeEventListener('abort', onAbort);
+      await this.#refresh(key);
+      await sleep(RETRY_PAUSE);
     }
   }
 
@@ -200,8 +180,8 @@ export class Core {
     const [owner = '', n = '', ...name] = ticket.split('|');
     if (!/^\d+$/.test(n)) throw new MisuseError('the ticket was not made by handOver()');
     const source = ['FROM', name.join('|'), n];
-    const asked = await this.#untilFound(request.key, now() + this.#options.patience, async (session) =>
-      this.#ask(session, new Acquire(session, request, new Owner(Buffer.from(owner, 'hex')), Infinity, source)));
+    const asked = await this.#ask(request, now() + this.#options.patience, (session) =>
+      new Acquire(session, request, new Owner(Buffer.from(owner, 'hex')), Infinity, source));
     if (!asked.is('held')) throw asked.lost();
     return asked;
   }
@@ -226,5 +206,22 @@ export class Core {
   async close(): Promise<void> {
     this.closed = true;
     await Promise.all([...this.#sessions.values()].map((session) => session.close()));
+  }
+}
+
+/** The result of the work, unless the signal is aborted before. */
+async function untilAborted(signal: AbortSignal, name: string, work: () => Promise<void>): Promise<void> {
+  let onAbort = (): void => undefined;
+  try {
+    await new Promise<void>((resolve, reject) => {
+      onAbort = () => reject(new CancelledError(`${name}: the acquire was aborted`, { cause: signal.reason }));
+      if (signal.aborted) return onAbort();
+      // Otherwise Node warns of many waits with one signal.
+      setMaxListeners(0, signal);
+      signal.addEventListener('abort', onAbort);
+      work().then(resolve, reject);
+    });
+  } finally {
+    signal.removeEventListener('abort', onAbort);
   }
 }

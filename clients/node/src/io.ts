@@ -10,12 +10,20 @@ import type { Words } from './request.js';
 /** Limit in milliseconds for one call without a reply. Then the call is repeated on another connection. */
 export const CALL_TIMEOUT = 2000;
 
-/** A connection with its unanswered calls. */
+/** An unanswered call. */
+interface Pending {
+  readonly deadline: number;
+  readonly reject: (error: LockError) => void;
+}
+
+/** A connection with its unanswered calls. One timer serves them all: hardly a call reaches its limit. */
 class Wire {
   isClosed = false;
   readonly #connection: Connection;
-  /** Functions that fail the unanswered calls. */
-  readonly #pending = new Set<(error: LockError) => void>();
+  readonly #pending = new Set<Pending>();
+  /** When the limits of the calls are checked. */
+  #nextCheck = Infinity;
+  #stopClock = (): void => undefined;
 
   constructor(node: Node) {
     this.#connection = node.open((cause) => this.close(errorOf(cause)));
@@ -23,32 +31,42 @@ class Wire {
 
   call(words: Words, timeout: number): Promise<unknown> {
     return new Promise((resolve, reject) => {
-      const stop = at(now() + timeout, () => this.close(new Transient('no reply in time')));
-      const settle = (): void => {
-        stop();
-        this.#pending.delete(fail);
-      };
-      const fail = (error: LockError): void => {
-        settle();
-        reject(error);
-      };
-      this.#pending.add(fail);
+      const call = { deadline: now() + timeout, reject };
+      this.#pending.add(call);
+      if (call.deadline < this.#nextCheck) this.#checkAt(call.deadline);
       this.#connection.send(words).then((reply) => {
-        settle();
+        this.#pending.delete(call);
         resolve(reply);
       }, (cause: unknown) => {
+        this.#pending.delete(call);
         const error = errorOf(cause);
-        fail(error);
+        reject(error);
         // The next connection leads to the new primary.
         if (error.message.startsWith('READONLY')) this.close(error);
       });
     });
   }
 
+  #checkAt(time: number): void {
+    this.#stopClock();
+    this.#nextCheck = time;
+    this.#stopClock = at(time, () => {
+      let first = Infinity;
+      for (const { deadline } of this.#pending) first = Math.min(first, deadline);
+      if (first <= now()) this.close(new Transient('no reply in time'));
+      else this.#checkAt(first);
+    });
+  }
+
+  flush(callback: () => void): void {
+    this.#connection.flush(callback);
+  }
+
   close(error: LockError): void {
     if (this.isClosed) return;
     this.isClosed = true;
-    for (const fail of this.#pending) fail(error);
+    this.#stopClock();
+    for (const { reject } of this.#pending) reject(error);
     this.#connection.close();
   }
 }
@@ -56,8 +74,7 @@ class Wire {
 /** @internal */
 export class Io {
   readonly #node: Node;
-  #reader: Wire | undefined;
-  #caller: Wire | undefined;
+  readonly #wires: { reader?: Wire; caller?: Wire } = {};
   #isClosed = false;
 
   constructor(node: Node) {
@@ -65,9 +82,11 @@ export class Io {
   }
 
   /** The reply to a call. Rejects with errors of `errors`. */
-  async call(words: Words, timeout: number): Promise<unknown> {
-    this.#caller = this.#usable(this.#caller);
-    return this.#caller.call(words, timeout);
+  call(words: Words, timeout: number, role: 'reader' | 'caller' = 'caller'): Promise<unknown> {
+    if (this.#isClosed) return Promise.reject(new CancelledError('the locks are closed'));
+    let wire = this.#wires[role];
+    if (wire?.isClosed !== false) this.#wires[role] = wire = new Wire(this.#node);
+    return wire.call(words, timeout);
   }
 
   /** The replies to calls in one round trip. Errors are elements of the list. */
@@ -76,19 +95,18 @@ export class Io {
   }
 
   /** The reply to a call over the connection of the reader. */
-  async read(words: Words, timeout: number): Promise<unknown> {
-    this.#reader = this.#usable(this.#reader);
-    return this.#reader.call(words, timeout);
+  read(words: Words, timeout: number): Promise<unknown> {
+    return this.call(words, timeout, 'reader');
   }
 
-  #usable(wire: Wire | undefined): Wire {
-    if (this.#isClosed) throw new CancelledError('the locks are closed');
-    return wire?.isClosed === false ? wire : new Wire(this.#node);
+  /** Calls back once the calls of the reader are written. */
+  flush(callback: () => void): void {
+    this.#wires.reader?.flush(callback);
   }
 
   /** Closes both connections. The next ones may lead to another primary. */
   disconnect(): void {
-    for (const wire of [this.#reader, this.#caller]) wire?.close(new Transient('the connection was closed'));
+    for (const wire of Object.values(this.#wires)) wire.close(new Transient('the connection was closed'));
   }
 
   close(): void {

@@ -80,9 +80,9 @@ export class Hold {
    *
    *  Rejects with a `LostError` if the hold ended before, and with an `UnavailableError` if no server answered within the
    *  patience. Then the release continues in the background. */
-  async release(): Promise<void> {
+  release(): Promise<void> {
     dropped.unregister(this.#acquire);
-    await this.#session.release(this.#acquire);
+    return this.#session.release(this.#acquire);
   }
 
   /** Sets the lease, in milliseconds from now. Without an argument, repeats the lease of the lock or checks a renewed hold.
@@ -134,8 +134,8 @@ export class Lock {
    *
    *  Rejects with a `TimedOutError` (after a wait of 0 with a `BusyError`), `DeadlockError`, `CancelledError`, `MisuseError` or
    *  `UnavailableError`. An aborted acquire leaves neither a waiter nor a hold behind. */
-  async acquire(options: AcquireOptions = {}): Promise<Hold> {
-    return new Hold(this.#core, await this.#acquire(options));
+  async acquire({ wait = this.#request.options.wait, signal }: AcquireOptions = {}): Promise<Hold> {
+    return new Hold(this.#core, this.#granted(await this.#core.acquire(this.#request, wait, signal), wait));
   }
 
   /** Returns a hold, or null if another owner holds the lock. Does not wait, unless a `wait` is given. */
@@ -147,10 +147,11 @@ export class Lock {
   /** Holds the lock while the callback runs. An error of the callback is passed on, otherwise a loss rejects with a `LostError`.
    *
    *  Acquires inside the callback have the same owner, so that the server detects deadlocks. */
-  async run<T>(callback: (hold: Hold) => T | Promise<T>, options: AcquireOptions = {}): Promise<T> {
+  async run<T>(
+    callback: (hold: Hold) => T | Promise<T>, { wait = this.#request.options.wait, signal }: AcquireOptions = {},
+  ): Promise<T> {
     if (typeof callback !== 'function') throw new MisuseError('run needs a callback');
-    const acquire = await this.#acquire(options);
-    return this.#scope(acquire, callback);
+    return this.#scope(this.#granted(await this.#core.acquire(this.#request, wait, signal), wait), callback);
   }
 
   /** Runs the callback with a hold, or with null if another owner holds the lock. Waits only if a `wait` is given. */
@@ -180,8 +181,7 @@ export class Lock {
     return Number(await this.#core.execute(key, 'LOCK.BREAK', key)) > 0;
   }
 
-  async #acquire({ wait = this.#request.options.wait, signal }: AcquireOptions): Promise<Acquire> {
-    const acquire = await this.#core.acquire(this.#request, wait, signal);
+  #granted(acquire: Acquire | null, wait: number | undefined): Acquire {
     if (acquire !== null) return acquire;
     throw new (wait === 0 ? BusyError : TimedOutError)(`${this.#request.name}: another owner holds the lock`);
   }

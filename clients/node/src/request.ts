@@ -80,15 +80,17 @@ export class Request {
     if (mode === 'shared' || limit !== undefined) this.#options.push('SHARED');
     if (limit !== undefined) this.#options.push('LIMIT', String(limit));
     if (options.fence === true) this.#options.push('FENCE');
+    this.#options.push(...this.hold(lease, maxHold));
   }
 
   /** The first words of a call. */
-  words(verb: 'ACQUIRE' | 'RENEW' | 'RELEASE', owner: Name): Name[] {
-    return this.several ? [`LOCK.M${verb}`, String(this.keys.length), ...this.keys, owner] : [`LOCK.${verb}`, this.key, owner];
+  words(command: 'LOCK.ACQUIRE' | 'LOCK.RENEW' | 'LOCK.RELEASE', owner: Name): Name[] {
+    if (!this.several) return [command, this.key, owner];
+    return [command.replace('.', '.M'), String(this.keys.length), ...this.keys, owner];
   }
 
   acquire(owner: Name): Name[] {
-    return [...this.words('ACQUIRE', owner), ...this.#options, ...this.hold(this.options.lease, this.options.maxHold)];
+    return [...this.words('LOCK.ACQUIRE', owner), ...this.#options];
   }
 
   /** The lease and the binding of a hold. A hold without a lease of its own is renewed, and ends with its session. */

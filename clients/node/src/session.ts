@@ -43,7 +43,7 @@ export interface SessionOptions {
   ttl: number;
   grace: number;
   patience: number;
-  notify(event: LockEvent): void;
+  notify: ((event: LockEvent) => void) | undefined;
 }
 
 type Event = [seq: number, kind: string, n: number, ...fields: unknown[]];
@@ -99,10 +99,7 @@ export class Session {
       const [reply, firstSent] = await this.#call(asked, () => asked.acquireWords(), giveUp);
       // An event, or a new session, overrules the reply (R14).
       if (asked.is('asked') && reply === null) this.#end(asked, 'timeout');
-      if (asked.is('asked') && reply !== 0) {
-        this.#grant(asked, reply);
-        asked.leaseEnds = firstSent + (request.options.lease ?? Infinity);
-      }
+      if (asked.is('asked') && reply !== 0) this.#grant(asked, firstSent, asked.inDoubt, reply);
     } catch (error) {
       if (source !== undefined || !(error instanceof LostError)) throw error;
       this.#end(asked, 'restarted');
@@ -121,8 +118,8 @@ export class Session {
     if (hold.holds > 1 && reentrant !== true) {
       throw new DeadlockError(`${name}: this owner has the lock already; release it first, or use the option reentrant`);
     }
-    if (lease === undefined || (!hold.inDoubt && hold.leaseEnds > now())) return;
-    // Nobody knows when the lease began, and the server may still revoke the grant (R1).
+    if (lease === undefined || hold.leaseEnds > now()) return;
+    // The lease may be over, as the grant is old.
     hold.leaseEnds = Infinity;
     await this.renew(hold, lease).catch((error: unknown) => {
       if (!(error instanceof LostError)) throw error;
@@ -167,7 +164,7 @@ export class Session {
     if (!hold.is('held') || hold.isLost) throw hold.lost();
     try {
       const [, firstSent] = await this.#call(hold, () => hold.renewWords(lease), now() + this.options.patience);
-      if (lease !== undefined && hold.is('held')) hold.leaseEnds = firstSent + lease;
+      if (lease !== undefined && hold.is('held')) [hold.leaseEnds, hold.revocableSince] = [firstSent + lease, -Infinity];
       hold.onChange();
     } catch (error) {
       const reason = endOf(error);
@@ -232,7 +229,9 @@ export class Session {
   /** Milliseconds for which no other owner can have the lock, even if the network fails. */
   validFor(hold: Acquire): number {
     if (!hold.is('held') || !hold.isDeclared) return 0;
-    return Math.max(0, (hold.request.options.lease === undefined ? this.#safeUntil : hold.leaseEnds) - now());
+    const isRevocable = hold.revocableSince > this.#lastConfirmed;
+    const safeUntil = hold.request.options.lease === undefined || isRevocable ? this.#safeUntil : Infinity;
+    return Math.max(0, Math.min(safeUntil, hold.leaseEnds) - now());
   }
 
   // Transitions.
@@ -243,7 +242,13 @@ export class Session {
     acquire.number = { session: this, id: this.id ?? '', n: this.#lastN };
   }
 
-  #grant(asked: Acquire, reply: unknown, token?: unknown): void {
+  /** When the last `LOCK.EVENTS` that confirmed this session was sent. */
+  get #lastConfirmed(): number {
+    return this.#safeUntil - this.options.grace;
+  }
+
+  /** The lease began at `since` at the earliest. */
+  #grant(asked: Acquire, since: number, isRevocable: boolean, reply: unknown, token?: unknown): void {
     const { n } = asked.number;
     const { several } = asked.request;
     let counts = several ? (reply as unknown[]) : [reply];
@@ -257,6 +262,8 @@ export class Session {
     this.held.set(n, asked);
     [asked.state, asked.token, asked.granted] = ['held', token as Acquire['token'], now()];
     asked.holds = Math.max(...(counts as number[]));
+    asked.leaseEnds = since + (asked.request.options.lease ?? Infinity);
+    if (isRevocable) asked.revocableSince = asked.granted;
   }
 
   /** The acquire neither waits nor holds any longer. With `undo`, the server may not know that. */
@@ -287,7 +294,7 @@ export class Session {
   }
 
   #notify({ request, granted }: Acquire, event: LockEvent['event'], outcome: string): void {
-    this.options.notify({ label: request.options.label, event, outcome, ms: now() - granted });
+    this.options.notify?.({ label: request.options.label, event, outcome, ms: now() - granted });
   }
 
   #setJeopardy(value: boolean): void {
@@ -453,8 +460,7 @@ export class Session {
     const sent = now();
     const numbers = [this.#seen, done, block, EVENTS_COUNT].map(String);
     const reply = this.io.read(['LOCK.EVENTS', this.id ?? '', this.#nextBeat(), ...numbers], block + REPLY_GRACE);
-    // By then the call is written to its socket.
-    if (this.#granted.length > 0) setImmediate(() => this.#wakeGranted());
+    if (this.#granted.length > 0) this.io.flush(() => this.#wakeGranted());
     const events = (await reply) as Event[];
     for (const event of events) this.#handle(event);
     if (events.length === EVENTS_COUNT) return;
@@ -467,8 +473,8 @@ export class Session {
     const acquire = this.asked.get(n) ?? this.held.get(n);
     if (acquire === undefined) return;
     if (kind === 'granted' && acquire.is('asked')) {
-      this.#grant(acquire, first, token);
-      acquire.inDoubt = true;
+      // The last confirming reply would have reported an earlier grant.
+      this.#grant(acquire, Math.max(acquire.began, this.#lastConfirmed), true, first, token);
       this.#granted.push(acquire);
     } else if (kind === 'lost' && first === 'moved' && acquire.is('held')) {
       this.#undeclare(acquire);
