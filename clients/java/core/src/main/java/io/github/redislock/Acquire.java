@@ -37,12 +37,15 @@ final class Acquire {
     /** Why the client ends a wait that the server may keep. */
     LockException failure;
 
+    /** When the first attempt was sent. A lease begins then at the earliest. */
+    long sent = NONE;
+
     long holds;
     List<Long> tokens = List.of();
     volatile long granted;
     volatile long leaseEnds = NONE;
-    /** It is not known when the lease began. */
-    boolean isLeaseUnknown;
+    /** The server may still revoke the grant (R1), until it has acknowledged a later LOCK.EVENTS. */
+    volatile boolean isProvisional;
     /** The session has still to declare it. */
     volatile boolean isUndeclared;
 
@@ -93,7 +96,8 @@ final class Acquire {
     /** Whether the hold ended before its release. */
     boolean isLost() {
         if (state == State.HELD) {
-            return leaseEnds <= Locks.now() && !isHandedOver;
+            // Before the application has the hold, its lease can be set again.
+            return reference != null && leaseEnds <= Locks.now() && !isHandedOver;
         }
         return state == State.OVER && !isHandedOver && !reason.equals(RELEASED) && !reason.equals(CANCELLED);
     }

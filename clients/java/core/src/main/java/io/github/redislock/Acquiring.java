@@ -85,10 +85,6 @@ final class Acquiring extends Work<Hold> {
     }
 
     private Pause begin() {
-        if (acquire != null && !isTry && Locks.now() >= until) {
-            isFinished = true;
-            return null;
-        }
         Session session = locks.sessionOf(request.key());
         return locks.locked(() -> {
             if (isStopped) {
@@ -98,6 +94,9 @@ final class Acquiring extends Work<Hold> {
             if (session.isReader() && !isTry) {
                 throw LockException.misuse(
                         "a listener must not wait for a lock; try to acquire it, or use another thread");
+            } else if (acquire != null && !isTry && Locks.now() >= until && session.isAnswering()) {
+                isFinished = true;
+                return null;
             } else if (!session.isReady(request) || (acquire != null && Locks.now() >= giveUp)) {
                 return session.pause(isTry, giveUp);
             }
@@ -143,7 +142,8 @@ final class Acquiring extends Work<Hold> {
             } else if (answer == null) {
                 session.over(acquire, "timeout");
             } else if (!answer.equals(0L)) {
-                session.grant(acquire, answer, null, call.isInDoubt ? NONE : call.sent);
+                acquire.isProvisional = call.isInDoubt;
+                session.grant(acquire, answer, null, acquire.sent);
             }
         });
         phase = Phase.WAIT;
@@ -181,7 +181,7 @@ final class Acquiring extends Work<Hold> {
                 }
                 phase = Phase.SECURE;
                 long end = Locks.now() + locks.patience;
-                call = acquire.isLeaseUnknown
+                call = acquire.leaseEnds <= Locks.now()
                         ? new Call(locks, acquire, State.HELD, end, each -> each.renewWords(request.lease))
                         : null;
                 return null;
@@ -200,7 +200,7 @@ final class Acquiring extends Work<Hold> {
         });
     }
 
-    /** A lease whose beginning is not known is set again before the body begins. */
+    /** A lease that may be over is set again before the body begins. */
     private Pause secure() {
         boolean isEnd = false;
         if (call != null) {
@@ -221,9 +221,8 @@ final class Acquiring extends Work<Hold> {
             if (isOver && acquire.state == State.HELD) {
                 acquire.session.over(acquire, "expired");
             } else if (call != null && !call.isMoot) {
-                acquire.isLeaseUnknown = false;
                 acquire.leaseEnds = call.sent + request.lease;
-                if (acquire.isLost()) {
+                if (acquire.leaseEnds <= Locks.now()) {
                     acquire.session.discard(acquire, "expired");
                 }
             }

@@ -21,7 +21,7 @@ final class Call extends Work<Object> {
     boolean isMoot;
     /** An attempt has no reply, so it may have succeeded. */
     boolean isInDoubt;
-    /** When the first attempt was sent. A lease counts from then. */
+    /** When the first attempt was sent. */
     long sent = NONE;
 
     private long failing = NONE;
@@ -72,16 +72,19 @@ final class Call extends Work<Object> {
             }
             id = acquire.id;
             n = acquire.n;
+            sent = Math.min(sent, Locks.now());
+            if (state == State.ASKED) {
+                acquire.sent = sent;
+            }
             return words.apply(acquire);
         });
         if (isMoot) {
             return null;
         }
-        long now = Locks.now();
         if (call == null) {
             return locks.locked(() -> session.pause(acquire.isTry, giveUp));
         }
-        sent = Math.min(sent, now);
+        long now = Locks.now();
         long timeout = Math.min(Session.CALL_TIMEOUT, Math.max(Session.REPLY_GRACE, giveUp - now));
         replyUntil = now + timeout;
         reply = session.node.call(call, timeout);

@@ -69,6 +69,9 @@ final class Session {
     private boolean isPolled;
 
     private long confirmed;
+    /** When the last LOCK.EVENTS was sent whose reply had all events. Events that arrive now are later. */
+    private volatile long eventsKnown;
+
     private volatile long safeUntil;
     private boolean isInJeopardy;
     volatile boolean isClosed;
@@ -107,16 +110,16 @@ final class Session {
             throw failure;
         } else if (Locks.now() >= giveUp || isReader()) {
             String why = lastFailure == null ? "" : " (" + lastFailure.getMessage() + ")";
-            boolean isLate = !isTry && lastFailure == null;
             throw LockException.of(
-                    isLate ? LockException.Kind.TIMED_OUT : LockException.Kind.UNAVAILABLE,
+                    !isTry && isAnswering() ? LockException.Kind.TIMED_OUT : LockException.Kind.UNAVAILABLE,
                     "no connection to the server; try again" + why);
         }
         return new Work.Pause(changed, giveUp);
     }
 
+    /** Whether the server has answered the last call of the reader. */
     boolean isAnswering() {
-        return isPolled;
+        return isUp && isPolled;
     }
 
     void enrol(Acquire acquire) {
@@ -128,13 +131,12 @@ final class Session {
         }
     }
 
-    /** Takes the grant from a reply, or from the fields of an event. */
+    /** Takes the grant from a reply, or from the fields of an event. Its lease may end this early, but not earlier. */
     void grant(Acquire acquire, Object counts, Object tokens, long leaseStart) {
         acquire.take(counts, tokens);
         acquire.granted = Locks.now();
         if (acquire.request.lease != NONE) {
-            acquire.isLeaseUnknown = leaseStart == NONE || leaseStart + acquire.request.lease <= acquire.granted;
-            acquire.leaseEnds = acquire.isLeaseUnknown ? NONE : leaseStart + acquire.request.lease;
+            acquire.leaseEnds = leaseStart + acquire.request.lease;
         }
         asked.remove(acquire.n);
         held.put(acquire.n, acquire);
@@ -204,7 +206,10 @@ final class Session {
         if (acquire.state != State.HELD || acquire.isReleasing || acquire.isUndeclared || !isUp) {
             return 0;
         }
-        return Math.max(0, (acquire.request.lease == NONE ? safeUntil : acquire.leaseEnds) - Locks.now());
+        boolean needsSession =
+                acquire.request.lease == NONE || (acquire.isProvisional && acquire.granted >= eventsKnown);
+        // Without a lease, it has no end.
+        return Math.max(0, Math.min(acquire.leaseEnds, needsSession ? safeUntil : NONE) - Locks.now());
     }
 
     // The reader.
@@ -468,6 +473,7 @@ final class Session {
             isPolled = true;
             if (events.size() < EVENTS_COUNT) {
                 confirmed = sent;
+                eventsKnown = sent;
                 safeUntil = sent + locks.grace;
                 setJeopardy(false);
             }
@@ -489,7 +495,9 @@ final class Session {
             return false;
         } else if (kind.equals("granted")) {
             if (acquire.state == State.ASKED) {
-                grant(acquire, event.get(3), event.size() > 4 ? event.get(4) : null, NONE);
+                acquire.isProvisional = true;
+                Object tokens = event.size() > 4 ? event.get(4) : null;
+                grant(acquire, event.get(3), tokens, Math.max(acquire.sent, eventsKnown));
             }
         } else if (kind.equals("lost")) {
             String reason = Replies.text(event.get(3));

@@ -7,10 +7,14 @@ import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import io.github.redislock.LockException.Kind;
+import java.net.InetAddress;
+import java.net.ServerSocket;
+import java.nio.channels.SocketChannel;
 import java.time.Duration;
 import java.util.Queue;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentLinkedQueue;
+import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
@@ -129,6 +133,43 @@ class FaultsTest extends Fixture {
         proxy.isSilent = false;
         untilWaiters(0);
         until("the try left nothing", () -> !server.jedis.exists("l"));
+        hold.release();
+    }
+
+    @ParameterizedTest
+    @EnumSource
+    void shortWaitWithoutAServerIsUnavailable(Library library) throws Exception {
+        try (ServerSocket full = new ServerSocket(0, 1, InetAddress.getLoopbackAddress())) {
+            // Nobody accepts its connections, so that a further attempt neither succeeds nor fails.
+            for (int i = 0; i < 3; i++) {
+                SocketChannel connection = closed(SocketChannel.open());
+                connection.configureBlocking(false);
+                connection.connect(full.getLocalSocketAddress());
+            }
+            Locks locks = locks(library, "redis://127.0.0.1:" + full.getLocalPort(), builder -> builder);
+            RedisLock lock = locks.lock("k").waiting(Duration.ofMillis(100));
+            assertKind(Kind.UNAVAILABLE, lock::acquire);
+        }
+    }
+
+    @ParameterizedTest
+    @EnumSource
+    void waitInAnOutageIsUnavailable(Library library) throws Exception {
+        Locks locks = locks(library, 30_000, 10_000);
+        Hold hold = locks.lock("k").acquire();
+        CompletableFuture<Hold> wait =
+                locks.lock("k").owner("waiter").waiting(Duration.ofSeconds(3)).acquireAsync();
+        untilWaiters(1);
+        proxy.isSilent = true;
+        Throwable error = assertThrows(ExecutionException.class, () -> wait.get(10, TimeUnit.SECONDS));
+        assertEquals(Kind.UNAVAILABLE, ((LockException) error.getCause()).kind());
+        proxy.isSilent = false;
+        untilWaiters(0);
+        // After the outage a wait reaches its limit as usual.
+        long before = calls("lock.events");
+        until("events are read again", () -> calls("lock.events") > before + 2);
+        RedisLock lock = locks.lock("k").owner("other").waiting(Duration.ofMillis(100));
+        assertKind(Kind.TIMED_OUT, lock::acquire);
         hold.release();
     }
 

@@ -252,6 +252,43 @@ class LocksTest extends Fixture {
 
     @ParameterizedTest
     @EnumSource
+    void contendedLeasesNeedNoRenewal(Library library) throws Exception {
+        RedisLock lock = locks(library).lock("k").lease(Duration.ofMinutes(1));
+        Hold hold = lock.acquire();
+        for (int round = 0; round < 5; round++) {
+            CompletableFuture<Hold> wait = lock.owner("waiter " + round).acquireAsync();
+            untilWaiters(1);
+            hold.release();
+            hold = wait.get(5, TimeUnit.SECONDS);
+            assertFalse(hold.validFor().isZero());
+        }
+        Hold last = hold;
+        // Until a later heartbeat confirms the grant, the server may revoke it after the grace of 3 s.
+        until("the lease alone counts", () -> last.validFor().compareTo(Duration.ofSeconds(50)) > 0);
+        last.release();
+        assertEquals(0, calls("lock.renew"));
+    }
+
+    @ParameterizedTest
+    @EnumSource
+    void shortContendedLeaseIsSetAgain(Library library) throws Exception {
+        Locks locks = locks(library);
+        for (int round = 0; round < 3; round++) {
+            Hold hold = locks.lock("k").acquire();
+            CompletableFuture<Hold> wait =
+                    locks.lock("k").owner("waiter").lease(Duration.ofMillis(50)).acquireAsync();
+            untilWaiters(1);
+            // Longer than the lease, so that neither the acquire nor the last LOCK.EVENTS proves it.
+            Thread.sleep(100);
+            hold.release();
+            assertFalse(wait.get(5, TimeUnit.SECONDS).isLost());
+            until("the lease has ended", () -> !server.jedis.exists("k"));
+        }
+        assertTrue(calls("lock.renew") >= 1);
+    }
+
+    @ParameterizedTest
+    @EnumSource
     void restOfALeaseIsNoLoss(Library library) throws Exception {
         Queue<LockEvent> events = new ConcurrentLinkedQueue<>();
         Locks locks = locks(library, server.uri(), builder -> builder.listener(events::add));
