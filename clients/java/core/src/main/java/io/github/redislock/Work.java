@@ -19,11 +19,7 @@ abstract class Work<T> {
 
         void await() throws InterruptedException {
             try {
-                if (until == NONE) {
-                    signal.get();
-                } else {
-                    signal.get(Math.max(0, until - Locks.now()), TimeUnit.NANOSECONDS);
-                }
+                signal.get(Math.max(0, until - Locks.now()), TimeUnit.NANOSECONDS);
             } catch (TimeoutException | ExecutionException | java.util.concurrent.CancellationException next) {
                 // The next step looks at the signal.
             }
