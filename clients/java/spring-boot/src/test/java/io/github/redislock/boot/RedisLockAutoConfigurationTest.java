@@ -15,11 +15,13 @@ import io.github.redislock.micrometer.RedisLockMetrics;
 import io.github.redislock.spring.RedisLockRegistry;
 import io.micrometer.core.instrument.MeterRegistry;
 import io.micrometer.core.instrument.simple.SimpleMeterRegistry;
+import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.util.Queue;
 import java.util.concurrent.ConcurrentLinkedQueue;
 import java.util.concurrent.atomic.AtomicReference;
 import java.util.concurrent.locks.Lock;
+import java.util.function.BooleanSupplier;
 import java.util.function.Consumer;
 import org.junit.jupiter.api.AfterAll;
 import org.junit.jupiter.api.BeforeAll;
@@ -62,7 +64,7 @@ class RedisLockAutoConfigurationTest {
 
     @ParameterizedTest
     @ValueSource(strings = {"lettuce", "jedis"})
-    void locksUseTheFactoryOfTheApplication(String library) {
+    void locksUseTheFactoryOfTheApplication(String library) throws Exception {
         AtomicReference<Hold> kept = new AtomicReference<>();
         runner.withPropertyValues("spring.data.redis.client-type=" + library).run(context -> {
             assertThat(context.getBean(Connector.class))
@@ -75,9 +77,45 @@ class RedisLockAutoConfigurationTest {
         // The context has closed the locks, which released the hold, and all connections.
         assertThat(server.jedis.exists("k")).isFalse();
         assertThat(kept.get().validFor()).isZero();
+        waitUntil(
+                "connections are closed", () -> server.info("connected_clients").equals("1"));
+    }
+
+    @ParameterizedTest
+    @ValueSource(strings = {"lettuce", "jedis"})
+    void locksUseTheClusterOfTheApplication(String library) throws Exception {
+        try (Server node = new Server("--cluster-enabled", "yes")) {
+            node.call("ACL", "SETUSER", "shop", "on", ">secret", "~*", "&*", "+@all");
+            node.call("CLUSTER", "ADDSLOTSRANGE", "0", "16383");
+            waitUntil(
+                    "the cluster is up",
+                    () -> new String((byte[]) node.call("CLUSTER", "INFO"), StandardCharsets.UTF_8)
+                            .contains("cluster_state:ok"));
+            new ApplicationContextRunner()
+                    .withConfiguration(
+                            AutoConfigurations.of(DataRedisAutoConfiguration.class, RedisLockAutoConfiguration.class))
+                    .withPropertyValues(
+                            "spring.data.redis.client-type=" + library,
+                            "spring.data.redis.username=shop",
+                            "spring.data.redis.password=secret",
+                            "spring.data.redis.cluster.nodes=127.0.0.1:" + node.port)
+                    .run(context -> {
+                        try (Hold hold = context.getBean(Locks.class).lock("k").acquire()) {
+                            assertThat(hold.isLost()).isFalse();
+                            assertThat(node.jedis.exists("k")).isTrue();
+                        }
+                    });
+            waitUntil(
+                    "connections are closed",
+                    () -> node.info("connected_clients").equals("1"));
+        }
+    }
+
+    private static void waitUntil(String what, BooleanSupplier condition) throws InterruptedException {
         long end = System.nanoTime() + Duration.ofSeconds(20).toNanos();
-        while (!server.info("connected_clients").equals("1")) {
-            assertThat(System.nanoTime()).as("connections are left").isLessThan(end);
+        while (!condition.getAsBoolean()) {
+            assertThat(System.nanoTime()).as("waited in vain until " + what).isLessThan(end);
+            Thread.sleep(5);
         }
     }
 
