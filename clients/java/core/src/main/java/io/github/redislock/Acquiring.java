@@ -202,25 +202,12 @@ final class Acquiring extends Work<Hold> {
 
     /** A lease that may be over is set again before the body begins. */
     private Pause secure() {
-        boolean isEnd = false;
-        if (call != null) {
-            try {
-                Pause pause = call.step();
-                if (pause != null) {
-                    return pause;
-                }
-            } catch (LockException error) {
-                if (!error.isEnd()) {
-                    throw error;
-                }
-                isEnd = true;
-            }
+        Pause pause = call == null ? null : call.step();
+        if (pause != null) {
+            return pause;
         }
-        boolean isOver = isEnd;
         locks.update(() -> {
-            if (isOver && acquire.state == State.HELD) {
-                acquire.session.over(acquire, "expired");
-            } else if (call != null && !call.isMoot) {
+            if (call != null && !call.isMoot) {
                 acquire.leaseEnds = call.sent + request.lease;
                 if (acquire.leaseEnds <= Locks.now()) {
                     acquire.session.discard(acquire, "expired");

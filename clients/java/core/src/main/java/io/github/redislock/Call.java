@@ -9,7 +9,7 @@ import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
 import java.util.function.Function;
 
-/** A call about an acquire. It is repeated until there is an answer, as the acquire has a number. */
+/** A call about an acquire. It is repeated until there is an answer, as the acquire has a number. An error may end a hold. */
 final class Call extends Work<Object> {
     private final Locks locks;
     private final Acquire acquire;
@@ -118,6 +118,12 @@ final class Call extends Work<Object> {
                 acquire.isReleaseInDoubt |= acquire.isReleasing && failure.is("");
                 failing = Math.min(failing, Locks.now());
                 long end = giveUp == NONE ? failing + locks.patience : giveUp;
+                if (isPresent && state == State.HELD && failure.isEnd()) {
+                    String reason = failure.is("WRONGTYPE") ? "wrongtype" : "deleted";
+                    acquire.session.over(acquire, acquire.isReleaseInDoubt ? Acquire.RELEASED : reason);
+                    isMoot = true;
+                    return true;
+                }
                 boolean isFinal = !failure.isTransient() || Locks.now() >= end || session.isReader();
                 if (isPresent && (isFinal || (failure.is("MOVED") && state == State.ASKED))) {
                     throw failure;

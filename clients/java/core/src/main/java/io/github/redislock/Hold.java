@@ -130,14 +130,7 @@ public final class Hold implements AutoCloseable {
             }
             call.runUninterrupted();
         } catch (LockException error) {
-            if (!error.isEnd()) {
-                throw error.forCaller(acquire.request.name);
-            }
-            locks.update(() -> {
-                if (acquire.state == State.HELD) {
-                    acquire.session.over(acquire, error.is("WRONGTYPE") ? "wrongtype" : "deleted");
-                }
-            });
+            throw error.forCaller(acquire.request.name);
         }
         if (acquire.state != State.HELD) {
             throw acquire.lost();
