@@ -26,6 +26,9 @@ final class Call extends Work<Object> {
 
     private long failing = NONE;
     private Pause pause;
+    /** Ends when the call may be possible. Null if it was sent. */
+    private Pause blocked;
+
     private CompletableFuture<Object> reply;
     private long replyUntil;
     private Session session;
@@ -48,7 +51,7 @@ final class Call extends Work<Object> {
             }
             pause = null;
             if (reply == null) {
-                Pause blocked = send();
+                send();
                 if (blocked != null || isMoot) {
                     return blocked;
                 }
@@ -63,11 +66,15 @@ final class Call extends Work<Object> {
     }
 
     /** Sends the call if its number is in the present session. */
-    private Pause send() {
+    private void send() {
+        blocked = null;
         Words call = locks.locked(() -> {
             session = acquire.session;
             isMoot = acquire.state != state || acquire.failure != null;
-            if (isMoot || !session.isUp || acquire.isUndeclared || acquire.id != session.id) {
+            if (isMoot) {
+                return null;
+            } else if (!session.isUp || acquire.isUndeclared || acquire.id != session.id) {
+                blocked = session.pause(acquire.isTry, giveUp);
                 return null;
             }
             id = acquire.id;
@@ -78,17 +85,17 @@ final class Call extends Work<Object> {
             }
             return words.apply(acquire);
         });
-        if (isMoot) {
-            return null;
-        }
         if (call == null) {
-            return locks.locked(() -> session.pause(acquire.isTry, giveUp));
+            return;
         }
         long now = Locks.now();
         long timeout = Math.min(Session.CALL_TIMEOUT, Math.max(Session.REPLY_GRACE, giveUp - now));
         replyUntil = now + timeout;
-        reply = session.node.call(call, timeout);
-        return null;
+        try {
+            reply = session.node.call(call, timeout);
+        } catch (RuntimeException closed) {
+            reply = CompletableFuture.failedFuture(closed);
+        }
     }
 
     /** Returns whether the call has ended. */

@@ -198,12 +198,15 @@ public final class LettuceConnector extends Connector {
         }
     }
 
-    /** A command whose connection is closed if the reply is overdue. */
+    /** A command. If its reply is overdue, other calls may still get theirs: only a connection that is silent is closed. */
     private static final class Reply extends AsyncCommand<byte[], byte[], Object> {
+        private final Line line;
         private final StatefulRedisConnection<byte[], byte[]> connection;
+        private final long sent = Locks.now();
 
-        Reply(StatefulRedisConnection<byte[], byte[]> connection, Words words) {
+        Reply(Line line, StatefulRedisConnection<byte[], byte[]> connection, Words words) {
             super(new Command<>(new Word(words.get(0)), new Output(), arguments(words)));
+            this.line = line;
             this.connection = connection;
         }
 
@@ -214,8 +217,18 @@ public final class LettuceConnector extends Connector {
         }
 
         @Override
+        public void complete() {
+            line.silentSince = Request.NONE;
+            super.complete();
+        }
+
+        @Override
         public boolean cancel(boolean mayInterrupt) {
-            connection.closeAsync();
+            line.silentSince = Math.min(line.silentSince, sent);
+            if (Locks.now() - line.silentSince >= Session.CALL_TIMEOUT) {
+                line.silentSince = Request.NONE;
+                connection.closeAsync();
+            }
             return super.cancel(mayInterrupt);
         }
     }
@@ -225,6 +238,8 @@ public final class LettuceConnector extends Connector {
         private final RedisURI uri;
         private CompletableFuture<StatefulRedisConnection<byte[], byte[]>> opening;
         private CompletableFuture<Void> closing = CompletableFuture.completedFuture(null);
+        /** When the first overdue call was sent since the last reply. */
+        volatile long silentSince = Request.NONE;
 
         Line(RedisURI uri) {
             this.uri = uri;
@@ -282,7 +297,7 @@ public final class LettuceConnector extends Connector {
         }
 
         private Reply send(StatefulRedisConnection<byte[], byte[]> connection, Words words) {
-            Reply reply = new Reply(connection, words);
+            Reply reply = new Reply(calls, connection, words);
             connection.dispatch(reply);
             return reply;
         }
@@ -295,8 +310,9 @@ public final class LettuceConnector extends Connector {
                 StatefulRedisConnection<byte[], byte[]> connection =
                         reader.connection().get(Session.CALL_TIMEOUT, TimeUnit.NANOSECONDS);
                 long until = Locks.now() + timeout;
-                List<Reply> sent =
-                        words.stream().map(each -> new Reply(connection, each)).toList();
+                List<Reply> sent = words.stream()
+                        .map(each -> new Reply(reader, connection, each))
+                        .toList();
                 connection.dispatch(sent);
                 List<Object> replies = new ArrayList<>();
                 for (Reply reply : sent) {

@@ -29,10 +29,7 @@ final class Releasing extends Work<Void> {
                 });
             }
         } catch (LockException error) {
-            locks.update(() -> {
-                acquire.session.discard(acquire, Acquire.RELEASED);
-                acquire.owner.isRetired = true;
-            });
+            locks.update(() -> acquire.session.discard(acquire, Acquire.RELEASED));
             throw error.forCaller(acquire.request.name);
         }
         if (acquire.isLost()) {

@@ -5,6 +5,7 @@ import static io.github.redislock.Request.NONE;
 
 import io.github.redislock.Acquire.State;
 import java.lang.System.Logger.Level;
+import java.nio.ByteBuffer;
 import java.util.ArrayList;
 import java.util.Collections;
 import java.util.HashMap;
@@ -87,9 +88,10 @@ final class Session {
 
     void start() {
         if (reader == null && !isClosed && !locks.isClosed) {
-            reader = new Thread(this::read, "redis-lock-" + node.name());
-            reader.setDaemon(true);
-            reader.start();
+            Thread thread = new Thread(this::read, "redis-lock-" + node.name());
+            thread.setDaemon(true);
+            thread.start();
+            reader = thread;
         }
     }
 
@@ -99,7 +101,14 @@ final class Session {
 
     /** Whether an acquire of this lock can be sent. */
     boolean isReady(Request request) {
-        return isUp && undeclared.stream().noneMatch(each -> each.request.name.equals(request.name));
+        return isUp && undeclared.stream().noneMatch(each -> each.request.ids.equals(request.ids));
+    }
+
+    /** Whether an earlier call of this owner may be late, or another process may hold the lock under its name. */
+    boolean isRetired(Owner owner, Request request) {
+        return !Collections.disjoint(owner.handedOver, request.ids)
+                || Stream.concat(undo.values().stream(), undeclared.stream())
+                        .anyMatch(each -> each.blocks(owner, request));
     }
 
     /** The pause of a call that cannot be sent now. */
@@ -156,6 +165,7 @@ final class Session {
         if (wasHeld) {
             notify(acquire, "held", acquire.isLost() ? "lost" : "released");
         }
+        locks.later(() -> acquire.ended.complete(null));
         signal(acquire);
     }
 
@@ -174,10 +184,15 @@ final class Session {
         Words words = locks.locked(
                 () -> isUp && acquire.session == this && undo.containsKey(acquire.n) ? acquire.cancelWords() : null);
         long n = acquire.n;
-        boolean isAnswered = words != null && isAnswer(locks.connector.answer(node, words, REPLY_GRACE));
-        acquire.owner.isRetired |= !isAnswered;
-        if (isAnswered) {
-            locks.locked(() -> undo.remove(n, acquire));
+        if (words != null && isAnswer(locks.connector.answer(node, words, REPLY_GRACE))) {
+            locks.update(() -> undone(n, acquire));
+        }
+    }
+
+    /** A named owner may wait for this. */
+    private void undone(long n, Acquire acquire) {
+        if (undo.remove(n, acquire)) {
+            signal();
         }
     }
 
@@ -224,7 +239,7 @@ final class Session {
                 failing = NONE;
                 pause = RETRY_PAUSE;
                 continue;
-            } catch (RuntimeException thrown) {
+            } catch (RuntimeException | Error thrown) {
                 LockException error = locks.connector.error(thrown);
                 failing = Math.min(failing, Locks.now());
                 boolean isLong = Locks.now() >= failing + locks.patience;
@@ -232,6 +247,7 @@ final class Session {
             }
             if (!isClosed && locks.connector.isCluster()) {
                 relocate();
+                leaveNode(failing);
             }
             Work.Pause rest = new Work.Pause(locks.locked(() -> changed), Locks.now() + pause);
             if (!isClosed) {
@@ -241,6 +257,18 @@ final class Session {
         }
         node.closeReader();
         ended.complete(null);
+    }
+
+    /** Ends the session of a node that has failed for long and has no acquires: perhaps it has left the cluster. */
+    private void leaveNode(long failing) {
+        locks.update(() -> {
+            boolean isEmpty = asked.isEmpty() && held.isEmpty() && undo.isEmpty() && undeclared.isEmpty();
+            if (isEmpty && Locks.now() >= failing + locks.patience) {
+                isClosed = true;
+                locks.forget(this);
+                signal();
+            }
+        });
     }
 
     private void fail(LockException error, boolean isLong) {
@@ -373,7 +401,7 @@ final class Session {
             }
         }
         locks.update(() -> {
-            Map<String, Long> counts = new HashMap<>();
+            Map<List<ByteBuffer>, Long> counts = new HashMap<>();
             for (int i = 0; i < holds.size(); i++) {
                 declared(holds.get(i), replies.get(i), counts);
             }
@@ -386,13 +414,13 @@ final class Session {
                     each.isUndeclared = false;
                 }
             }
-            Map<String, Long> ours = new HashMap<>();
+            Map<List<ByteBuffer>, Long> ours = new HashMap<>();
             holds.forEach(each -> ours.merge(each.holdKey(), 1L, Long::sum));
             held.values().stream()
                     .filter(each -> !holds.contains(each))
                     .forEach(each -> ours.merge(each.holdKey(), 1L, Long::sum));
             for (Acquire each : List.copyOf(held.values())) {
-                String key = each.holdKey();
+                List<ByteBuffer> key = each.holdKey();
                 if (counts.containsKey(key) && counts.get(key) < ours.get(key)) {
                     // R3, R22: another hold of this owner has ended, and nobody knows which.
                     discard(each, "restarted");
@@ -405,7 +433,7 @@ final class Session {
         }
     }
 
-    private void declared(Acquire acquire, Object reply, Map<String, Long> counts) {
+    private void declared(Acquire acquire, Object reply, Map<List<ByteBuffer>, Long> counts) {
         if (isMoved(reply)) {
             acquire.n = 0;
             return;
@@ -441,7 +469,7 @@ final class Session {
         locks.update(() -> {
             for (int i = 0; i < replies.size(); i++) {
                 if (isAnswer(replies.get(i))) {
-                    undo.remove(all.get(i).n, all.get(i));
+                    undone(all.get(i).n, all.get(i));
                 }
             }
         });
