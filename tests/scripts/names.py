@@ -39,6 +39,15 @@ def main():
     ]
     if len(rows) != len(manifests):
         wrong.append("a language is missing in the table")
+    # Only the driver and the benchmark are not published.
+    artifacts = {field(path, "</parent>[^§]*?<artifactId>(.*)</artifactId>") for path in CLIENTS.glob("java/*/pom.xml")}
+    readme, bom = (CLIENTS / "README.md").read_text(), (CLIENTS / "java/bom/pom.xml").read_text()
+    for name in sorted(artifacts - {"redis-lock-driver", "redis-lock-bench"}):
+        wrong += [
+            f"Java: {name} is not in {place}"
+            for place, text in (("clients/README.md", readme), ("the BOM", bom))
+            if not re.search(rf"\b{name}(`|</artifactId>)", text)
+        ]
     for line in wrong:
         print(line, file=sys.stderr)
     sys.exit(bool(wrong))

@@ -4,10 +4,14 @@ package io.github.redislock;
 import static io.github.redislock.Request.NONE;
 
 import java.lang.ref.PhantomReference;
+import java.nio.ByteBuffer;
 import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.Collections;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.CompletableFuture;
+import java.util.stream.Stream;
 
 /** One numbered acquire, from its first call to the end of its hold. The mutex of {@link Locks} protects its state. */
 final class Acquire {
@@ -37,12 +41,15 @@ final class Acquire {
     /** Why the client ends a wait that the server may keep. */
     LockException failure;
 
+    /** When the first attempt was sent. A lease begins then at the earliest. */
+    long sent = NONE;
+
     long holds;
     List<Long> tokens = List.of();
     volatile long granted;
     volatile long leaseEnds = NONE;
-    /** It is not known when the lease began. */
-    boolean isLeaseUnknown;
+    /** The server may still revoke the grant (R1), until it has acknowledged a later LOCK.EVENTS. */
+    volatile boolean isProvisional;
     /** The session has still to declare it. */
     volatile boolean isUndeclared;
 
@@ -50,8 +57,10 @@ final class Acquire {
     volatile boolean isReleasing;
     /** A release has no reply, so it may have succeeded. */
     boolean isReleaseInDoubt;
-    /** Completes at the next change of the state. */
+    /** Completes and is replaced at the next change of a wait. */
     CompletableFuture<Void> changed = new CompletableFuture<>();
+    /** Completes when the state is OVER. */
+    final CompletableFuture<Void> ended = new CompletableFuture<>();
     /** Notices that the application has dropped its hold. Null until the application has one. */
     PhantomReference<Hold> reference;
 
@@ -93,7 +102,8 @@ final class Acquire {
     /** Whether the hold ended before its release. */
     boolean isLost() {
         if (state == State.HELD) {
-            return leaseEnds <= Locks.now() && !isHandedOver;
+            // Before the application has the hold, its lease can be set again.
+            return reference != null && leaseEnds <= Locks.now() && !isHandedOver;
         }
         return state == State.OVER && !isHandedOver && !reason.equals(RELEASED) && !reason.equals(CANCELLED);
     }
@@ -120,8 +130,16 @@ final class Acquire {
         tokens = eventTokens == null ? all : Replies.longs(eventTokens);
     }
 
-    /** Whether another acquire counts as a hold of the same owner. */
-    String holdKey() {
-        return request.name + "\0" + Request.text(owner.name);
+    /** Equal for holds that the server counts together. */
+    List<ByteBuffer> holdKey() {
+        return Stream.concat(Stream.of(ByteBuffer.wrap(owner.name)), request.ids.stream())
+                .toList();
+    }
+
+    /** Whether a call of this owner about one of these locks may be late. */
+    boolean blocks(Owner other, Request next) {
+        return state == State.OVER
+                && Arrays.equals(owner.name, other.name)
+                && !Collections.disjoint(request.ids, next.ids);
     }
 }

@@ -31,12 +31,15 @@ final class Acquiring extends Work<Hold> {
     private Phase phase = Phase.BEGIN;
     private Acquire acquire;
     private Call call;
+    private final boolean isTooLate;
     private boolean isStopped;
     private boolean isFinished;
+    private boolean isReported;
 
     Acquiring(RedisLock lock, long wait, Owner owner, Words from, boolean mustSucceed) {
         locks = lock.locks;
         request = lock.request;
+        isTooLate = locks.isClosed;
         this.owner = owner;
         this.mustSucceed = mustSucceed;
         isAttach = from != null;
@@ -66,6 +69,9 @@ final class Acquiring extends Work<Hold> {
             LockException known = error.forCaller(request.name);
             finish(known.kind().words());
             end();
+            if (known.kind() == Kind.TIMED_OUT && !mustSucceed) {
+                return null;
+            }
             throw known;
         }
     }
@@ -85,9 +91,8 @@ final class Acquiring extends Work<Hold> {
     }
 
     private Pause begin() {
-        if (acquire != null && !isTry && Locks.now() >= until) {
-            isFinished = true;
-            return null;
+        if (isTooLate) {
+            throw LockException.misuse("the locks are closed; make new ones");
         }
         Session session = locks.sessionOf(request.key());
         return locks.locked(() -> {
@@ -95,13 +100,22 @@ final class Acquiring extends Work<Hold> {
                 throw LockException.of(Kind.CANCELLED, "the acquire was cancelled");
             }
             session.start();
-            if (session.isReader() && !isTry) {
+            if (session.isClosed && !locks.isClosed) {
+                // Its node has failed. The next step finds another session.
+                return Pause.of(Session.RETRY_PAUSE);
+            } else if (session.isReader() && !isTry) {
                 throw LockException.misuse(
                         "a listener must not wait for a lock; try to acquire it, or use another thread");
+            } else if (acquire != null && !isTry && Locks.now() >= until && session.isAnswering()) {
+                isFinished = true;
+                return null;
             } else if (!session.isReady(request) || (acquire != null && Locks.now() >= giveUp)) {
                 return session.pause(isTry, giveUp);
             }
-            if (owner.isRetired && request.owner == null && !isAttach) {
+            if (!isAttach && session.isRetired(owner, request)) {
+                if (request.owner != null) {
+                    return session.pause(isTry, giveUp);
+                }
                 owner = locks.newOwner();
             }
             acquire = new Acquire(request, owner, isTry, until);
@@ -143,7 +157,8 @@ final class Acquiring extends Work<Hold> {
             } else if (answer == null) {
                 session.over(acquire, "timeout");
             } else if (!answer.equals(0L)) {
-                session.grant(acquire, answer, null, call.isInDoubt ? NONE : call.sent);
+                acquire.isProvisional = call.isInDoubt;
+                session.grant(acquire, answer, null, acquire.sent);
             }
         });
         phase = Phase.WAIT;
@@ -159,8 +174,12 @@ final class Acquiring extends Work<Hold> {
                 acquire.session.over(acquire, "moved");
             }
         });
-        locks.connector.refresh();
         phase = Phase.BEGIN;
+        try {
+            locks.refresh();
+        } catch (LockException later) {
+            // The next attempt is refused in the same way.
+        }
     }
 
     private Pause await() {
@@ -181,7 +200,7 @@ final class Acquiring extends Work<Hold> {
                 }
                 phase = Phase.SECURE;
                 long end = Locks.now() + locks.patience;
-                call = acquire.isLeaseUnknown
+                call = acquire.leaseEnds <= Locks.now()
                         ? new Call(locks, acquire, State.HELD, end, each -> each.renewWords(request.lease))
                         : null;
                 return null;
@@ -200,30 +219,16 @@ final class Acquiring extends Work<Hold> {
         });
     }
 
-    /** A lease whose beginning is not known is set again before the body begins. */
+    /** A lease that may be over is set again before the body begins. */
     private Pause secure() {
-        boolean isEnd = false;
-        if (call != null) {
-            try {
-                Pause pause = call.step();
-                if (pause != null) {
-                    return pause;
-                }
-            } catch (LockException error) {
-                if (!error.isEnd()) {
-                    throw error;
-                }
-                isEnd = true;
-            }
+        Pause pause = call == null ? null : call.step();
+        if (pause != null) {
+            return pause;
         }
-        boolean isOver = isEnd;
         locks.update(() -> {
-            if (isOver && acquire.state == State.HELD) {
-                acquire.session.over(acquire, "expired");
-            } else if (call != null && !call.isMoot) {
-                acquire.isLeaseUnknown = false;
+            if (call != null && !call.isMoot) {
                 acquire.leaseEnds = call.sent + request.lease;
-                if (acquire.isLost()) {
+                if (acquire.leaseEnds <= Locks.now()) {
                     acquire.session.discard(acquire, "expired");
                 }
             }
@@ -238,8 +243,15 @@ final class Acquiring extends Work<Hold> {
     }
 
     private void finish(String outcome) {
-        isFinished = true;
-        locks.notify(request.label, "waited", outcome, began);
+        boolean isFirst = locks.locked(() -> {
+            boolean first = !isReported;
+            isFinished = true;
+            isReported = true;
+            return first;
+        });
+        if (isFirst) {
+            locks.notify(request.label, "waited", outcome, began);
+        }
     }
 
     /** Leaves no wait and no hold behind. */

@@ -9,7 +9,7 @@ import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
 import java.util.function.Function;
 
-/** A call about an acquire. It is repeated until there is an answer, as the acquire has a number. */
+/** A call about an acquire. It is repeated until there is an answer, as the acquire has a number. An error may end a hold. */
 final class Call extends Work<Object> {
     private final Locks locks;
     private final Acquire acquire;
@@ -21,11 +21,14 @@ final class Call extends Work<Object> {
     boolean isMoot;
     /** An attempt has no reply, so it may have succeeded. */
     boolean isInDoubt;
-    /** When the first attempt was sent. A lease counts from then. */
+    /** When the first attempt was sent. */
     long sent = NONE;
 
     private long failing = NONE;
     private Pause pause;
+    /** Ends when the call may be possible. Null if it was sent. */
+    private Pause blocked;
+
     private CompletableFuture<Object> reply;
     private long replyUntil;
     private Session session;
@@ -48,7 +51,7 @@ final class Call extends Work<Object> {
             }
             pause = null;
             if (reply == null) {
-                Pause blocked = send();
+                send();
                 if (blocked != null || isMoot) {
                     return blocked;
                 }
@@ -63,29 +66,36 @@ final class Call extends Work<Object> {
     }
 
     /** Sends the call if its number is in the present session. */
-    private Pause send() {
+    private void send() {
+        blocked = null;
         Words call = locks.locked(() -> {
             session = acquire.session;
             isMoot = acquire.state != state || acquire.failure != null;
-            if (isMoot || !session.isUp || acquire.isUndeclared || acquire.id != session.id) {
+            if (isMoot) {
+                return null;
+            } else if (!session.isUp || acquire.isUndeclared || acquire.id != session.id) {
+                blocked = session.pause(acquire.isTry, giveUp);
                 return null;
             }
             id = acquire.id;
             n = acquire.n;
+            sent = Math.min(sent, Locks.now());
+            if (state == State.ASKED) {
+                acquire.sent = sent;
+            }
             return words.apply(acquire);
         });
-        if (isMoot) {
-            return null;
+        if (call == null) {
+            return;
         }
         long now = Locks.now();
-        if (call == null) {
-            return locks.locked(() -> session.pause(acquire.isTry, giveUp));
-        }
-        sent = Math.min(sent, now);
         long timeout = Math.min(Session.CALL_TIMEOUT, Math.max(Session.REPLY_GRACE, giveUp - now));
         replyUntil = now + timeout;
-        reply = session.node.call(call, timeout);
-        return null;
+        try {
+            reply = session.node.call(call, timeout);
+        } catch (RuntimeException closed) {
+            reply = CompletableFuture.failedFuture(closed);
+        }
     }
 
     /** Returns whether the call has ended. */
@@ -115,6 +125,12 @@ final class Call extends Work<Object> {
                 acquire.isReleaseInDoubt |= acquire.isReleasing && failure.is("");
                 failing = Math.min(failing, Locks.now());
                 long end = giveUp == NONE ? failing + locks.patience : giveUp;
+                if (isPresent && state == State.HELD && failure.isEnd()) {
+                    String reason = failure.is("WRONGTYPE") ? "wrongtype" : "deleted";
+                    acquire.session.over(acquire, acquire.isReleaseInDoubt ? Acquire.RELEASED : reason);
+                    isMoot = true;
+                    return true;
+                }
                 boolean isFinal = !failure.isTransient() || Locks.now() >= end || session.isReader();
                 if (isPresent && (isFinal || (failure.is("MOVED") && state == State.ASKED))) {
                     throw failure;

@@ -66,27 +66,22 @@ public final class Hold implements AutoCloseable {
      */
     public CompletableFuture<Void> lost() {
         CompletableFuture<Void> result = new CompletableFuture<>();
-        watch(result);
+        // Without a reference to this object, which would never be dropped.
+        Acquire watched = acquire;
+        Locks all = locks;
+        watched.ended.thenRun(() -> {
+            if (watched.isLost()) {
+                all.async(() -> result.complete(null));
+            }
+        });
         return result;
-    }
-
-    private void watch(CompletableFuture<Void> result) {
-        CompletableFuture<Void> next = locks.locked(() -> acquire.state == State.HELD ? acquire.changed : null);
-        if (next != null) {
-            next.thenRun(() -> watch(result));
-        } else if (isLost()) {
-            result.completeAsync(() -> null, locks.executor);
-        }
     }
 
     /** Waits for this time at most. Returns true at once if the hold is lost, and false if it is not, or was released. */
     public boolean awaitLost(Duration time) throws InterruptedException {
         long until = Locks.now() + Request.time("time", time, 0);
         while (acquire.state == State.HELD && !isLost() && Locks.now() < until) {
-            CompletableFuture<Void> next = locks.locked(() -> acquire.changed);
-            if (acquire.state == State.HELD) {
-                new Work.Pause(next, Math.min(until, acquire.leaseEnds)).await();
-            }
+            new Work.Pause(acquire.ended, Math.min(until, acquire.leaseEnds)).await();
         }
         return isLost();
     }
@@ -130,14 +125,7 @@ public final class Hold implements AutoCloseable {
             }
             call.runUninterrupted();
         } catch (LockException error) {
-            if (!error.isEnd()) {
-                throw error.forCaller(acquire.request.name);
-            }
-            locks.update(() -> {
-                if (acquire.state == State.HELD) {
-                    acquire.session.over(acquire, error.is("WRONGTYPE") ? "wrongtype" : "deleted");
-                }
-            });
+            throw error.forCaller(acquire.request.name);
         }
         if (acquire.state != State.HELD) {
             throw acquire.lost();
@@ -184,7 +172,7 @@ public final class Hold implements AutoCloseable {
 
     /** Releases the lock without blocking. The future fails as {@link #release} does. */
     public CompletableFuture<Void> releaseAsync() {
-        return new Releasing(locks, acquire).start(locks.executor);
+        return new Releasing(locks, acquire).start(locks);
     }
 
     /**
@@ -232,7 +220,7 @@ public final class Hold implements AutoCloseable {
                 throw acquire.lost();
             }
             acquire.isHandedOver = true;
-            acquire.owner.isRetired = true;
+            acquire.owner.handedOver.addAll(acquire.request.ids);
             return HexFormat.of().formatHex(acquire.owner.name) + "|" + acquire.n + "|" + locks.name;
         });
     }

@@ -12,6 +12,7 @@ import java.util.concurrent.TimeUnit;
 import java.util.function.Supplier;
 import redis.clients.jedis.CommandArguments;
 import redis.clients.jedis.Connection;
+import redis.clients.jedis.HostAndPort;
 import redis.clients.jedis.UnifiedJedis;
 import redis.clients.jedis.commands.ProtocolCommand;
 import redis.clients.jedis.exceptions.JedisDataException;
@@ -57,7 +58,11 @@ public final class JedisConnector extends Connector {
         if (cluster == null) {
             return nodes.computeIfAbsent("", name -> new JedisNode("", this::onlyPool));
         }
-        String name = cluster.getNode(JedisClusterCRC16.getSlot(key)).toString();
+        HostAndPort node = cluster.getNode(JedisClusterCRC16.getSlot(key));
+        if (node == null) {
+            throw LockException.ofReply("CLUSTERDOWN no node serves the slot");
+        }
+        String name = node.toString();
         return nodes.computeIfAbsent(
                 name, same -> new JedisNode(name, () -> cluster.getNodes().get(name)));
     }

@@ -37,41 +37,34 @@ import java.util.concurrent.TimeoutException;
 public final class LettuceConnector extends Connector {
     private static final ByteArrayCodec CODEC = ByteArrayCodec.INSTANCE;
 
-    /** Shares the threads of the application's client. */
     private final RedisClient client;
-
-    private final RedisClient owned;
     private final RedisURI uri;
     private final RedisClusterClient cluster;
     private final Map<String, LettuceNode> nodes = new ConcurrentHashMap<>();
 
     /** Connects to {@code redis://}, {@code rediss://} or {@code redis-sentinel://}, with threads of its own. Makes no call. */
     public LettuceConnector(String uri) {
-        this(RedisClient.create(), RedisURI.create(uri), true);
+        this(RedisURI.create(uri), null, RedisClient.create(), ClientOptions.create());
     }
 
     /** Connects to a server, or to the primary of Sentinels. The client stays open. Makes no call. */
     public LettuceConnector(RedisClient client, RedisURI uri) {
-        this(client, uri, false);
-    }
-
-    private LettuceConnector(RedisClient theirs, RedisURI uri, boolean isOwned) {
-        client = clientLike(theirs.getResources(), theirs.getOptions());
-        owned = isOwned ? theirs : null;
-        this.uri = uri;
-        cluster = null;
+        this(uri, null, RedisClient.create(client.getResources()), client.getOptions());
     }
 
     /** Connects to the nodes of a cluster, as its client does. The client stays open. Makes no call. */
     public LettuceConnector(RedisClusterClient cluster) {
-        client = clientLike(cluster.getResources(), cluster.getOptions());
-        owned = null;
-        uri = null;
-        this.cluster = cluster;
+        this(null, cluster, RedisClient.create(cluster.getResources()), cluster.getOptions());
     }
 
-    private static RedisClient clientLike(io.lettuce.core.resource.ClientResources resources, ClientOptions options) {
-        RedisClient client = RedisClient.create(resources);
+    /**
+     * @param ours has either threads of its own or those of the application's client
+     * @param options of the application's client
+     */
+    private LettuceConnector(RedisURI uri, RedisClusterClient cluster, RedisClient ours, ClientOptions options) {
+        this.uri = uri;
+        this.cluster = cluster;
+        client = ours;
         Duration connect = options.getSocketOptions().getConnectTimeout();
         Duration limit = Duration.ofNanos(Session.CALL_TIMEOUT);
         client.setOptions(ClientOptions.copyOf(options)
@@ -86,7 +79,6 @@ public final class LettuceConnector extends Connector {
                         .connectTimeout(connect.compareTo(limit) < 0 ? connect : limit)
                         .build())
                 .build());
-        return client;
     }
 
     @Override
@@ -127,9 +119,6 @@ public final class LettuceConnector extends Connector {
             await(node.reader.close());
         }
         await(client.shutdownAsync(0, 0, TimeUnit.MILLISECONDS));
-        if (owned != null) {
-            await(owned.shutdownAsync(0, 0, TimeUnit.MILLISECONDS));
-        }
     }
 
     private static void await(CompletableFuture<Void> work) {
@@ -209,12 +198,15 @@ public final class LettuceConnector extends Connector {
         }
     }
 
-    /** A command whose connection is closed if the reply is overdue. */
+    /** A command. If its reply is overdue, other calls may still get theirs: only a connection that is silent is closed. */
     private static final class Reply extends AsyncCommand<byte[], byte[], Object> {
+        private final Line line;
         private final StatefulRedisConnection<byte[], byte[]> connection;
+        private final long sent = Locks.now();
 
-        Reply(StatefulRedisConnection<byte[], byte[]> connection, Words words) {
+        Reply(Line line, StatefulRedisConnection<byte[], byte[]> connection, Words words) {
             super(new Command<>(new Word(words.get(0)), new Output(), arguments(words)));
+            this.line = line;
             this.connection = connection;
         }
 
@@ -225,8 +217,18 @@ public final class LettuceConnector extends Connector {
         }
 
         @Override
+        public void complete() {
+            line.silentSince = Request.NONE;
+            super.complete();
+        }
+
+        @Override
         public boolean cancel(boolean mayInterrupt) {
-            connection.closeAsync();
+            line.silentSince = Math.min(line.silentSince, sent);
+            if (Locks.now() - line.silentSince >= Session.CALL_TIMEOUT) {
+                line.silentSince = Request.NONE;
+                connection.closeAsync();
+            }
             return super.cancel(mayInterrupt);
         }
     }
@@ -234,27 +236,20 @@ public final class LettuceConnector extends Connector {
     /** A connection, which is made again when it is needed and was closed. */
     private final class Line {
         private final RedisURI uri;
-        private volatile CompletableFuture<StatefulRedisConnection<byte[], byte[]>> opening;
+        private CompletableFuture<StatefulRedisConnection<byte[], byte[]>> opening;
         private CompletableFuture<Void> closing = CompletableFuture.completedFuture(null);
+        /** When the first overdue call was sent since the last reply. */
+        volatile long silentSince = Request.NONE;
 
         Line(RedisURI uri) {
             this.uri = uri;
         }
 
-        CompletableFuture<StatefulRedisConnection<byte[], byte[]>> connection() {
-            CompletableFuture<StatefulRedisConnection<byte[], byte[]>> present = opening;
-            return isUsable(present) ? present : reopen();
-        }
-
-        private boolean isUsable(CompletableFuture<StatefulRedisConnection<byte[], byte[]>> present) {
-            return present != null
-                    && (!present.isDone()
-                            || (!present.isCompletedExceptionally()
-                                    && present.join().isOpen()));
-        }
-
-        private synchronized CompletableFuture<StatefulRedisConnection<byte[], byte[]>> reopen() {
-            if (!isUsable(opening)) {
+        synchronized CompletableFuture<StatefulRedisConnection<byte[], byte[]>> connection() {
+            if (opening == null
+                    || (opening.isDone()
+                            && (opening.isCompletedExceptionally()
+                                    || !opening.join().isOpen()))) {
                 CompletableFuture<StatefulRedisConnection<byte[], byte[]>> connecting =
                         client.connectAsync(CODEC, uri).toCompletableFuture();
                 opening = connecting.copy().orTimeout(Session.CALL_TIMEOUT, TimeUnit.NANOSECONDS);
@@ -302,7 +297,7 @@ public final class LettuceConnector extends Connector {
         }
 
         private Reply send(StatefulRedisConnection<byte[], byte[]> connection, Words words) {
-            Reply reply = new Reply(connection, words);
+            Reply reply = new Reply(calls, connection, words);
             connection.dispatch(reply);
             return reply;
         }
@@ -315,8 +310,9 @@ public final class LettuceConnector extends Connector {
                 StatefulRedisConnection<byte[], byte[]> connection =
                         reader.connection().get(Session.CALL_TIMEOUT, TimeUnit.NANOSECONDS);
                 long until = Locks.now() + timeout;
-                List<Reply> sent =
-                        words.stream().map(each -> new Reply(connection, each)).toList();
+                List<Reply> sent = words.stream()
+                        .map(each -> new Reply(reader, connection, each))
+                        .toList();
                 connection.dispatch(sent);
                 List<Object> replies = new ArrayList<>();
                 for (Reply reply : sent) {

@@ -9,21 +9,9 @@ import java.util.Set;
 public class LockException extends RuntimeException {
     private static final long serialVersionUID = 1;
     private static final Set<String> TRANSIENT = Set.of(
-            "",
-            "NOSESSION",
-            "LATE",
-            "READONLY",
-            "LOADING",
-            "NOREPLICAS",
-            "MISCONF",
-            "BUSY",
-            "TRYAGAIN",
-            "MASTERDOWN",
-            "CLUSTERDOWN",
-            "QUARANTINE",
-            "UNBLOCKED",
-            "MOVED",
-            "ASK");
+            ("NOSESSION LATE READONLY LOADING NOREPLICAS MISCONF BUSY TRYAGAIN MASTERDOWN CLUSTERDOWN QUARANTINE UNBLOCKED MOVED"
+                            + " ASK")
+                    .split(" "));
     private static final Map<String, Kind> KINDS = Map.of(
             "NOTOWNER", Kind.LOST,
             "DEADLOCK", Kind.DEADLOCK,
@@ -67,15 +55,6 @@ public class LockException extends RuntimeException {
         }
     }
 
-    /** The lock was not granted: it is busy, or the wait reached its limit. */
-    public static final class NotGranted extends LockException {
-        private static final long serialVersionUID = 1;
-
-        NotGranted(Kind kind, String text, Throwable cause) {
-            super(kind, "", text, cause, true);
-        }
-    }
-
     private final Kind kind;
     /** The error code of the server, or empty. */
     private final String code;
@@ -102,7 +81,7 @@ public class LockException extends RuntimeException {
 
     /** Whether the same call may succeed soon. */
     boolean isTransient() {
-        return kind == Kind.UNAVAILABLE && TRANSIENT.contains(code);
+        return kind == Kind.UNAVAILABLE && (code.isEmpty() || TRANSIENT.contains(code));
     }
 
     /** Whether the number of the call holds nothing. */
@@ -125,7 +104,8 @@ public class LockException extends RuntimeException {
     /** The failure that an error reply means. Nobody sees where it arrived, so it has no stack trace. */
     static LockException ofReply(String reply) {
         String text = String.valueOf(reply);
-        String code = text.split(" ", 2)[0];
+        // A server that refuses connections may accept the next one, so this is no reply to a call.
+        String code = text.startsWith("ERR max number of clients") ? "" : text.split(" ", 2)[0];
         if (code.equals("ERR") && text.contains("unknown command")) {
             text = "the server has no LOCK commands; load the redis-lock module";
         }
@@ -139,10 +119,8 @@ public class LockException extends RuntimeException {
     }
 
     private static LockException make(Kind kind, String code, String text, Throwable cause, boolean traced) {
-        return switch (kind) {
-            case LOST -> new Lost(code, text, cause, traced);
-            case BUSY, TIMED_OUT -> new NotGranted(kind, text, cause);
-            default -> new LockException(kind, code, text, cause, traced);
-        };
+        return kind == Kind.LOST
+                ? new Lost(code, text, cause, traced)
+                : new LockException(kind, code, text, cause, traced);
     }
 }

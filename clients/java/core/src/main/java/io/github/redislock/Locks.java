@@ -13,6 +13,7 @@ import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.Executor;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.LinkedBlockingQueue;
+import java.util.concurrent.RejectedExecutionException;
 import java.util.concurrent.ThreadPoolExecutor;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicLong;
@@ -40,8 +41,6 @@ public final class Locks implements AutoCloseable {
     private final Consumer<LockEvent> listener;
 
     final ReferenceQueue<Hold> dropped = new ReferenceQueue<>();
-    /** The holds of threads that use {@link ThreadLock}. */
-    final Map<Object, Object> threadLocks = new ConcurrentHashMap<>();
 
     private final ReentrantLock mutex = new ReentrantLock();
     /** Work for after the mutex: listeners and futures run code of the application. */
@@ -74,11 +73,12 @@ public final class Locks implements AutoCloseable {
         }
         if (settings.executor == null) {
             ThreadPoolExecutor threads = new ThreadPoolExecutor(
-                    CALL_CONNECTIONS, CALL_CONNECTIONS, 1, TimeUnit.SECONDS, new LinkedBlockingQueue<>(), work -> {
-                        Thread thread = new Thread(work, "redis-lock-call");
-                        thread.setDaemon(true);
-                        return thread;
-                    });
+                    CALL_CONNECTIONS,
+                    CALL_CONNECTIONS,
+                    1,
+                    TimeUnit.SECONDS,
+                    new LinkedBlockingQueue<>(),
+                    Locks::newThread);
             threads.allowCoreThreadTimeOut(true);
             ownExecutor = threads;
         } else {
@@ -198,18 +198,34 @@ public final class Locks implements AutoCloseable {
         return System.nanoTime() - START;
     }
 
-    Session sessionOf(byte[] key) {
-        Connector.Node node;
+    private Connector.Node node(byte[] key) {
         try {
-            node = connector.node(key);
+            return connector.node(key);
         } catch (RuntimeException error) {
             throw connector.error(error);
         }
+    }
+
+    void refresh() {
+        try {
+            connector.refresh();
+        } catch (RuntimeException error) {
+            throw connector.error(error);
+        }
+    }
+
+    Session sessionOf(byte[] key) {
+        Connector.Node node = node(key);
         if (isClosed) {
-            throw LockException.misuse("the locks are closed; make new ones");
+            throw LockException.of(LockException.Kind.CANCELLED, "the locks are closed");
         }
         Session session = sessions.get(node.name());
         return session != null ? session : sessions.computeIfAbsent(node.name(), each -> new Session(node, this));
+    }
+
+    /** The next acquire opens another session on the node. */
+    void forget(Session session) {
+        sessions.remove(session.node.name(), session);
     }
 
     Owner newOwner() {
@@ -218,7 +234,7 @@ public final class Locks implements AutoCloseable {
 
     Owner threadOwner() {
         Owner owner = owners.get();
-        if (owner == null || owner.isRetired) {
+        if (owner == null) {
             owner = newOwner();
             owners.set(owner);
         }
@@ -227,15 +243,37 @@ public final class Locks implements AutoCloseable {
 
     /** The reply to a command that needs no session. */
     Object execute(Request request, Words words) {
-        Object reply = connector.answer(connector.node(request.key()), words, Session.CALL_TIMEOUT);
-        if (reply instanceof LockException error && error.is("MOVED")) {
-            connector.refresh();
-            reply = connector.answer(connector.node(request.key()), words, Session.CALL_TIMEOUT);
-        }
-        if (reply instanceof LockException error) {
+        try {
+            Object reply = connector.answer(node(request.key()), words, Session.CALL_TIMEOUT);
+            if (reply instanceof LockException error && error.is("MOVED")) {
+                refresh();
+                reply = connector.answer(node(request.key()), words, Session.CALL_TIMEOUT);
+            }
+            if (reply instanceof LockException error) {
+                throw error;
+            }
+            return reply;
+        } catch (LockException error) {
             throw error.forCaller(request.name);
         }
-        return reply;
+    }
+
+    /**
+     * Does work for futures in the executor, or in a thread of its own if that refuses it. The calling thread may belong to a
+     * client library, which must not wait for its own reply.
+     */
+    void async(Runnable work) {
+        try {
+            executor.execute(work);
+        } catch (RejectedExecutionException refused) {
+            newThread(work).start();
+        }
+    }
+
+    private static Thread newThread(Runnable work) {
+        Thread thread = new Thread(work, "redis-lock-call");
+        thread.setDaemon(true);
+        return thread;
     }
 
     /** Does work under the mutex, and then all that was left for {@link #later}. */
@@ -269,7 +307,7 @@ public final class Locks implements AutoCloseable {
         if (listener != null) {
             try {
                 listener.accept(new LockEvent(label, event, outcome, Duration.ofNanos(now() - since)));
-            } catch (RuntimeException error) {
+            } catch (RuntimeException | Error error) {
                 Session.warn("a listener of locks failed", error);
             }
         }

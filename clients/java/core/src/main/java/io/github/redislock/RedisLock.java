@@ -135,7 +135,7 @@ public final class RedisLock {
      * leaves no wait and no hold behind. The future fails as {@link #acquire}. Dependents run in the executor of {@link Locks}.
      */
     public CompletableFuture<Hold> acquireAsync() {
-        return acquiring(request.wait, true).start(locks.executor);
+        return acquiring(request.wait, true).start(locks);
     }
 
     /**

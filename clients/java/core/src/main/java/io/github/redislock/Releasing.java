@@ -22,22 +22,15 @@ final class Releasing extends Work<Void> {
                 if (pause != null) {
                     return pause;
                 }
-                locks.update(() -> over(Acquire.RELEASED));
+                locks.update(() -> {
+                    if (acquire.state == State.HELD) {
+                        acquire.session.over(acquire, Acquire.RELEASED);
+                    }
+                });
             }
         } catch (LockException error) {
-            boolean isEnd = error.isEnd();
-            String reason = call.isInDoubt ? Acquire.RELEASED : error.is("WRONGTYPE") ? "wrongtype" : "deleted";
-            locks.update(() -> {
-                if (isEnd) {
-                    over(reason);
-                } else {
-                    acquire.session.discard(acquire, Acquire.RELEASED);
-                    acquire.owner.isRetired = true;
-                }
-            });
-            if (!isEnd) {
-                throw error.forCaller(acquire.request.name);
-            }
+            locks.update(() -> acquire.session.discard(acquire, Acquire.RELEASED));
+            throw error.forCaller(acquire.request.name);
         }
         if (acquire.isLost()) {
             throw acquire.lost();
@@ -63,11 +56,5 @@ final class Releasing extends Work<Void> {
                     each -> each.numbered(each.request.words("RELEASE", each.owner.name)));
             return true;
         });
-    }
-
-    private void over(String reason) {
-        if (acquire.state == State.HELD) {
-            acquire.session.over(acquire, reason);
-        }
     }
 }

@@ -15,6 +15,9 @@ final class Request implements Cloneable {
     static final long NONE = Long.MAX_VALUE;
 
     final List<byte[]> keys;
+    /** The keys, comparable. */
+    final List<ByteBuffer> ids;
+
     final String name;
     long wait = NONE;
     long lease = NONE;
@@ -31,6 +34,7 @@ final class Request implements Cloneable {
             throw LockException.misuse("a lock needs a key");
         }
         this.keys = keys;
+        ids = keys.stream().map(ByteBuffer::wrap).toList();
         name = keys.stream().map(Request::text).collect(Collectors.joining(", "));
     }
 

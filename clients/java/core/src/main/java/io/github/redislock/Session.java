@@ -5,6 +5,7 @@ import static io.github.redislock.Request.NONE;
 
 import io.github.redislock.Acquire.State;
 import java.lang.System.Logger.Level;
+import java.nio.ByteBuffer;
 import java.util.ArrayList;
 import java.util.Collections;
 import java.util.HashMap;
@@ -69,6 +70,9 @@ final class Session {
     private boolean isPolled;
 
     private long confirmed;
+    /** When the last LOCK.EVENTS was sent whose reply had all events. Events that arrive now are later. */
+    private volatile long eventsKnown;
+
     private volatile long safeUntil;
     private boolean isInJeopardy;
     volatile boolean isClosed;
@@ -84,9 +88,10 @@ final class Session {
 
     void start() {
         if (reader == null && !isClosed && !locks.isClosed) {
-            reader = new Thread(this::read, "redis-lock-" + node.name());
-            reader.setDaemon(true);
-            reader.start();
+            Thread thread = new Thread(this::read, "redis-lock-" + node.name());
+            thread.setDaemon(true);
+            thread.start();
+            reader = thread;
         }
     }
 
@@ -96,7 +101,14 @@ final class Session {
 
     /** Whether an acquire of this lock can be sent. */
     boolean isReady(Request request) {
-        return isUp && undeclared.stream().noneMatch(each -> each.request.name.equals(request.name));
+        return isUp && undeclared.stream().noneMatch(each -> each.request.ids.equals(request.ids));
+    }
+
+    /** Whether an earlier call of this owner may be late, or another process may hold the lock under its name. */
+    boolean isRetired(Owner owner, Request request) {
+        return !Collections.disjoint(owner.handedOver, request.ids)
+                || Stream.concat(undo.values().stream(), undeclared.stream())
+                        .anyMatch(each -> each.blocks(owner, request));
     }
 
     /** The pause of a call that cannot be sent now. */
@@ -107,16 +119,16 @@ final class Session {
             throw failure;
         } else if (Locks.now() >= giveUp || isReader()) {
             String why = lastFailure == null ? "" : " (" + lastFailure.getMessage() + ")";
-            boolean isLate = !isTry && lastFailure == null;
             throw LockException.of(
-                    isLate ? LockException.Kind.TIMED_OUT : LockException.Kind.UNAVAILABLE,
+                    !isTry && isAnswering() ? LockException.Kind.TIMED_OUT : LockException.Kind.UNAVAILABLE,
                     "no connection to the server; try again" + why);
         }
         return new Work.Pause(changed, giveUp);
     }
 
+    /** Whether the server has answered the last call of the reader. */
     boolean isAnswering() {
-        return isPolled;
+        return isUp && isPolled;
     }
 
     void enrol(Acquire acquire) {
@@ -128,13 +140,12 @@ final class Session {
         }
     }
 
-    /** Takes the grant from a reply, or from the fields of an event. */
+    /** Takes the grant from a reply, or from the fields of an event. Its lease may end this early, but not earlier. */
     void grant(Acquire acquire, Object counts, Object tokens, long leaseStart) {
         acquire.take(counts, tokens);
         acquire.granted = Locks.now();
         if (acquire.request.lease != NONE) {
-            acquire.isLeaseUnknown = leaseStart == NONE || leaseStart + acquire.request.lease <= acquire.granted;
-            acquire.leaseEnds = acquire.isLeaseUnknown ? NONE : leaseStart + acquire.request.lease;
+            acquire.leaseEnds = leaseStart + acquire.request.lease;
         }
         asked.remove(acquire.n);
         held.put(acquire.n, acquire);
@@ -154,6 +165,7 @@ final class Session {
         if (wasHeld) {
             notify(acquire, "held", acquire.isLost() ? "lost" : "released");
         }
+        locks.later(() -> acquire.ended.complete(null));
         signal(acquire);
     }
 
@@ -172,10 +184,15 @@ final class Session {
         Words words = locks.locked(
                 () -> isUp && acquire.session == this && undo.containsKey(acquire.n) ? acquire.cancelWords() : null);
         long n = acquire.n;
-        boolean isAnswered = words != null && isAnswer(locks.connector.answer(node, words, REPLY_GRACE));
-        acquire.owner.isRetired |= !isAnswered;
-        if (isAnswered) {
-            locks.locked(() -> undo.remove(n, acquire));
+        if (words != null && isAnswer(locks.connector.answer(node, words, REPLY_GRACE))) {
+            locks.update(() -> undone(n, acquire));
+        }
+    }
+
+    /** A named owner may wait for this. */
+    private void undone(long n, Acquire acquire) {
+        if (undo.remove(n, acquire)) {
+            signal();
         }
     }
 
@@ -204,7 +221,10 @@ final class Session {
         if (acquire.state != State.HELD || acquire.isReleasing || acquire.isUndeclared || !isUp) {
             return 0;
         }
-        return Math.max(0, (acquire.request.lease == NONE ? safeUntil : acquire.leaseEnds) - Locks.now());
+        boolean needsSession =
+                acquire.request.lease == NONE || (acquire.isProvisional && acquire.granted >= eventsKnown);
+        // Without a lease, it has no end.
+        return Math.max(0, Math.min(acquire.leaseEnds, needsSession ? safeUntil : NONE) - Locks.now());
     }
 
     // The reader.
@@ -219,7 +239,7 @@ final class Session {
                 failing = NONE;
                 pause = RETRY_PAUSE;
                 continue;
-            } catch (RuntimeException thrown) {
+            } catch (RuntimeException | Error thrown) {
                 LockException error = locks.connector.error(thrown);
                 failing = Math.min(failing, Locks.now());
                 boolean isLong = Locks.now() >= failing + locks.patience;
@@ -227,6 +247,7 @@ final class Session {
             }
             if (!isClosed && locks.connector.isCluster()) {
                 relocate();
+                leaveNode(failing);
             }
             Work.Pause rest = new Work.Pause(locks.locked(() -> changed), Locks.now() + pause);
             if (!isClosed) {
@@ -236,6 +257,18 @@ final class Session {
         }
         node.closeReader();
         ended.complete(null);
+    }
+
+    /** Ends the session of a node that has failed for long and has no acquires: perhaps it has left the cluster. */
+    private void leaveNode(long failing) {
+        locks.update(() -> {
+            boolean isEmpty = asked.isEmpty() && held.isEmpty() && undo.isEmpty() && undeclared.isEmpty();
+            if (isEmpty && Locks.now() >= failing + locks.patience) {
+                isClosed = true;
+                locks.forget(this);
+                signal();
+            }
+        });
     }
 
     private void fail(LockException error, boolean isLong) {
@@ -368,7 +401,7 @@ final class Session {
             }
         }
         locks.update(() -> {
-            Map<String, Long> counts = new HashMap<>();
+            Map<List<ByteBuffer>, Long> counts = new HashMap<>();
             for (int i = 0; i < holds.size(); i++) {
                 declared(holds.get(i), replies.get(i), counts);
             }
@@ -381,13 +414,13 @@ final class Session {
                     each.isUndeclared = false;
                 }
             }
-            Map<String, Long> ours = new HashMap<>();
+            Map<List<ByteBuffer>, Long> ours = new HashMap<>();
             holds.forEach(each -> ours.merge(each.holdKey(), 1L, Long::sum));
             held.values().stream()
                     .filter(each -> !holds.contains(each))
                     .forEach(each -> ours.merge(each.holdKey(), 1L, Long::sum));
             for (Acquire each : List.copyOf(held.values())) {
-                String key = each.holdKey();
+                List<ByteBuffer> key = each.holdKey();
                 if (counts.containsKey(key) && counts.get(key) < ours.get(key)) {
                     // R3, R22: another hold of this owner has ended, and nobody knows which.
                     discard(each, "restarted");
@@ -400,7 +433,7 @@ final class Session {
         }
     }
 
-    private void declared(Acquire acquire, Object reply, Map<String, Long> counts) {
+    private void declared(Acquire acquire, Object reply, Map<List<ByteBuffer>, Long> counts) {
         if (isMoved(reply)) {
             acquire.n = 0;
             return;
@@ -436,7 +469,7 @@ final class Session {
         locks.update(() -> {
             for (int i = 0; i < replies.size(); i++) {
                 if (isAnswer(replies.get(i))) {
-                    undo.remove(all.get(i).n, all.get(i));
+                    undone(all.get(i).n, all.get(i));
                 }
             }
         });
@@ -468,6 +501,7 @@ final class Session {
             isPolled = true;
             if (events.size() < EVENTS_COUNT) {
                 confirmed = sent;
+                eventsKnown = sent;
                 safeUntil = sent + locks.grace;
                 setJeopardy(false);
             }
@@ -489,7 +523,9 @@ final class Session {
             return false;
         } else if (kind.equals("granted")) {
             if (acquire.state == State.ASKED) {
-                grant(acquire, event.get(3), event.size() > 4 ? event.get(4) : null, NONE);
+                acquire.isProvisional = true;
+                Object tokens = event.size() > 4 ? event.get(4) : null;
+                grant(acquire, event.get(3), tokens, Math.max(acquire.sent, eventsKnown));
             }
         } else if (kind.equals("lost")) {
             String reason = Replies.text(event.get(3));

@@ -2,6 +2,10 @@
 package io.github.redislock;
 
 import java.time.Duration;
+import java.util.ArrayDeque;
+import java.util.Deque;
+import java.util.HashMap;
+import java.util.Map;
 import java.util.Objects;
 import java.util.Optional;
 import java.util.concurrent.TimeUnit;
@@ -13,18 +17,8 @@ import java.util.concurrent.locks.Lock;
  * them are equal if they have the same {@link Locks} and the same keys, and both are shared or neither is.
  */
 public final class ThreadLock implements Lock {
-    /** A thread that has a lock. */
-    private record Holder(Thread thread, String name, boolean isShared) {}
-
-    /** How often it has it. Only that thread uses this. */
-    private static final class Entry {
-        final Hold hold;
-        int count = 1;
-
-        Entry(Hold hold) {
-            this.hold = hold;
-        }
-    }
+    /** The locks of each thread. A lock has its hold once for each time that the thread locked it. */
+    private static final ThreadLocal<Map<ThreadLock, Deque<Hold>>> HOLDS = ThreadLocal.withInitial(HashMap::new);
 
     private final RedisLock lock;
 
@@ -32,31 +26,30 @@ public final class ThreadLock implements Lock {
         this.lock = lock;
     }
 
-    private Holder holder() {
-        return new Holder(Thread.currentThread(), lock.request.name, lock.request.shared);
-    }
-
-    private Entry entry() {
-        return (Entry) lock.locks.threadLocks.get(holder());
+    /** The hold of this thread, or null. */
+    private Hold hold() {
+        Deque<Hold> holds = HOLDS.get().get(this);
+        return holds == null ? null : holds.peek();
     }
 
     /** Returns whether this thread has the lock. */
     private boolean enterAgain() {
-        Entry entry = entry();
-        if (entry == null) {
-            return false;
-        } else if (entry.hold.isLost()) {
+        if (hasLost()) {
             throw new IllegalMonitorStateException(lock.request.name + ": lost, and not unlocked yet");
         }
-        entry.count++;
-        return true;
+        return enter(hold());
     }
 
     private boolean enter(Hold hold) {
         if (hold != null) {
-            lock.locks.threadLocks.put(holder(), new Entry(hold));
+            HOLDS.get().computeIfAbsent(this, none -> new ArrayDeque<>()).push(hold);
         }
         return hold != null;
+    }
+
+    private boolean hasLost() {
+        Hold hold = hold();
+        return hold != null && hold.isLost();
     }
 
     /**
@@ -94,11 +87,6 @@ public final class ThreadLock implements Lock {
         return hasLost() ? false : enterAgain() || enter(lock.tryAcquire(wait).orElse(null));
     }
 
-    private boolean hasLost() {
-        Entry entry = entry();
-        return entry != null && entry.hold.isLost();
-    }
-
     /**
      * Releases the lock, if this thread has locked it once.
      *
@@ -107,15 +95,17 @@ public final class ThreadLock implements Lock {
      */
     @Override
     public void unlock() {
-        Entry entry = entry();
-        if (entry == null) {
+        Deque<Hold> holds = HOLDS.get().get(this);
+        if (holds == null) {
             throw new IllegalMonitorStateException(lock.request.name + ": not locked by this thread");
-        } else if (--entry.count > 0) {
+        }
+        Hold hold = holds.pop();
+        if (!holds.isEmpty()) {
             return;
         }
-        lock.locks.threadLocks.remove(holder());
+        HOLDS.get().remove(this);
         try {
-            entry.hold.release();
+            hold.release();
         } catch (LockException.Lost lost) {
             throw (IllegalMonitorStateException) new IllegalMonitorStateException(lost.getMessage()).initCause(lost);
         }
@@ -129,20 +119,20 @@ public final class ThreadLock implements Lock {
 
     /** The hold of the calling thread, or nothing if it has none, or has lost it. */
     public Optional<Hold> heldByCurrentThread() {
-        return Optional.ofNullable(entry()).map(entry -> entry.hold).filter(hold -> !hold.isLost());
+        return Optional.ofNullable(hold()).filter(hold -> !hold.isLost());
     }
 
     @Override
     public boolean equals(Object other) {
         return other instanceof ThreadLock that
                 && that.lock.locks == lock.locks
-                && that.lock.request.name.equals(lock.request.name)
+                && that.lock.request.ids.equals(lock.request.ids)
                 && that.lock.request.shared == lock.request.shared;
     }
 
     @Override
     public int hashCode() {
-        return Objects.hash(lock.request.name, lock.request.shared);
+        return Objects.hash(lock.request.ids, lock.request.shared);
     }
 
     @Override

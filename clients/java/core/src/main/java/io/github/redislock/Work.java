@@ -5,7 +5,6 @@ import static io.github.redislock.Request.NONE;
 
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ExecutionException;
-import java.util.concurrent.Executor;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 
@@ -19,11 +18,7 @@ abstract class Work<T> {
 
         void await() throws InterruptedException {
             try {
-                if (until == NONE) {
-                    signal.get();
-                } else {
-                    signal.get(Math.max(0, until - Locks.now()), TimeUnit.NANOSECONDS);
-                }
+                signal.get(Math.max(0, until - Locks.now()), TimeUnit.NANOSECONDS);
             } catch (TimeoutException | ExecutionException | java.util.concurrent.CancellationException next) {
                 // The next step looks at the signal.
             }
@@ -66,9 +61,9 @@ abstract class Work<T> {
                 pause.await();
             }
             return result;
-        } catch (InterruptedException interrupted) {
+        } catch (InterruptedException | RuntimeException | Error failure) {
             stop();
-            throw interrupted;
+            throw failure;
         }
     }
 
@@ -81,19 +76,19 @@ abstract class Work<T> {
     }
 
     /** Starts the work. To cancel the future stops it. */
-    CompletableFuture<T> start(Executor executor) {
+    CompletableFuture<T> start(Locks locks) {
         CompletableFuture<T> future = new CompletableFuture<>();
-        advance(executor, future);
+        advance(locks, future);
         future.whenComplete((value, error) -> {
             if (error != null) {
-                execute(executor, this::stop);
+                locks.async(this::stop);
             }
         });
         return future;
     }
 
-    private void advance(Executor executor, CompletableFuture<T> future) {
-        execute(executor, () -> {
+    private void advance(Locks locks, CompletableFuture<T> future) {
+        locks.async(() -> {
             try {
                 Pause pause = step();
                 if (pause != null) {
@@ -101,22 +96,13 @@ abstract class Work<T> {
                     if (pause.until != NONE) {
                         signal.completeOnTimeout(null, Math.max(0, pause.until - Locks.now()), TimeUnit.NANOSECONDS);
                     }
-                    signal.thenRun(() -> advance(executor, future));
+                    signal.thenRun(() -> advance(locks, future));
                 } else if (!future.complete(result)) {
                     discard();
                 }
-            } catch (RuntimeException error) {
+            } catch (RuntimeException | Error error) {
                 future.completeExceptionally(error);
             }
         });
-    }
-
-    private static void execute(Executor executor, Runnable work) {
-        try {
-            executor.execute(work);
-        } catch (java.util.concurrent.RejectedExecutionException closed) {
-            // Locks was closed meanwhile.
-            work.run();
-        }
     }
 }

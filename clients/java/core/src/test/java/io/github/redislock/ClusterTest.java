@@ -135,5 +135,10 @@ class ClusterTest {
         wait.get(10, TimeUnit.SECONDS).release();
         leased.release();
         assertEquals(0L, replica.call("DBSIZE"));
+        String reader = "redis-lock-127.0.0.1:" + nodes.get(0).port;
+        Fixture.until(
+                "the session of the dead node has ended",
+                () -> Fixture.threads().stream()
+                        .noneMatch(each -> each.getName().equals(reader)));
     }
 }

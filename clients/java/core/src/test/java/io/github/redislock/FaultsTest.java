@@ -7,13 +7,20 @@ import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import io.github.redislock.LockException.Kind;
+import java.net.InetAddress;
+import java.net.ServerSocket;
+import java.nio.channels.SocketChannel;
 import java.time.Duration;
+import java.util.Optional;
 import java.util.Queue;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentLinkedQueue;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.FutureTask;
 import java.util.concurrent.TimeUnit;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.EnumSource;
@@ -134,6 +141,43 @@ class FaultsTest extends Fixture {
 
     @ParameterizedTest
     @EnumSource
+    void shortWaitWithoutAServerIsUnavailable(Library library) throws Exception {
+        try (ServerSocket full = new ServerSocket(0, 1, InetAddress.getLoopbackAddress())) {
+            // Nobody accepts its connections, so that a further attempt neither succeeds nor fails.
+            for (int i = 0; i < 3; i++) {
+                SocketChannel connection = closed(SocketChannel.open());
+                connection.configureBlocking(false);
+                connection.connect(full.getLocalSocketAddress());
+            }
+            Locks locks = locks(library, "redis://127.0.0.1:" + full.getLocalPort(), builder -> builder);
+            RedisLock lock = locks.lock("k").waiting(Duration.ofMillis(100));
+            assertKind(Kind.UNAVAILABLE, lock::acquire);
+        }
+    }
+
+    @ParameterizedTest
+    @EnumSource
+    void waitInAnOutageIsUnavailable(Library library) throws Exception {
+        Locks locks = locks(library, 30_000, 10_000);
+        Hold hold = locks.lock("k").acquire();
+        CompletableFuture<Hold> wait =
+                locks.lock("k").owner("waiter").waiting(Duration.ofSeconds(3)).acquireAsync();
+        untilWaiters(1);
+        proxy.isSilent = true;
+        Throwable error = assertThrows(ExecutionException.class, () -> wait.get(10, TimeUnit.SECONDS));
+        assertEquals(Kind.UNAVAILABLE, ((LockException) error.getCause()).kind());
+        proxy.isSilent = false;
+        untilWaiters(0);
+        // After the outage a wait reaches its limit as usual.
+        long before = calls("lock.events");
+        until("events are read again", () -> calls("lock.events") > before + 2);
+        RedisLock lock = locks.lock("k").owner("other").waiting(Duration.ofMillis(100));
+        assertKind(Kind.TIMED_OUT, lock::acquire);
+        hold.release();
+    }
+
+    @ParameterizedTest
+    @EnumSource
     void endedSessionIsOpenedAgain(Library library) throws Exception {
         // Without a grace, a session ends with its connection. Holds with a lease remain.
         Locks locks = locks(library, 30_000, 0);
@@ -148,5 +192,67 @@ class FaultsTest extends Fixture {
         assertFalse(leased.isLost());
         leased.release();
         wait.get(5, TimeUnit.SECONDS).release();
+    }
+
+    @ParameterizedTest
+    @EnumSource
+    void timedOutTryIsEmptyWithoutItsEvent(Library library) throws Exception {
+        Locks locks = locks(library, 30_000, 10_000);
+        Hold hold = locks.lock("k").acquire();
+        Hold other = locks.lock("l").acquire();
+        FutureTask<Optional<Hold>> wait = thread(() -> locks.lock("k").tryAcquire(Duration.ofMillis(700)));
+        untilWaiters(1);
+        server.jedis.del("l");
+        assertTrue(other.awaitLost(Duration.ofSeconds(5)));
+        // The reader has just had a reply, so it regards the server as answering for two seconds more.
+        proxy.isSilent = true;
+        assertTrue(wait.get(10, TimeUnit.SECONDS).isEmpty());
+        proxy.isSilent = false;
+        untilWaiters(0);
+        hold.release();
+    }
+
+    @ParameterizedTest
+    @EnumSource
+    void closeCancelsAWaitForTheFirstConnection(Library library) throws Exception {
+        Locks locks = locks(library, 30_000, 10_000);
+        proxy.isSilent = true;
+        CompletableFuture<Hold> wait =
+                locks.lock("k").waiting(Duration.ofMinutes(1)).acquireAsync();
+        until("the reader connects", () -> proxy.accepted.get() > 0);
+        locks.close();
+        ExecutionException error = assertThrows(ExecutionException.class, () -> wait.get(10, TimeUnit.SECONDS));
+        assertEquals(Kind.CANCELLED, ((LockException) error.getCause()).kind());
+    }
+
+    @ParameterizedTest
+    @EnumSource
+    void namedOwnerWaitsForItsCancel(Library library) throws Exception {
+        Locks locks = locks(library, 30_000, 10_000);
+        RedisLock lock = locks.lock("k").owner("named");
+        Hold hold = lock.acquire();
+        proxy.isSilent = true;
+        assertKind(Kind.UNAVAILABLE, hold::release);
+        CompletableFuture<Hold> next = lock.waiting(Duration.ofSeconds(20)).acquireAsync();
+        proxy.isSilent = false;
+        next.get(20, TimeUnit.SECONDS).release();
+    }
+
+    @Test
+    void briefStallKeepsTheConnection() throws Exception {
+        Locks locks = locks(Library.LETTUCE, 30_000, 10_000);
+        Hold hold = locks.lock("k").acquire();
+        Hold other = locks.lock("l").acquire();
+        CompletableFuture<Hold> wait = locks.lock("k").owner("waiter").acquireAsync();
+        untilWaiters(1);
+        server.signal("STOP");
+        CompletableFuture<Void> released = other.releaseAsync();
+        // Its cancel is overdue after a second.
+        wait.cancel(true);
+        Thread.sleep(1300);
+        server.signal("CONT");
+        released.get(5, TimeUnit.SECONDS);
+        assertEquals(1, calls("lock.release"));
+        hold.release();
     }
 }

@@ -101,8 +101,14 @@ abstract class Fixture {
     }
 
     long calls(String command) {
-        String line = server.info("cmdstat_" + command);
-        return Long.parseLong(line.split("calls=", 2)[1].split(",", 2)[0]);
+        String before = "cmdstat_" + command + ":calls=";
+        return server.jedis
+                .info("commandstats")
+                .lines()
+                .filter(line -> line.startsWith(before))
+                .mapToLong(
+                        line -> Long.parseLong(line.substring(before.length()).split(",", 2)[0]))
+                .sum();
     }
 
     static <T> FutureTask<T> thread(Callable<T> work) {

@@ -20,6 +20,7 @@ import java.util.concurrent.CompletionException;
 import java.util.concurrent.ConcurrentLinkedQueue;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.FutureTask;
+import java.util.concurrent.RejectedExecutionException;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 import java.util.concurrent.atomic.AtomicReference;
@@ -229,8 +230,106 @@ class LocksTest extends Fixture {
         });
     }
 
+    @ParameterizedTest
+    @EnumSource
+    void failedAcquireKeepsTheOwner(Library library) throws Exception {
+        Locks locks = locks(library);
+        Hold other = locks.lock("l").owner("other").acquire();
+        try (Hold hold = locks.lock("k").acquire()) {
+            RedisLock busy = locks.lock("l").waiting(Duration.ofMillis(20));
+            assertKind(Kind.TIMED_OUT, busy::acquire);
+            assertKind(Kind.BUSY, () -> busy.waiting(Duration.ZERO).acquire());
+            RedisLock again = locks.lock("k").waiting(Duration.ofSeconds(10));
+            assertKind(Kind.DEADLOCK, again::acquire);
+            again.reentrant().acquire().release();
+            assertFalse(hold.isLost());
+        }
+        other.release();
+    }
+
+    @ParameterizedTest
+    @EnumSource
+    void handedOverOwnerRemainsForOtherLocks(Library library) throws Exception {
+        Locks locks = locks(library);
+        try (Hold hold = locks.lock("k").acquire()) {
+            Hold given = locks.lock("l").acquire();
+            String ticket = given.handOver();
+            assertTrue(locks.lock("l").tryAcquire().isEmpty());
+            assertKind(Kind.DEADLOCK, () -> locks.lock("k").tryAcquire());
+            Hold taken = locks(library).lock("l").attach(ticket);
+            assertEquals(hold.owner(), taken.owner());
+            taken.release();
+        }
+    }
+
+    @ParameterizedTest
+    @EnumSource
+    void cancelledFutureIsReportedOnce(Library library) throws Exception {
+        Queue<LockEvent> events = new ConcurrentLinkedQueue<>();
+        Locks locks = locks(library, server.uri(), builder -> builder.listener(events::add));
+        Hold hold = locks.lock("k").acquire();
+        for (int round = 1; round <= 10; round++) {
+            CompletableFuture<Hold> wait =
+                    locks.lock("k").owner("waiter").label("wait").acquireAsync();
+            untilWaiters(1);
+            wait.cancel(true);
+            untilWaiters(0);
+        }
+        hold.release();
+        locks.close();
+        until(
+                "the calls have ended",
+                () -> threads().stream().noneMatch(each -> each.getName().startsWith("redis-lock")));
+        assertEquals(
+                10,
+                events.stream().filter(event -> "wait".equals(event.label())).count(),
+                events::toString);
+    }
+
+    @ParameterizedTest
+    @EnumSource
+    void errorOfAListenerEndsNothing(Library library) throws Exception {
+        Locks locks = locks(
+                library,
+                server.uri(),
+                builder -> builder.listener(event -> {
+                    throw new AssertionError("of the listener");
+                }));
+        Hold hold = locks.lock("k").acquire();
+        server.jedis.del("k");
+        assertTrue(hold.awaitLost(Duration.ofSeconds(5)));
+        Hold next = locks.lock("k").acquireAsync().get(5, TimeUnit.SECONDS);
+        server.jedis.del("k");
+        assertTrue(next.awaitLost(Duration.ofSeconds(5)));
+    }
+
+    @ParameterizedTest
+    @EnumSource
+    void refusingExecutorDelaysNothing(Library library) throws Exception {
+        Locks locks = locks(
+                library,
+                server.uri(),
+                builder -> builder.executor(work -> {
+                    throw new RejectedExecutionException("full");
+                }));
+        Hold hold = locks.lock("k").acquireAsync().get(5, TimeUnit.SECONDS);
+        CompletableFuture<Void> lost = hold.lost();
+        CompletableFuture<String> wait = locks.lock("k")
+                .owner("waiter")
+                .acquireAsync()
+                .thenApply(next -> {
+                    next.release();
+                    return Thread.currentThread().getName();
+                });
+        untilWaiters(1);
+        server.jedis.del("k");
+        lost.get(5, TimeUnit.SECONDS);
+        assertEquals("redis-lock-call", wait.get(5, TimeUnit.SECONDS));
+    }
+
     private static boolean drop(Locks locks) throws InterruptedException {
-        return locks.lock("k").acquire().isLost();
+        Hold hold = locks.lock("k").acquire();
+        return hold.isLost() || hold.lost().isDone();
     }
 
     @ParameterizedTest
@@ -248,6 +347,43 @@ class LocksTest extends Fixture {
             assertKind(Kind.MISUSE, () -> hold.extend(LONG));
             assertKind(Kind.MISUSE, () -> hold.releaseAfter(LONG));
         }
+    }
+
+    @ParameterizedTest
+    @EnumSource
+    void contendedLeasesNeedNoRenewal(Library library) throws Exception {
+        RedisLock lock = locks(library).lock("k").lease(Duration.ofMinutes(1));
+        Hold hold = lock.acquire();
+        for (int round = 0; round < 5; round++) {
+            CompletableFuture<Hold> wait = lock.owner("waiter " + round).acquireAsync();
+            untilWaiters(1);
+            hold.release();
+            hold = wait.get(5, TimeUnit.SECONDS);
+            assertFalse(hold.validFor().isZero());
+        }
+        Hold last = hold;
+        // Until a later heartbeat confirms the grant, the server may revoke it after the grace of 3 s.
+        until("the lease alone counts", () -> last.validFor().compareTo(Duration.ofSeconds(50)) > 0);
+        last.release();
+        assertEquals(0, calls("lock.renew"));
+    }
+
+    @ParameterizedTest
+    @EnumSource
+    void shortContendedLeaseIsSetAgain(Library library) throws Exception {
+        Locks locks = locks(library);
+        for (int round = 0; round < 3; round++) {
+            Hold hold = locks.lock("k").acquire();
+            CompletableFuture<Hold> wait =
+                    locks.lock("k").owner("waiter").lease(Duration.ofMillis(50)).acquireAsync();
+            untilWaiters(1);
+            // Longer than the lease, so that neither the acquire nor the last LOCK.EVENTS proves it.
+            Thread.sleep(100);
+            hold.release();
+            assertFalse(wait.get(5, TimeUnit.SECONDS).isLost());
+            until("the lease has ended", () -> !server.jedis.exists("k"));
+        }
+        assertTrue(calls("lock.renew") >= 1);
     }
 
     @ParameterizedTest
@@ -319,6 +455,18 @@ class LocksTest extends Fixture {
         server.jedis.set("other", "no lock");
         assertKind(Kind.MISUSE, () -> locks.lock("other").acquire());
         server.jedis.del("other");
+    }
+
+    @ParameterizedTest
+    @EnumSource
+    void fullServerIsUnavailable(Library library) throws Exception {
+        Locks locks = locks(library);
+        server.jedis.configSet("maxclients", "1");
+        RedisLock lock = locks.lock("k").waiting(Duration.ofMillis(200));
+        assertKind(Kind.UNAVAILABLE, lock::acquire);
+        CompletableFuture<Hold> wait = locks.lock("k").waiting(LONG).acquireAsync();
+        server.jedis.configSet("maxclients", "100");
+        wait.get(20, TimeUnit.SECONDS).release();
     }
 
     @ParameterizedTest
@@ -410,6 +558,19 @@ class LocksTest extends Fixture {
         lock.lock();
         assertTrue(Thread.interrupted());
         lock.unlock();
+    }
+
+    @Test
+    void threadLocksAreDistinguishedByTheirBytes() throws Exception {
+        Locks locks = locks(Library.LETTUCE);
+        ThreadLock first = locks.lock(new byte[] {(byte) 0x80}).asLock();
+        ThreadLock second = locks.lock(new byte[] {(byte) 0x81}).asLock();
+        assertNotEquals(first, second);
+        assertNotEquals(locks.lock("k, l").asLock(), locks.lockAll("k", "l").asLock());
+        first.lock();
+        assertTrue(second.heldByCurrentThread().isEmpty());
+        first.unlock();
+        assertThrows(IllegalMonitorStateException.class, second::unlock);
     }
 
     @ParameterizedTest

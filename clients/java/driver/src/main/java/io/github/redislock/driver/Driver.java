@@ -12,6 +12,8 @@ import io.github.redislock.LockEvent;
 import io.github.redislock.LockException;
 import io.github.redislock.Locks;
 import io.github.redislock.RedisLock;
+import io.lettuce.core.RedisException;
+import io.lettuce.core.RedisURI;
 import java.io.BufferedReader;
 import java.io.IOException;
 import java.io.InputStreamReader;
@@ -23,6 +25,7 @@ import java.util.Optional;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ConcurrentLinkedQueue;
+import java.util.concurrent.TimeUnit;
 import redis.clients.jedis.RedisClient;
 import redis.clients.jedis.UnifiedJedis;
 
@@ -48,12 +51,30 @@ final class Driver {
         locks = builder.build();
     }
 
+    /** Loads the classes of Lettuce. On a busy machine that takes longer than the short waits of some scenarios. */
+    private static void warmUp(String url) {
+        RedisURI uri = RedisURI.create(url);
+        uri.setTimeout(Duration.ofSeconds(1));
+        io.lettuce.core.RedisClient lettuce = io.lettuce.core.RedisClient.create(uri);
+        try {
+            lettuce.connect().sync().ping();
+        } catch (RedisException unreachable) {
+            // The scenario is about that.
+        } finally {
+            lettuce.shutdown(0, 0, TimeUnit.SECONDS);
+        }
+    }
+
     private static Optional<Duration> time(String variable) {
         return Optional.ofNullable(System.getenv(variable)).map(ms -> Duration.ofMillis(Long.parseLong(ms)));
     }
 
     public static void main(String[] args) throws IOException {
-        Driver driver = new Driver(args[0], args.length > 1 && args[1].equals("--jedis"));
+        boolean isJedis = args.length > 1 && args[1].equals("--jedis");
+        if (!isJedis) {
+            warmUp(args[0]);
+        }
+        Driver driver = new Driver(args[0], isJedis);
         BufferedReader in = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
         for (String line = in.readLine(); line != null; line = in.readLine()) {
             JsonObject request = JsonParser.parseString(line).getAsJsonObject();
