@@ -128,17 +128,23 @@ public final class RedissonConnector extends Connector {
         }
     }
 
-    /** A connection, whose calls fail when it ends. Redisson would connect it again. */
+    /** A connection, whose calls fail when it ends. */
     private final class Channel {
-        final RedisConnection connection;
+        private final RedisConnection connection;
         private final Set<Call> pending = ConcurrentHashMap.newKeySet();
 
         Channel(RedisConnection connection) {
             this.connection = connection;
-            connection.getChannel().closeFuture().addListener(closed -> {
-                connection.closeAsync();
+            io.netty.channel.Channel channel = connection.getChannel();
+            channel.closeFuture().addListener(closed -> {
+                // So Redisson does not connect it again. It may be writing just now, which does not allow another write.
+                channel.eventLoop().execute(connection::closeAsync);
                 pending.forEach(this::fail);
             });
+        }
+
+        void close() {
+            connection.getChannel().close();
         }
 
         private void fail(Call call) {
@@ -154,7 +160,7 @@ public final class RedissonConnector extends Connector {
                 @Override
                 public boolean cancel(boolean mayInterrupt) {
                     // Nothing is known about the calls after an overdue one.
-                    connection.closeAsync();
+                    close();
                     return super.cancel(mayInterrupt);
                 }
             };
@@ -205,7 +211,7 @@ public final class RedissonConnector extends Connector {
 
         synchronized void close() {
             if (opening != null) {
-                opening.thenAccept(channel -> channel.connection.closeAsync());
+                opening.thenAccept(Channel::close);
                 opening = null;
             }
         }
