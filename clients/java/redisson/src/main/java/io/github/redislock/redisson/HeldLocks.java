@@ -16,14 +16,14 @@ import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.function.Function;
 import org.redisson.client.RedisException;
 
-/** Who of this client holds what. The threads of a client have the same owner names as those of Redisson. */
+/** The holds of the threads of a client. Owners have the names that Redisson gives them. */
 final class HeldLocks {
     /** A wait without a limit. */
     static final long FOREVER = -1;
 
     private record Holder(String key, long thread) {}
 
-    /** What a thread asks for. Times are in milliseconds; a lease of 0 is none. */
+    /** An acquire of a thread. Times are in milliseconds. A lease of 0 means that the server renews the hold. */
     record Request(RedisLock lock, String key, long thread, long patience, long lease) {}
 
     final Locks locks;
@@ -66,7 +66,9 @@ final class HeldLocks {
         }
     }
 
-    /** As {@link #acquire}. An interrupt is kept for later, and moves a wait to the end of the queue. */
+    /**
+     * Acquires a lock without regard to interrupts. An interrupt is kept for later, and moves the wait to the end of the queue.
+     */
     Hold acquireUninterrupted(Request request) {
         boolean isInterrupted = Thread.interrupted();
         try {
@@ -84,7 +86,7 @@ final class HeldLocks {
         }
     }
 
-    /** As {@link #acquire}, without a thread. To cancel the future ends the wait. */
+    /** Acquires a lock without a thread that waits. To cancel the future ends the wait. */
     <T> CompletableFuture<T> acquireAsync(Request request, Function<Hold, T> result) {
         RedisLock lock = lock(request);
         CompletableFuture<Hold> grant =
@@ -162,7 +164,7 @@ final class HeldLocks {
         }
     }
 
-    /** As {@link #release}, without a thread. */
+    /** Releases the last hold without blocking. The result is false if the thread has no hold here, or has lost it. */
     CompletableFuture<Boolean> releaseAsync(String key, long thread) {
         Hold hold = pop(key, thread);
         if (hold == null || hold.isLost()) {

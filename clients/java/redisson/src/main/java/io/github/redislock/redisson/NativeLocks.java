@@ -64,18 +64,18 @@ public final class NativeLocks {
 
     /**
      * Returns a client whose locks are native. All else is passed on to the client of {@code Redisson.create}, which must stay
-     * open. Makes no call. Call it once for each client, and share the result. {@code shutdown} of the result releases the locks
-     * that have no lease, and shuts the client down.
+     * open. Makes no call. Call it once for each client, and share the result. Its {@code shutdown} releases the locks that have
+     * no lease, and shuts the client down.
      */
     public static RedissonClient of(RedissonClient redisson) {
         return of(redisson, UnaryOperator.identity());
     }
 
     /**
-     * Returns a client whose locks are native, with further settings: for example a listener, or another grace.
+     * Returns a client whose locks are native, with further settings: for example a listener, or another grace. By default the
+     * lease and the TTL are the {@code lockWatchdogTimeout} of the configuration. The grace is 3 s, or a third of that time if it
+     * is shorter. The patience is the timeout of a command times the number of its attempts.
      *
-     * @param settings get those of {@link #of(RedissonClient)}: the lease and the TTL are the {@code lockWatchdogTimeout} of the
-     *     configuration, the grace is 3 s, and the patience is the timeout of a command times the number of its attempts
      * @throws IllegalArgumentException if the client is not one of {@code Redisson.create}
      */
     public static RedissonClient of(RedissonClient redisson, UnaryOperator<Locks.Builder> settings) {

@@ -82,9 +82,8 @@ class NativeLocksTest extends Fixture {
     @Test
     void versionIsTheOneUnderTest() {
         String expected = System.getProperty("redisson.version");
-        assertTrue(
-                expected == null || Redisson.class.getProtectionDomain().getCodeSource().getLocation().getPath().contains(expected),
-                expected);
+        String jar = Redisson.class.getProtectionDomain().getCodeSource().getLocation().getPath();
+        assertTrue(expected == null || jar.contains("redisson-" + expected), jar);
     }
 
     @Test
