@@ -65,7 +65,7 @@ rust)
     ;;
 java)
     rm -rf "$dist/maven"
-    (cd clients/java && mvn --batch-mode --quiet -Dout="$tools/out" -Ppublish -pl .,core,shedlock,spring,vertx \
+    (cd clients/java && mvn --batch-mode --quiet -Dout="$tools/out" -Ppublish -pl .,core,redisson,shedlock,spring,vertx \
         -DskipTests deploy -DaltDeploymentRepository="local::file://$dist/maven")
     find "$dist/maven" -name '*.jar' -o -name '*.pom'
     ;;
