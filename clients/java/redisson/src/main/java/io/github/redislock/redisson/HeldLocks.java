@@ -131,9 +131,18 @@ final class HeldLocks {
         return stack.stream().allMatch(Hold::isLost);
     }
 
+    /** The last hold of a thread, which is null if it has none, or has lost the lock. */
+    private Hold last(Holder holder) {
+        Hold[] last = new Hold[1];
+        holds.computeIfPresent(holder, (same, stack) -> {
+            last[0] = isLost(stack) ? null : stack.peek();
+            return stack;
+        });
+        return last[0];
+    }
+
     boolean isHeld(String key, long thread) {
-        Deque<Hold> stack = holds.get(new Holder(key, thread));
-        return stack != null && !isLost(stack);
+        return last(new Holder(key, thread)) != null;
     }
 
     /** Takes the last hold of a thread, which is null if it has none, or has lost the lock. */
@@ -178,16 +187,20 @@ final class HeldLocks {
         });
     }
 
-    /** Sets the lease of the holds of a lock that have one. Returns false if this client does not hold it. */
+    /** Sets the lease of a lock. Returns false if this client does not hold it. */
     boolean extend(String key, long milliseconds) {
-        boolean isHeld = false;
-        for (Map.Entry<Holder, Deque<Hold>> each : holds.entrySet()) {
-            if (each.getKey().key.equals(key)) {
-                isHeld = true;
-                each.getValue().peek().extend(Duration.ofMillis(milliseconds));
+        for (Holder each : holds.keySet()) {
+            Hold hold = each.key.equals(key) ? last(each) : null;
+            if (hold != null) {
+                try {
+                    hold.extend(Duration.ofMillis(milliseconds));
+                    return true;
+                } catch (LockException error) {
+                    throw failure(error);
+                }
             }
         }
-        return isHeld;
+        return false;
     }
 
     private static RedisException failure(LockException error) {

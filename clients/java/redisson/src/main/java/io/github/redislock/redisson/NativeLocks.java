@@ -38,6 +38,12 @@ public final class NativeLocks {
     private static final Set<String> LOCKS = Set.of(
             "getLock", "getFairLock", "getSpinLock", "getFencedLock", "getNonReentrantLock", "getNonReentrantFairLock");
 
+    /** Limits in milliseconds. The longest TTL is the limit of the server. */
+    private static final long MIN_GRACE = 100;
+
+    private static final long MAX_GRACE = 3000;
+    private static final long MAX_TTL = 3_600_000;
+
     private final Redisson redisson;
     private final HeldLocks held;
 
@@ -45,12 +51,12 @@ public final class NativeLocks {
         this.redisson = redisson;
         ServiceManager services = redisson.getCommandExecutor().getServiceManager();
         MasterSlaveServersConfig config = services.getConfig();
-        Duration watchdog = Duration.ofMillis(redisson.getConfig().getLockWatchdogTimeout());
-        Duration grace = watchdog.dividedBy(3);
+        long watchdog = redisson.getConfig().getLockWatchdogTimeout();
+        long grace = Math.min(MAX_GRACE, Math.max(MIN_GRACE, watchdog / 3));
         Locks locks = settings.apply(new Locks.Builder(new RedissonConnector(redisson))
-                        .renewedLease(watchdog)
-                        .ttl(watchdog)
-                        .grace(grace.compareTo(Duration.ofSeconds(3)) < 0 ? grace : Duration.ofSeconds(3))
+                        .renewedLease(Duration.ofMillis(watchdog))
+                        .ttl(Duration.ofMillis(Math.min(MAX_TTL, Math.max(grace, watchdog))))
+                        .grace(Duration.ofMillis(grace))
                         .patience(Duration.ofMillis((long) config.getTimeout() * (config.getRetryAttempts() + 1))))
                 .build();
         held = new HeldLocks(locks, redisson.getId());

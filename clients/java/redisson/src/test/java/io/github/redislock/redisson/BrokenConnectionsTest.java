@@ -24,7 +24,10 @@ class BrokenConnectionsTest extends Fixture {
 
     @Override
     void configure(Config config) {
-        config.useSingleServer().setAddress(server.uri());
+        config.useSingleServer()
+                .setAddress(server.uri())
+                .setConnectionMinimumIdleSize(1)
+                .setSubscriptionConnectionMinimumIdleSize(1);
     }
 
     @Test
@@ -67,7 +70,7 @@ class BrokenConnectionsTest extends Fixture {
         }
         while (System.nanoTime() - until < 0) {
             server.call("CLIENT", "KILL", "TYPE", "NORMAL", "SKIPME", "yes");
-            Thread.sleep(100);
+            Thread.sleep(250);
         }
         for (FutureTask<Integer> each : all) {
             assertTrue(each.get(20, SECONDS) > 0);

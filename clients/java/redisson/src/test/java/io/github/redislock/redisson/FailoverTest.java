@@ -23,6 +23,7 @@ import org.redisson.api.RLock;
 import org.redisson.api.RedissonClient;
 import org.redisson.config.Config;
 import redis.clients.jedis.Jedis;
+import redis.clients.jedis.Protocol;
 import redis.clients.jedis.exceptions.JedisException;
 
 /** Sentinels and a cluster whose primary fails. */
@@ -94,6 +95,9 @@ class FailoverTest extends Fixture {
                 .setMasterName("shop")
                 .setCheckSentinelsList(false)
                 .setScanInterval(500)
+                .setMasterConnectionMinimumIdleSize(1)
+                .setSlaveConnectionMinimumIdleSize(1)
+                .setSubscriptionConnectionMinimumIdleSize(1)
                 .addSentinelAddress("redis://127.0.0.1:" + port);
     }
 
@@ -125,6 +129,9 @@ class FailoverTest extends Fixture {
         }
         settings = config -> config.useClusterServers()
                 .setScanInterval(500)
+                .setMasterConnectionMinimumIdleSize(1)
+                .setSlaveConnectionMinimumIdleSize(1)
+                .setSubscriptionConnectionMinimumIdleSize(1)
                 .addNodeAddress("redis://127.0.0.1:" + servers.get(1).port);
     }
 
@@ -190,8 +197,9 @@ class FailoverTest extends Fixture {
         Server old = servers.get(failing);
         Server replica = servers.get(next);
         until("it waits", () -> info(old, "lock_waiters").equals("1"));
-        until("the holds are replicated", () -> replica.jedis.sendCommand(() -> "DBSIZE".getBytes()).equals(2L));
-        replica.jedis.close();
+        until(
+                "the holds are replicated",
+                () -> info(old, "master_repl_offset").equals(info(replica, "slave_repl_offset")));
         old.kill();
         promote.accept(replica);
         until("it waits at the new primary", () -> info(replica, "lock_waiters").equals("1"));
@@ -222,7 +230,7 @@ class FailoverTest extends Fixture {
         startCluster();
         failOver(0, 2, replica -> {
             try (Jedis jedis = new Jedis("127.0.0.1", replica.port)) {
-                jedis.sendCommand(() -> "CLUSTER".getBytes(), "FAILOVER", "TAKEOVER");
+                jedis.sendCommand(Protocol.Command.CLUSTER, "FAILOVER", "TAKEOVER");
             }
         });
     }

@@ -12,9 +12,14 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 import io.github.redislock.Server;
 import java.lang.reflect.Method;
 import java.lang.reflect.Proxy;
+import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.List;
 import java.util.Map;
 import java.util.concurrent.ExecutionException;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
+import java.util.concurrent.Future;
 import java.util.concurrent.FutureTask;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.atomic.AtomicReference;
@@ -23,6 +28,8 @@ import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.api.condition.EnabledForJreRange;
+import org.junit.jupiter.api.condition.JRE;
 import org.redisson.Redisson;
 import org.redisson.api.LockOptions;
 import org.redisson.api.RFencedLock;
@@ -64,7 +71,10 @@ class NativeLocksTest extends Fixture {
 
     @Override
     void configure(Config config) {
-        config.useSingleServer().setAddress(server.uri());
+        config.useSingleServer()
+                .setAddress(server.uri())
+                .setConnectionMinimumIdleSize(1)
+                .setSubscriptionConnectionMinimumIdleSize(1);
     }
 
     private static long calls(String command) {
@@ -543,6 +553,27 @@ class NativeLocksTest extends Fixture {
         assertTrue(group.tryLock(1).blockingGet());
         group.unlock(1).blockingAwait();
         assertEquals(acquires + 5, calls("lock.acquire"));
+    }
+
+    @Test
+    @EnabledForJreRange(min = JRE.JAVA_21)
+    void virtualThreadsWait() throws Exception {
+        RLock lock = natives().getLock("k");
+        ExecutorService threads = (ExecutorService)
+                Executors.class.getMethod("newVirtualThreadPerTaskExecutor").invoke(null);
+        int[] total = new int[1];
+        List<Future<?>> all = new ArrayList<>();
+        for (int number = 0; number < 500; number++) {
+            all.add(threads.submit(() -> {
+                lock.lock();
+                total[0]++;
+                lock.unlock();
+            }));
+        }
+        for (Future<?> each : all) {
+            each.get(20, SECONDS);
+        }
+        assertEquals(500, total[0]);
     }
 
     @Test
