@@ -62,7 +62,9 @@ public final class RedissonConnector extends Connector {
         } else if (redirection != null) {
             client = clientAt(redirection.to, client);
         }
-        String name = isCluster ? client.getAddr().getHostString() + ":" + client.getAddr().getPort() : "";
+        String name = isCluster
+                ? client.getAddr().getHostString() + ":" + client.getAddr().getPort()
+                : "";
         RedissonNode node = nodes.computeIfAbsent(name, RedissonNode::new);
         node.client = client;
         return node;
@@ -137,7 +139,8 @@ public final class RedissonConnector extends Connector {
             this.connection = connection;
             io.netty.channel.Channel channel = connection.getChannel();
             channel.closeFuture().addListener(closed -> {
-                // So Redisson does not connect it again. It may be writing just now, which does not allow another write.
+                // So Redisson does not connect it again. It may be writing just now, which does not allow another
+                // write.
                 channel.eventLoop().execute(connection::closeAsync);
                 pending.forEach(this::fail);
             });
@@ -198,9 +201,7 @@ public final class RedissonConnector extends Connector {
             } else if (!isUsable(opening)) {
                 CompletableFuture<RedisConnection> connecting =
                         client.connectAsync().toCompletableFuture();
-                opening = connecting
-                        .thenApply(Channel::new)
-                        .orTimeout(Session.CALL_TIMEOUT, TimeUnit.NANOSECONDS);
+                opening = connecting.thenApply(Channel::new).orTimeout(Session.CALL_TIMEOUT, TimeUnit.NANOSECONDS);
                 opening.exceptionally(late -> {
                     connecting.thenAccept(RedisConnection::closeAsync);
                     return null;

@@ -31,7 +31,13 @@ final class OneLine {
         }
         double seconds = Double.parseDouble(args[1]);
         Load[] loads = {
-            new Load(1, 1), new Load(10, 1), new Load(50, 1), new Load(200, 1), new Load(12, 4), new Load(48, 4), new Load(200, 4)
+            new Load(1, 1),
+            new Load(10, 1),
+            new Load(50, 1),
+            new Load(200, 1),
+            new Load(12, 4),
+            new Load(48, 4),
+            new Load(200, 4)
         };
         System.out.println("threads processes  before/s  longest ms   after/s  longest ms  ratio");
         for (Load load : loads) {

@@ -33,7 +33,9 @@ public class NativeLock extends RedissonFencedLock {
         this.held = held;
         this.kind = kind;
         RedisLock plain = held.locks.lock(getRawName());
-        lock = kind == Kind.NON_REENTRANT ? plain : kind == Kind.FENCED ? plain.reentrant().fence() : plain.reentrant();
+        lock = kind == Kind.NON_REENTRANT
+                ? plain
+                : kind == Kind.FENCED ? plain.reentrant().fence() : plain.reentrant();
     }
 
     private static long thread() {

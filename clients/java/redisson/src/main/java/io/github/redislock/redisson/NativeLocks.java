@@ -119,7 +119,9 @@ public final class NativeLocks {
     private RedissonRxClient rx(RedissonRx theirs) {
         return proxy(RedissonRxClient.class, theirs, (method, arguments) -> {
             RLock lock = lockOrGroup(method, arguments);
-            return lock == null ? null : RxProxyBuilder.create(theirs.getCommandExecutor(), lock, method.getReturnType());
+            return lock == null
+                    ? null
+                    : RxProxyBuilder.create(theirs.getCommandExecutor(), lock, method.getReturnType());
         });
     }
 

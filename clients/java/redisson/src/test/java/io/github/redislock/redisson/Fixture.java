@@ -51,8 +51,10 @@ abstract class Fixture {
     void shutDown() throws Exception {
         Collections.reverse(clients);
         clients.forEach(client -> client.shutdown(0, 2, TimeUnit.SECONDS));
-        until("the threads have ended", () -> Thread.getAllStackTraces().keySet().stream()
-                .noneMatch(thread -> thread.getName().startsWith("redis-lock")));
+        until(
+                "the threads have ended",
+                () -> Thread.getAllStackTraces().keySet().stream()
+                        .noneMatch(thread -> thread.getName().startsWith("redis-lock")));
     }
 
     static void until(String what, Callable<Boolean> condition) throws Exception {
