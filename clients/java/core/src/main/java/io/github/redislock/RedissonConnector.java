@@ -72,8 +72,11 @@ public final class RedissonConnector extends Connector {
 
     private RedisClient clientAt(RedisURI address, RedisClient otherwise) {
         MasterSlaveEntry entry = manager.getEntry(address);
-        ClientConnectionsEntry known = entry == null ? null : entry.getEntry(address);
-        return known == null ? otherwise : known.getClient();
+        if (entry == null) {
+            return otherwise;
+        }
+        ClientConnectionsEntry replica = entry.getEntry(address);
+        return replica == null ? entry.getClient() : replica.getClient();
     }
 
     @Override

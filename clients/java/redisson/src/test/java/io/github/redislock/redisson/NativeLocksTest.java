@@ -434,7 +434,7 @@ class NativeLocksTest extends Fixture {
         try {
             setter.invoke(settings, mapper);
         } catch (ReflectiveOperationException error) {
-            throw new AssertionError(error);
+            throw new LinkageError("the setter of the name mapper", error);
         }
     }
 
