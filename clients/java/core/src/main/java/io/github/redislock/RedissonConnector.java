@@ -96,17 +96,11 @@ public final class RedissonConnector extends Connector {
     }
 
     /** The failure that Redisson reports for a reply. Its text must not show the arguments, as a session's id is secret. */
-    private LockException failure(Throwable cause) {
+    private static LockException failure(Throwable cause) {
         if (cause instanceof LockException known) {
             return known;
-        } else if (cause instanceof RedisMovedException redirect) {
-            int slot = redirect.getSlot();
-            MasterSlaveEntry entry = manager.getWriteEntry(slot);
-            RedisClient from = entry == null ? null : entry.getClient();
-            manager.getServiceManager()
-                    .resolveIP(redirect.getUrl())
-                    .thenAccept(address -> moved.put(slot, new Moved(address, from)));
-            return LockException.ofReply("MOVED " + slot);
+        } else if (cause instanceof RedisMovedException) {
+            return LockException.ofReply("MOVED another node serves the slot");
         } else if (cause instanceof RedisRedirectException) {
             return LockException.ofReply("ASK the slot is on its way to another node");
         }
@@ -115,6 +109,13 @@ public final class RedissonConnector extends Connector {
             return LockException.ofReply("OOM " + text);
         }
         return text.matches("(?s)[A-Z]+( .*)?") ? LockException.ofReply(text) : LockException.noReply(cause);
+    }
+
+    private void redirect(byte[] key, RedisURI to) {
+        int slot = manager.calcSlot(key);
+        MasterSlaveEntry entry = manager.getWriteEntry(slot);
+        RedisClient from = entry == null ? null : entry.getClient();
+        manager.getServiceManager().resolveIP(to).thenAccept(address -> moved.put(slot, new Moved(address, from)));
     }
 
     /** A command on its way. */
@@ -129,6 +130,11 @@ public final class RedissonConnector extends Connector {
 
         @Override
         public boolean tryFailure(Throwable cause) {
+            if (cause instanceof RedisMovedException redirection) {
+                // The number of keys is before the keys.
+                boolean isSeveral = getCommand().getName().startsWith("LOCK.M");
+                redirect((byte[]) getParams()[isSeveral ? 1 : 0], redirection.getUrl());
+            }
             return super.tryFailure(failure(cause));
         }
     }

@@ -18,6 +18,9 @@ import org.redisson.config.Config;
  * wait in ms, without and with the line. The processes of a run are new, and warm up for two seconds.
  */
 final class OneLine {
+    /** Time in ms until all processes of a run have started. */
+    private static final long START_TIME = 10_000;
+
     private OneLine() {}
 
     private record Load(int threads, int processes) {}
@@ -56,7 +59,7 @@ final class OneLine {
     }
 
     private static Result measure(String[] args, Load load, String mode) throws IOException, InterruptedException {
-        long start = System.currentTimeMillis() + 6000;
+        long start = System.currentTimeMillis() + START_TIME;
         List<Process> all = new ArrayList<>();
         for (int number = 0; number < load.processes; number++) {
             all.add(new ProcessBuilder(
