@@ -88,7 +88,7 @@ final class Acquire {
         if (left != NONE && granted != 0) {
             left = Math.max(0, left - (Locks.now() - granted));
         }
-        return numbered(Request.bind(request.words("RENEW", owner.name), lease, left));
+        return numbered(request.bind(request.words("RENEW", owner.name), lease, left));
     }
 
     Words declareWords() {

@@ -4,8 +4,8 @@ package io.github.redislock;
 import java.util.List;
 import java.util.concurrent.CompletableFuture;
 
-/** The connections of {@link Locks}, made by a client library: {@link LettuceConnector} or {@link JedisConnector}. */
-public abstract sealed class Connector permits LettuceConnector, JedisConnector {
+/** The connections of {@link Locks}, made by a client library: Lettuce, Jedis or Redisson. */
+public abstract sealed class Connector permits LettuceConnector, JedisConnector, RedissonConnector {
     /** The server that has a key now. */
     abstract Node node(byte[] key);
 
@@ -36,11 +36,10 @@ public abstract sealed class Connector permits LettuceConnector, JedisConnector 
     }
 
     LockException error(Throwable failure) {
-        if (failure instanceof LockException known) {
-            return known;
-        }
         for (Throwable cause = failure; cause != null; cause = cause.getCause()) {
-            if (isReply(cause)) {
+            if (cause instanceof LockException known) {
+                return known;
+            } else if (isReply(cause)) {
                 return LockException.ofReply(cause.getMessage());
             }
         }

@@ -193,13 +193,13 @@ public final class Hold implements AutoCloseable {
             throw acquire.lost();
         }
         // R7: the lease of a hold with a number is never shortened. So another one without a number takes its place.
-        Object holds = locks.execute(request, Request.bind(request.words("ACQUIRE", acquire.owner.name), time, NONE));
+        Object holds = locks.execute(request, request.bind(request.words("ACQUIRE", acquire.owner.name), time, NONE));
         try {
             release();
         } finally {
             boolean isOurs = holds instanceof Long count && count > 1;
             Words words = request.words(isOurs ? "RENEW" : "RELEASE", acquire.owner.name);
-            locks.execute(request, isOurs ? Request.bind(words, time, NONE) : words);
+            locks.execute(request, isOurs ? request.bind(words, time, NONE) : words);
         }
     }
 

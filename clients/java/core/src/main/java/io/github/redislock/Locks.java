@@ -36,6 +36,7 @@ public final class Locks implements AutoCloseable {
     final long ttl;
     final long grace;
     final long patience;
+    private final long renewedLease;
     final Executor executor;
     private final ExecutorService ownExecutor;
     private final Consumer<LockEvent> listener;
@@ -66,6 +67,7 @@ public final class Locks implements AutoCloseable {
         ttl = settings.ttl;
         grace = settings.grace;
         patience = settings.patience;
+        renewedLease = settings.renewedLease;
         listener = settings.listener;
         ownerPrefix = name + ":" + UUID.randomUUID().toString().substring(24) + ":";
         if (grace > ttl) {
@@ -94,6 +96,7 @@ public final class Locks implements AutoCloseable {
         private long ttl = TimeUnit.SECONDS.toNanos(30);
         private long grace = TimeUnit.SECONDS.toNanos(3);
         private long patience = TimeUnit.SECONDS.toNanos(5);
+        private long renewedLease = Request.NONE;
         private Consumer<LockEvent> listener;
         private Executor executor;
 
@@ -127,6 +130,15 @@ public final class Locks implements AutoCloseable {
         /** Limits a try or a release, and a wait without a limit, while no server answers. 5 s by default. */
         public Builder patience(Duration patience) {
             this.patience = Request.time("patience", patience, 1_000_000);
+            return this;
+        }
+
+        /**
+         * The lease of holds without a lease of their own, which the server renews after each third of it. By default the server
+         * chooses it: {@code lock.default-lease}, 30 s. It is at least three times the grace.
+         */
+        public Builder renewedLease(Duration lease) {
+            this.renewedLease = Request.time("renewedLease", lease, 1_000_000);
             return this;
         }
 
@@ -165,19 +177,19 @@ public final class Locks implements AutoCloseable {
     /** The lock with this key. Makes no call: {@link RedisLock#acquire} does. */
     @CheckReturnValue
     public RedisLock lock(String key) {
-        return new RedisLock(this, new Request(Request.keys(key)));
+        return new RedisLock(this, new Request(Request.keys(key), renewedLease));
     }
 
     /** The lock with this key of bytes. Makes no call. */
     @CheckReturnValue
     public RedisLock lock(byte[] key) {
-        return new RedisLock(this, new Request(List.of(Request.bytes("key", key))));
+        return new RedisLock(this, new Request(List.of(Request.bytes("key", key)), renewedLease));
     }
 
     /** Several locks, which are granted together or not at all. Their order does not matter. Makes no call. */
     @CheckReturnValue
     public RedisLock lockAll(String... keys) {
-        return new RedisLock(this, new Request(Request.keys(keys)));
+        return new RedisLock(this, new Request(Request.keys(keys), renewedLease));
     }
 
     /**

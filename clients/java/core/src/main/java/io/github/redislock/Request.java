@@ -22,6 +22,9 @@ final class Request implements Cloneable {
     long wait = NONE;
     long lease = NONE;
     long maxHold = NONE;
+    /** The lease that the server sets at each renewal. By default the server chooses it. */
+    final long renewedLease;
+
     boolean shared;
     int limit;
     boolean fence;
@@ -29,12 +32,13 @@ final class Request implements Cloneable {
     byte[] owner;
     String label;
 
-    Request(List<byte[]> keys) {
+    Request(List<byte[]> keys, long renewedLease) {
         if (keys.isEmpty()) {
             throw LockException.misuse("a lock needs a key");
         }
         this.keys = keys;
         ids = keys.stream().map(ByteBuffer::wrap).toList();
+        this.renewedLease = renewedLease;
         name = keys.stream().map(Request::text).collect(Collectors.joining(", "));
     }
 
@@ -82,11 +86,17 @@ final class Request implements Cloneable {
     }
 
     /** Appends the lease of a hold. Without one, the server renews the hold, and ends it with the session. */
-    static Words bind(Words words, long lease, long maxHold) {
+    Words bind(Words words, long lease, long maxHold) {
         if (lease != NONE) {
             return words.and("PX", milliseconds(lease));
         }
-        return (maxHold == NONE ? words : words.and("WATCHDOG", "MAX", milliseconds(maxHold))).and("EPHEMERAL");
+        if (renewedLease != NONE) {
+            words.and("PX", milliseconds(renewedLease));
+        }
+        if (renewedLease != NONE || maxHold != NONE) {
+            words.and("WATCHDOG");
+        }
+        return (maxHold == NONE ? words : words.and("MAX", milliseconds(maxHold))).and("EPHEMERAL");
     }
 
     static long milliseconds(long time) {

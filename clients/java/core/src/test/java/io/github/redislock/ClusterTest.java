@@ -15,6 +15,9 @@ import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.EnumSource;
+import org.redisson.Redisson;
+import org.redisson.api.RedissonClient;
+import org.redisson.config.Config;
 import redis.clients.jedis.HostAndPort;
 import redis.clients.jedis.exceptions.JedisException;
 
@@ -76,6 +79,12 @@ class ClusterTest {
             RedisClusterClient cluster = RedisClusterClient.create("redis://127.0.0.1:" + port);
             client = cluster::shutdown;
             locks = new Locks(new LettuceConnector(cluster));
+        } else if (library == Fixture.Library.REDISSON) {
+            Config config = new Config();
+            config.useClusterServers().setScanInterval(500).addNodeAddress("redis://127.0.0.1:" + port);
+            RedissonClient redisson = Redisson.create(config);
+            client = () -> redisson.shutdown(0, 2, TimeUnit.SECONDS);
+            locks = new Locks(new RedissonConnector(redisson));
         } else {
             redis.clients.jedis.RedisClusterClient cluster =
                     redis.clients.jedis.RedisClusterClient.create(new HostAndPort("127.0.0.1", port));

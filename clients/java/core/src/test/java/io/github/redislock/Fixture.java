@@ -18,6 +18,9 @@ import java.util.stream.Collectors;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.function.Executable;
+import org.redisson.Redisson;
+import org.redisson.api.RedissonClient;
+import org.redisson.config.Config;
 import redis.clients.jedis.ConnectionPoolConfig;
 import redis.clients.jedis.RedisClient;
 
@@ -25,7 +28,8 @@ import redis.clients.jedis.RedisClient;
 abstract class Fixture {
     enum Library {
         LETTUCE,
-        JEDIS
+        JEDIS,
+        REDISSON
     }
 
     private final Set<Thread> before = threads();
@@ -67,6 +71,16 @@ abstract class Fixture {
                         .hostAndPort("127.0.0.1", URI.create(uri).getPort())
                         .poolConfig(config)
                         .build()));
+            }
+            case REDISSON -> {
+                Config config = new Config();
+                config.useSingleServer()
+                        .setAddress(uri)
+                        .setConnectionMinimumIdleSize(1)
+                        .setSubscriptionConnectionMinimumIdleSize(1);
+                RedissonClient redisson = Redisson.create(config);
+                closing.add(() -> redisson.shutdown(0, 2, TimeUnit.SECONDS));
+                yield new RedissonConnector(redisson);
             }
         };
     }

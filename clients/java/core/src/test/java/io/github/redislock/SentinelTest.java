@@ -18,6 +18,9 @@ import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.EnumSource;
+import org.redisson.Redisson;
+import org.redisson.api.RedissonClient;
+import org.redisson.config.Config;
 import redis.clients.jedis.HostAndPort;
 import redis.clients.jedis.Jedis;
 import redis.clients.jedis.RedisSentinelClient;
@@ -83,6 +86,17 @@ class SentinelTest {
     private Locks locks(Fixture.Library library) {
         if (library == Fixture.Library.LETTUCE) {
             return new Locks(new LettuceConnector("redis-sentinel://127.0.0.1:" + port + "#shop"));
+        }
+        if (library == Fixture.Library.REDISSON) {
+            Config config = new Config();
+            config.useSentinelServers()
+                    .setMasterName("shop")
+                    .setCheckSentinelsList(false)
+                    .setScanInterval(500)
+                    .addSentinelAddress("redis://127.0.0.1:" + port);
+            RedissonClient redisson = Redisson.create(config);
+            client = () -> redisson.shutdown(0, 2, TimeUnit.SECONDS);
+            return new Locks(new RedissonConnector(redisson));
         }
         RedisSentinelClient jedis = RedisSentinelClient.builder()
                 .masterName("shop")

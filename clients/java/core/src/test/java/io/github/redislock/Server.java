@@ -97,6 +97,11 @@ public final class Server implements AutoCloseable {
                 .orElseThrow();
     }
 
+    /** Ends the server without a chance to save or say anything. */
+    public void kill() throws IOException, InterruptedException {
+        signal("KILL");
+    }
+
     void signal(String signal) throws IOException, InterruptedException {
         new ProcessBuilder("kill", "-" + signal, "" + process.pid()).start().waitFor();
     }

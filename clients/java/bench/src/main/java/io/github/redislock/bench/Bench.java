@@ -42,8 +42,10 @@ final class Bench {
         ConnectionPoolConfig pool = new ConnectionPoolConfig();
         pool.setMaxTotal(50);
         pool.setMaxIdle(50);
-        try (RedisClient jedis =
-                        RedisClient.builder().hostAndPort("127.0.0.1", port).poolConfig(pool).build();
+        try (RedisClient jedis = RedisClient.builder()
+                        .hostAndPort("127.0.0.1", port)
+                        .poolConfig(pool)
+                        .build();
                 Locks onLettuce = new Locks(new LettuceConnector(uri));
                 Locks onJedis = new Locks(new JedisConnector(jedis))) {
             Map<String, Pair> libraries = new LinkedHashMap<>();
@@ -54,7 +56,8 @@ final class Bench {
                 lock.lock();
                 lock.unlock();
             });
-            Load[] loads = {new Load("one", 1, 1), new Load("50 on 50 locks", 50, 50), new Load("50 on one lock", 50, 1)};
+            Load[] loads = {new Load("one", 1, 1), new Load("50 on 50 locks", 50, 50), new Load("50 on one lock", 50, 1)
+            };
             for (Load load : loads) {
                 Map<String, Double> best = new LinkedHashMap<>();
                 for (int round = 0; round < 3; round++) {

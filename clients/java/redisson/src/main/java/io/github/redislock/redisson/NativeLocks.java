@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: MIT
+package io.github.redislock.redisson;
+
+import io.github.redislock.Locks;
+import io.github.redislock.RedissonConnector;
+import java.lang.reflect.InvocationHandler;
+import java.lang.reflect.InvocationTargetException;
+import java.lang.reflect.Method;
+import java.lang.reflect.Proxy;
+import java.time.Duration;
+import java.util.Arrays;
+import java.util.Set;
+import java.util.function.BiFunction;
+import java.util.function.UnaryOperator;
+import java.util.stream.Stream;
+import org.redisson.Redisson;
+import org.redisson.RedissonMultiLock;
+import org.redisson.RedissonReactive;
+import org.redisson.RedissonRx;
+import org.redisson.api.RLock;
+import org.redisson.api.RLockReactive;
+import org.redisson.api.RLockRx;
+import org.redisson.api.RedissonClient;
+import org.redisson.api.RedissonReactiveClient;
+import org.redisson.api.RedissonRxClient;
+import org.redisson.api.options.CommonParams;
+import org.redisson.config.MasterSlaveServersConfig;
+import org.redisson.connection.ServiceManager;
+import org.redisson.reactive.ReactiveProxyBuilder;
+import org.redisson.rx.RxProxyBuilder;
+
+/**
+ * Native locks behind the interfaces of Redisson: {@code RedissonClient locks = NativeLocks.of(redisson);}. Programs with and
+ * without this line share their locks.
+ */
+public final class NativeLocks {
+    /** The methods that return one lock. */
+    private static final Set<String> LOCKS = Set.of(
+            "getLock", "getFairLock", "getSpinLock", "getFencedLock", "getNonReentrantLock", "getNonReentrantFairLock");
+
+    /** Limits in milliseconds. The longest TTL is the limit of the server. */
+    private static final long MIN_GRACE = 100;
+
+    private static final long MAX_GRACE = 3000;
+    private static final long MAX_TTL = 3_600_000;
+
+    private final Redisson redisson;
+    private final HeldLocks held;
+
+    private NativeLocks(Redisson redisson, UnaryOperator<Locks.Builder> settings) {
+        this.redisson = redisson;
+        ServiceManager services = redisson.getCommandExecutor().getServiceManager();
+        MasterSlaveServersConfig config = services.getConfig();
+        long watchdog = redisson.getConfig().getLockWatchdogTimeout();
+        long grace = Math.min(MAX_GRACE, Math.max(MIN_GRACE, watchdog / 3));
+        Locks locks = settings.apply(new Locks.Builder(new RedissonConnector(redisson))
+                        .renewedLease(Duration.ofMillis(watchdog))
+                        .ttl(Duration.ofMillis(Math.min(MAX_TTL, Math.max(grace, watchdog))))
+                        .grace(Duration.ofMillis(grace))
+                        .patience(Duration.ofMillis((long) config.getTimeout() * (config.getRetryAttempts() + 1))))
+                .build();
+        held = new HeldLocks(locks, redisson.getId());
+        // A client that is shut down directly takes its locks with it.
+        services.getGroup().terminationFuture().addListener(ended -> {
+            Thread closing = new Thread(held::close, "redis-lock-close");
+            closing.setDaemon(true);
+            closing.start();
+        });
+    }
+
+    /**
+     * Returns a client whose locks are native. All else is passed on to the client of {@code Redisson.create}, which must stay
+     * open. Makes no call. Call it once for each client, and share the result. Its {@code shutdown} releases the locks that have
+     * no lease, and shuts the client down.
+     */
+    public static RedissonClient of(RedissonClient redisson) {
+        return of(redisson, UnaryOperator.identity());
+    }
+
+    /**
+     * Returns a client whose locks are native, with further settings: for example a listener, or another grace. By default the
+     * lease and the TTL are the {@code lockWatchdogTimeout} of the configuration. The grace is 3 s, or a third of that time if it
+     * is shorter. The patience is the timeout of a command times the number of its attempts.
+     *
+     * @throws IllegalArgumentException if the client is not one of {@code Redisson.create}
+     */
+    public static RedissonClient of(RedissonClient redisson, UnaryOperator<Locks.Builder> settings) {
+        if (!(redisson instanceof Redisson ours)) {
+            throw new IllegalArgumentException("pass the client of Redisson.create(), not " + redisson);
+        }
+        return new NativeLocks(ours, settings).client();
+    }
+
+    private RedissonClient client() {
+        return proxy(RedissonClient.class, redisson, (method, arguments) -> {
+            String name = method.getName();
+            if (LOCKS.contains(name)) {
+                return lock(method, arguments);
+            } else if (name.equals("reactive")) {
+                return reactive((RedissonReactive) redisson.reactive());
+            } else if (name.equals("rxJava")) {
+                return rx((RedissonRx) redisson.rxJava());
+            } else if (name.startsWith("shutdown")) {
+                held.close();
+            }
+            return null;
+        });
+    }
+
+    private RedissonReactiveClient reactive(RedissonReactive theirs) {
+        return proxy(RedissonReactiveClient.class, theirs, (method, arguments) -> {
+            RLock lock = lockOrGroup(method, arguments);
+            return lock == null
+                    ? null
+                    : ReactiveProxyBuilder.create(theirs.getCommandExecutor(), lock, method.getReturnType());
+        });
+    }
+
+    private RedissonRxClient rx(RedissonRx theirs) {
+        return proxy(RedissonRxClient.class, theirs, (method, arguments) -> {
+            RLock lock = lockOrGroup(method, arguments);
+            return lock == null
+                    ? null
+                    : RxProxyBuilder.create(theirs.getCommandExecutor(), lock, method.getReturnType());
+        });
+    }
+
+    /** The lock that a method of another style returns, or null if it is not one of these. */
+    private RLock lockOrGroup(Method method, Object[] arguments) {
+        if (LOCKS.contains(method.getName())) {
+            return lock(method, arguments);
+        } else if (method.getName().equals("getMultiLock") && arguments[0] instanceof RLockReactive[] members) {
+            return group(Arrays.stream(members).map(RLockReactive::getName));
+        } else if (method.getName().equals("getMultiLock") && arguments[0] instanceof RLockRx[] members) {
+            return group(Arrays.stream(members).map(RLockRx::getName));
+        }
+        return null;
+    }
+
+    private NativeLock lock(Method method, Object[] arguments) {
+        String name = method.getName();
+        return lock(
+                arguments[0] instanceof CommonParams options ? options.getName() : (String) arguments[0],
+                name.equals("getFencedLock")
+                        ? NativeLock.Kind.FENCED
+                        : name.startsWith("getNonReentrant") ? NativeLock.Kind.NON_REENTRANT : NativeLock.Kind.PLAIN);
+    }
+
+    private NativeLock lock(String name, NativeLock.Kind kind) {
+        return new NativeLock(held, redisson.getCommandExecutor(), name, kind);
+    }
+
+    private RLock group(Stream<String> names) {
+        return new RedissonMultiLock(
+                names.map(name -> lock(name, NativeLock.Kind.PLAIN)).toArray(RLock[]::new));
+    }
+
+    /** An object that passes a call on if the function returns null for it. */
+    private static <T> T proxy(Class<T> type, T theirs, BiFunction<Method, Object[], Object> own) {
+        InvocationHandler handler = (proxy, method, arguments) -> {
+            if (method.getDeclaringClass() == Object.class) {
+                return switch (method.getName()) {
+                    case "equals" -> proxy == arguments[0];
+                    case "hashCode" -> System.identityHashCode(proxy);
+                    default -> "NativeLocks of " + theirs;
+                };
+            }
+            Object result = own.apply(method, arguments);
+            try {
+                return result != null ? result : method.invoke(theirs, arguments);
+            } catch (InvocationTargetException error) {
+                throw error.getCause();
+            }
+        };
+        return type.cast(Proxy.newProxyInstance(type.getClassLoader(), new Class<?>[] {type}, handler));
+    }
+}
