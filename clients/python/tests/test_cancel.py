@@ -240,7 +240,7 @@ def test_an_error_of_one_acquire_does_not_hide_a_deadlock(server, locks):
             locks.lock("a").acquire(2)
 
 
-INTERRUPTED = """
+INTERRUPTED = '''
 import os, signal, sys, redis
 from redis_lock_client import Locks
 locks = Locks(redis.Redis(port=int(sys.argv[1])))
@@ -251,7 +251,7 @@ except KeyboardInterrupt:
     hold.release()
     print("interrupted", flush=True)
     sys.stdin.readline()
-"""
+'''
 
 
 def test_an_interrupt_ends_a_wait(server):
@@ -266,7 +266,7 @@ def test_an_interrupt_ends_a_wait(server):
     assert child.returncode == 0
 
 
-INTERRUPTED_TASK = """
+INTERRUPTED_TASK = '''
 import asyncio, sys, redis.asyncio
 from redis_lock_client import aio
 async def main():
@@ -274,7 +274,7 @@ async def main():
     async with locks, locks.lock("b"), locks.lock("a"):
         pass
 asyncio.run(main())
-"""
+'''
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="asyncio.run handles SIGINT since 3.11")

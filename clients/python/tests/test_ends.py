@@ -115,7 +115,7 @@ def test_a_hold_keeps_its_session(server):
     hold.release()
 
 
-PROGRAM = """
+PROGRAM = '''
 import os, sys, redis
 from redis_lock_client import Locks
 locks = Locks(redis.Redis(port=int(sys.argv[1])), grace=0.3)
@@ -123,7 +123,7 @@ hold = locks.lock("a").acquire()
 print("held", flush=True)
 sys.stdin.readline()
 print("lost" if hold.lost else "held", flush=True)
-"""
+'''
 
 
 @pytest.fixture

@@ -80,7 +80,7 @@ def test_a_child_leaves_the_scope_of_its_parent(server, threaded):
     assert not hold.lost and not server.held("a")
 
 
-PROGRAM = """
+PROGRAM = '''
 import os, sys, redis
 from redis_lock_client import Locks
 locks = Locks(redis.Redis(port=int(sys.argv[1])), grace=0.3)
@@ -89,7 +89,7 @@ if os.fork():
     print("held", flush=True)
 sys.stdin.readline()
 os._exit(0)
-"""
+'''
 
 
 def test_a_child_keeps_nothing_alive(server):
@@ -106,7 +106,7 @@ def test_a_child_keeps_nothing_alive(server):
         parent.stdout.close()
 
 
-CHILD = """
+CHILD = '''
 import asyncio, sys, redis.asyncio
 from redis_lock_client import aio
 async def main():
@@ -115,9 +115,9 @@ async def main():
         async with own.lock("b"):
             pass
 asyncio.run(main())
-"""
+'''
 
-ASYNCIO = """
+ASYNCIO = '''
 import asyncio, os, sys, redis, redis.asyncio
 from redis_lock_client import Lost, aio
 port = int(sys.argv[1])
@@ -142,7 +142,7 @@ async def main():
     await locks.close()
 asyncio.run(main())
 print("done")
-"""
+'''
 
 
 def test_a_child_of_asyncio_has_no_hold_of_its_parent(server):
@@ -150,7 +150,7 @@ def test_a_child_of_asyncio_has_no_hold_of_its_parent(server):
     assert ended.stdout == "done\n", ended.stderr
 
 
-ENDING = """
+ENDING = '''
 import os, sys, redis
 from redis_lock_client import Locks, compat
 port = int(sys.argv[1])
@@ -162,7 +162,7 @@ if os.fork() == 0:
     locks.lock("c").acquire().release()
     sys.exit(0)
 os.wait()
-"""
+'''
 
 
 def test_the_end_of_a_process_is_quiet(server):

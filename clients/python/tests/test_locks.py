@@ -398,13 +398,13 @@ def test_another_event_loop_is_refused(server):
     loop.close()
 
 
-DROPPED = """
+DROPPED = '''
 import redis, sys
 from redis_lock_client import Locks
 locks = Locks(redis.Redis(port=int(sys.argv[1])))
 locks.lock("a").acquire()
 sys.stdin.readline()
-"""
+'''
 
 
 def test_a_dropped_hold_warns_and_is_released(server, locks):

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-PROGRAM = """
+PROGRAM = '''
 import asyncio, sys, redis, redis.asyncio
 from redis_lock_client import Locks, aio, compat
 assert redis.__version__.startswith("5."), redis.__version__
@@ -31,7 +31,7 @@ async def main():
 
 asyncio.run(main())
 print("done")
-"""
+'''
 
 
 @pytest.mark.skipif("REDIS_PY_5" not in os.environ, reason="REDIS_PY_5 names no folder")
