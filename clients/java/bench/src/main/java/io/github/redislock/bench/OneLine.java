@@ -18,8 +18,8 @@ import redis.clients.jedis.Jedis;
 /**
  * {@code RLock} before and after {@code NativeLocks.of}: threads of one process or of four lock and unlock the same name. The
  * arguments are the port of a server on this machine, and the seconds of each run. A row has numbers without and with the line:
- * pairs per second, the longest wait in ms, and the CPU time in µs of all processes and of the server for each pair. The
- * processes of a run are new, and warm up for two seconds.
+ * pairs per second, the longest wait, and the CPU time of the processes and of the server for each pair. The processes of a run
+ * are new, and warm up for two seconds.
  */
 final class OneLine {
     /** Time in ms until all processes of a run have started. */
