@@ -17,9 +17,9 @@ import redis.clients.jedis.Jedis;
 
 /**
  * {@code RLock} before and after {@code NativeLocks.of}: threads of one process or of four lock and unlock the same name. The
- * arguments are the port of a server on this machine, and the seconds of each run. A row has numbers without and with the line:
- * pairs per second and the longest wait in ms. Two CPU times in µs for each pair follow, of all processes and of the server.
- * The processes of a run are new, and warm up for two seconds.
+ * arguments are the port of a server on this machine, and the seconds of each run. Each row compares the pairs per second, the
+ * longest wait, and the CPU time for each pair, without and with the line. The processes of a run are new, and warm up for two
+ * seconds.
  */
 final class OneLine {
     /** Time in ms until all processes of a run have started. */
