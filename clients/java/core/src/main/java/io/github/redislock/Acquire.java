@@ -136,10 +136,10 @@ final class Acquire {
                 .toList();
     }
 
-    /** Whether a call of this owner about one of these locks may be late. */
-    boolean blocks(Owner other, Request next) {
-        return state == State.OVER
-                && Arrays.equals(owner.name, other.name)
+    /** Whether it has this state and owner, and one of these locks. */
+    boolean matches(State other, Owner another, Request next) {
+        return state == other
+                && Arrays.equals(owner.name, another.name)
                 && !Collections.disjoint(request.ids, next.ids);
     }
 }

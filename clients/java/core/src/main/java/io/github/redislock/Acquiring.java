@@ -112,11 +112,11 @@ final class Acquiring extends Work<Hold> {
             } else if (!session.isReady(request) || (acquire != null && Locks.now() >= giveUp)) {
                 return session.pause(isTry, giveUp);
             }
-            if (!isAttach && session.isRetired(owner, request)) {
-                if (request.owner != null) {
+            while (!isAttach && session.isRetired(owner, request)) {
+                if (request.owner != null || session.holds(owner, request)) {
                     return session.pause(isTry, giveUp);
                 }
-                owner = locks.newOwner();
+                owner = owner.retire(request, locks);
             }
             acquire = new Acquire(request, owner, isTry, until);
             session.enrol(acquire);

@@ -220,7 +220,7 @@ public final class Hold implements AutoCloseable {
                 throw acquire.lost();
             }
             acquire.isHandedOver = true;
-            acquire.owner.handedOver.addAll(acquire.request.ids);
+            acquire.owner.retired.addAll(acquire.request.ids);
             return HexFormat.of().formatHex(acquire.owner.name) + "|" + acquire.n + "|" + locks.name;
         });
     }

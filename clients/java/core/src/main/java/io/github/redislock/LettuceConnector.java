@@ -226,7 +226,6 @@ public final class LettuceConnector extends Connector {
         public boolean cancel(boolean mayInterrupt) {
             line.silentSince = Math.min(line.silentSince, sent);
             if (Locks.now() - line.silentSince >= Session.CALL_TIMEOUT) {
-                line.silentSince = Request.NONE;
                 connection.closeAsync();
             }
             return super.cancel(mayInterrupt);
@@ -252,6 +251,7 @@ public final class LettuceConnector extends Connector {
                                     || !opening.join().isOpen()))) {
                 CompletableFuture<StatefulRedisConnection<byte[], byte[]>> connecting =
                         client.connectAsync(CODEC, uri).toCompletableFuture();
+                silentSince = Request.NONE;
                 opening = connecting.copy().orTimeout(Session.CALL_TIMEOUT, TimeUnit.NANOSECONDS);
                 opening.exceptionally(late -> {
                     connecting.thenAccept(StatefulRedisConnection::closeAsync);
@@ -267,6 +267,7 @@ public final class LettuceConnector extends Connector {
                 CompletableFuture<Void> next = opening.thenCompose(StatefulRedisConnection::closeAsync);
                 closing = CompletableFuture.allOf(closing, next).exceptionally(failed -> null);
                 opening = null;
+                silentSince = Request.NONE;
             }
             return closing;
         }
@@ -309,7 +310,8 @@ public final class LettuceConnector extends Connector {
                 calls.connection();
                 StatefulRedisConnection<byte[], byte[]> connection =
                         reader.connection().get(Session.CALL_TIMEOUT, TimeUnit.NANOSECONDS);
-                long until = Locks.now() + timeout;
+                long begin = Locks.now();
+                long until = begin + timeout;
                 List<Reply> sent = words.stream()
                         .map(each -> new Reply(reader, connection, each))
                         .toList();
@@ -317,6 +319,10 @@ public final class LettuceConnector extends Connector {
                 List<Object> replies = new ArrayList<>();
                 for (Reply reply : sent) {
                     replies.add(take(reply, until));
+                }
+                if (calls.silentSince < begin) {
+                    // The server answers, but not there.
+                    calls.close();
                 }
                 return replies;
             } catch (InterruptedException | TimeoutException | ExecutionException error) {

@@ -5,13 +5,21 @@ import java.nio.ByteBuffer;
 import java.util.HashSet;
 import java.util.Set;
 
-/** The name under which a thread acquires locks. The mutex of {@link Locks} protects its set. */
+/** The name under which a thread acquires locks. The mutex of {@link Locks} protects the rest. */
 final class Owner {
     final byte[] name;
-    /** Locks that another process may hold under this name. */
-    final Set<ByteBuffer> handedOver = new HashSet<>();
+    /** Locks for which this name is not used again: a call may be late, or another process may hold the lock. */
+    final Set<ByteBuffer> retired = new HashSet<>();
+    /** The owner for those locks. */
+    private Owner next;
 
     Owner(byte[] name) {
         this.name = name;
+    }
+
+    Owner retire(Request request, Locks locks) {
+        retired.addAll(request.ids);
+        next = next == null ? locks.newOwner() : next;
+        return next;
     }
 }

@@ -77,6 +77,9 @@ final class Session {
     private boolean isInJeopardy;
     volatile boolean isClosed;
     private Thread reader;
+    /** The server has answered the reader that another node has a lock. */
+    private boolean hasMoved;
+
     private final CompletableFuture<Void> ended = new CompletableFuture<>();
 
     Session(Connector.Node node, Locks locks) {
@@ -106,9 +109,14 @@ final class Session {
 
     /** Whether an earlier call of this owner may be late, or another process may hold the lock under its name. */
     boolean isRetired(Owner owner, Request request) {
-        return !Collections.disjoint(owner.handedOver, request.ids)
+        return !Collections.disjoint(owner.retired, request.ids)
                 || Stream.concat(undo.values().stream(), undeclared.stream())
-                        .anyMatch(each -> each.blocks(owner, request));
+                        .anyMatch(each -> each.matches(State.OVER, owner, request));
+    }
+
+    /** Whether another owner would wait for this one. */
+    boolean holds(Owner owner, Request request) {
+        return held.values().stream().anyMatch(each -> !each.isHandedOver && each.matches(State.HELD, owner, request));
     }
 
     /** The pause of a call that cannot be sent now. */
@@ -179,14 +187,16 @@ final class Session {
         }
     }
 
-    /** Cancels a discarded acquire if that can be done at once. Not under the mutex. */
-    void cancelNow(Acquire acquire) {
+    /** Cancels a discarded acquire if that can be done at once. Returns false if there is no answer. Not under the mutex. */
+    boolean cancelNow(Acquire acquire) {
         Words words = locks.locked(
                 () -> isUp && acquire.session == this && undo.containsKey(acquire.n) ? acquire.cancelWords() : null);
         long n = acquire.n;
-        if (words != null && isAnswer(locks.connector.answer(node, words, REPLY_GRACE))) {
+        boolean isAnswered = words != null && isAnswer(locks.connector.answer(node, words, REPLY_GRACE));
+        if (isAnswered) {
             locks.update(() -> undone(n, acquire));
         }
+        return words == null || isAnswered;
     }
 
     /** A named owner may wait for this. */
@@ -320,6 +330,10 @@ final class Session {
                 signal();
             }
         });
+        if (hasMoved) {
+            hasMoved = false;
+            relocate();
+        }
     }
 
     private Object readOne(Words words, long timeout) {
@@ -428,9 +442,7 @@ final class Session {
             }
             signal();
         });
-        if (replies.stream().anyMatch(Session::isMoved)) {
-            relocate();
-        }
+        hasMoved |= replies.stream().anyMatch(Session::isMoved);
     }
 
     private void declared(Acquire acquire, Object reply, Map<List<ByteBuffer>, Long> counts) {
@@ -473,14 +485,13 @@ final class Session {
                 }
             }
         });
-        if (replies.stream().anyMatch(Session::isMoved)) {
-            relocate();
-        }
+        hasMoved |= replies.stream().anyMatch(Session::isMoved);
     }
 
     /** One LOCK.EVENTS: heartbeat, acknowledgement and events. */
     private void poll() {
-        long block = isPolled ? Math.min(EVENTS_BLOCK, (locks.grace == 0 ? locks.ttl : locks.grace) / 3) : 0;
+        long block =
+                isPolled && !hasMoved ? Math.min(EVENTS_BLOCK, (locks.grace == 0 ? locks.ttl : locks.grace) / 3) : 0;
         Words words = locks.locked(() -> {
             long done = Math.min(
                     asked.isEmpty() ? lastNumber + 1 : asked.keySet().iterator().next(),
@@ -493,11 +504,8 @@ final class Session {
         });
         long sent = Locks.now();
         List<?> events = (List<?>) readOne(words, block + REPLY_GRACE);
-        boolean isMoved = locks.locked(() -> {
-            boolean moved = false;
-            for (Object each : events) {
-                moved |= handle((List<?>) each);
-            }
+        locks.update(() -> {
+            events.forEach(each -> handle((List<?>) each));
             isPolled = true;
             if (events.size() < EVENTS_COUNT) {
                 confirmed = sent;
@@ -506,21 +514,16 @@ final class Session {
                 setJeopardy(false);
             }
             expireLeases();
-            return moved;
         });
-        if (isMoved) {
-            relocate();
-        }
     }
 
-    /** Returns whether a hold has moved to another node. */
-    private boolean handle(List<?> event) {
+    private void handle(List<?> event) {
         seen = (Long) event.get(0);
         Long n = (Long) event.get(2);
         Acquire acquire = asked.getOrDefault(n, held.get(n));
         String kind = Replies.text(event.get(1));
         if (acquire == null) {
-            return false;
+            return;
         } else if (kind.equals("granted")) {
             if (acquire.state == State.ASKED) {
                 acquire.isProvisional = true;
@@ -534,7 +537,8 @@ final class Session {
                 acquire.n = 0;
                 acquire.isUndeclared = true;
                 undeclared.add(acquire);
-                return true;
+                hasMoved = true;
+                return;
             }
             over(acquire, reason);
             if (acquire.request.isSeveral()) {
@@ -542,7 +546,6 @@ final class Session {
                 undo.put(n, acquire);
             }
         }
-        return false;
     }
 
     /** Leaves acquires to the sessions on the nodes that serve their slots now. */
@@ -598,8 +601,7 @@ final class Session {
     void close() {
         List<Acquire> all = locks.locked(() -> List.copyOf(undo.values()));
         for (Acquire each : all) {
-            cancelNow(each);
-            if (locks.locked(() -> undo.containsValue(each))) {
+            if (!cancelNow(each)) {
                 break;
             }
         }

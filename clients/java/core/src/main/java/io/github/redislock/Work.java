@@ -69,10 +69,19 @@ abstract class Work<T> {
 
     /** The result. An interrupt is kept for later. */
     T runUninterrupted() {
-        for (Pause pause = step(); pause != null; pause = step()) {
-            pause.awaitUninterrupted();
+        // An interrupted virtual thread cannot read from a socket.
+        boolean isInterrupted = Thread.interrupted();
+        try {
+            for (Pause pause = step(); pause != null; pause = step()) {
+                pause.awaitUninterrupted();
+                isInterrupted |= Thread.interrupted();
+            }
+            return result;
+        } finally {
+            if (isInterrupted) {
+                Thread.currentThread().interrupt();
+            }
         }
-        return result;
     }
 
     /** Starts the work. To cancel the future stops it. */

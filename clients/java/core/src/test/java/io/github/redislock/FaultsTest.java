@@ -238,6 +238,20 @@ class FaultsTest extends Fixture {
         next.get(20, TimeUnit.SECONDS).release();
     }
 
+    @ParameterizedTest
+    @EnumSource
+    void threadWaitsForNoHoldOfItsOwn(Library library) throws Exception {
+        Locks locks = locks(library, 30_000, 10_000);
+        RedisLock lock = locks.lock("k").reentrant();
+        Hold hold = lock.acquire();
+        proxy.isSilent = true;
+        assertKind(Kind.UNAVAILABLE, lock::tryAcquire);
+        proxy.isSilent = false;
+        lock.waiting(Duration.ofSeconds(20)).acquire().release();
+        assertFalse(hold.isLost());
+        hold.release();
+    }
+
     @Test
     void briefStallKeepsTheConnection() throws Exception {
         Locks locks = locks(Library.LETTUCE, 30_000, 10_000);

@@ -67,6 +67,7 @@ abstract class Fixture {
             case JEDIS -> {
                 ConnectionPoolConfig config = new ConnectionPoolConfig();
                 config.setMaxTotal(50);
+                config.setMaxIdle(50);
                 yield new JedisConnector(closed(RedisClient.builder()
                         .hostAndPort("127.0.0.1", URI.create(uri).getPort())
                         .poolConfig(config)

@@ -259,6 +259,11 @@ class LocksTest extends Fixture {
             Hold taken = locks(library).lock("l").attach(ticket);
             assertEquals(hold.owner(), taken.owner());
             taken.release();
+            try (Hold next = locks.lock("l").acquire()) {
+                RedisLock again = locks.lock("l").reentrant().waiting(Duration.ofSeconds(5));
+                again.acquire().release();
+                assertNotEquals(hold.owner(), next.owner());
+            }
         }
     }
 
