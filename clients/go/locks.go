@@ -51,43 +51,40 @@ type Event struct {
 	Took time.Duration
 }
 
-type settings struct {
-	name                 string
-	ttl, grace, patience time.Duration
-	listener             func(Event)
-}
-
 // A Setting of New.
-type Setting func(*settings)
+type Setting func(*Locks)
 
 // WithName names the session for operators. By default its name is <host>/<process>/<random>.
-func WithName(name string) Setting { return func(s *settings) { s.name = name } }
+func WithName(name string) Setting { return func(l *Locks) { l.name = name } }
 
 // WithTTL ends the session if this process is silent for this time; 30 s by default.
-func WithTTL(ttl time.Duration) Setting { return func(s *settings) { s.ttl = ttl } }
+func WithTTL(ttl time.Duration) Setting { return func(l *Locks) { l.ttl = ttl } }
 
 // WithGrace ends the session if its connection stays closed for this time; 3 s by default. For this time after each heartbeat,
 // the holds are proven to be held. With 0 they end with the connection, and nothing is ever proven.
-func WithGrace(grace time.Duration) Setting { return func(s *settings) { s.grace = grace } }
+func WithGrace(grace time.Duration) Setting { return func(l *Locks) { l.grace = grace } }
 
 // WithPatience limits a call without a reply, and a wait without a limit while no server answers; 5 s by default.
-func WithPatience(patience time.Duration) Setting { return func(s *settings) { s.patience = patience } }
+func WithPatience(patience time.Duration) Setting { return func(l *Locks) { l.patience = patience } }
 
 // WithListener gets the end of each wait and of each hold, and the begin and end of jeopardy. The goroutine that notices the
 // event calls it, so it must not block. It may release a hold and try a lock. A wait in it is ErrMisuse.
-func WithListener(listener func(Event)) Setting { return func(s *settings) { s.listener = listener } }
+func WithListener(listener func(Event)) Setting { return func(l *Locks) { l.listener = listener } }
 
 // Locks are the locks of this process on the server, the Sentinel primary or the cluster of a client.
 type Locks struct {
-	settings
-	client redis.UniversalClient
+	name                 string
+	ttl, grace, patience time.Duration
+	listener             func(Event)
+	client               redis.UniversalClient
 	// listening counts the calls of the listener at this moment.
 	listening atomic.Int32
 
 	// mutex protects all below, the sessions and their acquires.
 	mutex sync.Mutex
 	// events are for the listener, as soon as the mutex is released.
-	events   []Event
+	events []Event
+	// sessions of the nodes in use, by their addresses.
 	sessions map[string]*session
 	// owners begins the names of owners. It is unique even if sessions have the same name.
 	owners    string
@@ -100,11 +97,12 @@ type Locks struct {
 // is wrong.
 func New(client redis.UniversalClient, options ...Setting) (*Locks, error) {
 	host, _ := os.Hostname()
-	l := &Locks{client: client, sessions: map[string]*session{}, settings: settings{
+	l := &Locks{
+		client: client, sessions: map[string]*session{},
 		name: fmt.Sprintf("%s/%d/%s", host, os.Getpid(), random(4)), ttl: ttl, grace: grace, patience: patience,
-	}}
+	}
 	for _, option := range options {
-		option(&l.settings)
+		option(l)
 	}
 	l.owners = l.name + ":" + random(6) + ":"
 	switch client.(type) {
@@ -136,6 +134,13 @@ func (l *Locks) Close() {
 	l.isClosed = true
 	for _, s := range l.sessions {
 		s.close()
+	}
+	for _, s := range l.sessions {
+		if !l.inListener() {
+			l.unlock()
+			<-s.ended
+			l.mutex.Lock()
+		}
 	}
 }
 
@@ -181,28 +186,65 @@ func (l *Locks) inListener() bool {
 	return bytes.Contains(stack[:runtime.Stack(stack, false)], []byte(".(*Locks).callListener("))
 }
 
-// sessionOf has the session on the node that serves this key.
-func (l *Locks) sessionOf(ctx context.Context, key string) (*session, *Error) {
-	client, _ := l.client.(*redis.Client)
-	name := ""
+// wait returns when the channel is closed. It fails at that time, or if the context is cancelled. The time respects the deadline
+// of the context. The server may know the deadline, and report the end of the wait.
+func (l *Locks) wait(ctx context.Context, changed <-chan struct{}, giveUp time.Time) *Error {
+	l.unlock()
+	defer l.mutex.Lock()
+	timer := time.NewTimer(time.Until(giveUp))
+	defer timer.Stop()
+	for done := ctx.Done(); ; done = nil {
+		select {
+		case <-changed:
+			return nil
+		case <-done:
+			if ctx.Err() == context.Canceled {
+				return contextError(ctx)
+			}
+		case <-timer.C:
+			return &Error{Kind: ErrTimeout, Text: "the server has not answered in time", Cause: ctx.Err()}
+		}
+	}
+}
+
+// giveUp is the time after the patience. A listener does not wait, as it may be called by the reader.
+func (l *Locks) giveUp(ctx context.Context) time.Time {
+	if l.inListener() {
+		return time.Now()
+	}
+	return limit(ctx, l.patience)
+}
+
+// clientOf has the client of the node that serves this key.
+func (l *Locks) clientOf(ctx context.Context, key string) (*redis.Client, *Error) {
 	if cluster, ok := l.client.(*redis.ClusterClient); ok {
-		var err error
-		l.unlock()
-		client, err = cluster.MasterForKey(ctx, key)
-		l.mutex.Lock()
+		client, err := cluster.MasterForKey(ctx, key)
 		if err != nil {
 			return nil, classify(err)
 		}
-		name = client.Options().Addr
+		return client, nil
 	}
-	if l.isClosed {
+	return l.client.(*redis.Client), nil
+}
+
+// sessionOf has the session on the node that serves this key.
+func (l *Locks) sessionOf(ctx context.Context, key string) (*session, *Error) {
+	l.unlock()
+	client, err := l.clientOf(ctx, key)
+	l.mutex.Lock()
+	switch {
+	case err != nil:
+		return nil, err
+	case l.isClosed:
 		return nil, misuse("the locks are closed; make new ones")
 	}
+	name := client.Options().Addr
 	s := l.sessions[name]
 	if s == nil {
-		s = newSession(l, newNode(client))
+		s = newSession(l, name, client)
 		l.sessions[name] = s
 	}
+	s.node.use(client)
 	return s, nil
 }
 
@@ -215,14 +257,33 @@ func (l *Locks) reload() bool {
 	return ok
 }
 
-// relocate leaves acquires to the sessions on the nodes that serve their slots now: after a move, or the failover of a node.
-func (l *Locks) relocate(acquires []*acquire) {
-	if len(acquires) == 0 || !l.reload() {
-		return
+// relocate puts an acquire into the session of the node that serves its lock now: after a move, or the failover of a node. It
+// returns whether there is a cluster.
+func (l *Locks) relocate(a *acquire) bool {
+	if !l.reload() {
+		return false
 	}
-	for _, a := range acquires {
-		if s, err := l.sessionOf(context.Background(), a.request.keys[0]); err == nil {
-			s.adopt(a)
+	s, err := l.sessionOf(context.Background(), a.request.keys[0])
+	if err == nil && s != a.session && a.state != over {
+		if a.state == asked && a.isKnown {
+			a.end("moved", true)
+		}
+		s.enter(a)
+	}
+	return true
+}
+
+// undoing has an acquire of this owner that the server may still have to undo. It is nil if there is none.
+func (l *Locks) undoing(owner string) *acquire {
+	for _, s := range l.sessions {
+		if s.isSettled {
+			continue
+		}
+		for _, a := range s.acquires {
+			if a.state == undo && a.owner == owner {
+				return a
+			}
 		}
 	}
+	return nil
 }

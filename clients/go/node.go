@@ -5,7 +5,6 @@ package lock
 import (
 	"context"
 	"errors"
-	"net"
 	"sync"
 	"time"
 
@@ -23,9 +22,11 @@ const (
 
 // A node is a server, reached by the user's client: by its pool, and by one more connection for the reader.
 type node struct {
-	calls, reader *redis.Client
+	reader *redis.Client
 
 	mu sync.Mutex
+	// calls is a copy of origin, the user's client.
+	origin, calls *redis.Client
 	// flying counts the calls and batches on their way.
 	flying int
 	queue  []queued
@@ -42,21 +43,37 @@ type result struct {
 }
 
 func newNode(origin *redis.Client) *node {
-	// The copy shares the pool and the hooks. Its options are its own.
-	calls := origin.WithTimeout(callTimeout)
-	calls.Options().MaxRetries, calls.Options().ContextTimeoutEnabled = 0, true
 	// The reader has one connection, as its calls are made one after the other. A small pool would dial less often after failures.
 	options := *origin.Options()
 	options.MaxRetries, options.ContextTimeoutEnabled, options.Limiter = -1, true, nil
 	options.ReadTimeout, options.WriteTimeout, options.ConnMaxIdleTime = callTimeout, callTimeout, -1
 	options.PoolSize, options.MinIdleConns, options.MaxIdleConns, options.MaxActiveConns = 1000, 0, 0, 0
-	dial := options.Dialer
-	options.Dialer = func(ctx context.Context, network, address string) (net.Conn, error) {
-		ctx, cancel := context.WithTimeout(ctx, callTimeout)
-		defer cancel()
-		return dial(ctx, network, address)
+	n := &node{reader: redis.NewClient(&options)}
+	n.use(origin)
+	return n
+}
+
+// use makes calls by this client of the user. A cluster client replaces the client of a node that was gone for a time.
+func (n *node) use(origin *redis.Client) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.origin != origin {
+		n.origin, n.calls = origin, once(origin, callTimeout)
+		n.calls.Options().ContextTimeoutEnabled = true
 	}
-	return &node{calls: calls, reader: redis.NewClient(&options)}
+}
+
+func (n *node) caller() *redis.Client {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.calls
+}
+
+// once copies a client, without its repetitions. The copy shares the pool and the hooks. Its options are its own.
+func once(client *redis.Client, timeout time.Duration) *redis.Client {
+	client = client.WithTimeout(timeout)
+	client.Options().MaxRetries = 0
+	return client
 }
 
 // callContext has a deadline without a timer: go-redis limits reads and writes by it.
@@ -67,14 +84,15 @@ type callContext struct {
 
 func (c callContext) Deadline() (time.Time, bool) { return c.deadline, true }
 
-// call has the reply to a call, over any connection of the pool.
-func (n *node) call(ctx context.Context, timeout time.Duration, words []any) (any, *Error) {
+// send has the reply to a call, over any connection of the pool.
+func (n *node) send(ctx context.Context, timeout time.Duration, words []any) (any, *Error) {
 	n.mu.Lock()
 	if n.flying < callConnections {
 		n.flying++
+		client := n.calls
 		n.mu.Unlock()
 		defer n.land()
-		return do(ctx, n.calls, timeout, words)
+		return do(ctx, client, timeout, words)
 	}
 	call := queued{words, make(chan result, 1)}
 	n.queue = append(n.queue, call)
@@ -98,7 +116,7 @@ func (n *node) land() {
 		n.flying--
 		return
 	}
-	batch := n.queue[:min(len(n.queue), maxBatch)]
+	client, batch := n.calls, n.queue[:min(len(n.queue), maxBatch)]
 	n.queue = n.queue[len(batch):]
 	go func() {
 		defer n.land()
@@ -106,7 +124,7 @@ func (n *node) land() {
 		for i, call := range batch {
 			calls[i] = call.words
 		}
-		for i, r := range n.batch(callTimeout, calls) {
+		for i, r := range pipeline(client, callTimeout, calls) {
 			batch[i].result <- r
 		}
 	}()
@@ -120,9 +138,9 @@ func do(ctx context.Context, client *redis.Client, timeout time.Duration, words 
 	return nil, classify(err)
 }
 
-// batch has the replies to calls in one round trip.
-func (n *node) batch(timeout time.Duration, calls [][]any) []result {
-	pipe := n.calls.Pipeline()
+// pipeline has the replies to calls in one round trip.
+func pipeline(client *redis.Client, timeout time.Duration, calls [][]any) []result {
+	pipe := client.Pipeline()
 	replies, results := make([]*redis.Cmd, len(calls)), make([]result, len(calls))
 	ctx := callContext{context.Background(), time.Now().Add(timeout)}
 	for i, words := range calls {

@@ -10,10 +10,7 @@ import (
 // forever is the limit of a wait, a lease or an age that has none.
 const forever = 100 * 365 * 24 * time.Hour
 
-// longest is the longest time that is not forever.
-const longest = forever/2 - 1
-
-func isLimited(span time.Duration) bool { return span <= longest }
+func isLimited(span time.Duration) bool { return span < forever/2 }
 
 // An Option of a lock.
 type Option func(*request)
@@ -23,10 +20,10 @@ func WithWait(wait time.Duration) Option { return func(r *request) { r.wait = wa
 
 // WithLease ends the hold after this time, unless Hold.Extend sets the lease again. By default the server renews the hold while
 // this process lives.
-func WithLease(lease time.Duration) Option { return func(r *request) { r.lease = min(lease, longest) } }
+func WithLease(lease time.Duration) Option { return func(r *request) { r.lease = lease } }
 
 // WithMaxHold stops the renewals of a hold at this age. The hold then ends with its last lease.
-func WithMaxHold(age time.Duration) Option { return func(r *request) { r.maxHold = min(age, longest) } }
+func WithMaxHold(age time.Duration) Option { return func(r *request) { r.maxHold = age } }
 
 // And adds locks. All locks are granted together or not at all, without deadlocks in any order.
 func And(keys ...string) Option { return func(r *request) { r.keys = append(r.keys, keys...) } }
@@ -60,73 +57,39 @@ type request struct {
 	shared, fence, reentrant bool
 }
 
-func newRequest(key string, options []Option) (*request, *Error) {
+func newRequest(key string, options []Option) *request {
 	r := &request{keys: []string{key}, wait: forever, lease: forever, maxHold: forever}
 	for _, option := range options {
 		option(r)
 	}
+	return r
+}
+
+// check returns what is wrong, if anything.
+func (r *request) check() *Error {
 	switch {
 	case slices.Contains(r.keys, ""):
-		return nil, misuse("a key must not be empty")
+		return misuse("a key must not be empty")
 	case r.lease <= 0 || r.maxHold <= 0:
-		return nil, misuse("a lease and a maximum age must be positive")
+		return misuse("a lease and a maximum age must be positive")
 	case r.wait < 0:
-		return nil, misuse("a wait must not be negative")
+		return misuse("a wait must not be negative")
 	case r.limit != nil && *r.limit < 1:
-		return nil, misuse("a limit must be positive")
+		return misuse("a limit must be positive")
 	case r.limit != nil && r.several():
-		return nil, misuse("a limit is not available for several locks")
+		return misuse("a limit is not available for several locks")
 	case r.isLeased() && isLimited(r.maxHold):
-		return nil, misuse("a maximum age limits renewals, and a hold with a lease has none; use one of them")
+		return misuse("a maximum age limits renewals, and a hold with a lease has none; use one of them")
 	case r.owner != nil && (*r.owner == "" || *r.owner == "*"):
-		return nil, misuse("an owner must not be empty or *")
+		return misuse("an owner must not be empty or *")
 	}
-	return r, nil
+	return nil
 }
 
 func (r *request) several() bool { return len(r.keys) > 1 }
 
 // isLeased returns whether the hold ends by itself. Otherwise the server renews it.
 func (r *request) isLeased() bool { return isLimited(r.lease) }
-
-// words has the first words of a call, and room for the others.
-func (r *request) words(verb, owner string) []any {
-	words := make([]any, 0, 16+len(r.keys))
-	if r.several() {
-		words = append(words, "LOCK.M"+verb, len(r.keys))
-	} else {
-		words = append(words, "LOCK."+verb)
-	}
-	for _, key := range r.keys {
-		words = append(words, key)
-	}
-	return append(words, owner)
-}
-
-func (r *request) acquireWords(owner string) []any {
-	words := r.words("ACQUIRE", owner)
-	if r.shared || r.limit != nil {
-		words = append(words, "SHARED")
-	}
-	if r.limit != nil {
-		words = append(words, "LIMIT", *r.limit)
-	}
-	if r.fence {
-		words = append(words, "FENCE")
-	}
-	return hold(words, r.lease, r.maxHold)
-}
-
-// hold adds the lease and the binding. A hold without a lease of its own is renewed, and ends with its session.
-func hold(words []any, lease, maxHold time.Duration) []any {
-	if isLimited(lease) {
-		return append(words, "PX", millis(lease))
-	}
-	if isLimited(maxHold) {
-		words = append(words, "WATCHDOG", "MAX", millis(maxHold))
-	}
-	return append(words, "EPHEMERAL")
-}
 
 // millis rounds up, so that the server's time never ends before the client's. It is at least 1.
 func millis(d time.Duration) int64 { return max(1, int64((d+time.Millisecond-1)/time.Millisecond)) }
