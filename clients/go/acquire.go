@@ -123,7 +123,7 @@ func (a *acquire) ask(ctx context.Context) *Error {
 		verb = "RENEW"
 	}
 	if a.isTry || a.source != nil {
-		giveUp = a.session.locks.giveUp(ctx)
+		giveUp = limit(ctx, a.session.locks.patience)
 	}
 	reply, first, err := a.call(ctx, verb, a.request.lease, giveUp)
 	switch isLost := err.is("NOTOWNER") && a.source == nil; {
@@ -161,12 +161,20 @@ func (a *acquire) ask(ctx context.Context) *Error {
 	return nil
 }
 
-// cancel ends an acquire in any state. The reader repeats the call until it is answered (R11).
+// cancel ends an acquire in any state. It returns after the answer, or soon.
 func (a *acquire) cancel(ctx context.Context) {
-	a.end("cancelled", true)
-	if s, n := a.session, a.n; a.state == undo && a.isKnown && s.isUp {
-		_, err := s.send(ctx, replyGrace, a.words("CANCEL", 0))
-		if s.acquires[n] == a && (err == nil || !err.transient) {
+	if a.end("cancelled", true); a.session.isUp {
+		_ = a.wait(ctx, time.Now().Add(replyGrace), func() bool { return a.state == over })
+	}
+}
+
+// undoOnServer repeats LOCK.CANCEL until it is answered (R11).
+func (a *acquire) undoOnServer(locks *Locks) {
+	defer locks.lock()()
+	for a.state == undo && !a.session.isClosed {
+		_, _, err := a.call(context.Background(), "CANCEL", 0, time.Now().Add(locks.patience))
+		isAnswer := err == nil || err.Code != "" && !err.transient
+		if isAnswer || err.is("MOVED") && !locks.reload() {
 			a.undone()
 		}
 	}
@@ -176,7 +184,7 @@ func (a *acquire) cancel(ctx context.Context) {
 func (a *acquire) release(ctx context.Context) *Error {
 	if a.state == held && !a.isReleasing {
 		a.isReleasing = true
-		_, _, err := a.call(ctx, "RELEASE", 0, a.session.locks.giveUp(ctx))
+		_, _, err := a.call(ctx, "RELEASE", 0, limit(ctx, a.session.locks.patience))
 		switch {
 		case err == nil:
 			a.end("released", false)
@@ -198,7 +206,7 @@ func (a *acquire) renew(ctx context.Context, lease time.Duration) *Error {
 	if a.state != held {
 		return a.lost()
 	}
-	_, first, err := a.call(ctx, "RENEW", lease, a.session.locks.giveUp(ctx))
+	_, first, err := a.call(ctx, "RENEW", lease, limit(ctx, a.session.locks.patience))
 	switch isGone := err.is("NOTOWNER", "WRONGTYPE"); {
 	case isGone && a.isReleasing:
 		// The release has come first. Its reply says whether the hold was lost.
@@ -225,7 +233,7 @@ func (a *acquire) call(
 	ctx context.Context, verb string, lease time.Duration, giveUp time.Time,
 ) (reply any, first time.Time, err *Error) {
 	in, sending := a.state, ctx
-	if in == held {
+	if in != asked {
 		// The end of the context only ends the repetitions.
 		sending = context.WithoutCancel(ctx)
 	}
@@ -272,7 +280,8 @@ func (a *acquire) call(
 // has failed.
 func (a *acquire) wait(ctx context.Context, giveUp time.Time, isDone func() bool) *Error {
 	for !isDone() {
-		if err := a.session.failure(giveUp); err != nil {
+		// Nothing but the end of the session ends an undo.
+		if err := a.session.failure(giveUp); err != nil && (a.state != undo || a.session.isClosed) {
 			return err
 		}
 		if err := a.session.locks.wait(ctx, a.await(), giveUp); err != nil {
@@ -347,7 +356,9 @@ func (a *acquire) end(reason string, mayRemain bool) {
 	}
 	a.reason = reason
 	if mayRemain && (a.state == held || a.isKnown) {
-		a.state, a.session.isSettled = undo, false
+		a.state = undo
+		a.session.locks.undos++
+		go a.undoOnServer(a.session.locks)
 	} else {
 		a.undone()
 	}
@@ -369,6 +380,9 @@ func (a *acquire) end(reason string, mayRemain bool) {
 
 // undone: nothing of it remains on the server.
 func (a *acquire) undone() {
+	if a.state == undo {
+		a.session.locks.undos--
+	}
 	a.state = over
 	delete(a.session.acquires, a.n)
 	a.signal()

@@ -108,11 +108,8 @@ var finalEnds = map[string]*Error{
 // acquire asks until the lock is granted or the wait is over: after a restart, or on the node that the lock has moved to. The
 // context of the hold has the parent.
 func (l *Lock) acquire(ctx context.Context, wait time.Duration, parent context.Context) (hold *Hold, err *Error) {
-	switch {
-	case l.invalid != nil:
+	if l.invalid != nil {
 		return nil, l.invalid
-	case wait != 0 && l.locks.inListener():
-		return nil, misuse("a listener must not wait for a lock; use Try, or another goroutine")
 	}
 	defer l.locks.lock()()
 	began := time.Now()
@@ -168,7 +165,7 @@ func (l *Lock) ask(ctx context.Context, a *acquire) *Error {
 // a call of it may be late.
 func (l *Lock) nextOwner(ctx context.Context) (string, *Error) {
 	if named := l.request.owner; named != nil {
-		giveUp := l.locks.giveUp(ctx)
+		giveUp := limit(ctx, l.locks.patience)
 		for a := l.locks.undoing(*named); a != nil; a = l.locks.undoing(*named) {
 			if err := a.wait(ctx, giveUp, func() bool { return a.state == over }); err != nil {
 				return "", err

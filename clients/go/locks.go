@@ -13,16 +13,13 @@
 package lock
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"fmt"
 	"log/slog"
 	"os"
-	"runtime"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -67,8 +64,8 @@ func WithGrace(grace time.Duration) Setting { return func(l *Locks) { l.grace = 
 // WithPatience limits a call without a reply, and a wait without a limit while no server answers; 5 s by default.
 func WithPatience(patience time.Duration) Setting { return func(l *Locks) { l.patience = patience } }
 
-// WithListener gets the end of each wait and of each hold, and the begin and end of jeopardy. The goroutine that notices the
-// event calls it, so it must not block. It may release a hold and try a lock. A wait in it is ErrMisuse.
+// WithListener gets the end of each wait and of each hold, and the begin and end of jeopardy. It is called for one event after the
+// other, by a goroutine of its own. It may use locks, but while it waits it gets no other event.
 func WithListener(listener func(Event)) Setting { return func(l *Locks) { l.listener = listener } }
 
 // Locks are the locks of this process on the server, the Sentinel primary or the cluster of a client.
@@ -77,19 +74,19 @@ type Locks struct {
 	ttl, grace, patience time.Duration
 	listener             func(Event)
 	client               redis.UniversalClient
-	// listening counts the calls of the listener at this moment.
-	listening atomic.Int32
 
 	// mutex protects all below, the sessions and their acquires.
 	mutex sync.Mutex
-	// events are for the listener, as soon as the mutex is released.
+	// events are for the listener. The first one may be on its way to it.
 	events []Event
 	// sessions of the nodes in use, by their addresses.
 	sessions map[string]*session
 	// owners begins the names of owners. It is unique even if sessions have the same name.
 	owners    string
 	lastOwner int
-	isClosed  bool
+	// undos counts the acquires in undo.
+	undos    int
+	isClosed bool
 }
 
 // New makes the locks of a client: *redis.Client, also of Sentinel, or *redis.ClusterClient. Calls use the client's pool and
@@ -136,40 +133,40 @@ func (l *Locks) Close() {
 		s.close()
 	}
 	for _, s := range l.sessions {
-		if !l.inListener() {
-			l.unlock()
-			<-s.ended
-			l.mutex.Lock()
-		}
+		l.mutex.Unlock()
+		<-s.ended
+		l.mutex.Lock()
 	}
 }
 
 // lock locks the mutex until the returned function is called.
 func (l *Locks) lock() func() {
 	l.mutex.Lock()
-	return l.unlock
-}
-
-// unlock releases the mutex, and calls the listener after that, so it may use locks.
-func (l *Locks) unlock() {
-	events := l.events
-	l.events = nil
-	l.mutex.Unlock()
-	for _, event := range events {
-		l.callListener(event)
-	}
+	return l.mutex.Unlock
 }
 
 func (l *Locks) notify(event Event) {
-	if l.listener != nil {
-		l.events = append(l.events, event)
+	if l.listener == nil {
+		return
+	}
+	if l.events = append(l.events, event); len(l.events) == 1 {
+		go l.listen()
+	}
+}
+
+// listen calls the listener for one event after the other, until there is none.
+func (l *Locks) listen() {
+	defer l.lock()()
+	for ; len(l.events) > 0; l.events = l.events[1:] {
+		event := l.events[0]
+		l.mutex.Unlock()
+		l.callListener(event)
+		l.mutex.Lock()
 	}
 }
 
 func (l *Locks) callListener(event Event) {
-	l.listening.Add(1)
 	defer func() {
-		l.listening.Add(-1)
 		if failure := recover(); failure != nil {
 			slog.Error("a listener of locks failed", "failure", failure)
 		}
@@ -177,19 +174,10 @@ func (l *Locks) callListener(event Event) {
 	l.listener(event)
 }
 
-// inListener returns whether the listener has called the caller, by the stack of this goroutine. The module may have any path.
-func (l *Locks) inListener() bool {
-	if l.listening.Load() == 0 {
-		return false
-	}
-	stack := make([]byte, 1<<16)
-	return bytes.Contains(stack[:runtime.Stack(stack, false)], []byte(".(*Locks).callListener("))
-}
-
 // wait returns when the channel is closed. It fails at that time, or if the context is cancelled. The time respects the deadline
 // of the context. The server may know the deadline, and report the end of the wait.
 func (l *Locks) wait(ctx context.Context, changed <-chan struct{}, giveUp time.Time) *Error {
-	l.unlock()
+	l.mutex.Unlock()
 	defer l.mutex.Lock()
 	timer := time.NewTimer(time.Until(giveUp))
 	defer timer.Stop()
@@ -207,14 +195,6 @@ func (l *Locks) wait(ctx context.Context, changed <-chan struct{}, giveUp time.T
 	}
 }
 
-// giveUp is the time after the patience. A listener does not wait, as it may be called by the reader.
-func (l *Locks) giveUp(ctx context.Context) time.Time {
-	if l.inListener() {
-		return time.Now()
-	}
-	return limit(ctx, l.patience)
-}
-
 // clientOf has the client of the node that serves this key.
 func (l *Locks) clientOf(ctx context.Context, key string) (*redis.Client, *Error) {
 	if cluster, ok := l.client.(*redis.ClusterClient); ok {
@@ -229,7 +209,7 @@ func (l *Locks) clientOf(ctx context.Context, key string) (*redis.Client, *Error
 
 // sessionOf has the session on the node that serves this key.
 func (l *Locks) sessionOf(ctx context.Context, key string) (*session, *Error) {
-	l.unlock()
+	l.mutex.Unlock()
 	client, err := l.clientOf(ctx, key)
 	l.mutex.Lock()
 	switch {
@@ -244,7 +224,7 @@ func (l *Locks) sessionOf(ctx context.Context, key string) (*session, *Error) {
 		s = newSession(l, name, client)
 		l.sessions[name] = s
 	}
-	s.node.use(client)
+	s.use(client)
 	return s, nil
 }
 
@@ -275,13 +255,12 @@ func (l *Locks) relocate(a *acquire) bool {
 
 // undoing has an acquire of this owner that the server may still have to undo. It is nil if there is none.
 func (l *Locks) undoing(owner string) *acquire {
-	for _, s := range l.sessions {
-		if s.isSettled {
-			continue
-		}
-		for _, a := range s.acquires {
-			if a.state == undo && a.owner == owner {
-				return a
+	if l.undos > 0 {
+		for _, s := range l.sessions {
+			for _, a := range s.acquires {
+				if a.state == undo && a.owner == owner {
+					return a
+				}
 			}
 		}
 	}

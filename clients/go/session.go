@@ -29,15 +29,19 @@ const (
 // All methods run under the mutex of the Locks, and release it while they wait or call.
 type session struct {
 	locks *Locks
-	name  string
-	node  *node
-	id    string
+	// name is the address of the node.
+	name string
+	// reader is for the reader's connection, and calls a copy of origin, the user's client.
+	reader, origin, calls *redis.Client
+	// sending has the calls on their way.
+	sending chan struct{}
+	id      string
 	// isUp: the session is open, its holds are declared (R3), and LOCK.EVENTS has confirmed them.
 	isUp bool
 	// acquires are all that are asked, held or in undo, by their numbers. No number is used twice, not even after a new id.
 	acquires map[int64]*acquire
-	// isSettled: no acquire is left to be declared or undone.
-	isSettled         bool
+	// isDeclared: the server knows all that is held or in undo.
+	isDeclared        bool
 	beat, seen, lastN int64
 	// confirmed is when the last confirming LOCK.EVENTS was sent, or when the session was made.
 	confirmed  time.Time
@@ -51,11 +55,19 @@ type session struct {
 
 func newSession(locks *Locks, name string, client *redis.Client) *session {
 	s := &session{
-		locks: locks, name: name, node: newNode(client), acquires: map[int64]*acquire{}, isSettled: true, confirmed: time.Now(),
-		closing: make(chan struct{}), ended: make(chan struct{}),
+		locks: locks, name: name, reader: readerOf(client), acquires: map[int64]*acquire{}, isDeclared: true, confirmed: time.Now(),
+		sending: make(chan struct{}, callConnections), closing: make(chan struct{}), ended: make(chan struct{}),
 	}
 	go s.read()
 	return s
+}
+
+// use makes calls by this client of the user. A cluster client replaces the client of a node that was gone for a time.
+func (s *session) use(client *redis.Client) {
+	if s.origin != client {
+		s.origin, s.calls = client, once(client, callTimeout)
+		s.calls.Options().ContextTimeoutEnabled = true
+	}
 }
 
 // enter gives the acquire the next number of this session. The server does not know it yet.
@@ -69,7 +81,7 @@ func (s *session) enter(a *acquire) {
 	s.lastN++
 	a.session, a.n, a.isKnown = s, s.lastN, false
 	s.acquires[a.n] = a
-	s.isSettled = s.isSettled && a.state == asked
+	s.isDeclared = s.isDeclared && a.state == asked
 	a.signal()
 }
 
@@ -84,25 +96,41 @@ func (s *session) failure(giveUp time.Time) *Error {
 	return s.err
 }
 
-// send has the reply to one call, over any connection.
+// send has the reply to one call, over any connection of the user's pool.
 func (s *session) send(ctx context.Context, timeout time.Duration, words []any) (any, *Error) {
-	s.locks.unlock()
+	calls := s.calls
+	s.locks.mutex.Unlock()
 	defer s.locks.mutex.Lock()
-	return s.node.send(ctx, timeout, words)
+	select {
+	case s.sending <- struct{}{}:
+	default:
+		began, timer := time.Now(), time.NewTimer(timeout)
+		defer timer.Stop()
+		select {
+		case s.sending <- struct{}{}:
+			timeout -= time.Since(began)
+		case <-ctx.Done():
+			return nil, classify(ctx.Err())
+		case <-timer.C:
+			return nil, classify(context.DeadlineExceeded)
+		}
+	}
+	defer func() { <-s.sending }()
+	return do(ctx, calls, timeout, words)
 }
 
 // sendByReader has the reply to a call over the reader's connection.
 func (s *session) sendByReader(timeout time.Duration, words ...any) (any, *Error) {
-	s.locks.unlock()
+	s.locks.mutex.Unlock()
 	defer s.locks.mutex.Lock()
-	return do(context.Background(), s.node.reader, timeout, words)
+	return do(context.Background(), s.reader, timeout, words)
 }
 
-// pipeline has the replies to calls in one round trip.
-func (s *session) pipeline(client *redis.Client, timeout time.Duration, calls [][]any) []result {
-	s.locks.unlock()
+// pipeline has the replies to calls in one round trip over the reader's connection, as that need not be waited for.
+func (s *session) pipeline(calls [][]any) []result {
+	s.locks.mutex.Unlock()
 	defer s.locks.mutex.Lock()
-	return pipeline(client, timeout, calls)
+	return pipeline(s.reader, replyGrace+time.Duration(len(calls))*time.Millisecond, calls)
 }
 
 func (s *session) sleep(ctx context.Context, pause time.Duration) {
@@ -134,7 +162,7 @@ func (s *session) read() {
 				s.locks.relocate(a)
 			}
 		}
-		if err != nil || !s.isSettled {
+		if err != nil || !s.isDeclared {
 			s.endRenewed("silent", s.locks.ttl)
 		}
 		if err == nil {
@@ -162,7 +190,7 @@ func (s *session) turn() *Error {
 		}
 	}
 	// A session that is up must not miss a heartbeat.
-	if err := s.settle(); err != nil && !s.isUp {
+	if err := s.declare(); err != nil && !s.isUp {
 		return err
 	}
 	if err := s.poll(); err != nil {
@@ -201,91 +229,56 @@ func (s *session) open() *Error {
 	return nil
 }
 
-// settle declares what the present session does not know (R3, R6, R13), and undoes what is over, in one round trip.
-func (s *session) settle() (err *Error) {
-	declared, undone := s.unsettled()
-	if s.isSettled {
+// declare binds to this session what it does not know: holds, and what may have been granted (R3, R6, R13).
+func (s *session) declare() *Error {
+	if s.isDeclared {
 		return nil
 	}
+	var numbers []int64
+	for n, a := range s.acquires {
+		if !a.isKnown && a.state != asked {
+			numbers = append(numbers, n)
+		}
+	}
+	s.isDeclared = len(numbers) == 0
 	// Holds come first. An acquire that is over may have no hold. It must not take that of another acquire of its owner.
-	slices.SortFunc(declared, func(n, m int64) int { return cmp.Compare(s.acquires[n].state, s.acquires[m].state) })
-	calls := make([][]any, 0, len(declared)+len(undone))
-	for _, n := range declared {
+	slices.SortFunc(numbers, func(n, m int64) int { return cmp.Compare(s.acquires[n].state, s.acquires[m].state) })
+	calls := make([][]any, len(numbers))
+	for i, n := range numbers {
 		a := s.acquires[n]
-		calls = append(calls, a.words("RENEW", min(a.request.lease, time.Until(a.leaseEnds))))
+		calls[i] = a.words("RENEW", min(a.request.lease, time.Until(a.leaseEnds)))
 	}
-	for _, n := range undone {
-		calls = append(calls, s.acquires[n].words("CANCEL", 0))
-	}
-	// Over the reader's connection: it must not wait for a free one.
-	results := s.pipeline(s.node.reader, replyGrace+time.Duration(len(calls))*time.Millisecond, calls)
+	results := s.pipeline(calls)
 	holds := map[string]int64{}
-	for i, n := range declared {
-		switch a, failure := s.acquires[n], results[i].err; {
-		case a == nil || failure.is("MOVED"):
-		case failure != nil && failure.transient && !failure.is("LATE"):
-			return failure
-		case failure == nil || a.state == held:
+	for i, n := range numbers {
+		switch a, err := s.acquires[n], results[i].err; {
+		case a == nil || err.is("MOVED"):
+		case err != nil && err.transient && !err.is("LATE"):
+			return err
+		case err == nil || a.state == held:
 			holds[a.holdOf()]++
 		}
 	}
-	var moved []*acquire
-	for i, n := range declared {
-		switch a, failure := s.acquires[n], results[i].err; {
+	for i, n := range numbers {
+		switch a, err := s.acquires[n], results[i].err; {
 		case a == nil:
-		case failure.is("MOVED"):
-			moved = append(moved, a)
-		case a.state == undo:
-			a.isKnown = true
-		case failure != nil:
+		case err.is("MOVED"):
+			// The nodes may not agree yet. Then the reader tries again.
+			if !s.locks.relocate(a) {
+				a.end("moved", false)
+				a.undone()
+			}
+		case err != nil && a.state == held:
 			a.end("restarted", false)
 		default:
-			a.isKnown = true
-			if slices.Min(integers(results[i].reply)) < holds[a.holdOf()] {
+			if a.isKnown = true; err == nil && slices.Min(integers(results[i].reply)) < holds[a.holdOf()] {
 				// R3, R22: another hold of this owner has ended, and nobody knows which.
 				a.end("restarted", true)
 			}
 			a.signal()
 		}
 	}
-	for i, n := range undone {
-		switch a, failure := s.acquires[n], results[len(declared)+i].err; {
-		case a == nil:
-		case failure.is("MOVED"):
-			moved = append(moved, a)
-		case failure != nil && failure.transient:
-			err = failure
-		case a.isKnown:
-			a.undone()
-		}
-	}
-	for _, a := range moved {
-		// The nodes may not agree yet. Then the reader tries again.
-		if !s.locks.relocate(a) {
-			// There is no other node.
-			a.end("moved", false)
-			a.undone()
-		}
-	}
-	s.unsettled()
-	return err
-}
-
-// unsettled has the numbers of the acquires to declare and to undo.
-func (s *session) unsettled() (declared, undone []int64) {
-	if s.isSettled {
-		return nil, nil
-	}
-	for n, a := range s.acquires {
-		if !a.isKnown && a.state != asked {
-			declared = append(declared, n)
-		}
-		if a.state == undo {
-			undone = append(undone, n)
-		}
-	}
-	s.isSettled = len(declared)+len(undone) == 0
-	return declared, undone
+	return nil
 }
 
 // nextBeat is never taken from a reply (R16).
@@ -301,7 +294,7 @@ func (s *session) poll() *Error {
 	case s.err != nil || !s.isUp:
 		// Confirms at once.
 		block = 0
-	case !s.isSettled:
+	case !s.isDeclared:
 		block = min(block, retryPause)
 	case s.locks.grace == 0:
 		block = min(eventsBlock, s.locks.ttl/3)
@@ -396,7 +389,7 @@ func (s *session) close() {
 	if !s.isClosed {
 		s.isClosed = true
 		close(s.closing)
-		_ = s.node.reader.Close()
+		_ = s.reader.Close()
 		s.signal()
 	}
 }
@@ -416,7 +409,9 @@ func (s *session) endAll() {
 			calls = append(calls, a.words("CANCEL", 0))
 		}
 	}
-	if s.id != "" {
-		s.pipeline(s.node.caller(), closeTimeout, append(calls, []any{"LOCK.SESSION", "CLOSE", s.id}))
+	if client := s.calls; s.id != "" {
+		s.locks.mutex.Unlock()
+		defer s.locks.mutex.Lock()
+		pipeline(client, closeTimeout, append(calls, []any{"LOCK.SESSION", "CLOSE", s.id}))
 	}
 }
