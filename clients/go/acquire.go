@@ -30,12 +30,12 @@ const (
 	over
 )
 
-// An acquire is one acquire, from its first call to the end of its hold. The mutex of the Locks protects it. All methods run under
-// the mutex, and release it while they wait or call.
+// An acquire is one acquire, from its first call to the end of its hold. All methods run under the mutex of the Locks, and
+// release it while they wait or call.
 type acquire struct {
-	request *request
-	owner   string
-	isTry   bool
+	lock  *Lock
+	owner string
+	isTry bool
 	// source is the hold of another session that this acquire takes over: FROM, name, number.
 	source []any
 	// until limits the wait.
@@ -72,27 +72,27 @@ type acquire struct {
 
 // words are a call about this acquire. The lease is that of ACQUIRE and RENEW.
 func (a *acquire) words(verb string, lease time.Duration) []any {
-	r, isAcquire := a.request, verb == "ACQUIRE"
-	words := make([]any, 0, 20+len(r.keys))
-	if r.several() && verb != "CANCEL" {
-		words = append(words, "LOCK.M"+verb, len(r.keys))
-		for _, key := range r.keys {
+	l, isAcquire := a.lock, verb == "ACQUIRE"
+	words := make([]any, 0, 20+len(l.keys))
+	if l.several() && verb != "CANCEL" {
+		words = append(words, "LOCK.M"+verb, len(l.keys))
+		for _, key := range l.keys {
 			words = append(words, key)
 		}
 	} else {
-		words = append(words, "LOCK."+verb, r.keys[0])
+		words = append(words, "LOCK."+verb, l.keys[0])
 	}
 	words = append(words, a.owner)
-	if isAcquire && (r.shared || r.limit != nil) {
+	if isAcquire && (l.shared || l.limit != nil) {
 		words = append(words, "SHARED")
 	}
-	if isAcquire && r.limit != nil {
-		words = append(words, "LIMIT", *r.limit)
+	if isAcquire && l.limit != nil {
+		words = append(words, "LIMIT", *l.limit)
 	}
-	if isAcquire && r.fence {
+	if isAcquire && l.fence {
 		words = append(words, "FENCE")
 	}
-	switch maxHold := r.maxHold; {
+	switch maxHold := l.maxHold; {
 	case !isAcquire && verb != "RENEW":
 	case isLimited(lease):
 		words = append(words, "PX", millis(lease))
@@ -123,9 +123,9 @@ func (a *acquire) ask(ctx context.Context) *Error {
 		verb = "RENEW"
 	}
 	if a.isTry || a.source != nil {
-		giveUp = limit(ctx, a.session.locks.patience)
+		giveUp = limit(ctx, a.lock.locks.patience)
 	}
-	reply, first, err := a.call(ctx, verb, a.request.lease, giveUp)
+	reply, first, err := a.call(ctx, verb, a.lock.lease, giveUp)
 	switch isLost := err.is("NOTOWNER") && a.source == nil; {
 	case err != nil && !isLost:
 		return err
@@ -144,13 +144,13 @@ func (a *acquire) ask(ctx context.Context) *Error {
 		return err
 	case a.state != held:
 		return finalEnds[a.reason]
-	case a.holds > 1 && !a.request.reentrant:
+	case a.holds > 1 && !a.lock.reentrant:
 		return &Error{Kind: ErrDeadlock, Text: "this owner has the lock already; release it first, or use Reentrant"}
 	case time.Until(a.leaseEnds) > 0:
 		return nil
 	}
 	// The lease may be over, as the grant is old.
-	err = a.renew(ctx, a.request.lease)
+	err = a.renew(ctx, a.lock.lease)
 	switch {
 	case err == nil || err.Kind != ErrLost:
 		return err
@@ -180,16 +180,16 @@ func (a *acquire) undoOnServer(locks *Locks) {
 	}
 }
 
-// release releases exactly this hold. After a failure the reader undoes it.
+// release releases exactly this hold. After a failure it continues as an undo.
 func (a *acquire) release(ctx context.Context) *Error {
 	if a.state == held && !a.isReleasing {
 		a.isReleasing = true
-		_, _, err := a.call(ctx, "RELEASE", 0, limit(ctx, a.session.locks.patience))
+		_, _, err := a.call(ctx, "RELEASE", 0, limit(ctx, a.lock.locks.patience))
 		switch {
 		case err == nil:
 			a.end("released", false)
 		case err.is("NOTOWNER", "WRONGTYPE"):
-			a.end(err.Code, a.request.several())
+			a.end(err.Code, a.lock.several())
 		default:
 			a.end("released", true)
 			return err
@@ -206,13 +206,13 @@ func (a *acquire) renew(ctx context.Context, lease time.Duration) *Error {
 	if a.state != held {
 		return a.lost()
 	}
-	_, first, err := a.call(ctx, "RENEW", lease, limit(ctx, a.session.locks.patience))
+	_, first, err := a.call(ctx, "RENEW", lease, limit(ctx, a.lock.locks.patience))
 	switch isGone := err.is("NOTOWNER", "WRONGTYPE"); {
 	case isGone && a.isReleasing:
 		// The release has come first. Its reply says whether the hold was lost.
 		return a.lost()
 	case isGone:
-		a.end(err.Code, a.request.several())
+		a.end(err.Code, a.lock.several())
 	case err != nil:
 		return err
 	}
@@ -284,7 +284,7 @@ func (a *acquire) wait(ctx context.Context, giveUp time.Time, isDone func() bool
 		if err := a.session.failure(giveUp); err != nil && (a.state != undo || a.session.isClosed) {
 			return err
 		}
-		if err := a.session.locks.wait(ctx, a.await(), giveUp); err != nil {
+		if err := a.lock.locks.wait(ctx, a.await(), giveUp); err != nil {
 			if s := a.session; err.Kind == ErrTimeout && (a.state != asked || !s.isUp || s.err != nil) {
 				err.Kind = ErrUnavailable
 			}
@@ -312,7 +312,7 @@ func (a *acquire) signal() {
 // grant: the lease began at the time `since` at the earliest.
 func (a *acquire) grant(since time.Time, isRevocable bool, reply, tokens any) {
 	replies := []any{reply}
-	if a.request.several() {
+	if a.lock.several() {
 		replies, _ = reply.([]any)
 	}
 	for _, each := range replies {
@@ -325,7 +325,7 @@ func (a *acquire) grant(since time.Time, isRevocable bool, reply, tokens any) {
 		a.tokens = integers(tokens)
 	}
 	a.state, a.granted, a.inDoubt = held, time.Now(), false
-	a.leaseEnds = since.Add(a.request.lease)
+	a.leaseEnds = since.Add(a.lock.lease)
 	if isRevocable {
 		a.revocableSince = a.granted
 	}
@@ -335,7 +335,7 @@ func (a *acquire) grant(since time.Time, isRevocable bool, reply, tokens any) {
 // give gives the hold to its user. Its context ends with the parent as well.
 func (a *acquire) give(parent context.Context) {
 	a.ctx, a.endCtx = context.WithCancelCause(parent)
-	if locks := a.session.locks; a.request.isLeased() {
+	if locks := a.lock.locks; a.lock.isLeased() {
 		a.expiry = time.AfterFunc(time.Until(a.leaseEnds), func() {
 			defer locks.lock()()
 			if a.state == held && time.Until(a.leaseEnds) <= 0 {
@@ -345,7 +345,7 @@ func (a *acquire) give(parent context.Context) {
 	}
 }
 
-// end ends the wait or the hold for its user. If something may remain on the server, the reader undoes it there.
+// end ends the wait or the hold for its user. If something may remain on the server, it is undone there.
 func (a *acquire) end(reason string, mayRemain bool) {
 	if a.state > held {
 		return
@@ -357,15 +357,15 @@ func (a *acquire) end(reason string, mayRemain bool) {
 	a.reason = reason
 	if mayRemain && (a.state == held || a.isKnown) {
 		a.state = undo
-		a.session.locks.undos++
-		go a.undoOnServer(a.session.locks)
+		a.lock.locks.undos++
+		go a.undoOnServer(a.lock.locks)
 	} else {
 		a.undone()
 	}
 	if a.endCtx != nil {
 		outcome, cause := "released", error(nil)
 		if a.isLost() {
-			outcome, cause = "lost", a.lost().withKey(a.request.keys[0])
+			outcome, cause = "lost", a.lost().withKey(a.lock.keys[0])
 		}
 		if reason != "taken" {
 			a.notify("held", outcome)
@@ -381,7 +381,7 @@ func (a *acquire) end(reason string, mayRemain bool) {
 // undone: nothing of it remains on the server.
 func (a *acquire) undone() {
 	if a.state == undo {
-		a.session.locks.undos--
+		a.lock.locks.undos--
 	}
 	a.state = over
 	delete(a.session.acquires, a.n)
@@ -404,7 +404,7 @@ func (a *acquire) validFor() time.Duration {
 		return 0
 	}
 	left := time.Until(a.leaseEnds)
-	if !a.request.isLeased() || !a.revocableSince.Before(s.confirmed) {
+	if !a.lock.isLeased() || !a.revocableSince.Before(s.confirmed) {
 		left = min(left, s.safeFor())
 	}
 	return max(0, left)
@@ -413,13 +413,13 @@ func (a *acquire) validFor() time.Duration {
 // notify notifies the listener of what happens to a hold that its user has.
 func (a *acquire) notify(name, outcome string) {
 	if a.ctx != nil {
-		a.session.locks.notify(Event{a.request.label, name, outcome, time.Since(a.granted)})
+		a.lock.locks.notify(Event{a.lock.label, name, outcome, time.Since(a.granted)})
 	}
 }
 
 // holdOf names what the owner's count of holds is about.
 func (a *acquire) holdOf() string {
-	return strings.Join(a.request.keys, "\x00") + "\x00" + a.owner
+	return strings.Join(a.lock.keys, "\x00") + "\x00" + a.owner
 }
 
 // integers has the counts or tokens of a reply: one, or one for each lock.

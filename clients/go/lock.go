@@ -18,11 +18,16 @@ import (
 
 // A Lock is one lock, or several locks, with options.
 type Lock struct {
-	locks   *Locks
-	request *request
+	locks                    *Locks
+	keys                     []string
+	wait, lease, maxHold     time.Duration
+	limit                    *int
+	label                    string
+	shared, fence, reentrant bool
 	// invalid is what is wrong with the options, if anything.
 	invalid *Error
-	// owner is the name under which it acquires, unless it has WithOwner.
+	// owner is the name under which it acquires. With WithOwner it is named.
+	named *string
 	owner string
 }
 
@@ -39,8 +44,12 @@ func (l *Locks) Lock(key string, options ...Option) (*Lock, error) {
 }
 
 func (l *Locks) newLock(key string, options []Option) *Lock {
-	r := newRequest(key, options)
-	return &Lock{locks: l, request: r, invalid: r.check()}
+	lock := &Lock{locks: l, keys: []string{key}, wait: forever, lease: forever, maxHold: forever}
+	for _, option := range options {
+		option(lock)
+	}
+	lock.invalid = lock.check()
+	return lock
 }
 
 // Acquire makes a Lock with an owner of its own, and acquires it. See Lock.Acquire.
@@ -63,7 +72,7 @@ func (l *Locks) Do(ctx context.Context, key string, body func(ctx context.Contex
 //
 // Its errors are ErrTimeout, ErrBusy with WithWait(0), ErrDeadlock, ErrMisuse, ErrUnavailable and context.Canceled.
 func (l *Lock) Acquire(ctx context.Context) (*Hold, error) {
-	hold, err := l.acquire(ctx, l.request.wait, context.WithoutCancel(ctx))
+	hold, err := l.acquire(ctx, l.wait, context.WithoutCancel(ctx))
 	return hold, err.withKey(l.key())
 }
 
@@ -80,7 +89,7 @@ func (l *Lock) Try(ctx context.Context) (hold *Hold, ok bool, err error) {
 // ErrLost. The body's error is returned before that of the release. If its context was cancelled by a loss, ErrLost matches as
 // well.
 func (l *Lock) Do(ctx context.Context, body func(ctx context.Context) error) (err error) {
-	hold, failure := l.acquire(ctx, l.request.wait, ctx)
+	hold, failure := l.acquire(ctx, l.wait, ctx)
 	if failure != nil {
 		return failure.withKey(l.key())
 	}
@@ -113,14 +122,14 @@ func (l *Lock) acquire(ctx context.Context, wait time.Duration, parent context.C
 	}
 	defer l.locks.lock()()
 	began := time.Now()
-	defer func() { l.locks.notify(Event{l.request.label, "waited", outcome(err), time.Since(began)}) }()
+	defer func() { l.locks.notify(Event{l.label, "waited", outcome(err), time.Since(began)}) }()
 	until := limit(ctx, wait)
 	for ctx.Err() == nil {
 		owner, err := l.nextOwner(ctx)
 		if err != nil {
 			return nil, err
 		}
-		a := &acquire{request: l.request, owner: owner, isTry: wait == 0, until: until}
+		a := &acquire{lock: l, owner: owner, isTry: wait == 0, until: until}
 		err = l.ask(ctx, a)
 		switch {
 		case err != nil:
@@ -164,7 +173,7 @@ func (l *Lock) ask(ctx context.Context, a *acquire) *Error {
 // nextOwner is the owner of the next acquire. While the server may still have to undo an acquire, its owner is not used again, as
 // a call of it may be late.
 func (l *Lock) nextOwner(ctx context.Context) (string, *Error) {
-	if named := l.request.owner; named != nil {
+	if named := l.named; named != nil {
 		giveUp := limit(ctx, l.locks.patience)
 		for a := l.locks.undoing(*named); a != nil; a = l.locks.undoing(*named) {
 			if err := a.wait(ctx, giveUp, func() bool { return a.state == over }); err != nil {
@@ -180,7 +189,7 @@ func (l *Lock) nextOwner(ctx context.Context) (string, *Error) {
 	return l.owner, nil
 }
 
-func (l *Lock) key() string { return l.request.keys[0] }
+func (l *Lock) key() string { return l.keys[0] }
 
 func (l *Lock) hold(a *acquire, parent context.Context) *Hold {
 	a.give(parent)
@@ -195,12 +204,12 @@ func (l *Lock) Attach(ctx context.Context, ticket string) (*Hold, error) {
 	parts := append(strings.SplitN(ticket, "|", 3), "", "")
 	name, err := hex.DecodeString(parts[0])
 	n, wrong := strconv.ParseInt(parts[1], 10, 64)
-	if err != nil || wrong != nil || l.request.several() {
+	if err != nil || wrong != nil || l.several() {
 		return nil, misuse("a ticket of Hold.HandOver is needed, for one lock").withKey(l.key())
 	}
 	defer l.locks.lock()()
 	a := &acquire{
-		request: l.request, owner: string(name), until: limit(ctx, l.request.wait), source: []any{"FROM", parts[2], n},
+		lock: l, owner: string(name), until: limit(ctx, l.wait), source: []any{"FROM", parts[2], n},
 	}
 	failure := l.ask(ctx, a)
 	if failure == nil && a.state != held {
@@ -322,7 +331,7 @@ func (h *Hold) Release(ctx context.Context) error {
 // ErrUnavailable, or with ErrMisuse if the server renews the hold and a lease is given.
 func (h *Hold) Extend(ctx context.Context, lease time.Duration) error {
 	defer h.lock.locks.lock()()
-	own := h.lock.request.lease
+	own := h.lock.lease
 	switch {
 	case lease < 0 || lease > 0 && !(isLimited(own) && isLimited(lease)):
 		return misuse("only a hold with a lease can be extended, and not by a negative time").withKey(h.Key())
@@ -335,7 +344,7 @@ func (h *Hold) Extend(ctx context.Context, lease time.Duration) error {
 // Guard runs a Redis command in one step with the check that this owner holds the lock. Fails with ErrLost if it does not. The
 // command is sent once: after an error without a reply, nobody knows whether it ran.
 func (h *Hold) Guard(ctx context.Context, command ...any) (any, error) {
-	if h.lock.request.several() {
+	if h.lock.several() {
 		return nil, misuse("a guarded command works with one lock").withKey(h.Key())
 	}
 	return h.lock.executeOnce(ctx, append([]any{"LOCK.GUARD", h.Key(), "OWNER", h.Owner()}, command...)...)
@@ -348,7 +357,7 @@ func (h *Hold) HandOver() (string, error) {
 	defer h.lock.locks.lock()()
 	a := h.acquire
 	switch {
-	case h.lock.request.several():
+	case h.lock.several():
 		return "", misuse("several locks cannot be handed over together").withKey(h.Key())
 	case a.state != held || a.isReleasing:
 		return "", a.lost().withKey(h.Key())

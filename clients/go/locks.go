@@ -64,8 +64,8 @@ func WithGrace(grace time.Duration) Setting { return func(l *Locks) { l.grace = 
 // WithPatience limits a call without a reply, and a wait without a limit while no server answers; 5 s by default.
 func WithPatience(patience time.Duration) Setting { return func(l *Locks) { l.patience = patience } }
 
-// WithListener gets the end of each wait and of each hold, and the begin and end of jeopardy. It is called for one event after the
-// other, by a goroutine of its own. It may use locks, but while it waits it gets no other event.
+// WithListener gets the end of each wait and of each hold, and the begin and end of jeopardy. A goroutine of its own calls it,
+// for one event after the other. It may use locks, but while it waits it gets no other event.
 func WithListener(listener func(Event)) Setting { return func(l *Locks) { l.listener = listener } }
 
 // Locks are the locks of this process on the server, the Sentinel primary or the cluster of a client.
@@ -243,12 +243,9 @@ func (l *Locks) relocate(a *acquire) bool {
 	if !l.reload() {
 		return false
 	}
-	s, err := l.sessionOf(context.Background(), a.request.keys[0])
+	s, err := l.sessionOf(context.Background(), a.lock.keys[0])
 	if err == nil && s != a.session && a.state != over {
-		if a.state == asked && a.isKnown {
-			a.end("moved", true)
-		}
-		s.enter(a)
+		s.adopt(a, "moved")
 	}
 	return true
 }

@@ -13,13 +13,21 @@ import (
 const (
 	// callTimeout limits one call without a reply. Then it is repeated on another connection.
 	callTimeout = 2 * time.Second
-	// callConnections is the maximum number of connections for calls.
-	callConnections = 20
+	// callConnections is the maximum number of connections for calls. Further calls are queued, and share a round trip.
+	callConnections = 4
+	// maxBatch is the maximum number of calls that share a round trip.
+	maxBatch = 64
 )
 
 type result struct {
 	reply any
 	err   *Error
+}
+
+type queued struct {
+	words []any
+	result
+	replied chan struct{}
 }
 
 // readerOf has a client with one connection, as its calls are made one after the other.

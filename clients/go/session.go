@@ -33,9 +33,10 @@ type session struct {
 	name string
 	// reader is for the reader's connection, and calls a copy of origin, the user's client.
 	reader, origin, calls *redis.Client
-	// sending has the calls on their way.
-	sending chan struct{}
-	id      string
+	// flying counts the calls and batches on their way, and queue has the calls that wait for one of them to end.
+	flying int
+	queue  []*queued
+	id     string
 	// isUp: the session is open, its holds are declared (R3), and LOCK.EVENTS has confirmed them.
 	isUp bool
 	// acquires are all that are asked, held or in undo, by their numbers. No number is used twice, not even after a new id.
@@ -56,7 +57,7 @@ type session struct {
 func newSession(locks *Locks, name string, client *redis.Client) *session {
 	s := &session{
 		locks: locks, name: name, reader: readerOf(client), acquires: map[int64]*acquire{}, isDeclared: true, confirmed: time.Now(),
-		sending: make(chan struct{}, callConnections), closing: make(chan struct{}), ended: make(chan struct{}),
+		closing: make(chan struct{}), ended: make(chan struct{}),
 	}
 	go s.read()
 	return s
@@ -85,6 +86,14 @@ func (s *session) enter(a *acquire) {
 	a.signal()
 }
 
+// adopt declares an acquire that was known to another session, or to the one before. A wait asks again. It may still be granted.
+func (s *session) adopt(a *acquire, reason string) {
+	if a.state == asked && a.isKnown {
+		a.end(reason, true)
+	}
+	s.enter(a)
+}
+
 // failure is why a call with this limit ends without a reply.
 func (s *session) failure(giveUp time.Time) *Error {
 	switch {
@@ -98,29 +107,50 @@ func (s *session) failure(giveUp time.Time) *Error {
 
 // send has the reply to one call, over any connection of the user's pool.
 func (s *session) send(ctx context.Context, timeout time.Duration, words []any) (any, *Error) {
-	calls := s.calls
-	s.locks.mutex.Unlock()
-	defer s.locks.mutex.Lock()
-	select {
-	case s.sending <- struct{}{}:
-	default:
-		began, timer := time.Now(), time.NewTimer(timeout)
-		defer timer.Stop()
-		select {
-		case s.sending <- struct{}{}:
-			timeout -= time.Since(began)
-		case <-ctx.Done():
-			return nil, classify(ctx.Err())
-		case <-timer.C:
-			return nil, classify(context.DeadlineExceeded)
-		}
+	if s.flying < callConnections {
+		s.flying++
+		defer s.land()
+		calls := s.calls
+		s.locks.mutex.Unlock()
+		defer s.locks.mutex.Lock()
+		return do(ctx, calls, timeout, words)
 	}
-	defer func() { <-s.sending }()
-	return do(ctx, calls, timeout, words)
+	call := &queued{words: words, replied: make(chan struct{})}
+	s.queue = append(s.queue, call)
+	if err := s.locks.wait(ctx, call.replied, time.Now().Add(timeout)); err != nil {
+		// It may be sent later. That is harmless, because its words name a number.
+		return nil, classify(err.Cause)
+	}
+	return call.reply, call.err
 }
 
-// sendByReader has the reply to a call over the reader's connection.
-func (s *session) sendByReader(timeout time.Duration, words ...any) (any, *Error) {
+// land ends a call or a batch. Then the queued calls go out together.
+func (s *session) land() {
+	calls, batch := s.calls, s.queue[:min(len(s.queue), maxBatch)]
+	if s.queue = s.queue[len(batch):]; len(batch) == 0 {
+		s.flying--
+		return
+	}
+	go func() {
+		all := make([][]any, len(batch))
+		for i, call := range batch {
+			all[i] = call.words
+		}
+		results := pipeline(calls, callTimeout, all)
+		defer s.locks.lock()()
+		for i, call := range batch {
+			call.result = results[i]
+			close(call.replied)
+		}
+		s.land()
+	}()
+}
+
+// sendBeat has the reply to a call over the reader's connection. The next beat follows the first words. It is never taken from a
+// reply (R16).
+func (s *session) sendBeat(timeout time.Duration, first []any, others ...any) (any, *Error) {
+	s.beat++
+	words := append(append(first, s.beat), others...)
 	s.locks.mutex.Unlock()
 	defer s.locks.mutex.Lock()
 	return do(context.Background(), s.reader, timeout, words)
@@ -204,9 +234,9 @@ func (s *session) turn() *Error {
 }
 
 func (s *session) open() *Error {
-	reply, err := s.sendByReader(
-		replyGrace, "LOCK.SESSION", "OPEN", "NEW", s.nextBeat(),
-		"TTL", millis(s.locks.ttl), "GRACE", s.locks.grace.Milliseconds(), "NAME", s.locks.name,
+	l := s.locks
+	reply, err := s.sendBeat(
+		replyGrace, []any{"LOCK.SESSION", "OPEN", "NEW"}, "TTL", millis(l.ttl), "GRACE", l.grace.Milliseconds(), "NAME", l.name,
 	)
 	if err != nil {
 		return err
@@ -214,17 +244,10 @@ func (s *session) open() *Error {
 	fields, _ := reply.([]any)
 	s.id, _ = append(fields, nil)[0].(string)
 	s.seen = 0
-	var known []*acquire
 	for _, a := range s.acquires {
 		if a.isKnown {
-			known = append(known, a)
+			s.adopt(a, "restarted")
 		}
-	}
-	for _, a := range known {
-		if a.state == asked {
-			a.end("restarted", true)
-		}
-		s.enter(a)
 	}
 	return nil
 }
@@ -246,7 +269,7 @@ func (s *session) declare() *Error {
 	calls := make([][]any, len(numbers))
 	for i, n := range numbers {
 		a := s.acquires[n]
-		calls[i] = a.words("RENEW", min(a.request.lease, time.Until(a.leaseEnds)))
+		calls[i] = a.words("RENEW", min(a.lock.lease, time.Until(a.leaseEnds)))
 	}
 	results := s.pipeline(calls)
 	holds := map[string]int64{}
@@ -281,12 +304,6 @@ func (s *session) declare() *Error {
 	return nil
 }
 
-// nextBeat is never taken from a reply (R16).
-func (s *session) nextBeat() int64 {
-	s.beat++
-	return s.beat
-}
-
 // poll calls LOCK.EVENTS once: heartbeat, acknowledgement and events.
 func (s *session) poll() *Error {
 	block := min(eventsBlock, s.locks.grace/3)
@@ -307,8 +324,8 @@ func (s *session) poll() *Error {
 		}
 	}
 	sent := time.Now()
-	reply, err := s.sendByReader(
-		block+replyGrace, "LOCK.EVENTS", s.id, s.nextBeat(), s.seen, done, block.Milliseconds(), eventsCount,
+	reply, err := s.sendBeat(
+		block+replyGrace, []any{"LOCK.EVENTS", s.id}, s.seen, done, block.Milliseconds(), eventsCount,
 	)
 	if err != nil {
 		return err
@@ -343,7 +360,7 @@ func (s *session) handle(event []any) {
 	case event[1] == "lost" && reason == "moved" && a.state == held:
 		s.enter(a)
 	case event[1] == "lost":
-		a.end(reason, a.request.several())
+		a.end(reason, a.lock.several())
 	}
 }
 
@@ -354,7 +371,7 @@ func (s *session) endRenewed(reason string, silence time.Duration) {
 		if !a.isKnown {
 			confirmed = a.confirmed
 		}
-		if a.state == held && !a.request.isLeased() && time.Since(confirmed) >= silence {
+		if a.state == held && !a.lock.isLeased() && time.Since(confirmed) >= silence {
 			a.end(reason, true)
 		}
 	}
@@ -368,10 +385,10 @@ func (s *session) setJeopardy(value bool) {
 	if value == s.inJeopardy {
 		return
 	}
-	event := map[bool]string{true: "jeopardy", false: "safe"}[value]
 	s.inJeopardy = value
+	event := map[bool]string{true: "jeopardy", false: "safe"}[value]
 	for _, a := range s.acquires {
-		if a.state == held && !a.request.isLeased() {
+		if a.state == held && !a.lock.isLeased() {
 			a.notify(event, "")
 		}
 	}
@@ -402,7 +419,7 @@ func (s *session) endAll() {
 		switch {
 		case a.state == asked:
 			a.end("cancelled", true)
-		case a.state == held && !a.request.isLeased():
+		case a.state == held && !a.lock.isLeased():
 			a.end("closed", false)
 		}
 		if a.state == undo {
