@@ -272,7 +272,7 @@ func (a *acquire) call(
 				s.locks.relocate(a)
 			}
 		}
-		s.sleep(ctx, pause)
+		_ = s.locks.wait(ctx, s.closing, time.Now().Add(pause))
 	}
 }
 
@@ -330,19 +330,6 @@ func (a *acquire) grant(since time.Time, isRevocable bool, reply, tokens any) {
 		a.revocableSince = a.granted
 	}
 	a.signal()
-}
-
-// give gives the hold to its user. Its context ends with the parent as well.
-func (a *acquire) give(parent context.Context) {
-	a.ctx, a.endCtx = context.WithCancelCause(parent)
-	if locks := a.lock.locks; a.lock.isLeased() {
-		a.expiry = time.AfterFunc(time.Until(a.leaseEnds), func() {
-			defer locks.lock()()
-			if a.state == held && time.Until(a.leaseEnds) <= 0 {
-				a.end("expired", true)
-			}
-		})
-	}
 }
 
 // end ends the wait or the hold for its user. If something may remain on the server, it is undone there.

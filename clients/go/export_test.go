@@ -4,8 +4,8 @@ package lock
 
 import "github.com/redis/go-redis/v9"
 
-// UseClient replaces the client of the user.
-func (l *Locks) UseClient(client redis.UniversalClient) {
+// UseClient replaces the cluster client of the user.
+func (l *Locks) UseClient(client *redis.ClusterClient) {
 	defer l.lock()()
-	l.client = client
+	l.client, l.cluster = client, client
 }

@@ -191,8 +191,17 @@ func (l *Lock) nextOwner(ctx context.Context) (string, *Error) {
 
 func (l *Lock) key() string { return l.keys[0] }
 
+// hold gives a hold to its user. Its context ends with the parent as well.
 func (l *Lock) hold(a *acquire, parent context.Context) *Hold {
-	a.give(parent)
+	a.ctx, a.endCtx = context.WithCancelCause(parent)
+	if l.isLeased() {
+		a.expiry = time.AfterFunc(time.Until(a.leaseEnds), func() {
+			defer l.locks.lock()()
+			if a.state == held && time.Until(a.leaseEnds) <= 0 {
+				a.end("expired", true)
+			}
+		})
+	}
 	hold := &Hold{lock: l, acquire: a}
 	runtime.SetFinalizer(hold, (*Hold).drop)
 	return hold

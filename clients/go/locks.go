@@ -73,7 +73,10 @@ type Locks struct {
 	name                 string
 	ttl, grace, patience time.Duration
 	listener             func(Event)
-	client               redis.UniversalClient
+	// client is the user's: one of single and cluster.
+	client  redis.UniversalClient
+	single  *redis.Client
+	cluster *redis.ClusterClient
 
 	// mutex protects all below, the sessions and their acquires.
 	mutex sync.Mutex
@@ -102,12 +105,11 @@ func New(client redis.UniversalClient, options ...Setting) (*Locks, error) {
 		option(l)
 	}
 	l.owners = l.name + ":" + random(6) + ":"
-	switch client.(type) {
-	case *redis.Client, *redis.ClusterClient:
-	default:
-		return nil, misuse(fmt.Sprintf("%T is not supported; use a client of one server or of a cluster", client))
-	}
+	l.single, _ = client.(*redis.Client)
+	l.cluster, _ = client.(*redis.ClusterClient)
 	switch {
+	case l.single == nil && l.cluster == nil:
+		return nil, misuse(fmt.Sprintf("%T is not supported; use a client of one server or of a cluster", client))
 	case l.ttl < time.Millisecond || l.patience <= 0:
 		return nil, misuse("the TTL and the patience must be positive")
 	case l.grace != 0 && l.grace < minGrace || l.grace > l.ttl:
@@ -131,8 +133,6 @@ func (l *Locks) Close() {
 	l.isClosed = true
 	for _, s := range l.sessions {
 		s.close()
-	}
-	for _, s := range l.sessions {
 		l.mutex.Unlock()
 		<-s.ended
 		l.mutex.Lock()
@@ -197,14 +197,14 @@ func (l *Locks) wait(ctx context.Context, changed <-chan struct{}, giveUp time.T
 
 // clientOf has the client of the node that serves this key.
 func (l *Locks) clientOf(ctx context.Context, key string) (*redis.Client, *Error) {
-	if cluster, ok := l.client.(*redis.ClusterClient); ok {
-		client, err := cluster.MasterForKey(ctx, key)
-		if err != nil {
-			return nil, classify(err)
-		}
-		return client, nil
+	if l.cluster == nil {
+		return l.single, nil
 	}
-	return l.client.(*redis.Client), nil
+	client, err := l.cluster.MasterForKey(ctx, key)
+	if err != nil {
+		return nil, classify(err)
+	}
+	return client, nil
 }
 
 // sessionOf has the session on the node that serves this key.
@@ -230,11 +230,10 @@ func (l *Locks) sessionOf(ctx context.Context, key string) (*session, *Error) {
 
 // reload asks the cluster which node serves which slot. It returns whether there is a cluster.
 func (l *Locks) reload() bool {
-	cluster, ok := l.client.(*redis.ClusterClient)
-	if ok {
-		cluster.ReloadState(context.Background())
+	if l.cluster != nil {
+		l.cluster.ReloadState(context.Background())
 	}
-	return ok
+	return l.cluster != nil
 }
 
 // relocate puts an acquire into the session of the node that serves its lock now: after a move, or the failover of a node. It

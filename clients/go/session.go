@@ -156,17 +156,6 @@ func (s *session) sendBeat(timeout time.Duration, first []any, others ...any) (a
 	return do(context.Background(), s.reader, timeout, words)
 }
 
-// pipeline has the replies to calls in one round trip over the reader's connection, as that need not be waited for.
-func (s *session) pipeline(calls [][]any) []result {
-	s.locks.mutex.Unlock()
-	defer s.locks.mutex.Lock()
-	return pipeline(s.reader, replyGrace+time.Duration(len(calls))*time.Millisecond, calls)
-}
-
-func (s *session) sleep(ctx context.Context, pause time.Duration) {
-	_ = s.locks.wait(ctx, s.closing, time.Now().Add(pause))
-}
-
 // read is the only loop: heartbeat, events and losses.
 func (s *session) read() {
 	defer close(s.ended)
@@ -207,7 +196,7 @@ func (s *session) read() {
 			delete(s.locks.sessions, s.name)
 			s.close()
 		}
-		s.sleep(context.Background(), pause)
+		_ = s.locks.wait(context.Background(), s.closing, time.Now().Add(pause))
 		pause = min(2*pause, maxRetryPause)
 	}
 	s.endAll()
@@ -271,7 +260,10 @@ func (s *session) declare() *Error {
 		a := s.acquires[n]
 		calls[i] = a.words("RENEW", min(a.lock.lease, time.Until(a.leaseEnds)))
 	}
-	results := s.pipeline(calls)
+	s.locks.mutex.Unlock()
+	// Over the reader's connection, as the user's pool may be full.
+	results := pipeline(s.reader, replyGrace+time.Duration(len(calls))*time.Millisecond, calls)
+	s.locks.mutex.Lock()
 	holds := map[string]int64{}
 	for i, n := range numbers {
 		switch a, err := s.acquires[n], results[i].err; {
