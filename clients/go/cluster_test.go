@@ -4,6 +4,7 @@ package lock_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -113,15 +114,22 @@ func TestReleaseDuringAMoveReleases(t *testing.T) {
 	}
 }
 
-func TestFailoverInAClusterKeepsHolds(t *testing.T) {
-	nodes, client := cluster(t)
+// replicaOf has a replica of a node in its cluster.
+func replicaOf(t *testing.T, node *server) *server {
+	t.Helper()
 	replica := start(t, "--cluster-enabled", "yes", "--cluster-node-timeout", "2000")
-	replica.ask("CLUSTER", "MEET", "127.0.0.1", nodes[0].port)
-	id := nodes[0].ask("CLUSTER", "MYID")
+	replica.ask("CLUSTER", "MEET", "127.0.0.1", node.port)
+	id := node.ask("CLUSTER", "MYID")
 	until(t, "it knows its primary", func() bool { return replica.admin.Do(background, "CLUSTER", "REPLICATE", id).Err() == nil })
 	until(t, "a replica", func() bool {
 		return strings.Contains(replica.ask("INFO", "replication").(string), "master_link_status:up")
 	})
+	return replica
+}
+
+func TestFailoverInAClusterKeepsHolds(t *testing.T) {
+	nodes, client := cluster(t)
+	replica := replicaOf(t, nodes[0])
 	locks := locksOf(t, client)
 	hold := must(locks.Acquire(background, low))
 	waited := make(chan error, 1)
@@ -139,4 +147,57 @@ func TestFailoverInAClusterKeepsHolds(t *testing.T) {
 	if err := <-waited; err != nil || !replica.isFree(low) {
 		t.Fatal(err)
 	}
+}
+
+func TestWaitFollowsANodeThatWasNeverReached(t *testing.T) {
+	nodes, client := cluster(t)
+	replica := replicaOf(t, nodes[0])
+	// The client learns the nodes. It will first try the one that fails.
+	if err := client.Get(background, low).Err(); err != redis.Nil {
+		t.Fatal(err)
+	}
+	nodes[0].end()
+	locks := locksOf(t, client, lock.WithPatience(time.Second))
+	waited := make(chan error, 1)
+	go func() {
+		waited <- locks.Do(background, low, func(context.Context) error { return nil }, lock.WithWait(20*time.Second))
+	}()
+	replica.ask("CLUSTER", "FAILOVER", "TAKEOVER")
+	if err := <-waited; err != nil || !replica.isFree(low) {
+		t.Fatal(err)
+	}
+}
+
+func TestReplacedClientOfANodeIsUsed(t *testing.T) {
+	nodes, client := cluster(t)
+	locks := locksOf(t, client, lock.WithPatience(time.Second))
+	hold, other := must(locks.Acquire(background, low)), must(locks.Acquire(background, "{"+low+"}2"))
+	// A cluster client closes the client of a node that has left, and makes another one when the node returns.
+	next := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{nodes[0].address()}})
+	defer next.Close()
+	locks.UseClient(next)
+	_ = client.Close()
+	release(t, hold)
+	release(t, must(locks.Acquire(background, low)))
+	release(t, other)
+	if nodes[0].sessions() != 1 || !nodes[0].isFree(low) || !nodes[0].isFree("{"+low+"}2") {
+		t.Fatal(nodes[0].sessions(), "sessions")
+	}
+}
+
+func TestMovedLockEndsWithoutClusterClient(t *testing.T) {
+	nodes, client := cluster(t)
+	defer client.Close()
+	locks := locksAt(t, nodes[0].address(), lock.WithPatience(time.Second))
+	var e *lock.Error
+	if _, err := locks.Acquire(background, high); !errors.As(err, &e) || e.Kind != lock.ErrUnavailable || e.Code != "MOVED" {
+		t.Fatal(err)
+	}
+	renews, cancels := nodes[0].calls("lock.renew"), nodes[0].calls("lock.cancel")
+	if renews+cancels != 0 {
+		t.Fatal(renews, "declarations", cancels, "cancellations")
+	}
+	hold := must(locks.Acquire(background, low))
+	move(t, low, nodes[0], nodes[1])
+	until(t, "it is lost", hold.IsLost)
 }

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -161,20 +162,31 @@ func TestGrantsByEventNeedNoRenewal(t *testing.T) {
 func TestExpiredGrantsByEventAreNotUsed(t *testing.T) {
 	s := start(t)
 	p := through(t, s.address())
-	locks := locksAt(t, p.address())
+	events := make(chan lock.Event, 20)
+	locks := locksAt(t, p.address(), lock.WithListener(func(e lock.Event) { events <- e }))
 	hold := must(locks.Acquire(background, "a"))
 	waited := make(chan *lock.Hold, 1)
-	go func() { waited <- must(locks.Acquire(background, "a", lock.WithLease(time.Second))) }()
+	go func() {
+		waited <- must(locks.Acquire(background, "a", lock.WithLease(time.Second), lock.WithLabel("waited")))
+	}()
 	until(t, "a waiter", func() bool { return s.waiters("a") == 1 })
 	p.frozen.Store(true)
 	s.ask("LOCK.BREAK", "a")
 	until(t, "the end of the lease", func() bool { return s.isFree("a") })
 	p.frozen.Store(false)
 	granted := <-waited
-	if calls := s.calls("lock.renew"); granted.IsLost() || calls != 1 {
+	if calls := s.calls("lock.renew"); granted.IsLost() || calls > 1 {
 		t.Fatal("it is lost, after", calls, "renewals")
 	}
 	release(t, granted)
+	// The user never had the hold that expired.
+	until(t, "the end of the hold", func() bool {
+		e := <-events
+		if e.Label == "waited" && e.Outcome == "lost" {
+			t.Fatal("a loss")
+		}
+		return e.Label == "waited" && e.Name == "held"
+	})
 	if err := hold.Release(background); !errors.Is(err, lock.ErrLost) {
 		t.Fatal(err)
 	}
@@ -414,4 +426,145 @@ func TestZeroGraceNeitherProvesNorPolls(t *testing.T) {
 		t.Fatal(calls, hold.ValidFor())
 	}
 	release(t, hold)
+}
+
+func TestEndedLeaseIsLostForEver(t *testing.T) {
+	s := start(t)
+	locks := locksAt(t, s.address())
+	hold := must(locks.Acquire(background, "a", lock.WithLease(300*time.Millisecond)))
+	s.signal(stop)
+	defer s.signal(proceed)
+	extended := make(chan error, 1)
+	go func() { extended <- hold.Extend(background, time.Minute) }()
+	<-hold.Context().Done()
+	s.signal(proceed)
+	if err := <-extended; !errors.Is(err, lock.ErrLost) || !hold.IsLost() || hold.ValidFor() != 0 {
+		t.Fatal(err, hold.ValidFor())
+	}
+	until(t, "it is free", func() bool { return s.isFree("a") })
+}
+
+func TestExtendDuringAReleaseIsNoLoss(t *testing.T) {
+	s := start(t)
+	locks := locksAt(t, s.address())
+	for round := 0; round < 500; round++ {
+		hold := must(locks.Acquire(background, "a"))
+		extended := make(chan error, 1)
+		go func() { extended <- hold.Extend(background, 0) }()
+		if err := hold.Release(background); err != nil || hold.IsLost() {
+			t.Fatal(round, err)
+		}
+		if err := <-extended; err != nil && !errors.Is(err, lock.ErrLost) {
+			t.Fatal(round, err)
+		}
+	}
+}
+
+func TestUnconfirmedHoldIsNotHandedOver(t *testing.T) {
+	s := start(t, "--appendonly", "yes", "--appendfsync", "always")
+	p := through(t, s.address())
+	locks := locksAt(t, p.address())
+	hold := must(locks.Acquire(background, "a"))
+	p.freezeAt("LOCK.RENEW")
+	s.end()
+	s.begin()
+	until(t, "a declaration", p.frozen.Load)
+	if ticket, err := hold.HandOver(); !errors.Is(err, lock.ErrUnavailable) {
+		t.Fatal(ticket, err)
+	}
+	p.frozen.Store(false)
+	until(t, "it is safe", func() bool { return hold.ValidFor() > 0 })
+	must(hold.HandOver())
+}
+
+func TestFullPoolDelaysNoHeartbeat(t *testing.T) {
+	s := start(t)
+	client := redis.NewClient(&redis.Options{Addr: s.address(), PoolSize: 1})
+	var isInJeopardy atomic.Bool
+	locks := locksOf(t, client, lock.WithGrace(time.Second), lock.WithListener(func(e lock.Event) {
+		if e.Name == "jeopardy" {
+			isInJeopardy.Store(true)
+		}
+	}))
+	hold := must(locks.Acquire(background, "a"))
+	ctx, cancel := context.WithCancel(background)
+	waited := make(chan error, 1)
+	go func() {
+		_, err := locks.Acquire(ctx, "a")
+		waited <- err
+	}()
+	until(t, "a waiter", func() bool { return s.waiters("a") == 1 })
+	go client.BLPop(background, time.Minute, "list")
+	until(t, "the pool is full", func() bool { return s.number("clients", "blocked_clients") == 2 })
+	cancel()
+	beats := s.calls("lock.events")
+	until(t, "15 heartbeats", func() bool { return s.calls("lock.events") >= beats+15 })
+	if isInJeopardy.Load() {
+		t.Fatal("in jeopardy")
+	}
+	s.ask("RPUSH", "list", "x")
+	if err := <-waited; !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	release(t, hold)
+	until(t, "it is free", func() bool { return s.isFree("a") })
+}
+
+// failedRelease has locks whose release of "a" has failed without reaching the server.
+func failedRelease(t *testing.T, s *server, options ...lock.Option) *lock.Locks {
+	p := through(t, s.address())
+	locks := locksAt(t, p.address(), lock.WithPatience(time.Second))
+	hold := must(locks.Acquire(background, "a", options...))
+	p.frozen.Store(true)
+	err := hold.Release(background)
+	p.cut()
+	p.frozen.Store(false)
+	if !errors.Is(err, lock.ErrUnavailable) {
+		t.Fatal(err)
+	}
+	return locks
+}
+
+func TestOwnerIsUsedAgainAfterAFailedRelease(t *testing.T) {
+	s := start(t)
+	locks := failedRelease(t, s, lock.WithOwner("me"))
+	release(t, must(locks.Acquire(background, "a", lock.WithOwner("me"))))
+}
+
+func TestCloseUndoesAFailedRelease(t *testing.T) {
+	s := start(t)
+	failedRelease(t, s, lock.WithLease(time.Minute)).Close()
+	if !s.isFree("a") {
+		t.Fatal("not free")
+	}
+}
+
+func TestCommandsOfTheUserAreSentOnce(t *testing.T) {
+	s := start(t)
+	p := through(t, s.address())
+	locks := locksAt(t, p.address())
+	a := must(locks.Lock("a"))
+	hold := must(a.Acquire(background))
+	p.loseReplyTo("LOCK.GUARD")
+	if _, err := hold.Guard(background, "INCR", "n"); !errors.Is(err, lock.ErrUnavailable) || s.calls("lock.guard") != 1 {
+		t.Fatal(err, s.calls("lock.guard"))
+	}
+	p.loseReplyTo("LOCK.BREAK")
+	if _, err := a.ForceRelease(background); !errors.Is(err, lock.ErrUnavailable) || s.calls("lock.break") != 1 {
+		t.Fatal(err, s.calls("lock.break"))
+	}
+}
+
+func TestIdleSessionEndsWithItsServer(t *testing.T) {
+	s := start(t)
+	client := redis.NewClient(&redis.Options{Addr: s.address()})
+	defer client.Close()
+	before := runtime.NumGoroutine()
+	locks := must(lock.New(client, quick()...))
+	defer locks.Close()
+	release(t, must(locks.Acquire(background, "a")))
+	s.end()
+	until(t, "no goroutine", func() bool { return runtime.NumGoroutine() <= before })
+	s.begin()
+	release(t, must(locks.Acquire(background, "a")))
 }

@@ -18,9 +18,17 @@ import (
 
 // A Lock is one lock, or several locks, with options.
 type Lock struct {
-	locks   *Locks
-	request *request
-	owner   *owner
+	locks                    *Locks
+	keys                     []string
+	wait, lease, maxHold     time.Duration
+	limit                    *int
+	label                    string
+	shared, fence, reentrant bool
+	// invalid is what is wrong with the options, if anything.
+	invalid *Error
+	// owner is the name under which it acquires. With WithOwner it is named.
+	named *string
+	owner string
 }
 
 // Lock makes a lock with options. It acquires nothing yet. Fails with ErrMisuse if the options do not fit together.
@@ -28,38 +36,35 @@ type Lock struct {
 // A Lock is one owner, unless it has WithOwner: a second acquire while it holds the lock is ErrDeadlock. So make a Lock for each
 // goroutine; it costs no call.
 func (l *Locks) Lock(key string, options ...Option) (*Lock, error) {
-	r, err := newRequest(key, options)
-	if err != nil {
-		return nil, err.withKey(key)
+	lock := l.newLock(key, options)
+	if lock.invalid != nil {
+		return nil, lock.invalid.withKey(key)
 	}
-	return &Lock{locks: l, request: r}, nil
+	return lock, nil
+}
+
+func (l *Locks) newLock(key string, options []Option) *Lock {
+	lock := &Lock{locks: l, keys: []string{key}, wait: forever, lease: forever, maxHold: forever}
+	for _, option := range options {
+		option(lock)
+	}
+	lock.invalid = lock.check()
+	return lock
 }
 
 // Acquire makes a Lock with an owner of its own, and acquires it. See Lock.Acquire.
 func (l *Locks) Acquire(ctx context.Context, key string, options ...Option) (*Hold, error) {
-	lock, err := l.Lock(key, options...)
-	if err != nil {
-		return nil, err
-	}
-	return lock.Acquire(ctx)
+	return l.newLock(key, options).Acquire(ctx)
 }
 
 // Try makes a Lock with an owner of its own, and tries it. See Lock.Try.
 func (l *Locks) Try(ctx context.Context, key string, options ...Option) (hold *Hold, ok bool, err error) {
-	lock, err := l.Lock(key, options...)
-	if err != nil {
-		return nil, false, err
-	}
-	return lock.Try(ctx)
+	return l.newLock(key, options).Try(ctx)
 }
 
 // Do makes a Lock with an owner of its own, and runs the body while it holds the lock. See Lock.Do.
 func (l *Locks) Do(ctx context.Context, key string, body func(ctx context.Context) error, options ...Option) error {
-	lock, err := l.Lock(key, options...)
-	if err != nil {
-		return err
-	}
-	return lock.Do(ctx, body)
+	return l.newLock(key, options).Do(ctx, body)
 }
 
 // Acquire waits for the lock, first come, first served. The context ends the wait, not the hold. An acquire that fails leaves no
@@ -67,13 +72,13 @@ func (l *Locks) Do(ctx context.Context, key string, body func(ctx context.Contex
 //
 // Its errors are ErrTimeout, ErrBusy with WithWait(0), ErrDeadlock, ErrMisuse, ErrUnavailable and context.Canceled.
 func (l *Lock) Acquire(ctx context.Context) (*Hold, error) {
-	hold, err := l.acquire(ctx, l.request.wait)
+	hold, err := l.acquire(ctx, l.wait, context.WithoutCancel(ctx))
 	return hold, err.withKey(l.key())
 }
 
 // Try acquires the lock if it is free. Otherwise ok is false, without an error.
 func (l *Lock) Try(ctx context.Context) (hold *Hold, ok bool, err error) {
-	hold, failure := l.acquire(ctx, 0)
+	hold, failure := l.acquire(ctx, 0, context.WithoutCancel(ctx))
 	if failure != nil && failure.Kind == ErrBusy {
 		return nil, false, nil
 	}
@@ -84,11 +89,10 @@ func (l *Lock) Try(ctx context.Context) (hold *Hold, ok bool, err error) {
 // ErrLost. The body's error is returned before that of the release. If its context was cancelled by a loss, ErrLost matches as
 // well.
 func (l *Lock) Do(ctx context.Context, body func(ctx context.Context) error) (err error) {
-	hold, err := l.Acquire(ctx)
-	if err != nil {
-		return err
+	hold, failure := l.acquire(ctx, l.wait, ctx)
+	if failure != nil {
+		return failure.withKey(l.key())
 	}
-	hold.parent = ctx
 	defer func() {
 		// Also if the body panics.
 		released := hold.Release(context.WithoutCancel(ctx))
@@ -102,34 +106,36 @@ func (l *Lock) Do(ctx context.Context, body func(ctx context.Context) error) (er
 	return body(hold.Context())
 }
 
-// Ends of a wait that are final. After all others but a time-out, the wait continues with a new number.
+// finalEnds of a wait are errors. After all others but a time-out, the wait continues with a new number.
 var finalEnds = map[string]*Error{
 	"deadlock":   {Kind: ErrDeadlock, Text: "the wait could never end"},
 	"noreplicas": {Kind: ErrUnavailable, Text: "too few replicas acknowledged the grant"},
 	"refused":    {Kind: ErrMisuse, Text: "the server refused the grant"},
+	"cancelled":  errClosed,
 }
 
-// acquire asks until the lock is granted or the wait is over: after a restart, or on the node that the lock has moved to.
-func (l *Lock) acquire(ctx context.Context, wait time.Duration) (hold *Hold, err *Error) {
-	if wait != 0 && l.locks.inListener() {
-		return nil, misuse("a listener must not wait for a lock; use Try, or another goroutine")
+// acquire asks until the lock is granted or the wait is over: after a restart, or on the node that the lock has moved to. The
+// context of the hold has the parent.
+func (l *Lock) acquire(ctx context.Context, wait time.Duration, parent context.Context) (hold *Hold, err *Error) {
+	if l.invalid != nil {
+		return nil, l.invalid
 	}
 	defer l.locks.lock()()
 	began := time.Now()
-	defer func() { l.locks.notify(Event{l.request.label, "waited", outcome(err), time.Since(began)}) }()
-	until, giveUp := limit(ctx, wait), limit(ctx, max(wait, l.locks.patience))
+	defer func() { l.locks.notify(Event{l.label, "waited", outcome(err), time.Since(began)}) }()
+	until := limit(ctx, wait)
 	for ctx.Err() == nil {
-		a := &acquire{owner: l.nextOwner(), isTry: wait == 0, until: until}
+		owner, err := l.nextOwner(ctx)
+		if err != nil {
+			return nil, err
+		}
+		a := &acquire{lock: l, owner: owner, isTry: wait == 0, until: until}
 		err = l.ask(ctx, a)
 		switch {
-		case err.is("MOVED") && time.Until(giveUp) > 0:
-			// The cluster may need a moment until all nodes agree.
-			l.locks.reload()
-			a.at.session.sleep(ctx, retryPause)
 		case err != nil:
 			return nil, err
 		case a.state == held:
-			return l.hold(ctx, a), nil
+			return l.hold(a, parent), nil
 		case a.reason == "timeout" && a.isTry:
 			return nil, &Error{Kind: ErrBusy, Text: "another owner holds the lock"}
 		case a.reason == "timeout":
@@ -138,8 +144,6 @@ func (l *Lock) acquire(ctx context.Context, wait time.Duration) (hold *Hold, err
 				err.Cause = context.DeadlineExceeded
 			}
 			return nil, err
-		case finalEnds[a.reason] != nil:
-			return nil, finalEnds[a.reason]
 		}
 	}
 	return nil, contextError(ctx)
@@ -159,29 +163,46 @@ func (l *Lock) ask(ctx context.Context, a *acquire) *Error {
 	if err != nil {
 		return err
 	}
-	a.request, a.state, a.at.session, a.granted = l.request, asked, s, time.Now()
-	a.leaseEnds = a.granted.Add(forever)
-	if err = s.ask(ctx, a); err != nil {
-		s.cancel(context.WithoutCancel(ctx), a)
+	s.enter(a)
+	if err = a.ask(ctx); err != nil {
+		a.cancel(context.WithoutCancel(ctx))
 	}
 	return err
 }
 
-func (l *Lock) nextOwner() *owner {
-	if l.request.owner != nil {
-		return &owner{name: *l.request.owner}
+// nextOwner is the owner of the next acquire. While the server may still have to undo an acquire, its owner is not used again, as
+// a call of it may be late.
+func (l *Lock) nextOwner(ctx context.Context) (string, *Error) {
+	if named := l.named; named != nil {
+		giveUp := limit(ctx, l.locks.patience)
+		for a := l.locks.undoing(*named); a != nil; a = l.locks.undoing(*named) {
+			if err := a.wait(ctx, giveUp, func() bool { return a.state == over }); err != nil {
+				return "", err
+			}
+		}
+		return *named, nil
 	}
-	if l.owner == nil || l.owner.retired > 0 {
+	if l.owner == "" || l.locks.undoing(l.owner) != nil {
 		l.locks.lastOwner++
-		l.owner = &owner{name: l.locks.owners + strconv.Itoa(l.locks.lastOwner)}
+		l.owner = l.locks.owners + strconv.Itoa(l.locks.lastOwner)
 	}
-	return l.owner
+	return l.owner, nil
 }
 
-func (l *Lock) key() string { return l.request.keys[0] }
+func (l *Lock) key() string { return l.keys[0] }
 
-func (l *Lock) hold(ctx context.Context, a *acquire) *Hold {
-	hold := &Hold{lock: l, acquire: a, parent: context.WithoutCancel(ctx)}
+// hold gives a hold to its user. Its context ends with the parent as well.
+func (l *Lock) hold(a *acquire, parent context.Context) *Hold {
+	a.ctx, a.endCtx = context.WithCancelCause(parent)
+	if l.isLeased() {
+		a.expiry = time.AfterFunc(time.Until(a.leaseEnds), func() {
+			defer l.locks.lock()()
+			if a.state == held && time.Until(a.leaseEnds) <= 0 {
+				a.end("expired", true)
+			}
+		})
+	}
+	hold := &Hold{lock: l, acquire: a}
 	runtime.SetFinalizer(hold, (*Hold).drop)
 	return hold
 }
@@ -192,11 +213,13 @@ func (l *Lock) Attach(ctx context.Context, ticket string) (*Hold, error) {
 	parts := append(strings.SplitN(ticket, "|", 3), "", "")
 	name, err := hex.DecodeString(parts[0])
 	n, wrong := strconv.ParseInt(parts[1], 10, 64)
-	if err != nil || wrong != nil || l.request.several() {
+	if err != nil || wrong != nil || l.several() {
 		return nil, misuse("a ticket of Hold.HandOver is needed, for one lock").withKey(l.key())
 	}
 	defer l.locks.lock()()
-	a := &acquire{owner: &owner{name: string(name)}, until: limit(ctx, l.request.wait), source: []any{"FROM", parts[2], n}}
+	a := &acquire{
+		lock: l, owner: string(name), until: limit(ctx, l.wait), source: []any{"FROM", parts[2], n},
+	}
 	failure := l.ask(ctx, a)
 	if failure == nil && a.state != held {
 		failure = a.lost()
@@ -204,34 +227,46 @@ func (l *Lock) Attach(ctx context.Context, ticket string) (*Hold, error) {
 	if failure != nil {
 		return nil, failure.withKey(l.key())
 	}
-	return l.hold(ctx, a), nil
+	return l.hold(a, context.WithoutCancel(ctx)), nil
 }
 
 // Query has the reply of LOCK.INFO: holders, waiters and more. It is nil if the lock is free.
 func (l *Lock) Query(ctx context.Context) (map[string]any, error) {
-	reply, err := l.execute(ctx, "LOCK.INFO", l.key())
+	reply, err := l.locks.client.Do(ctx, "LOCK.INFO", l.key()).Result()
+	if err != nil && !errors.Is(err, redis.Nil) {
+		return nil, classify(err).withKey(l.key())
+	}
 	info := asMap(reply)
 	if holders, ok := info["holders"].([]any); ok {
 		for i, holder := range holders {
 			holders[i] = asMap(holder)
 		}
 	}
-	return info, err
+	return info, nil
 }
 
 // ForceRelease takes the lock from its holders, by LOCK.BREAK. It returns whether there was one.
 func (l *Lock) ForceRelease(ctx context.Context) (bool, error) {
-	reply, err := l.execute(ctx, "LOCK.BREAK", l.key())
+	reply, err := l.executeOnce(ctx, "LOCK.BREAK", l.key())
 	return err == nil && reply != int64(0), err
 }
 
-// execute runs a command with the user's own client.
-func (l *Lock) execute(ctx context.Context, words ...any) (any, error) {
-	reply, err := l.locks.client.Do(ctx, words...).Result()
-	if err == nil || errors.Is(err, redis.Nil) {
-		return reply, nil
+// executeOnce runs a command by the user's own client. It is not repeated without a reply, as the server may have executed it.
+func (l *Lock) executeOnce(ctx context.Context, words ...any) (any, error) {
+	for pause := retryPause; ; pause = min(2*pause, maxRetryPause) {
+		client, failure := l.locks.clientOf(ctx, l.key())
+		if failure != nil {
+			return nil, failure.withKey(l.key())
+		}
+		reply, err := once(client, client.Options().ReadTimeout).Do(ctx, words...).Result()
+		if err == nil || errors.Is(err, redis.Nil) {
+			return reply, nil
+		}
+		if failure = classify(err); !failure.is("MOVED") || pause == maxRetryPause || ctx.Err() != nil || !l.locks.reload() {
+			return nil, failure.withKey(l.key())
+		}
+		time.Sleep(pause)
 	}
-	return nil, classify(err).withKey(l.key())
 }
 
 // asMap has the fields of a map, which is a list in RESP2. Otherwise it is nil.
@@ -256,14 +291,13 @@ func asMap(reply any) map[string]any {
 type Hold struct {
 	lock    *Lock
 	acquire *acquire
-	parent  context.Context
 }
 
 // Key is the key of the lock, or of the first of several locks.
 func (h *Hold) Key() string { return h.lock.key() }
 
 // Owner is the name of the holder on the server.
-func (h *Hold) Owner() string { return h.acquire.owner.name }
+func (h *Hold) Owner() string { return h.acquire.owner }
 
 // Token is greater than those of all earlier holds of the lock, with Fenced. Otherwise it is 0. For several locks it is that of
 // the first.
@@ -278,10 +312,7 @@ func (h *Hold) Token() int64 {
 func (h *Hold) Tokens() []int64 { return h.acquire.tokens }
 
 // Context ends with the hold. If the hold is lost, context.Cause is ErrLost. It has the values of the context of Acquire.
-func (h *Hold) Context() context.Context {
-	defer h.lock.locks.lock()()
-	return h.acquire.context(h.lock.locks, h.parent)
-}
+func (h *Hold) Context() context.Context { return h.acquire.ctx }
 
 // IsLost is whether the hold ended before its release, so that another owner may have the lock.
 func (h *Hold) IsLost() bool {
@@ -293,7 +324,7 @@ func (h *Hold) IsLost() bool {
 // hold is in jeopardy, lost or released, or the grace of the session is 0.
 func (h *Hold) ValidFor() time.Duration {
 	defer h.lock.locks.lock()()
-	return h.acquire.at.session.validFor(h.acquire)
+	return h.acquire.validFor()
 }
 
 // Release releases exactly this hold. It may be called again. Fails with ErrLost if the hold ended before. If no server answers
@@ -302,60 +333,57 @@ func (h *Hold) ValidFor() time.Duration {
 func (h *Hold) Release(ctx context.Context) error {
 	defer runtime.KeepAlive(h)
 	defer h.lock.locks.lock()()
-	return h.acquire.at.session.release(ctx, h.acquire).withKey(h.Key())
+	return h.acquire.release(ctx).withKey(h.Key())
 }
 
 // Extend sets the lease, from now. With 0 it repeats the lease of the lock, or checks a renewed hold. Fails with ErrLost,
 // ErrUnavailable, or with ErrMisuse if the server renews the hold and a lease is given.
 func (h *Hold) Extend(ctx context.Context, lease time.Duration) error {
-	defer runtime.KeepAlive(h)
 	defer h.lock.locks.lock()()
-	own := h.lock.request.lease
+	own := h.lock.lease
 	switch {
-	case lease < 0 || lease > 0 && !isLimited(own):
+	case lease < 0 || lease > 0 && !(isLimited(own) && isLimited(lease)):
 		return misuse("only a hold with a lease can be extended, and not by a negative time").withKey(h.Key())
 	case lease > 0:
-		own = min(lease, longest)
+		own = lease
 	}
-	return h.acquire.at.session.renew(ctx, h.acquire, own).withKey(h.Key())
+	return h.acquire.renew(ctx, own).withKey(h.Key())
 }
 
-// Guard runs a Redis command in one step with the check that this owner holds the lock. Fails with ErrLost if it does not.
+// Guard runs a Redis command in one step with the check that this owner holds the lock. Fails with ErrLost if it does not. The
+// command is sent once: after an error without a reply, nobody knows whether it ran.
 func (h *Hold) Guard(ctx context.Context, command ...any) (any, error) {
-	defer runtime.KeepAlive(h)
-	if h.lock.request.several() {
+	if h.lock.several() {
 		return nil, misuse("a guarded command works with one lock").withKey(h.Key())
 	}
-	unlock := h.lock.locks.lock()
-	isLost, lost := h.acquire.isLost(), h.acquire.lost()
-	unlock()
-	if isLost {
-		return nil, lost.withKey(h.Key())
-	}
-	return h.lock.execute(ctx, append([]any{"LOCK.GUARD", h.Key(), "OWNER", h.Owner()}, command...)...)
+	return h.lock.executeOnce(ctx, append([]any{"LOCK.GUARD", h.Key(), "OWNER", h.Owner()}, command...)...)
 }
 
-// HandOver returns a ticket, with which another process takes over this hold by Lock.Attach. Until then this process keeps the
-// hold alive. Release does nothing from now on. Fails with ErrLost if the hold has ended.
+// HandOver returns a ticket, with which another process takes over this hold by Lock.Attach. Until then the session of this
+// process keeps the hold alive. For this process it has ended: its context ends, and Release does nothing. Fails with ErrLost if
+// the hold has ended, and with ErrUnavailable while no server has confirmed it, as after a restart.
 func (h *Hold) HandOver() (string, error) {
 	defer h.lock.locks.lock()()
 	a := h.acquire
 	switch {
-	case h.lock.request.several():
+	case h.lock.several():
 		return "", misuse("several locks cannot be handed over together").withKey(h.Key())
-	case a.state != held || a.isLost():
+	case a.state != held || a.isReleasing:
 		return "", a.lost().withKey(h.Key())
+	case !a.isKnown || !a.session.isUp:
+		return "", (&Error{Kind: ErrUnavailable, Text: "no server has confirmed the hold yet"}).withKey(h.Key())
 	}
-	a.isHandedOver = true
-	a.owner.retired++
-	return fmt.Sprintf("%x|%d|%s", a.owner.name, a.at.n, h.lock.locks.name), nil
+	a.end("taken", false)
+	// A call of this owner would concern the hold of the other process.
+	h.lock.owner = ""
+	return fmt.Sprintf("%x|%d|%s", a.owner, a.n, h.lock.locks.name), nil
 }
 
 // drop is called by the garbage collector.
 func (h *Hold) drop() {
 	defer h.lock.locks.lock()()
-	if a := h.acquire; a.state == held && !a.isHandedOver && !h.lock.locks.isClosed {
-		a.at.session.abandon(a, "released")
+	if a := h.acquire; a.state == held && !h.lock.locks.isClosed {
+		a.end("released", true)
 		slog.Warn("a hold was never released; use Do, or defer Release", "key", h.Key(), "owner", h.Owner())
 	}
 }

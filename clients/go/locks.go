@@ -13,16 +13,13 @@
 package lock
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"fmt"
 	"log/slog"
 	"os"
-	"runtime"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -51,48 +48,48 @@ type Event struct {
 	Took time.Duration
 }
 
-type settings struct {
-	name                 string
-	ttl, grace, patience time.Duration
-	listener             func(Event)
-}
-
 // A Setting of New.
-type Setting func(*settings)
+type Setting func(*Locks)
 
 // WithName names the session for operators. By default its name is <host>/<process>/<random>.
-func WithName(name string) Setting { return func(s *settings) { s.name = name } }
+func WithName(name string) Setting { return func(l *Locks) { l.name = name } }
 
 // WithTTL ends the session if this process is silent for this time; 30 s by default.
-func WithTTL(ttl time.Duration) Setting { return func(s *settings) { s.ttl = ttl } }
+func WithTTL(ttl time.Duration) Setting { return func(l *Locks) { l.ttl = ttl } }
 
 // WithGrace ends the session if its connection stays closed for this time; 3 s by default. For this time after each heartbeat,
 // the holds are proven to be held. With 0 they end with the connection, and nothing is ever proven.
-func WithGrace(grace time.Duration) Setting { return func(s *settings) { s.grace = grace } }
+func WithGrace(grace time.Duration) Setting { return func(l *Locks) { l.grace = grace } }
 
 // WithPatience limits a call without a reply, and a wait without a limit while no server answers; 5 s by default.
-func WithPatience(patience time.Duration) Setting { return func(s *settings) { s.patience = patience } }
+func WithPatience(patience time.Duration) Setting { return func(l *Locks) { l.patience = patience } }
 
-// WithListener gets the end of each wait and of each hold, and the begin and end of jeopardy. The goroutine that notices the
-// event calls it, so it must not block. It may release a hold and try a lock. A wait in it is ErrMisuse.
-func WithListener(listener func(Event)) Setting { return func(s *settings) { s.listener = listener } }
+// WithListener gets the end of each wait and of each hold, and the begin and end of jeopardy. A goroutine of its own calls it,
+// for one event after the other. It may use locks, but while it waits it gets no other event.
+func WithListener(listener func(Event)) Setting { return func(l *Locks) { l.listener = listener } }
 
 // Locks are the locks of this process on the server, the Sentinel primary or the cluster of a client.
 type Locks struct {
-	settings
-	client redis.UniversalClient
-	// listening counts the calls of the listener at this moment.
-	listening atomic.Int32
+	name                 string
+	ttl, grace, patience time.Duration
+	listener             func(Event)
+	// client is the user's: one of single and cluster.
+	client  redis.UniversalClient
+	single  *redis.Client
+	cluster *redis.ClusterClient
 
 	// mutex protects all below, the sessions and their acquires.
 	mutex sync.Mutex
-	// events are for the listener, as soon as the mutex is released.
-	events   []Event
+	// events are for the listener. The first one may be on its way to it.
+	events []Event
+	// sessions of the nodes in use, by their addresses.
 	sessions map[string]*session
 	// owners begins the names of owners. It is unique even if sessions have the same name.
 	owners    string
 	lastOwner int
-	isClosed  bool
+	// undos counts the acquires in undo.
+	undos    int
+	isClosed bool
 }
 
 // New makes the locks of a client: *redis.Client, also of Sentinel, or *redis.ClusterClient. Calls use the client's pool and
@@ -100,19 +97,19 @@ type Locks struct {
 // is wrong.
 func New(client redis.UniversalClient, options ...Setting) (*Locks, error) {
 	host, _ := os.Hostname()
-	l := &Locks{client: client, sessions: map[string]*session{}, settings: settings{
+	l := &Locks{
+		client: client, sessions: map[string]*session{},
 		name: fmt.Sprintf("%s/%d/%s", host, os.Getpid(), random(4)), ttl: ttl, grace: grace, patience: patience,
-	}}
+	}
 	for _, option := range options {
-		option(&l.settings)
+		option(l)
 	}
 	l.owners = l.name + ":" + random(6) + ":"
-	switch client.(type) {
-	case *redis.Client, *redis.ClusterClient:
-	default:
-		return nil, misuse(fmt.Sprintf("%T is not supported; use a client of one server or of a cluster", client))
-	}
+	l.single, _ = client.(*redis.Client)
+	l.cluster, _ = client.(*redis.ClusterClient)
 	switch {
+	case l.single == nil && l.cluster == nil:
+		return nil, misuse(fmt.Sprintf("%T is not supported; use a client of one server or of a cluster", client))
 	case l.ttl < time.Millisecond || l.patience <= 0:
 		return nil, misuse("the TTL and the patience must be positive")
 	case l.grace != 0 && l.grace < minGrace || l.grace > l.ttl:
@@ -136,35 +133,40 @@ func (l *Locks) Close() {
 	l.isClosed = true
 	for _, s := range l.sessions {
 		s.close()
+		l.mutex.Unlock()
+		<-s.ended
+		l.mutex.Lock()
 	}
 }
 
 // lock locks the mutex until the returned function is called.
 func (l *Locks) lock() func() {
 	l.mutex.Lock()
-	return l.unlock
-}
-
-// unlock releases the mutex, and calls the listener after that, so it may use locks.
-func (l *Locks) unlock() {
-	events := l.events
-	l.events = nil
-	l.mutex.Unlock()
-	for _, event := range events {
-		l.callListener(event)
-	}
+	return l.mutex.Unlock
 }
 
 func (l *Locks) notify(event Event) {
-	if l.listener != nil {
-		l.events = append(l.events, event)
+	if l.listener == nil {
+		return
+	}
+	if l.events = append(l.events, event); len(l.events) == 1 {
+		go l.listen()
+	}
+}
+
+// listen calls the listener for one event after the other, until there is none.
+func (l *Locks) listen() {
+	defer l.lock()()
+	for ; len(l.events) > 0; l.events = l.events[1:] {
+		event := l.events[0]
+		l.mutex.Unlock()
+		l.callListener(event)
+		l.mutex.Lock()
 	}
 }
 
 func (l *Locks) callListener(event Event) {
-	l.listening.Add(1)
 	defer func() {
-		l.listening.Add(-1)
 		if failure := recover(); failure != nil {
 			slog.Error("a listener of locks failed", "failure", failure)
 		}
@@ -172,57 +174,91 @@ func (l *Locks) callListener(event Event) {
 	l.listener(event)
 }
 
-// inListener returns whether the listener has called the caller, by the stack of this goroutine. The module may have any path.
-func (l *Locks) inListener() bool {
-	if l.listening.Load() == 0 {
-		return false
+// wait returns when the channel is closed. It fails at that time, or if the context is cancelled. The time respects the deadline
+// of the context. The server may know the deadline, and report the end of the wait.
+func (l *Locks) wait(ctx context.Context, changed <-chan struct{}, giveUp time.Time) *Error {
+	l.mutex.Unlock()
+	defer l.mutex.Lock()
+	timer := time.NewTimer(time.Until(giveUp))
+	defer timer.Stop()
+	for done := ctx.Done(); ; done = nil {
+		select {
+		case <-changed:
+			return nil
+		case <-done:
+			if ctx.Err() == context.Canceled {
+				return contextError(ctx)
+			}
+		case <-timer.C:
+			return &Error{Kind: ErrTimeout, Text: "the server has not answered in time", Cause: ctx.Err()}
+		}
 	}
-	stack := make([]byte, 1<<16)
-	return bytes.Contains(stack[:runtime.Stack(stack, false)], []byte(".(*Locks).callListener("))
+}
+
+// clientOf has the client of the node that serves this key.
+func (l *Locks) clientOf(ctx context.Context, key string) (*redis.Client, *Error) {
+	if l.cluster == nil {
+		return l.single, nil
+	}
+	client, err := l.cluster.MasterForKey(ctx, key)
+	if err != nil {
+		return nil, classify(err)
+	}
+	return client, nil
 }
 
 // sessionOf has the session on the node that serves this key.
 func (l *Locks) sessionOf(ctx context.Context, key string) (*session, *Error) {
-	client, _ := l.client.(*redis.Client)
-	name := ""
-	if cluster, ok := l.client.(*redis.ClusterClient); ok {
-		var err error
-		l.unlock()
-		client, err = cluster.MasterForKey(ctx, key)
-		l.mutex.Lock()
-		if err != nil {
-			return nil, classify(err)
-		}
-		name = client.Options().Addr
-	}
-	if l.isClosed {
+	l.mutex.Unlock()
+	client, err := l.clientOf(ctx, key)
+	l.mutex.Lock()
+	switch {
+	case err != nil:
+		return nil, err
+	case l.isClosed:
 		return nil, misuse("the locks are closed; make new ones")
 	}
+	name := client.Options().Addr
 	s := l.sessions[name]
 	if s == nil {
-		s = newSession(l, newNode(client))
+		s = newSession(l, name, client)
 		l.sessions[name] = s
 	}
+	s.use(client)
 	return s, nil
 }
 
 // reload asks the cluster which node serves which slot. It returns whether there is a cluster.
 func (l *Locks) reload() bool {
-	cluster, ok := l.client.(*redis.ClusterClient)
-	if ok {
-		cluster.ReloadState(context.Background())
+	if l.cluster != nil {
+		l.cluster.ReloadState(context.Background())
 	}
-	return ok
+	return l.cluster != nil
 }
 
-// relocate leaves acquires to the sessions on the nodes that serve their slots now: after a move, or the failover of a node.
-func (l *Locks) relocate(acquires []*acquire) {
-	if len(acquires) == 0 || !l.reload() {
-		return
+// relocate puts an acquire into the session of the node that serves its lock now: after a move, or the failover of a node. It
+// returns whether there is a cluster.
+func (l *Locks) relocate(a *acquire) bool {
+	if !l.reload() {
+		return false
 	}
-	for _, a := range acquires {
-		if s, err := l.sessionOf(context.Background(), a.request.keys[0]); err == nil {
-			s.adopt(a)
+	s, err := l.sessionOf(context.Background(), a.lock.keys[0])
+	if err == nil && s != a.session && a.state != over {
+		s.adopt(a, "moved")
+	}
+	return true
+}
+
+// undoing has an acquire of this owner that the server may still have to undo. It is nil if there is none.
+func (l *Locks) undoing(owner string) *acquire {
+	if l.undos > 0 {
+		for _, s := range l.sessions {
+			for _, a := range s.acquires {
+				if a.state == undo && a.owner == owner {
+					return a
+				}
+			}
 		}
 	}
+	return nil
 }

@@ -5,8 +5,6 @@ package lock
 import (
 	"context"
 	"errors"
-	"net"
-	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -21,42 +19,32 @@ const (
 	maxBatch = 64
 )
 
-// A node is a server, reached by the user's client: by its pool, and by one more connection for the reader.
-type node struct {
-	calls, reader *redis.Client
-
-	mu sync.Mutex
-	// flying counts the calls and batches on their way.
-	flying int
-	queue  []queued
-}
-
-type queued struct {
-	words  []any
-	result chan result
-}
-
 type result struct {
 	reply any
 	err   *Error
 }
 
-func newNode(origin *redis.Client) *node {
-	// The copy shares the pool and the hooks. Its options are its own.
-	calls := origin.WithTimeout(callTimeout)
-	calls.Options().MaxRetries, calls.Options().ContextTimeoutEnabled = 0, true
-	// The reader has one connection, as its calls are made one after the other. A small pool would dial less often after failures.
+type queued struct {
+	words []any
+	result
+	replied chan struct{}
+}
+
+// readerOf has a client with one connection, as its calls are made one after the other.
+func readerOf(origin *redis.Client) *redis.Client {
 	options := *origin.Options()
 	options.MaxRetries, options.ContextTimeoutEnabled, options.Limiter = -1, true, nil
 	options.ReadTimeout, options.WriteTimeout, options.ConnMaxIdleTime = callTimeout, callTimeout, -1
+	// A small pool would dial less often after failures.
 	options.PoolSize, options.MinIdleConns, options.MaxIdleConns, options.MaxActiveConns = 1000, 0, 0, 0
-	dial := options.Dialer
-	options.Dialer = func(ctx context.Context, network, address string) (net.Conn, error) {
-		ctx, cancel := context.WithTimeout(ctx, callTimeout)
-		defer cancel()
-		return dial(ctx, network, address)
-	}
-	return &node{calls: calls, reader: redis.NewClient(&options)}
+	return redis.NewClient(&options)
+}
+
+// once copies a client, without its repetitions. The copy shares the pool and the hooks. Its options are its own.
+func once(client *redis.Client, timeout time.Duration) *redis.Client {
+	client = client.WithTimeout(timeout)
+	client.Options().MaxRetries = 0
+	return client
 }
 
 // callContext has a deadline without a timer: go-redis limits reads and writes by it.
@@ -67,51 +55,6 @@ type callContext struct {
 
 func (c callContext) Deadline() (time.Time, bool) { return c.deadline, true }
 
-// call has the reply to a call, over any connection of the pool.
-func (n *node) call(ctx context.Context, timeout time.Duration, words []any) (any, *Error) {
-	n.mu.Lock()
-	if n.flying < callConnections {
-		n.flying++
-		n.mu.Unlock()
-		defer n.land()
-		return do(ctx, n.calls, timeout, words)
-	}
-	call := queued{words, make(chan result, 1)}
-	n.queue = append(n.queue, call)
-	n.mu.Unlock()
-	ctx, stop := context.WithTimeout(ctx, timeout)
-	defer stop()
-	select {
-	case r := <-call.result:
-		return r.reply, r.err
-	case <-ctx.Done():
-		// It may be sent later. That is harmless, because its words name a number.
-		return nil, classify(ctx.Err())
-	}
-}
-
-// land ends a call or a batch. Then the queued calls go out together.
-func (n *node) land() {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if len(n.queue) == 0 {
-		n.flying--
-		return
-	}
-	batch := n.queue[:min(len(n.queue), maxBatch)]
-	n.queue = n.queue[len(batch):]
-	go func() {
-		defer n.land()
-		calls := make([][]any, len(batch))
-		for i, call := range batch {
-			calls[i] = call.words
-		}
-		for i, r := range n.batch(callTimeout, calls) {
-			batch[i].result <- r
-		}
-	}()
-}
-
 func do(ctx context.Context, client *redis.Client, timeout time.Duration, words []any) (any, *Error) {
 	reply, err := client.Do(callContext{ctx, time.Now().Add(timeout)}, words...).Result()
 	if err == nil || errors.Is(err, redis.Nil) {
@@ -120,9 +63,9 @@ func do(ctx context.Context, client *redis.Client, timeout time.Duration, words 
 	return nil, classify(err)
 }
 
-// batch has the replies to calls in one round trip.
-func (n *node) batch(timeout time.Duration, calls [][]any) []result {
-	pipe := n.calls.Pipeline()
+// pipeline has the replies to calls in one round trip.
+func pipeline(client *redis.Client, timeout time.Duration, calls [][]any) []result {
+	pipe := client.Pipeline()
 	replies, results := make([]*redis.Cmd, len(calls)), make([]result, len(calls))
 	ctx := callContext{context.Background(), time.Now().Add(timeout)}
 	for i, words := range calls {

@@ -128,7 +128,7 @@ func unindented(code string) string { return strings.ReplaceAll(code, "\t", "") 
 
 func TestReadmeHasEveryOption(t *testing.T) {
 	text := string(must(os.ReadFile("README.md")))
-	for _, file := range []string{"request.go", "locks.go"} {
+	for _, file := range []string{"options.go", "locks.go"} {
 		source := string(must(os.ReadFile(file)))
 		for _, option := range regexp.MustCompile(`(?m)^func (\w+)\(.*\) (?:Option|Setting) `).FindAllStringSubmatch(source, -1) {
 			if !strings.Contains(text, "| `"+option[1]+"(") {

@@ -175,6 +175,7 @@ type proxy struct {
 	frozen   atomic.Bool
 	mu       sync.Mutex
 	loses    string
+	freezes  string
 	said     bytes.Buffer
 	pairs    [][2]net.Conn
 }
@@ -219,12 +220,6 @@ func (p *proxy) pump(from, to net.Conn, lost *atomic.Bool, isCall bool) {
 		if err != nil {
 			return
 		}
-		for p.frozen.Load() {
-			time.Sleep(time.Millisecond)
-		}
-		if !isCall && lost.Load() {
-			return
-		}
 		if isCall {
 			p.mu.Lock()
 			p.said.Write(buffer[:n])
@@ -232,7 +227,17 @@ func (p *proxy) pump(from, to net.Conn, lost *atomic.Bool, isCall bool) {
 				lost.Store(true)
 				p.loses = ""
 			}
+			if p.freezes != "" && bytes.Contains(buffer[:n], []byte(p.freezes)) {
+				p.frozen.Store(true)
+				p.freezes = ""
+			}
 			p.mu.Unlock()
+		}
+		for p.frozen.Load() {
+			time.Sleep(time.Millisecond)
+		}
+		if !isCall && lost.Load() {
+			return
 		}
 		if _, err := to.Write(buffer[:n]); err != nil {
 			return
@@ -245,6 +250,13 @@ func (p *proxy) loseReplyTo(text string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.loses = text
+}
+
+// freezeAt freezes before the next call that has this text.
+func (p *proxy) freezeAt(text string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.freezes = text
 }
 
 func (p *proxy) hasLostReply() bool {
