@@ -61,8 +61,9 @@ public final class Hold implements AutoCloseable {
     }
 
     /**
-     * Completes if the hold ends before its release: at the server's event, or at most a second after its end by the local clock.
-     * Never fails. Dependents run in the executor of {@link Locks}.
+     * Completes if the hold ends before its release: at the server's event, or after its end by the local clock. The session
+     * checks the clock after each call: at least once a second, and less often in an outage. Never fails. Dependents run in the
+     * executor of {@link Locks}.
      */
     public CompletableFuture<Void> lost() {
         CompletableFuture<Void> result = new CompletableFuture<>();

@@ -104,8 +104,7 @@ public class LockException extends RuntimeException {
     /** The failure that an error reply means. Nobody sees where it arrived, so it has no stack trace. */
     static LockException ofReply(String reply) {
         String text = String.valueOf(reply);
-        // A server that refuses connections may accept the next one, so this is no reply to a call.
-        String code = text.startsWith("ERR max number of clients") ? "" : text.split(" ", 2)[0];
+        String code = text.split(" ", 2)[0];
         if (code.equals("ERR") && text.contains("unknown command")) {
             text = "the server has no LOCK commands; load the redis-lock module";
         }

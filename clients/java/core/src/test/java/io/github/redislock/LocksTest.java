@@ -464,18 +464,6 @@ class LocksTest extends Fixture {
 
     @ParameterizedTest
     @EnumSource
-    void fullServerIsUnavailable(Library library) throws Exception {
-        Locks locks = locks(library);
-        server.jedis.configSet("maxclients", "1");
-        RedisLock lock = locks.lock("k").waiting(Duration.ofMillis(200));
-        assertKind(Kind.UNAVAILABLE, lock::acquire);
-        CompletableFuture<Hold> wait = locks.lock("k").waiting(LONG).acquireAsync();
-        server.jedis.configSet("maxclients", "100");
-        wait.get(20, TimeUnit.SECONDS).release();
-    }
-
-    @ParameterizedTest
-    @EnumSource
     void serverWithoutTheModuleIsMisuse(Library library) throws Exception {
         try (Server plain = new Server(false)) {
             Locks locks = locks(library, plain.uri(), builder -> builder);
