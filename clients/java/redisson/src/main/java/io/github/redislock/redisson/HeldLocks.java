@@ -3,6 +3,7 @@ package io.github.redislock.redisson;
 
 import io.github.redislock.Hold;
 import io.github.redislock.LockException;
+import io.github.redislock.LockException.Kind;
 import io.github.redislock.Locks;
 import io.github.redislock.RedisLock;
 import java.time.Duration;
@@ -99,7 +100,8 @@ final class HeldLocks {
                 if (!future.complete(result.apply(hold))) {
                     releaseAsync(request.key, request.thread);
                 }
-            } else if (cause instanceof LockException.NotGranted) {
+            } else if (cause instanceof LockException known
+                    && (known.kind() == Kind.BUSY || known.kind() == Kind.TIMED_OUT)) {
                 future.complete(result.apply(null));
             } else {
                 future.completeExceptionally(cause instanceof LockException known ? failure(known) : cause);
