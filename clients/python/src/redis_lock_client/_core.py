@@ -129,9 +129,7 @@ class Core:
                 moving = min(moving, monotonic())
                 if monotonic() >= (until if wait else moving + self.options.patience):
                     raise
-                # The cluster may need a moment until all nodes agree.
-                await self._refresh()
-                await session.io.sleep(RETRY_PAUSE)
+                await self._settle(session)
                 continue
             moving = math.inf
             if asked.place is HELD:
@@ -141,6 +139,11 @@ class Core:
             if asked.reason in FINAL:
                 kind, text = FINAL[asked.reason]
                 raise kind(f"{request.name}: {text}")
+
+    async def _settle(self, session: Session) -> None:
+        # The cluster may need a moment until all nodes agree.
+        await self._refresh()
+        await session.io.sleep(RETRY_PAUSE)
 
     async def _ask(self, asked: Acquire, on_ask: OnAsk = None) -> None:
         """Ends the acquire if it fails in any way."""
@@ -159,11 +162,20 @@ class Core:
             taker, source = Owner(bytes.fromhex(owner)), ("FROM", giver, int(m))
         except ValueError:
             raise Misuse("the ticket was not made by hand_over()")
-        asked = Acquire(await self.session_of(request.keys[0]), request, taker, source=source)
-        await self._ask(asked)
-        if asked.place is not HELD:
-            raise asked.lost()
-        return asked
+        give_up = monotonic() + self.options.patience
+        while True:
+            session = await self.session_of(request.keys[0])
+            asked = Acquire(session, request, taker, source=source)
+            try:
+                await self._ask(asked)
+            except Moved:
+                if monotonic() >= give_up:
+                    raise
+                await self._settle(session)
+                continue
+            if asked.place is not HELD:
+                raise asked.lost()
+            return asked
 
     def ticket(self, hold: Acquire) -> str:
         """Lets another process take the hold over. Until then, the server renews it while this session lives."""

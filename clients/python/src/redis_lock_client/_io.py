@@ -112,8 +112,7 @@ class Io:
         is_stale = False
         try:
             await self.result(connection.connect())
-            # A large batch may fill the buffers of a connection that is dead.
-            self.limit(connection, timeout if len(calls) > 100 else None)
+            self.limit_send(connection, len(calls))
             if len(calls) == 1:
                 await self.result(connection.send_command(*calls[0], check_health=False))
             else:
@@ -174,8 +173,11 @@ class Io:
         raise NotImplementedError
 
     def limit(self, connection: Any, timeout: Optional[float]) -> None:
-        """Limits the time of the next reply. Without a limit, a call is sent."""
+        """Limits the time of the next reply."""
         raise NotImplementedError
+
+    def limit_send(self, connection: Any, count: int) -> None:
+        """Limits the time in which calls are sent, unless the connection does."""
 
     def signal(self) -> Signal:
         raise NotImplementedError

@@ -57,6 +57,8 @@ class Session:
         # When the last confirming LOCK.EVENTS was sent: in this session, and in any one that had its holds before.
         self._confirmed = self._last_confirmed = -math.inf
         self._started = self._in_jeopardy = self._failed = self.closed = False
+        # Whether a hold of the session may wait for the process that takes it over.
+        self._has_given = False
 
     # Calls of the user.
 
@@ -75,11 +77,14 @@ class Session:
             reply, first_sent = await self._call(asked, ASKED, verb, give_up, asked.request.lease)
         except Lost as error:
             with self.mutex:
-                self._end(asked, "not held" if asked.source else "restarted")
+                # Perhaps only one of several locks was lost.
+                self._end(asked, "not held" if asked.source else "restarted", undo=asked.request.several)
             if asked.source:
                 raise error
             return
         with self.mutex:
+            if asked.place is ASKED and asked.error is not None:
+                raise asked.error
             if asked.place is ASKED and reply is None:
                 self._end(asked, "timeout")
             elif asked.place is ASKED and reply != 0:
@@ -116,14 +121,14 @@ class Session:
             at = acquire.session
             if acquire.place is not UNDO or not acquire.is_declared() or not at._is_up:
                 return
-            id_, words = acquire.id, acquire.words("CANCEL")
+            sent_as, words = (acquire.id, acquire.n), acquire.words("CANCEL")
         try:
             await at.io.call(words, REPLY_GRACE)
         except LockError as error:
             if isinstance(error, Transient):
                 return
         with self.mutex:
-            if acquire.session is at and acquire.id == id_:
+            if acquire.session is at and (acquire.id, acquire.n) == sent_as:
                 self._undone(acquire)
 
     async def release(self, hold: Acquire) -> None:
@@ -181,6 +186,7 @@ class Session:
         """
         failing = first_sent = math.inf
         while True:
+            acquire.session._start()
             await self._wait(acquire, place, give_up, lambda: acquire.session._serves(acquire))
             with self.mutex:
                 if acquire.place is not place:
@@ -207,6 +213,9 @@ class Session:
                         acquire.id = b""
                 elif error is None and is_present and not was_in_doubt:
                     acquire.in_doubt.discard(verb)
+                if acquire.place is not place:
+                    # An event overrules the reply.
+                    return 0, first_sent
             if error is None and is_present:
                 return reply, first_sent
             if error is not None and not isinstance(error, Transient):
@@ -229,9 +238,9 @@ class Session:
         while True:
             with self.mutex:
                 at = acquire.session
-                if acquire.place is not place or is_ready():
-                    return
                 error = acquire.error if place is ASKED else None
+                if acquire.place is not place or error is None and is_ready():
+                    return
                 if error is None and at.closed:
                     error = errors.Cancelled("the locks are closed; make new ones")
                 is_limited = place is HELD or acquire.until < math.inf and not acquire.is_try
@@ -307,6 +316,7 @@ class Session:
     def give(self, hold: Acquire) -> None:
         """Another process may take the hold. Its owner is no longer used for this lock, unless the user named it."""
         self._end(hold, "taken")
+        self._has_given = True
         if hold.request.owner is None:
             hold.owner.retired.update(hold.request.keys)
 
@@ -344,6 +354,9 @@ class Session:
         """Leaves an acquire to the reader of this session, as this node may now serve its slot."""
         with self.mutex:
             old = acquire.session
+            if self.closed:
+                # The reader of the other session tries again.
+                return
             if acquire.place is ASKED:
                 self._end(acquire, "moved", undo=True)
             if acquire.place is not OVER:
@@ -394,16 +407,19 @@ class Session:
             await self._end_all()
             await self.io.close()
         finally:
-            # The event loop may end the task of the reader. The next acquire starts it again.
-            self._started = self._is_up = False
+            # The event loop may end the task of the reader. The next call starts it again.
+            with self.mutex:
+                self._started = self._is_up = False
+                if self.core.sessions.get(self.io.node.name) is self and self.closed:
+                    del self.core.sessions[self.io.node.name]
+                self._signal_all()
 
     async def _leave_node(self) -> None:
         """Another node of the cluster may have replaced this one. Without it, its session ends."""
         await self.core.relocate([*self.asked.values(), *self.held.values(), *self.unsettled.values()])
         with self.mutex:
-            if not (self.asked or self.held or self.unsettled):
+            if not (self.asked or self.held or self.unsettled or self._has_given):
                 self.closed = True
-                self.core.sessions.pop(self.io.node.name, None)
 
     async def _turn(self) -> None:
         """Declares, undoes and polls, in this order and in one round trip (R3, R6, R13)."""
@@ -437,13 +453,15 @@ class Session:
                     moved.append(acquire)
         if isinstance(events, LockError):
             raise events
+        not_declared = (each for each in replies[: len(declared)] if not self._is_answer(each) and not isinstance(each, Moved))
+        failure = next(not_declared, None)
         with self.mutex:
             moved += self._handle(events)
             if len(events) < EVENTS_COUNT:
                 self._confirmed = self._last_confirmed = sent
-                self._set_jeopardy(False)
-            is_ready = all(self._is_answer(reply) or isinstance(reply, Moved) for reply in replies[: len(declared)])
-            if not self._is_up and is_ready and not self.closed:
+                if failure is None:
+                    self._set_jeopardy(False)
+            if not self._is_up and failure is None and not self.closed:
                 self._is_up = True
                 self._signal_all()
         if moved:
@@ -451,8 +469,8 @@ class Session:
                 self.adopt(acquire)
             # The nodes may not agree yet.
             await self.core.relocate(moved)
-        if not self._is_up:
-            await self.io.sleep(RETRY_PAUSE)
+        if failure is not None and not self._is_up:
+            raise failure
 
     def _is_answer(self, reply: Any) -> bool:
         """Whether a repetition would get the same reply. Without a cluster, no other node has the key."""
@@ -472,7 +490,7 @@ class Session:
                     self._end(asked, "restarted", undo=True)
             self.unsettled = dict(sorted({**self.held, **self.unsettled}.items()))
             self.held = {}
-            self.id, self._seen, self._confirmed = reply[0], 0, -math.inf
+            self.id, self._seen, self._confirmed, self._has_given = reply[0], 0, -math.inf, False
 
     def _declare(self, acquires: List[Acquire], replies: List[Any]) -> List[Acquire]:
         """Handles the replies to declarations. Returns the acquires that another node serves now."""
@@ -527,7 +545,7 @@ class Session:
     async def close(self) -> None:
         """Ends all waits and renewed holds. A hold with a lease of its own remains until its lease ends."""
         self.closed = True
-        if self._started:
+        if self._started or self.id:
             await self._end_all()
             await self.io.close()
 
@@ -543,6 +561,7 @@ class Session:
             undo = [each for each in self.unsettled.values() if each.place is UNDO and each.request.lease is not None]
             calls = [each.words("CANCEL") for each in undo if each.is_declared()]
             self.id = b""
+            self._signal_all()
         if id_:
             try:
                 await self.io.batch([*calls, ("LOCK.SESSION", "CLOSE", id_)], CLOSE_TIMEOUT)

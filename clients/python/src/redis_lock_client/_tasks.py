@@ -103,6 +103,10 @@ class Tasks(Io):
     def current() -> Any:
         return asyncio.current_task()
 
+    def limit_send(self, connection: Any, count: int) -> None:
+        # A limit costs time. A large batch may fill the buffers of a connection that is dead.
+        connection.socket_timeout = CALL_TIMEOUT if count > 100 else None
+
     def signal(self) -> AnySignal:
         return Signal()
 
