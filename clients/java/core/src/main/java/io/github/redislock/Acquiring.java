@@ -227,10 +227,8 @@ final class Acquiring extends Work<Hold> {
         }
         locks.update(() -> {
             if (call != null && !call.isMoot) {
+                // A lease that is shorter than a round trip is over already. The caller gets a hold that is lost.
                 acquire.leaseEnds = call.sent + request.lease;
-                if (acquire.leaseEnds <= Locks.now()) {
-                    acquire.session.discard(acquire, "expired");
-                }
             }
             if (acquire.state == State.OVER) {
                 phase = Phase.BEGIN;

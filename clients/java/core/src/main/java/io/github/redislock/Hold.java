@@ -45,6 +45,11 @@ public final class Hold implements AutoCloseable {
         return Request.text(acquire.owner.name);
     }
 
+    /** The number of holds that the owner had after this grant: more than one only for a re-entry. */
+    public long count() {
+        return acquire.holds;
+    }
+
     /** With {@link RedisLock#fence}, a number greater than those of all earlier grants: that of the first lock. */
     public OptionalLong token() {
         return acquire.tokens.stream().mapToLong(Long::longValue).findFirst();

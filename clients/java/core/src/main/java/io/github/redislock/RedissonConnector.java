@@ -143,6 +143,8 @@ public final class RedissonConnector extends Connector {
     private final class Channel {
         private final RedisConnection connection;
         private final Set<Call> pending = ConcurrentHashMap.newKeySet();
+        /** Netty closes the channel later, if other code blocks its thread. */
+        private volatile boolean isClosed;
 
         Channel(RedisConnection connection) {
             this.connection = connection;
@@ -156,6 +158,7 @@ public final class RedissonConnector extends Connector {
         }
 
         void close() {
+            isClosed = true;
             connection.getChannel().close();
         }
 
@@ -164,7 +167,7 @@ public final class RedissonConnector extends Connector {
         }
 
         boolean isOpen() {
-            return connection.getChannel().isOpen();
+            return !isClosed && connection.getChannel().isOpen();
         }
 
         CompletableFuture<Object> send(Words words) {

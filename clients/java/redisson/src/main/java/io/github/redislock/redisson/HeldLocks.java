@@ -7,12 +7,15 @@ import io.github.redislock.LockException.Kind;
 import io.github.redislock.Locks;
 import io.github.redislock.RedisLock;
 import java.time.Duration;
-import java.util.ArrayDeque;
-import java.util.Deque;
 import java.util.Map;
+import java.util.PriorityQueue;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
 import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.SynchronousQueue;
+import java.util.concurrent.ThreadPoolExecutor;
+import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.function.Function;
 import org.redisson.client.RedisException;
@@ -25,12 +28,39 @@ final class HeldLocks {
     private record Holder(String key, long thread) {}
 
     /** An acquire of a thread. Times are in milliseconds. A lease of 0 means that the server renews the hold. */
-    record Request(RedisLock lock, String key, long thread, long patience, long lease) {}
+    record Request(RedisLock lock, String key, long thread, long patience, long lease, boolean isOnce) {}
+
+    /** A hold and the local time in nanoseconds at which its lease ends. */
+    private record Entry(Hold hold, long leaseEnds) {
+        boolean isRenewed() {
+            return leaseEnds == Long.MAX_VALUE;
+        }
+    }
 
     final Locks locks;
     private final String client;
-    /** The holds of a thread, the last one first. They count as one: it is lost when all of them are. */
-    private final Map<Holder, Deque<Hold>> holds = new ConcurrentHashMap<>();
+    /**
+     * Runs what the application does with results. That may block until another lock is granted, so the number of threads has no
+     * limit.
+     */
+    private final ExecutorService executor = new ThreadPoolExecutor(
+            0,
+            Integer.MAX_VALUE,
+            10,
+            TimeUnit.SECONDS,
+            new SynchronousQueue<>(),
+            work -> {
+                Thread thread = new Thread(work, "redis-lock-result");
+                thread.setDaemon(true);
+                return thread;
+            },
+            // After the end of the pool.
+            (work, pool) -> work.run());
+    /**
+     * The holds of a thread, the first one to end first. They count as one: it is lost when all of them are. So a hold whose
+     * lease is over is released before the others, which keep the lock.
+     */
+    private final Map<Holder, PriorityQueue<Entry>> holds = new ConcurrentHashMap<>();
 
     private final AtomicBoolean isClosed = new AtomicBoolean();
 
@@ -43,6 +73,7 @@ final class HeldLocks {
     void close() {
         if (!isClosed.getAndSet(true)) {
             locks.close();
+            executor.shutdown();
         }
     }
 
@@ -63,8 +94,28 @@ final class HeldLocks {
             }
             return hold;
         } catch (LockException error) {
-            throw failure(error);
+            if (isNotGranted(request, error)) {
+                return null;
+            }
+            throw failure(request, error);
         }
+    }
+
+    /** A wait with a limit is not granted if it could only end by that limit. */
+    private static boolean isNotGranted(Request request, LockException error) {
+        return switch (error.kind()) {
+            case BUSY, TIMED_OUT -> true;
+            case DEADLOCK -> request.patience != FOREVER && !request.isOnce;
+            default -> false;
+        };
+    }
+
+    private RuntimeException failure(Request request, LockException error) {
+        if (error.kind() == Kind.DEADLOCK && request.isOnce && isHeld(request.key, request.thread)) {
+            return new IllegalMonitorStateException(
+                    "Lock '" + request.key + "' is non-reentrant and is already held by thread " + request.thread);
+        }
+        return failure(error);
     }
 
     /**
@@ -94,18 +145,22 @@ final class HeldLocks {
                 (request.patience == FOREVER ? lock : lock.waiting(Duration.ofMillis(request.patience))).acquireAsync();
         CompletableFuture<T> future = new CompletableFuture<>();
         grant.whenComplete((hold, error) -> {
-            Throwable cause = cause(error);
             if (hold != null) {
                 push(request, hold);
-                if (!future.complete(result.apply(hold))) {
-                    releaseAsync(request.key, request.thread);
-                }
-            } else if (cause instanceof LockException known
-                    && (known.kind() == Kind.BUSY || known.kind() == Kind.TIMED_OUT)) {
-                future.complete(result.apply(null));
-            } else {
-                future.completeExceptionally(cause instanceof LockException known ? failure(known) : cause);
             }
+            executor.execute(() -> {
+                Throwable cause = cause(error);
+                if (hold != null) {
+                    if (!future.complete(result.apply(hold)) && remove(new Holder(request.key, request.thread), hold)) {
+                        hold.releaseAsync();
+                    }
+                } else if (cause instanceof LockException known && isNotGranted(request, known)) {
+                    future.complete(result.apply(null));
+                } else {
+                    future.completeExceptionally(
+                            cause instanceof LockException known ? failure(request, known) : cause);
+                }
+            });
         });
         future.whenComplete((value, error) -> {
             if (error != null) {
@@ -121,43 +176,62 @@ final class HeldLocks {
 
     private void push(Request request, Hold hold) {
         Holder holder = new Holder(request.key, request.thread);
-        holds.compute(holder, (same, stack) -> {
-            Deque<Hold> present = stack == null ? new ArrayDeque<>() : stack;
-            present.push(hold);
-            return present;
+        long end =
+                request.lease == 0 ? Long.MAX_VALUE : System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(request.lease);
+        holds.compute(holder, (same, present) -> {
+            // A first hold shows that all earlier ones are lost.
+            PriorityQueue<Entry> all = present == null || hold.count() == 1
+                    ? new PriorityQueue<>((one, other) -> one.isRenewed() || other.isRenewed()
+                            ? Boolean.compare(one.isRenewed(), other.isRenewed())
+                            : Long.signum(one.leaseEnds - other.leaseEnds))
+                    : present;
+            all.add(new Entry(hold, end));
+            return all;
         });
-        hold.lost().thenRun(() -> holds.computeIfPresent(holder, (same, stack) -> isLost(stack) ? null : stack));
+        hold.lost().thenRun(() -> holds.computeIfPresent(holder, (same, all) -> isLost(all) ? null : all));
     }
 
-    private static boolean isLost(Deque<Hold> stack) {
-        return stack.stream().allMatch(Hold::isLost);
+    private boolean remove(Holder holder, Hold hold) {
+        boolean[] isRemoved = new boolean[1];
+        holds.computeIfPresent(holder, (same, all) -> {
+            isRemoved[0] = all.removeIf(entry -> entry.hold == hold);
+            return all.isEmpty() ? null : all;
+        });
+        return isRemoved[0];
     }
 
-    /** The last hold of a thread, which is null if it has none, or has lost the lock. */
-    private Hold last(Holder holder) {
-        Hold[] last = new Hold[1];
-        holds.computeIfPresent(holder, (same, stack) -> {
-            last[0] = isLost(stack) ? null : stack.peek();
-            return stack;
+    private static boolean isLost(PriorityQueue<Entry> all) {
+        return all.stream().allMatch(entry -> entry.hold.isLost());
+    }
+
+    /** Any valid hold of a thread, or null if it has lost the lock, or has none. */
+    private Entry valid(Holder holder) {
+        Entry[] valid = new Entry[1];
+        holds.computeIfPresent(holder, (same, all) -> {
+            valid[0] = all.stream()
+                    .filter(entry -> !entry.hold.isLost())
+                    .findFirst()
+                    .orElse(null);
+            return all;
         });
-        return last[0];
+        return valid[0];
     }
 
     boolean isHeld(String key, long thread) {
-        return last(new Holder(key, thread)) != null;
+        return valid(new Holder(key, thread)) != null;
     }
 
-    /** Takes the last hold of a thread, which is null if it has none, or has lost the lock. */
+    /** Takes the hold of a thread that ends first, or null if the thread has lost the lock, or has none. */
     private Hold pop(String key, long thread) {
-        Hold[] last = new Hold[1];
-        holds.computeIfPresent(new Holder(key, thread), (same, stack) -> {
-            if (isLost(stack)) {
+        Hold[] first = new Hold[1];
+        holds.computeIfPresent(new Holder(key, thread), (same, all) -> {
+            if (isLost(all)) {
                 return null;
             }
-            last[0] = stack.pop();
-            return stack.isEmpty() ? null : stack;
+            first[0] = all.remove().hold;
+            return all.isEmpty() ? null : all;
         });
-        return last[0];
+        return first[0];
     }
 
     /** Returns false if the thread has no hold here, or has lost it. */
@@ -175,31 +249,38 @@ final class HeldLocks {
         }
     }
 
-    /** Releases the last hold without blocking. The result is false if the thread has no hold here, or has lost it. */
+    /** Releases the hold that ends first. The result is false if the thread has no hold here, or has lost the lock. */
     CompletableFuture<Boolean> releaseAsync(String key, long thread) {
         Hold hold = pop(key, thread);
         if (hold == null || hold.isLost()) {
             return CompletableFuture.completedFuture(hold != null);
         }
-        return hold.releaseAsync().handle((done, error) -> {
-            if (cause(error) instanceof LockException known && !(known instanceof LockException.Lost)) {
-                throw failure(known);
-            }
-            return error == null;
-        });
+        return hold.releaseAsync()
+                .handleAsync(
+                        (done, error) -> {
+                            if (cause(error) instanceof LockException known && !(known instanceof LockException.Lost)) {
+                                throw failure(known);
+                            }
+                            return error == null;
+                        },
+                        executor);
     }
 
-    /** Sets the lease of a lock. Returns false if this client does not hold it. */
+    /** Sets the lease of a lock, unless the server renews it. Returns false if this client does not hold it. */
     boolean extend(String key, long milliseconds) {
         for (Holder each : holds.keySet()) {
-            Hold hold = each.key.equals(key) ? last(each) : null;
-            if (hold != null) {
-                try {
-                    hold.extend(Duration.ofMillis(milliseconds));
+            Entry entry = each.key.equals(key) ? valid(each) : null;
+            try {
+                if (entry != null) {
+                    if (!entry.isRenewed()) {
+                        entry.hold.extend(Duration.ofMillis(milliseconds));
+                    }
                     return true;
-                } catch (LockException error) {
-                    throw failure(error);
                 }
+            } catch (LockException.Lost lost) {
+                // Another thread may hold it.
+            } catch (LockException error) {
+                throw failure(error);
             }
         }
         return false;

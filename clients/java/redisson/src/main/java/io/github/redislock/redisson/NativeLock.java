@@ -52,12 +52,8 @@ public class NativeLock extends RedissonFencedLock {
     }
 
     private Request request(long thread, long milliseconds, long lease, TimeUnit unit) {
-        if (kind == Kind.NON_REENTRANT && held.isHeld(getRawName(), thread)) {
-            throw new IllegalMonitorStateException(
-                    "Lock '" + getRawName() + "' is non-reentrant and is already held by thread " + thread);
-        }
         long time = lease <= 0 ? 0 : Math.max(1, unit.toMillis(lease));
-        return new Request(lock, getRawName(), thread, milliseconds, time);
+        return new Request(lock, getRawName(), thread, milliseconds, time, kind == Kind.NON_REENTRANT);
     }
 
     private static Long token(Hold hold) {

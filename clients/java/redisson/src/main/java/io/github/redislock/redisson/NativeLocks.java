@@ -54,7 +54,8 @@ public final class NativeLocks {
         long watchdog = redisson.getConfig().getLockWatchdogTimeout();
         long grace = Math.min(MAX_GRACE, Math.max(MIN_GRACE, watchdog / 3));
         Locks locks = settings.apply(new Locks.Builder(new RedissonConnector(redisson))
-                        .renewedLease(Duration.ofMillis(watchdog))
+                        // The server renews no shorter lease.
+                        .renewedLease(Duration.ofMillis(Math.max(3 * grace, watchdog)))
                         .ttl(Duration.ofMillis(Math.min(MAX_TTL, Math.max(grace, watchdog))))
                         .grace(Duration.ofMillis(grace))
                         .patience(Duration.ofMillis((long) config.getTimeout() * (config.getRetryAttempts() + 1))))

@@ -16,6 +16,7 @@ import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
 import java.util.Map;
+import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
@@ -202,6 +203,69 @@ class NativeLocksTest extends Fixture {
         assertTrue(lock.isHeldByCurrentThread());
         lock.unlock();
         assertFalse(lock.isLocked());
+    }
+
+    @Test
+    void innerUnlockKeepsTheLockWithTheLongerLease() throws Exception {
+        RLock lock = natives().getLock("k");
+        lock.lock(300, MILLISECONDS);
+        lock.lock(HOURS, SECONDS);
+        until("the first hold has ended", () -> server.jedis.hvals("k").equals(List.of("1")));
+        lock.unlock();
+        assertTrue(lock.isHeldByCurrentThread());
+        assertFalse(elsewhere(() -> lock.tryLock()));
+        lock.unlock();
+        assertFalse(lock.isLocked());
+        assertThrows(IllegalMonitorStateException.class, lock::unlock);
+    }
+
+    @Test
+    void callbacksThatBlockDelayNoGrant() throws Exception {
+        RedissonClient locks = natives();
+        List<CompletableFuture<Void>> all = new ArrayList<>();
+        for (int number = 0; number < 40; number++) {
+            RLock lock = locks.getLock("k" + number);
+            long id = number;
+            all.add(lock.lockAsync(id).toCompletableFuture().thenRun(() -> {
+                lock.unlockAsync(id).toCompletableFuture().join();
+                lock.lock();
+                lock.unlock();
+            }));
+        }
+        CompletableFuture.allOf(all.toArray(CompletableFuture[]::new)).get(20, SECONDS);
+    }
+
+    @Test
+    void timedWaitInACycleIsNotGranted() throws Exception {
+        RedissonClient locks = natives();
+        RLock a = locks.getLock("a");
+        RLock b = locks.getLock("b");
+        a.lockAsync(1).toCompletableFuture().get(20, SECONDS);
+        b.lockAsync(2).toCompletableFuture().get(20, SECONDS);
+        CompletableFuture<Boolean> wait = a.tryLockAsync(20, -1, SECONDS, 2).toCompletableFuture();
+        untilWaiters(1);
+        assertFalse(b.tryLockAsync(20, -1, SECONDS, 1).toCompletableFuture().get(20, SECONDS));
+        a.unlockAsync(1).toCompletableFuture().get(20, SECONDS);
+        assertTrue(wait.get(20, SECONDS));
+        a.unlockAsync(2).toCompletableFuture().get(20, SECONDS);
+        b.unlockAsync(2).toCompletableFuture().get(20, SECONDS);
+    }
+
+    @Test
+    void groupWithoutATimeLimitMayHaveALease() throws Exception {
+        RedissonClient locks = natives();
+        RLock group = locks.getMultiLock(locks.getLock("a"), locks.getLock("b"));
+        assertTrue(group.tryLock(Long.MAX_VALUE, HOURS, SECONDS));
+        group.unlock();
+        assertFalse(locks.getLock("a").isLocked() || locks.getLock("b").isLocked());
+    }
+
+    @Test
+    void shortWatchdogTimesWork() throws Exception {
+        RLock lock = natives(config -> config.setLockWatchdogTimeout(50)).getLock("k");
+        lock.lock();
+        assertTrue(lock.isHeldByCurrentThread());
+        lock.unlock();
     }
 
     @Test
@@ -404,6 +468,13 @@ class NativeLocksTest extends Fixture {
             assertThrows(ExecutionException.class, () -> each.lockAsync().get());
             assertEquals(1, each.getHoldCount());
             each.unlock();
+        }
+        for (int round = 0; round < 20; round++) {
+            lock.lock();
+            assertTrue(lock.forceUnlock());
+            lock.lock();
+            lock.unlock();
+            assertFalse(lock.isLocked());
         }
     }
 
