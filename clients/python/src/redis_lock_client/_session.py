@@ -199,7 +199,7 @@ class Session:
                 acquire.in_doubt.add(verb)
             now = monotonic()
             first_sent = min(first_sent, now)
-            error: Optional[LockError] = None
+            reply, error = None, None
             try:
                 reply = await at.io.call(words, min(CALL_TIMEOUT, max(REPLY_GRACE, give_up - now)))
             except LockError as failure:
