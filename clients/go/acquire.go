@@ -132,8 +132,8 @@ func (a *acquire) ask(ctx context.Context) *Error {
 	case a.state != asked:
 		// An event, or a new session, overrules the reply (R14).
 	case isLost:
-		// The hold of a repeated acquire has ended (R12).
-		a.end("restarted", false)
+		// The hold of a repeated acquire has ended (R12), perhaps only one of several.
+		a.end("restarted", a.lock.several())
 	case reply == nil:
 		a.end("timeout", false)
 	case reply != int64(0):
@@ -337,7 +337,7 @@ func (a *acquire) end(reason string, mayRemain bool) {
 	if a.state > held {
 		return
 	}
-	if a.isReleasing && a.inDoubt && (reason == "restarted" || reason == "NOTOWNER") {
+	if a.isReleasing && (reason == "closed" || a.inDoubt && (reason == "restarted" || reason == "NOTOWNER")) {
 		// The release may have succeeded. If the hold had been lost before, an event would say so.
 		reason = "released"
 	}

@@ -197,7 +197,8 @@ func (l *Lock) hold(a *acquire, parent context.Context) *Hold {
 	if l.isLeased() {
 		a.expiry = time.AfterFunc(time.Until(a.leaseEnds), func() {
 			defer l.locks.lock()()
-			if a.state == held && time.Until(a.leaseEnds) <= 0 {
+			// A release that is on its way ends the hold itself.
+			if a.state == held && !a.isReleasing && time.Until(a.leaseEnds) <= 0 {
 				a.end("expired", true)
 			}
 		})

@@ -34,7 +34,9 @@ type queued struct {
 func readerOf(origin *redis.Client) *redis.Client {
 	options := *origin.Options()
 	options.MaxRetries, options.ContextTimeoutEnabled, options.Limiter = -1, true, nil
-	options.ReadTimeout, options.WriteTimeout, options.ConnMaxIdleTime = callTimeout, callTimeout, -1
+	options.ReadTimeout, options.WriteTimeout = callTimeout, callTimeout
+	// A connection that ends on purpose would end a session without grace.
+	options.ConnMaxIdleTime, options.ConnMaxLifetime = -1, 0
 	// A small pool would dial less often after failures.
 	options.PoolSize, options.MinIdleConns, options.MaxIdleConns, options.MaxActiveConns = 1000, 0, 0, 0
 	return redis.NewClient(&options)

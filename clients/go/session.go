@@ -118,7 +118,10 @@ func (s *session) send(ctx context.Context, timeout time.Duration, words []any) 
 	call := &queued{words: words, replied: make(chan struct{})}
 	s.queue = append(s.queue, call)
 	if err := s.locks.wait(ctx, call.replied, time.Now().Add(timeout)); err != nil {
-		// It may be sent later. That is harmless, because its words name a number.
+		// It may have been sent. That is harmless, because its words name a number.
+		if i := slices.Index(s.queue, call); i >= 0 {
+			s.queue = slices.Delete(s.queue, i, i+1)
+		}
 		return nil, classify(err.Cause)
 	}
 	return call.reply, call.err
@@ -258,7 +261,7 @@ func (s *session) declare() *Error {
 	calls := make([][]any, len(numbers))
 	for i, n := range numbers {
 		a := s.acquires[n]
-		calls[i] = a.words("RENEW", min(a.lock.lease, time.Until(a.leaseEnds)))
+		calls[i] = a.words("RENEW", time.Until(a.leaseEnds))
 	}
 	s.locks.mutex.Unlock()
 	// Over the reader's connection, as the user's pool may be full.
@@ -267,7 +270,7 @@ func (s *session) declare() *Error {
 	holds := map[string]int64{}
 	for i, n := range numbers {
 		switch a, err := s.acquires[n], results[i].err; {
-		case a == nil || err.is("MOVED"):
+		case a == nil || err.is("MOVED", "ASK", "TRYAGAIN"):
 		case err != nil && err.transient && !err.is("LATE"):
 			return err
 		case err == nil || a.state == held:
@@ -283,8 +286,10 @@ func (s *session) declare() *Error {
 				a.end("moved", false)
 				a.undone()
 			}
+		case err.is("ASK", "TRYAGAIN"):
+			// The slot is on its way. The next turn tries again.
 		case err != nil && a.state == held:
-			a.end("restarted", false)
+			a.end("restarted", a.lock.several())
 		default:
 			if a.isKnown = true; err == nil && slices.Min(integers(results[i].reply)) < holds[a.holdOf()] {
 				// R3, R22: another hold of this owner has ended, and nobody knows which.
@@ -324,7 +329,7 @@ func (s *session) poll() *Error {
 	}
 	events, _ := reply.([]any)
 	for _, each := range events {
-		if event, _ := each.([]any); len(event) >= 4 {
+		if event, _ := each.([]any); len(event) >= 3 {
 			s.handle(event)
 		}
 	}
@@ -339,7 +344,7 @@ func (s *session) poll() *Error {
 func (s *session) handle(event []any) {
 	s.seen = integers(event[0])[0]
 	a := s.acquires[integers(event[2])[0]]
-	reason, _ := event[3].(string)
+	reason, _ := append(event, nil)[3].(string)
 	switch {
 	case a == nil || a.state > held:
 	case event[1] == "granted" && a.state == asked:

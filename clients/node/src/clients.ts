@@ -61,7 +61,8 @@ export interface Nodes {
 
 function ioredisNode(name: string, client: Ioredis): Node {
   const own = (client.options ?? {}) as Record<string, number>;
-  const { connectTimeout = CALL_TIMEOUT, sentinelCommandTimeout = CALL_TIMEOUT / 2 } = own;
+  // A Sentinel that is silent must leave time for the next one.
+  const { connectTimeout = CALL_TIMEOUT, sentinelCommandTimeout = CALL_TIMEOUT / 8 } = own;
   const options = {
     lazyConnect: true, retryStrategy: () => null, sentinelRetryStrategy: () => null, reconnectOnError: null,
     enableOfflineQueue: true, autoResendUnfulfilledCommands: false, maxRetriesPerRequest: 0,

@@ -54,6 +54,8 @@ export class Core {
   closed = false;
   readonly #options: SessionOptions;
   readonly #sessions = new Map<string, Session>();
+  /** The begin of the names of owners. Unique even if sessions have the same name. */
+  readonly #owners: string;
   #lastOwner = 0;
   #isRelocating = false;
 
@@ -71,8 +73,9 @@ export class Core {
       });
     });
     this.nodes = nodesOf(client);
-    const random = randomBytes(4).toString('hex');
+    const random = randomBytes(6).toString('hex');
     this.#options = { name: name ?? `${hostname()}/${process.pid}/${random}`, ttl, grace, patience, notify };
+    this.#owners = `${this.#options.name}:${random}`;
   }
 
   /** The node that serves the key. */
@@ -124,7 +127,7 @@ export class Core {
       if (enclosing === outer.live) return outer;
     }
     this.#lastOwner += 1;
-    return new Owner(`${this.#options.name}:${this.#lastOwner}`);
+    return new Owner(`${this.#owners}:${this.#lastOwner}`);
   }
 
   /** The hold, or null if the limit of the wait is over. */
@@ -190,6 +193,7 @@ export class Core {
   ticket(hold: Acquire): string {
     if (!hold.is('held') || hold.isLost) throw hold.lost();
     if (hold.request.several) throw new MisuseError('several locks cannot be handed over together');
+    if (!hold.isDeclared) throw new UnavailableError('no server has confirmed the hold yet; try again');
     hold.isHandedOver = true;
     hold.owner.retired += 1;
     return `${Buffer.from(hold.owner.name as string).toString('hex')}|${hold.number.n}|${this.#options.name}`;

@@ -101,8 +101,10 @@ export class Session {
       if (asked.is('asked') && reply === null) this.#end(asked, 'timeout');
       if (asked.is('asked') && reply !== 0) this.#grant(asked, firstSent, asked.inDoubt, reply);
     } catch (error) {
+      // The server has answered the only attempt, so there is nothing to undo.
+      if (asked.is('asked') && !asked.inDoubt) this.#end(asked, error instanceof LostError ? 'restarted' : 'cancelled');
       if (source !== undefined || !(error instanceof LostError)) throw error;
-      this.#end(asked, 'restarted');
+      this.#end(asked, 'restarted', request.several);
     }
     if (asked.is('asked') && asked.error === undefined) {
       await asked.changed.wait(giveUp);
@@ -147,6 +149,7 @@ export class Session {
     // Expired by the local clock. A lease is never shortened, so the server may still have the hold.
     if (hold.is('held') && hold.isLost) this.#end(hold, 'expired', true);
     if (hold.is('held') && isFirst) {
+      hold.inDoubt = false;
       try {
         await this.#call(hold, () => hold.releaseWords(), now() + this.options.patience);
         this.#end(hold, 'released');
@@ -164,6 +167,8 @@ export class Session {
     if (!hold.is('held') || hold.isLost) throw hold.lost();
     try {
       const [, firstSent] = await this.#call(hold, () => hold.renewWords(lease), now() + this.options.patience);
+      // Its owner may know already that the lease was over.
+      if (hold.is('held') && hold.leaseEnds <= now()) this.#end(hold, 'expired', true);
       if (lease !== undefined && hold.is('held')) [hold.leaseEnds, hold.revocableSince] = [firstSent + lease, -Infinity];
       hold.onChange();
     } catch (error) {
@@ -181,10 +186,10 @@ export class Session {
   async #call(acquire: Acquire, words: () => Words, giveUp: number): Promise<[reply: unknown, firstSent: number]> {
     const { state } = acquire;
     let [failing, firstSent] = [Infinity, Infinity];
-    acquire.inDoubt = false;
     while (acquire.is(state) && (acquire.error === undefined || state === 'held')) {
       const { session } = acquire.number;
       if (!session.#isUp) await session.#untilUp(acquire, giveUp);
+      if (!acquire.is(state)) break;
       const { number } = acquire;
       const sent = now();
       try {
@@ -476,7 +481,7 @@ export class Session {
       // The last confirming reply would have reported an earlier grant.
       this.#grant(acquire, Math.max(acquire.began, this.#lastConfirmed), true, first, token);
       this.#granted.push(acquire);
-    } else if (kind === 'lost' && first === 'moved' && acquire.is('held')) {
+    } else if (kind === 'lost' && first === 'moved' && acquire.is('held') && !acquire.isHandedOver) {
       this.#undeclare(acquire);
     } else if (kind === 'lost') {
       // Perhaps only one of several locks was lost.

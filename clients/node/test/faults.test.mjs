@@ -152,6 +152,15 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
       await until(async () => server.isEmpty('k'), 'the release');
     });
 
+    test('processes with the same name have different owners', async () => {
+      const other = new Locks(client, { name: 'web' });
+      make({ name: 'web' });
+      const hold = await other.lock('k', { reentrant: true }).acquire();
+      assert.equal(await locks.lock('k', { reentrant: true }).tryAcquire(), null);
+      await hold.release();
+      await other.close();
+    });
+
     test('a grant by event needs no renewal', async () => {
       make();
       const hold = await locks.lock('k').acquire();

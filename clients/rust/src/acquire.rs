@@ -146,7 +146,9 @@ impl<I: Io> Acquire<I> {
     /// The call that declares a hold in another session, with the rest of its lease.
     pub(crate) fn declare_call(&self, at: &At<I>) -> Cmd {
         let ends = self.now().lease_ends;
-        self.renew_call(at, self.request.lease.map(|_| left(ends)))
+        // An acquire without an answer has its whole lease.
+        let rest = |lease| if ends == Moment::MAX { lease } else { left(ends) };
+        self.renew_call(at, self.request.lease.map(rest))
     }
 
     pub(crate) fn release_call(&self, at: &At<I>) -> Cmd {

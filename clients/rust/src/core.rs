@@ -3,7 +3,7 @@
 //! Shared by tokio and threads: a session for each node, and the verbs.
 
 use std::cell::Cell;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::process;
 use std::sync::{Arc, Mutex};
@@ -55,8 +55,8 @@ pub(crate) struct Core<I: Io> {
     pub(crate) unique: String,
     pub(crate) process: u32,
     pub(crate) sessions: Mutex<HashMap<String, Arc<Session<I>>>>,
-    /// The tasks and threads that have handed holds over. They use another owner since.
-    pub(crate) handed_over: Mutex<HashMap<String, u64>>,
+    /// The owners that have handed holds over. Their tasks and threads use another one since.
+    pub(crate) handed_over: Mutex<HashSet<Vec<u8>>>,
 }
 
 /// Reports a wait, even if its future is dropped.
@@ -112,10 +112,16 @@ impl<I: Io> Core<I> {
     }
 
     fn owner(&self) -> Vec<u8> {
-        let unit = I::unit();
-        let generation = locked(&self.handed_over).get(&unit).copied().unwrap_or(0);
-        let generation = if generation == 0 { String::new() } else { format!(".{generation}") };
-        format!("{}:{}:{unit}{generation}", self.name, self.unique).into_bytes()
+        let (first, handed_over) =
+            (format!("{}:{}:{}", self.name, self.unique, I::unit()), locked(&self.handed_over));
+        let mut owner = first.clone();
+        for generation in 1.. {
+            if !handed_over.contains(owner.as_bytes()) {
+                break;
+            }
+            owner = format!("{first}.{generation}");
+        }
+        owner.into_bytes()
     }
 
     /// The hold, or None if the limit of the wait is over. `on_ask` gets each acquire that may wait.
@@ -257,7 +263,7 @@ impl<I: Io> Core<I> {
             return Err(hold.lost());
         }
         hold.now().handed_over = true;
-        *locked(&self.handed_over).entry(I::unit()).or_default() += 1;
+        locked(&self.handed_over).insert(hold.owner.clone());
         let owner: String = hold.owner.iter().map(|byte| format!("{byte:02x}")).collect();
         Ok(format!("{owner}|{n}|{}", self.name))
     }

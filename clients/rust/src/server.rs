@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Mutex;
 
 use redis::{cmd, Client, ConnectionAddr, FromRedisValue, Value};
@@ -17,8 +18,17 @@ pub struct Server(Kind);
 #[derive(Debug)]
 enum Kind {
     Single(Client),
-    Sentinel { sentinels: Vec<Client>, name: String, primary: Client },
-    Cluster { seeds: Vec<Client>, slots: Mutex<Slots> },
+    /// The lookup begins with the Sentinel that is `first`: one that answers, as a silent one costs the time of the call.
+    Sentinel {
+        sentinels: Vec<Client>,
+        first: AtomicUsize,
+        name: String,
+        primary: Client,
+    },
+    Cluster {
+        seeds: Vec<Client>,
+        slots: Mutex<Slots>,
+    },
 }
 
 #[derive(Debug, Default)]
@@ -51,7 +61,8 @@ impl Server {
         name: impl Into<String>,
         primary: Client,
     ) -> Server {
-        Server(Kind::Sentinel { sentinels: sentinels.into_iter().collect(), name: name.into(), primary })
+        let (sentinels, first) = (sentinels.into_iter().collect(), AtomicUsize::new(0));
+        Server(Kind::Sentinel { sentinels, first, name: name.into(), primary })
     }
 
     /// A cluster, found by any of these nodes. Connections to all nodes have the options of the first one.
@@ -80,13 +91,20 @@ impl Server {
         match &self.0 {
             Kind::Single(client) => Ok(client.clone()),
             Kind::Cluster { seeds, .. } => at(seeds.first().ok_or_else(nobody)?, node),
-            Kind::Sentinel { sentinels, name, primary } => {
+            Kind::Sentinel { sentinels, first, name, primary } => {
                 let mut call = cmd("SENTINEL");
                 call.arg("GET-MASTER-ADDR-BY-NAME").arg(name);
                 let mut error = nobody();
-                for sentinel in sentinels {
+                let start = first.load(Ordering::Relaxed);
+                for i in start..start + sentinels.len() {
+                    // The time of the call may end here.
+                    first.store(i + 1, Ordering::Relaxed);
+                    let sentinel = &sentinels[i % sentinels.len()];
                     match I::ask(sentinel, &call).await.and_then(parse::<Option<(String, u16)>>) {
-                        Ok(Some((host, port))) => return at(primary, &format!("{host}:{port}")),
+                        Ok(Some((host, port))) => {
+                            first.store(i, Ordering::Relaxed);
+                            return at(primary, &format!("{host}:{port}"));
+                        }
                         Ok(None) => {
                             error = Error::new(ErrorKind::Unavailable, format!("no Sentinel knows {name}"))
                         }

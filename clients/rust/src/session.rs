@@ -5,7 +5,9 @@
 //! Rules R1 to R23 are those of `docs/sessions.md`. All state is changed by three inputs: a reply, an event and the clock.
 
 use std::collections::{BTreeMap, HashMap};
+use std::future::Future;
 use std::sync::{Arc, Mutex};
+use std::task::Poll;
 use std::time::Duration;
 
 use redis::{cmd, Cmd, FromRedisValue, Value};
@@ -242,6 +244,9 @@ impl<I: Io> Session<I> {
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
             changed.as_mut().enable();
+            // An acquire without a number is interrupted by itself.
+            let mut interrupted = std::pin::pin!(acquire.changed.notified());
+            interrupted.as_mut().enable();
             if self.enrol(acquire, is_short || give_up == Moment::MAX)? {
                 break;
             }
@@ -249,7 +254,16 @@ impl<I: Io> Session<I> {
                 let failure = locked(&self.table).failure.clone();
                 return Err(failure.unwrap_or_else(Error::no_reply));
             }
-            I::timeout(left(give_up), changed).await;
+            let any = std::future::poll_fn(|context| {
+                let (changed, interrupted) =
+                    (changed.as_mut().poll(context), interrupted.as_mut().poll(context));
+                if changed.is_ready() || interrupted.is_ready() {
+                    Poll::Ready(())
+                } else {
+                    Poll::Pending
+                }
+            });
+            I::timeout(left(give_up), any).await;
             // Another node may have taken over.
             let node = self.core.server.node_of::<I>(&acquire.request.keys[0]).await;
             if node.is_ok_and(|node| node != self.node) {
@@ -426,6 +440,8 @@ impl<I: Io> Session<I> {
     pub(crate) async fn renew(core: &Core<I>, hold: &Arc<Acquire<I>>, lease: Option<Duration>) -> Result<()> {
         let call = |at: &At<I>| hold.renew_call(at, lease);
         match Session::repeat(core, hold, Phase::Held, call, after(core.patience)).await {
+            // Its owner may know already that the lease was over.
+            Ok(Some(_)) if hold.is_lost() => hold.abandon("expired"),
             Ok(Some((_, first_sent))) => {
                 let mut state = hold.now();
                 state.in_doubt &= state.is_releasing;
@@ -448,6 +464,9 @@ impl<I: Io> Session<I> {
     pub(crate) async fn number(core: &Core<I>, hold: &Arc<Acquire<I>>) -> Result<u64> {
         let give_up = after(core.patience);
         loop {
+            if !hold.is_held() || hold.is_lost() {
+                return Err(hold.lost());
+            }
             let at = hold.now().at.clone();
             match at.filter(|at| at.session.knows(at)) {
                 Some(at) => return Ok(at.n),

@@ -504,7 +504,7 @@ class Session:
                     self._signal(acquire)
                 # R3, R22: if the count is too low, a hold of this owner has ended, and nobody knows which.
                 if is_refused or min(reply if acquire.request.several else [reply]) < ours[_hold_of(acquire)]:
-                    self._end(acquire, "restarted", undo=not is_refused)
+                    self._end(acquire, "restarted", undo=not is_refused or acquire.request.several)
         return [each for each, reply in zip(acquires, replies) if isinstance(reply, Moved) and not self._is_answer(reply)]
 
     def _handle(self, events: List[Any]) -> List[Acquire]:
