@@ -74,8 +74,8 @@ class Request:
         self.fence, self.reentrant, self.label = fence, reentrant, label
         self.owner = None if owner is None else encode(owner, "owner")
         self.several = len(keys) > 1
-        self.flags: Words = ("SHARED",) if limit is None else ("SHARED", "LIMIT", limit)
-        self.flags = (self.flags if shared or limit is not None else ()) + (("FENCE",) if fence else ())
+        limits: Words = () if limit is None else ("LIMIT", limit)
+        self.flags: Words = (*(("SHARED",) if shared or limits else ()), *limits, *(("FENCE",) if fence else ()))
 
     def hold(self, lease: Optional[float], max_hold: Optional[float]) -> Words:
         """The lease and the binding of a hold. A hold without a lease of its own is renewed, and ends with its session."""

@@ -431,8 +431,9 @@ class Session:
                 self._end(self.dropped.pop(), "released", undo=True)
             # An acquire that is over may have no hold. It must not take that of another one of its owner.
             unsettled = sorted(self.unsettled.values(), key=lambda each: each.place is UNDO)
-            declared = [(each, each.id, each.declaration()) for each in unsettled if each.id != self.id]
-            undone = [(each, each.id, each.words("CANCEL")) for each in unsettled if each.place is UNDO]
+            declared = [each for each in unsettled if each.id != self.id]
+            undone = [each for each in unsettled if each.place is UNDO]
+            calls = [each.declaration() for each in declared] + [each.words("CANCEL") for each in undone]
             if self._failed or not self._is_up:
                 # Confirms at once.
                 block = 0.0
@@ -440,13 +441,12 @@ class Session:
                 block = RETRY_PAUSE
             # Numbers are asked in order.
             done = min(next(iter(self.asked), self._last_n + 1), self._last_n + 1, *self.unsettled)
-        sent, count = monotonic(), len(declared) + len(undone)
+        sent = monotonic()
         poll = ("LOCK.EVENTS", self.id, self._next_beat(), self._seen, done, int(block * 1000), EVENTS_COUNT)
-        calls = [words for _, _, words in (*declared, *undone)]
-        *replies, events = await self.io.read([*calls, poll], block + REPLY_GRACE + 0.001 * count)
-        moved = self._declare([each for each, _, _ in declared], replies[: len(declared)])
+        *replies, events = await self.io.read([*calls, poll], block + REPLY_GRACE + 0.001 * len(calls))
+        moved = self._declare(declared, replies[: len(declared)])
         with self.mutex:
-            for (acquire, _, _), reply in zip(undone, replies[len(declared) :]):
+            for acquire, reply in zip(undone, replies[len(declared) :]):
                 if self._is_answer(reply) and acquire.is_declared():
                     self._undone(acquire)
                 elif isinstance(reply, Moved) and acquire not in moved:

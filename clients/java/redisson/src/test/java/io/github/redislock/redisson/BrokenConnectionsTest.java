@@ -24,10 +24,7 @@ class BrokenConnectionsTest extends Fixture {
 
     @Override
     void configure(Config config) {
-        config.useSingleServer()
-                .setAddress(server.uri())
-                .setConnectionMinimumIdleSize(1)
-                .setSubscriptionConnectionMinimumIdleSize(1);
+        single(config, server.uri());
     }
 
     @Test

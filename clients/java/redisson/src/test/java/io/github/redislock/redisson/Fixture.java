@@ -23,6 +23,14 @@ abstract class Fixture {
     /** The configuration of the servers. */
     abstract void configure(Config config);
 
+    /** One server, and few connections. */
+    static void single(Config config, String uri) {
+        config.useSingleServer()
+                .setAddress(uri)
+                .setConnectionMinimumIdleSize(1)
+                .setSubscriptionConnectionMinimumIdleSize(1);
+    }
+
     /** A client without native locks. */
     RedissonClient redisson(Consumer<Config> more) {
         Config config = new Config();

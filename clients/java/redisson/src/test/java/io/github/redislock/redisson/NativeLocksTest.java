@@ -72,10 +72,7 @@ class NativeLocksTest extends Fixture {
 
     @Override
     void configure(Config config) {
-        config.useSingleServer()
-                .setAddress(server.uri())
-                .setConnectionMinimumIdleSize(1)
-                .setSubscriptionConnectionMinimumIdleSize(1);
+        single(config, server.uri());
     }
 
     private static long calls(String command) {

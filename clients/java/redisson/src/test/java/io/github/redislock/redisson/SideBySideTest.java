@@ -44,10 +44,7 @@ class SideBySideTest extends Fixture {
 
     @Override
     void configure(Config config) {
-        config.useSingleServer()
-                .setAddress(server.uri())
-                .setConnectionMinimumIdleSize(1)
-                .setSubscriptionConnectionMinimumIdleSize(1);
+        single(config, server.uri());
     }
 
     @Test
