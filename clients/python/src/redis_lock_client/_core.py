@@ -18,7 +18,7 @@ from . import errors
 from ._acquire import HELD, OVER, Acquire, Owner
 from ._io import Io, Node
 from ._options import Mutex, Options
-from ._request import Request
+from ._request import Request, Words
 from ._session import RETRY_PAUSE, Session
 from ._tasks import Tasks
 from .errors import Busy, Cancelled, Deadlock, LockError, Misuse, Moved, TimedOut, Unavailable
@@ -116,36 +116,38 @@ class Core:
         finally:
             self.options.notify(request.label, "waited", outcome, monotonic() - began)
 
-    async def _acquire(self, request: Request, wait: Optional[float], on_ask: OnAsk) -> Acquire:
+    async def _acquire(
+        self, request: Request, wait: Optional[float], on_ask: OnAsk = None, taker: Optional[Owner] = None, source: Words = ()
+    ) -> Acquire:
+        """With a source, takes over that hold, under the name that it has."""
         until, moving = math.inf if wait is None else monotonic() + wait, math.inf
         while True:
             session = await self.session_of(request.keys[0])
-            owner = await self._owner_of(session, request, until if wait else monotonic() + self.options.patience)
+            owner = taker or await self._owner_of(session, request, until if wait else monotonic() + self.options.patience)
             left = max(0.001, until - monotonic()) if wait else wait
-            asked = Acquire(session, request, owner, left)
+            asked = Acquire(session, request, owner, left, source)
             try:
                 await self._ask(asked, on_ask)
             except Moved:
                 moving = min(moving, monotonic())
                 if monotonic() >= (until if wait else moving + self.options.patience):
                     raise
-                await self._settle(session)
+                # The cluster may need a moment until all nodes agree.
+                await self._refresh()
+                await session.io.sleep(RETRY_PAUSE)
                 continue
             moving = math.inf
             if asked.place is HELD:
                 return asked
+            if source:
+                raise asked.lost()
             if asked.reason == "timeout":
                 raise (Busy if wait == 0 else TimedOut)(f"{request.name}: another owner holds the lock")
             if asked.reason in FINAL:
                 kind, text = FINAL[asked.reason]
                 raise kind(f"{request.name}: {text}")
 
-    async def _settle(self, session: Session) -> None:
-        # The cluster may need a moment until all nodes agree.
-        await self._refresh()
-        await session.io.sleep(RETRY_PAUSE)
-
-    async def _ask(self, asked: Acquire, on_ask: OnAsk = None) -> None:
+    async def _ask(self, asked: Acquire, on_ask: OnAsk) -> None:
         """Ends the acquire if it fails in any way."""
         try:
             if on_ask is not None:
@@ -162,20 +164,7 @@ class Core:
             taker, source = Owner(bytes.fromhex(owner)), ("FROM", giver, int(m))
         except ValueError:
             raise Misuse("the ticket was not made by hand_over()")
-        give_up = monotonic() + self.options.patience
-        while True:
-            session = await self.session_of(request.keys[0])
-            asked = Acquire(session, request, taker, source=source)
-            try:
-                await self._ask(asked)
-            except Moved:
-                if monotonic() >= give_up:
-                    raise
-                await self._settle(session)
-                continue
-            if asked.place is not HELD:
-                raise asked.lost()
-            return asked
+        return await self._acquire(request, None, taker=taker, source=source)
 
     def ticket(self, hold: Acquire) -> str:
         """Lets another process take the hold over. Until then, the server renews it while this session lives."""
