@@ -90,11 +90,14 @@ var transientCodes = []string{
 	"QUARANTINE", "UNBLOCKED", "MOVED", "ASK",
 }
 
-// classify makes an *Error of an error of go-redis.
+// classify makes an *Error of an error of go-redis, and nil of a reply.
 func classify(err error) *Error {
 	var reply redis.Error
-	if !errors.As(err, &reply) {
-		return &Error{Kind: ErrUnavailable, Text: "no reply from the server", Cause: err, transient: true}
+	switch {
+	case err == nil || errors.Is(err, redis.Nil):
+		return nil
+	case !errors.As(err, &reply):
+		return noReply(err)
 	}
 	text := reply.Error()
 	code, _, _ := strings.Cut(text, " ")
@@ -106,6 +109,10 @@ func classify(err error) *Error {
 		e.Text = "the server has no LOCK commands; load the redis-lock module"
 	}
 	return e
+}
+
+func noReply(cause error) *Error {
+	return &Error{Kind: ErrUnavailable, Text: "no reply from the server", Cause: cause, transient: true}
 }
 
 func misuse(text string) *Error { return &Error{Kind: ErrMisuse, Text: text} }

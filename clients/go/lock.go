@@ -12,8 +12,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 )
 
 // A Lock is one lock, or several locks, with options.
@@ -26,9 +24,11 @@ type Lock struct {
 	shared, fence, reentrant bool
 	// invalid is what is wrong with the options, if anything.
 	invalid *Error
-	// owner is the name under which it acquires. With WithOwner it is named.
-	named *string
-	owner string
+	// owner is the name under which it acquires, and isNamed whether the user chose it.
+	owner   string
+	isNamed bool
+	// holds counts the acquires that are held.
+	holds int
 }
 
 // Lock makes a lock with options. It acquires nothing yet. Fails with ErrMisuse if the options do not fit together.
@@ -44,7 +44,7 @@ func (l *Locks) Lock(key string, options ...Option) (*Lock, error) {
 }
 
 func (l *Locks) newLock(key string, options []Option) *Lock {
-	lock := &Lock{locks: l, keys: []string{key}, wait: forever, lease: forever, maxHold: forever}
+	lock := &Lock{locks: l, owner: l.newOwner(), keys: []string{key}, wait: forever, lease: forever, maxHold: forever}
 	for _, option := range options {
 		option(lock)
 	}
@@ -173,20 +173,25 @@ func (l *Lock) ask(ctx context.Context, a *acquire) *Error {
 // nextOwner is the owner of the next acquire. While the server may still have to undo an acquire, its owner is not used again, as
 // a call of it may be late.
 func (l *Lock) nextOwner(ctx context.Context) (string, *Error) {
-	if named := l.named; named != nil {
-		giveUp := limit(ctx, l.locks.patience)
-		for a := l.locks.undoing(*named); a != nil; a = l.locks.undoing(*named) {
+	giveUp := limit(ctx, l.locks.patience)
+	for a := range l.locks.undos {
+		if a.owner == l.owner {
+			l.changeOwner()
+		}
+		if a.owner == l.owner {
 			if err := a.wait(ctx, giveUp, func() bool { return a.state == over }); err != nil {
 				return "", err
 			}
 		}
-		return *named, nil
-	}
-	if l.owner == "" || l.locks.undoing(l.owner) != nil {
-		l.locks.lastOwner++
-		l.owner = l.locks.owners + strconv.Itoa(l.locks.lastOwner)
 	}
 	return l.owner, nil
+}
+
+// changeOwner lets the next acquire have another owner, unless this one is named, or holds something and may acquire it again.
+func (l *Lock) changeOwner() {
+	if !l.isNamed && l.holds == 0 {
+		l.owner = l.locks.newOwner()
+	}
 }
 
 func (l *Lock) key() string { return l.keys[0] }
@@ -233,44 +238,40 @@ func (l *Lock) Attach(ctx context.Context, ticket string) (*Hold, error) {
 
 // Query has the reply of LOCK.INFO: holders, waiters and more. It is nil if the lock is free.
 func (l *Lock) Query(ctx context.Context) (map[string]any, error) {
-	reply, err := l.locks.client.Do(ctx, "LOCK.INFO", l.key()).Result()
-	if err != nil && !errors.Is(err, redis.Nil) {
-		return nil, classify(err).withKey(l.key())
+	reply, err := l.execute(ctx, "LOCK.INFO", l.key())
+	if reply == nil {
+		return nil, err
 	}
 	info := asMap(reply)
-	if holders, ok := info["holders"].([]any); ok {
-		for i, holder := range holders {
-			holders[i] = asMap(holder)
-		}
+	holders, _ := info["holders"].([]any)
+	for i, holder := range holders {
+		holders[i] = asMap(holder)
 	}
 	return info, nil
 }
 
 // ForceRelease takes the lock from its holders, by LOCK.BREAK. It returns whether there was one.
 func (l *Lock) ForceRelease(ctx context.Context) (bool, error) {
-	reply, err := l.executeOnce(ctx, "LOCK.BREAK", l.key())
+	reply, err := l.execute(ctx, "LOCK.BREAK", l.key())
 	return err == nil && reply != int64(0), err
 }
 
-// executeOnce runs a command by the user's own client. It is not repeated without a reply, as the server may have executed it.
-func (l *Lock) executeOnce(ctx context.Context, words ...any) (any, error) {
-	for pause := retryPause; ; pause = min(2*pause, maxRetryPause) {
-		client, failure := l.locks.clientOf(ctx, l.key())
-		if failure != nil {
-			return nil, failure.withKey(l.key())
+// execute runs a command by the user's own client. It is not repeated without a reply, as the server may have executed it.
+func (l *Lock) execute(ctx context.Context, words ...any) (any, error) {
+	for pause := retryPause; ; pause *= 2 {
+		client, err := l.locks.clientOf(ctx, l.key())
+		if err != nil {
+			return nil, err.withKey(l.key())
 		}
-		reply, err := once(client, client.Options().ReadTimeout).Do(ctx, words...).Result()
-		if err == nil || errors.Is(err, redis.Nil) {
-			return reply, nil
-		}
-		if failure = classify(err); !failure.is("MOVED") || pause == maxRetryPause || ctx.Err() != nil || !l.locks.reload() {
-			return nil, failure.withKey(l.key())
+		reply, failure := once(client).Do(ctx, words...).Result()
+		if err = classify(failure); !err.is("MOVED") || pause > maxRetryPause || ctx.Err() != nil || !l.locks.reload() {
+			return reply, err.withKey(l.key())
 		}
 		time.Sleep(pause)
 	}
 }
 
-// asMap has the fields of a map, which is a list in RESP2. Otherwise it is nil.
+// asMap has the fields of a map, which is a list in RESP2. It is nil for everything else.
 func asMap(reply any) map[string]any {
 	fields := map[string]any{}
 	switch reply := reply.(type) {
@@ -357,7 +358,7 @@ func (h *Hold) Guard(ctx context.Context, command ...any) (any, error) {
 	if h.lock.several() {
 		return nil, misuse("a guarded command works with one lock").withKey(h.Key())
 	}
-	return h.lock.executeOnce(ctx, append([]any{"LOCK.GUARD", h.Key(), "OWNER", h.Owner()}, command...)...)
+	return h.lock.execute(ctx, append([]any{"LOCK.GUARD", h.Key(), "OWNER", h.Owner()}, command...)...)
 }
 
 // HandOver returns a ticket, with which another process takes over this hold by Lock.Attach. Until then the session of this
@@ -375,8 +376,6 @@ func (h *Hold) HandOver() (string, error) {
 		return "", (&Error{Kind: ErrUnavailable, Text: "no server has confirmed the hold yet"}).withKey(h.Key())
 	}
 	a.end("taken", false)
-	// A call of this owner would concern the hold of the other process.
-	h.lock.owner = ""
 	return fmt.Sprintf("%x|%d|%s", a.owner, a.n, h.lock.locks.name), nil
 }
 

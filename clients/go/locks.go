@@ -20,6 +20,7 @@ import (
 	"log/slog"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -84,12 +85,12 @@ type Locks struct {
 	events []Event
 	// sessions of the nodes in use, by their addresses.
 	sessions map[string]*session
+	// undos has the acquires in undo.
+	undos    map[*acquire]bool
+	isClosed bool
 	// owners begins the names of owners. It is unique even if sessions have the same name.
 	owners    string
-	lastOwner int
-	// undos counts the acquires in undo.
-	undos    int
-	isClosed bool
+	lastOwner atomic.Int64
 }
 
 // New makes the locks of a client: *redis.Client, also of Sentinel, or *redis.ClusterClient. Calls use the client's pool and
@@ -98,7 +99,7 @@ type Locks struct {
 func New(client redis.UniversalClient, options ...Setting) (*Locks, error) {
 	host, _ := os.Hostname()
 	l := &Locks{
-		client: client, sessions: map[string]*session{},
+		client: client, sessions: map[string]*session{}, undos: map[*acquire]bool{},
 		name: fmt.Sprintf("%s/%d/%s", host, os.Getpid(), random(4)), ttl: ttl, grace: grace, patience: patience,
 	}
 	for _, option := range options {
@@ -125,6 +126,8 @@ func random(size int) string {
 	_, _ = rand.Read(bytes)
 	return hex.EncodeToString(bytes)
 }
+
+func (l *Locks) newOwner() string { return fmt.Sprint(l.owners, l.lastOwner.Add(1)) }
 
 // Close ends all waits and renewed holds, and the session. A hold with a lease remains until its lease ends. Close the client
 // after that.
@@ -221,10 +224,17 @@ func (l *Locks) sessionOf(ctx context.Context, key string) (*session, *Error) {
 	name := client.Options().Addr
 	s := l.sessions[name]
 	if s == nil {
-		s = newSession(l, name, client)
+		s = &session{
+			locks: l, name: name, reader: readerOf(client), acquires: map[int64]*acquire{}, confirmed: time.Now(),
+			closing: make(chan struct{}), ended: make(chan struct{}),
+		}
 		l.sessions[name] = s
+		go s.read()
 	}
-	s.use(client)
+	if s.origin != client {
+		// A cluster client replaces the client of a node that was gone for a time.
+		s.origin, s.calls = client, once(client)
+	}
 	return s, nil
 }
 
@@ -247,18 +257,4 @@ func (l *Locks) relocate(a *acquire) bool {
 		s.adopt(a, "moved")
 	}
 	return true
-}
-
-// undoing has an acquire of this owner that the server may still have to undo. It is nil if there is none.
-func (l *Locks) undoing(owner string) *acquire {
-	if l.undos > 0 {
-		for _, s := range l.sessions {
-			for _, a := range s.acquires {
-				if a.state == undo && a.owner == owner {
-					return a
-				}
-			}
-		}
-	}
-	return nil
 }
