@@ -671,7 +671,7 @@ func TestLossOfOneLockReleasesTheOthers(t *testing.T) {
 	hold := must(locks.Acquire(background, "a", lock.And("b", "c")))
 	p.frozen.Store(true)
 	s.ask("LOCK.BREAK", "b")
-	if err := hold.Release(background); !errors.Is(err, lock.ErrLost) {
+	if err := hold.Extend(background, 0); !errors.Is(err, lock.ErrLost) {
 		t.Fatal(err)
 	}
 	until(t, "the others are free", func() bool { return s.isFree("a") && s.isFree("c") })
