@@ -111,8 +111,19 @@ func (a *acquire) words(verb string, lease time.Duration) []any {
 	return words
 }
 
-// ask returns when the acquire has been granted or is over. After an error the caller cancels it: the server may still grant it.
-func (a *acquire) ask(ctx context.Context) *Error {
+// ask enters the acquire into a session, and returns when it has been granted or is over.
+func (a *acquire) ask(ctx context.Context) (err *Error) {
+	s, err := a.lock.locks.sessionOf(ctx, a.lock.key())
+	if err != nil {
+		return err
+	}
+	s.enter(a)
+	defer func() {
+		if err != nil {
+			// The server may still grant it.
+			a.cancel(context.WithoutCancel(ctx))
+		}
+	}()
 	verb, giveUp := "ACQUIRE", a.until.Add(replyGrace)
 	if a.source != nil {
 		verb = "RENEW"
@@ -145,9 +156,8 @@ func (a *acquire) ask(ctx context.Context) *Error {
 		return nil
 	}
 	// The lease may be over, as the grant is old.
-	err = a.renew(ctx, a.lock.lease)
-	switch {
-	case err == nil || err.Kind != ErrLost:
+	switch err := a.renew(ctx, a.lock.lease); {
+	case a.state == held:
 		return err
 	case a.isTry:
 		return &Error{Kind: ErrUnavailable, Text: "the grant arrived after the end of its lease"}
@@ -208,17 +218,16 @@ func (a *acquire) renew(ctx context.Context, lease time.Duration) *Error {
 		return a.lost()
 	}
 	_, first, err := a.call(ctx, "RENEW", lease, limit(ctx, a.lock.locks.patience))
-	switch isGone := err.is("NOTOWNER", "WRONGTYPE"); {
-	case isGone && a.isReleasing:
-		// The release has come first. Its reply says whether the hold was lost.
-		return a.lost()
-	case isGone:
+	isGone := err.is("NOTOWNER", "WRONGTYPE")
+	if isGone && !a.isReleasing {
+		// The reply to a release on its way would say whether the hold was lost.
 		a.end(err.Code, a.lock.several())
+	}
+	switch {
+	case isGone || a.state != held:
+		return a.lost()
 	case err != nil:
 		return err
-	}
-	if a.state != held {
-		return a.lost()
 	}
 	a.leaseEnds, a.revocableSince = first.Add(lease), time.Time{}
 	if a.expiry != nil {
@@ -272,7 +281,8 @@ func (a *acquire) call(
 				return nil, first, contextError(ctx)
 			case time.Until(giveUp) <= 0:
 				return nil, first, err
-			case err.isElsewhere():
+			case err.is("MOVED", ""):
+				// Another node may serve the lock, or another client of the user its node.
 				a.isKnown = a.isKnown && (in != asked || a.inDoubt)
 				s.locks.relocate(a)
 			}

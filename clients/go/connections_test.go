@@ -55,7 +55,8 @@ func TestFullPoolDoesNotExtendLimits(t *testing.T) {
 	until(t, "it is free", func() bool { return s.isFree("a") })
 }
 
-// hangingDialer has options whose connection of this number is never made, whatever the context says. A dialer with TLS is so.
+// hangingDialer has options with a dialer that ignores its context, as that of go-redis with TLS does. It never makes the
+// connection of this number.
 func hangingDialer(t *testing.T, s *server, number int32) *redis.Options {
 	t.Helper()
 	end := make(chan struct{})

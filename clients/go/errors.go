@@ -60,13 +60,8 @@ func (e *Error) Unwrap() []error {
 	return []error{e.Kind, e.Cause}
 }
 
-// is returns whether the error is a reply with one of these codes.
+// is returns whether the error has one of these codes. Without a reply the code is empty.
 func (e *Error) is(codes ...string) bool { return e != nil && slices.Contains(codes, e.Code) }
-
-// isElsewhere returns whether another node serves the lock, or another client of the user its node.
-func (e *Error) isElsewhere() bool {
-	return e.is("MOVED") || e != nil && errors.Is(e.Cause, redis.ErrClosed)
-}
 
 // withKey names the lock in an error.
 func (e *Error) withKey(key string) error {

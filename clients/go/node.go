@@ -81,20 +81,3 @@ func (c callContext) Deadline() (time.Time, bool) { return c.deadline, true }
 func within(span time.Duration) context.Context {
 	return callContext{context.Background(), time.Now().Add(span)}
 }
-
-// exchange sends calls in one round trip. Then they have their replies.
-func exchange(ctx context.Context, client *redis.Client, calls ...*call) {
-	pipe, commands := client.Pipeline(), make([]*redis.Cmd, len(calls))
-	for i, call := range calls {
-		commands[i] = pipe.Do(ctx, call.words...)
-	}
-	_, failure := pipe.Exec(ctx)
-	for i, call := range calls {
-		reply, err := commands[i].Result()
-		if reply == nil && err == nil {
-			// Without a connection, go-redis does not set the errors of the commands.
-			err = failure
-		}
-		call.reply, call.err = reply, classify(err)
-	}
-}

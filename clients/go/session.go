@@ -40,7 +40,8 @@ type session struct {
 	// isUp: the session is open, its holds are declared (R3), and LOCK.EVENTS has confirmed them.
 	isUp bool
 	// acquires are all that are asked, held or in undo, by their numbers. No number is used twice, not even after a new id.
-	acquires          map[int64]*acquire
+	acquires map[int64]*acquire
+	// beat counts the calls of the reader, and is never taken from a reply (R16).
 	beat, seen, lastN int64
 	// confirmed is when the last confirming LOCK.EVENTS was sent, or when the session was made.
 	confirmed  time.Time
@@ -90,13 +91,13 @@ func (s *session) failure(giveUp time.Time) *Error {
 // send has the reply to one call, over any connection of the user's pool.
 func (s *session) send(ctx context.Context, giveUp time.Time, words []any) (any, *Error) {
 	sent := &call{words: words}
-	if s.senders < callConnections && s.calls.PoolStats().IdleConns > 0 {
+	if s.senders < callConnections && s.err == nil && s.calls.PoolStats().IdleConns > 0 {
 		s.senders++
 		s.exchange(callContext{ctx, giveUp}, s.calls, sent)
 		s.nextBatch()
 		return sent.reply, sent.err
 	}
-	// Without an idle connection, go-redis might ignore the limit. So only a goroutine waits for it.
+	// While go-redis makes a connection or waits for one, it may ignore the limit. So only a goroutine waits for it.
 	sent.replied = make(chan struct{})
 	if s.queue = append(s.queue, sent); s.senders < callConnections {
 		s.senders++
@@ -127,10 +128,23 @@ func (s *session) nextBatch() {
 	}()
 }
 
+// exchange sends calls in one round trip. Then they have their replies.
 func (s *session) exchange(ctx context.Context, client *redis.Client, calls ...*call) {
 	s.locks.mutex.Unlock()
 	defer s.locks.mutex.Lock()
-	exchange(ctx, client, calls...)
+	pipe, commands := client.Pipeline(), make([]*redis.Cmd, len(calls))
+	for i, call := range calls {
+		commands[i] = pipe.Do(ctx, call.words...)
+	}
+	_, failure := pipe.Exec(ctx)
+	for i, call := range calls {
+		reply, err := commands[i].Result()
+		if reply == nil && err == nil {
+			// Without a connection, go-redis does not set the errors of the commands.
+			err = failure
+		}
+		call.reply, call.err = reply, classify(err)
+	}
 }
 
 // read is the only loop: heartbeat, events and losses.
@@ -208,8 +222,8 @@ func (s *session) turn() *Error {
 		block = min(eventsBlock, s.locks.ttl/3)
 	}
 	sent, timeout := time.Now(), block+replyGrace+time.Duration(len(calls))*time.Millisecond
-	poll := s.nextBeat("LOCK.EVENTS", s.id)
-	poll.words = append(poll.words, s.seen, done, block.Milliseconds(), eventsCount)
+	s.beat++
+	poll := &call{words: []any{"LOCK.EVENTS", s.id, s.beat, s.seen, done, block.Milliseconds(), eventsCount}}
 	s.exchange(within(timeout), s.reader, append(calls, poll)...)
 	// A session that is up must not miss a heartbeat.
 	if err := s.declare(unknown, calls); err != nil && !s.isUp {
@@ -235,16 +249,12 @@ func (s *session) turn() *Error {
 	return nil
 }
 
-// nextBeat begins a call of the reader. Its beat is never taken from a reply (R16).
-func (s *session) nextBeat(words ...any) *call {
-	s.beat++
-	return &call{words: append(words, s.beat)}
-}
-
 func (s *session) open() *Error {
 	l := s.locks
-	open := s.nextBeat("LOCK.SESSION", "OPEN", "NEW")
-	open.words = append(open.words, "TTL", millis(l.ttl), "GRACE", l.grace.Milliseconds(), "NAME", l.name)
+	s.beat++
+	open := &call{words: []any{
+		"LOCK.SESSION", "OPEN", "NEW", s.beat, "TTL", millis(l.ttl), "GRACE", l.grace.Milliseconds(), "NAME", l.name,
+	}}
 	if s.exchange(within(replyGrace), s.reader, open); open.err != nil {
 		return open.err
 	}
