@@ -271,6 +271,9 @@ func (s *session) open() *Error {
 
 // declare handles the replies to declarations: of holds, and of what may have been granted (R3, R6, R13).
 func (s *session) declare(numbers []int64, calls []*call) (failure *Error) {
+	if len(numbers) == 0 {
+		return nil
+	}
 	holds := map[string]int64{}
 	for i, n := range numbers {
 		if a := s.acquires[n]; a != nil && (calls[i].err == nil || a.state == held) {
@@ -300,9 +303,7 @@ func (s *session) declare(numbers []int64, calls []*call) (failure *Error) {
 			a.signal()
 		}
 	}
-	if len(numbers) > 0 {
-		s.endRenewed("silent", s.locks.ttl)
-	}
+	s.endRenewed("silent", s.locks.ttl)
 	return failure
 }
 
