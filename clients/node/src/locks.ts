@@ -25,9 +25,8 @@ export interface LockInfo {
 }
 
 const dropped = new FinalizationRegistry<Acquire>((acquire) => {
-  const { session } = acquire.number;
-  if (!acquire.is('held') || acquire.isHandedOver || session.closed) return;
-  session.drop(acquire);
+  if (!acquire.is('held') || acquire.session.closed) return;
+  acquire.session.end(acquire, 'released', true);
   const text = `the hold of ${acquire.request.name} was never released; use \`await using\`, run() or request()`;
   process.emitWarning(text, { type: 'ResourceWarning', code: 'REDIS_LOCK_DROPPED' });
 });
@@ -115,7 +114,7 @@ export class Hold {
   }
 
   get #session(): Session {
-    return this.#acquire.number.session;
+    return this.#acquire.session;
   }
 }
 
@@ -191,7 +190,7 @@ export class Lock {
     const hold = new Hold(this.#core, acquire);
     let result: T;
     try {
-      result = await scopes.run({ hold: acquire, outer: scopes.getStore() }, callback, hold);
+      result = await scopes.run({ hold: acquire, outer: scopes.getStore(), isListener: acquire.isSilent }, callback, hold);
     } catch (error) {
       // The error of the callback says more.
       await hold.release().catch(() => undefined);

@@ -82,7 +82,7 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
       const error = await wait.catch((reason) => reason);
       assert.ok(error instanceof CancelledError);
       assert.deepEqual([error.name, error.cause, error.kind], ['AbortError', 'enough', 'cancelled']);
-      assert.equal(await server.waiters('k'), 0);
+      await until(async () => (await server.waiters('k')) === 0, 'the cancellation');
       assert.deepEqual(getEventListeners(abort.signal, 'abort'), []);
       const before = await server.calls('lock.acquire');
       await assert.rejects(locks.lock('k').acquire({ signal: abort.signal }), CancelledError);
@@ -123,7 +123,7 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
         await until(async () => (await server.waiters('k')) === 30);
         abort.abort();
         assert.deepEqual(new Set(await Promise.all(waits)), new Set(['cancelled']));
-        assert.equal(await server.waiters('k'), 0);
+        await until(async () => (await server.waiters('k')) === 0, 'the cancellation');
         await hold.release();
       } finally {
         process.off('warning', warn);
