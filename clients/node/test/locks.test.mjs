@@ -442,6 +442,31 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
       }
     });
 
+    test('an asynchronous listener may use locks and fail', async () => {
+      const warnings = [];
+      const warn = ({ message }) => warnings.push(message);
+      process.on('warning', warn);
+      const reasons = [];
+      const listen = async ({ event }) => {
+        reasons.push(event);
+        await others.lock('m').run(() => undefined);
+        throw new Error('mine');
+      };
+      const others = new Locks(client, { listener: listen });
+      try {
+        await others.lock('k').run(() => undefined);
+        await until(() => warnings.length === 2, 'the warnings');
+        assert.deepEqual([reasons, await server.calls('lock.acquire')], [['waited', 'held'], 3]);
+        // The listener's own locks begin nothing that is silent.
+        await others.lock('k').run(() => undefined);
+        assert.deepEqual(reasons, ['waited', 'held', 'waited', 'held']);
+        await until(() => warnings.length === 4, 'the warnings');
+      } finally {
+        process.off('warning', warn);
+        await others.close();
+      }
+    });
+
     test('a dropped hold is released with a warning', async () => {
       const warned = once(process, 'warning');
       await (async () => void (await locks.lock('dropped').acquire()))();
