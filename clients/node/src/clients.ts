@@ -35,8 +35,6 @@ interface NodeRedis extends Client {
 /** One connection of the client library. @internal */
 export interface Connection {
   send(words: Words): Promise<unknown>;
-  /** Calls back once the calls so far are written to the socket. */
-  flush(callback: () => void): void;
   close(): void;
 }
 
@@ -62,10 +60,8 @@ export interface Nodes {
 const UNKNOWN: Node = {
   name: '',
   open: () => {
-    const send = async (): Promise<never> => {
-      throw new Transient('the cluster has no node for this key');
-    };
-    return { send, flush: (callback) => callback(), close: () => undefined };
+    const send = (): Promise<never> => Promise.reject(new Transient('the cluster has no node for this key'));
+    return { send, close: () => undefined };
   },
 };
 
@@ -86,24 +82,20 @@ function ioredisNode(name: string, client: Ioredis): Node {
     redis.on('error', (error) => (cause = error));
     redis.on('connect', () => redis.stream?.unref?.());
     redis.on('end', () => onEnd(cause));
-    let corked: Ioredis['stream'];
-    const uncork = (): void => {
-      corked?.uncork();
-      corked = undefined;
-    };
+    let isCorked = false;
     return {
       send: (words) => {
-        // The calls of a tick share a system call.
-        if (corked === undefined && redis.stream !== undefined) {
-          corked = redis.stream;
-          corked.cork();
-          process.nextTick(uncork);
+        const { stream } = redis;
+        if (!isCorked && stream !== undefined) {
+          // The calls of a tick share a system call.
+          isCorked = true;
+          stream.cork();
+          process.nextTick(() => {
+            isCorked = false;
+            stream.uncork();
+          });
         }
         return redis.call(...(words as [string, ...Name[]]));
-      },
-      flush: (callback) => {
-        uncork();
-        callback();
       },
       close: () => {
         redis.disconnect();
@@ -143,8 +135,7 @@ function nodeRedisNode(name: string, find: () => Promise<NodeRedis> | NodeRedis)
     const connecting = connect();
     connecting.catch(onEnd);
     const send = (words: Words): Promise<unknown> => redis?.sendCommand(words) ?? connecting.then(() => send(words));
-    // It writes at the end of a turn of the event loop.
-    return { send, close, flush: (callback) => void setImmediate(callback) };
+    return { send, close };
   };
   return { name, open };
 }

@@ -96,8 +96,10 @@ export class Core {
     if (acquires[0] === undefined || this.#isClosed) return;
     void this.nodes.refresh(acquires[0].request.key).catch(() => undefined);
     for (const acquire of acquires) {
-      const session = this.#sessionOf(acquire.request.key);
-      if (session !== acquire.session) session.adopt(acquire, 'moved');
+      const { session, request: { key } } = acquire;
+      // The present node may still have it, until another one is known.
+      const next = this.nodes.find(key).name === '' ? session : this.#sessionOf(key);
+      if (next !== session) next.adopt(acquire, 'moved');
     }
   }
 

@@ -68,10 +68,6 @@ class Wire {
     });
   }
 
-  flush(callback: () => void): void {
-    this.#connection.flush(callback);
-  }
-
   close(error: LockError): void {
     if (this.isClosed) return;
     this.isClosed = true;
@@ -99,11 +95,6 @@ export class Io {
   /** The replies to calls in one round trip. Errors are elements of the list. */
   batch(calls: readonly Words[], timeout: number, role?: Role): Promise<unknown[]> {
     return Promise.all(calls.map((words) => this.call(words, timeout, role).catch((error: unknown) => error)));
-  }
-
-  /** Calls back once the calls of the reader are written. */
-  flush(callback: () => void): void {
-    this.#wires.get('reader')?.flush(callback);
   }
 
   /** Closes both connections. The next ones may lead to another primary. */

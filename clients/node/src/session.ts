@@ -238,7 +238,7 @@ export class Session {
     [acquire.session, acquire.n, acquire.isKnown] = [this, this.#lastN, false];
     this.#move(acquire, acquire.is('asked') ? this.#asked : this.#unsettled);
     acquire.onChange();
-    this.#reading ??= this.core.scopes.run(undefined, () => this.#read());
+    this.#reading ??= this.core.scopes.exit(() => this.#read());
   }
 
   /** The lease began at `since` at the earliest. */
@@ -312,8 +312,8 @@ export class Session {
     for (const hold of this.#all) if (hold.is('held') && hold.isRenewed) this.#notify(hold, value ? 'jeopardy' : 'safe', '');
   }
 
-  #wakeAll(): void {
-    for (const { changed } of this.#all) changed.notify();
+  #wake(acquires: Acquire[]): void {
+    for (const { changed } of acquires) changed.notify();
   }
 
   // The reader.
@@ -332,7 +332,7 @@ export class Session {
 
   async #fail(error: LockError): Promise<void> {
     this.#failing = Math.min(this.#failing, now());
-    for (const { changed } of this.#granted.splice(0)) changed.notify();
+    this.#wake(this.#granted.splice(0));
     if (error instanceof NoSession || error instanceof Late) {
       [this.id, this.#isUp, this.#safeUntil] = ['', false, -Infinity];
       // R16: another process uses the id.
@@ -342,7 +342,7 @@ export class Session {
       this.#io.disconnect();
     } else if (!(error instanceof Transient) || now() >= this.#failing + this.core.options.patience) {
       this.#error = error;
-      this.#wakeAll();
+      this.#wake(this.#all);
     }
     if (now() >= this.#safeUntil) this.#setJeopardy(true);
     if (now() >= this.#confirmed + this.core.options.ttl) this.#endRenewed('silent');
@@ -364,7 +364,7 @@ export class Session {
     const unsettled = [...this.#unsettled.values()].sort((one, other) => Number(one.is('over')) - Number(other.is('over')));
     const declared = unsettled.filter(({ isKnown }) => !isKnown);
     const undone = unsettled.filter((acquire) => acquire.is('over'));
-    const leaseOf = ({ leaseEnds, request: { options: { lease } } }: Acquire) => (leaseEnds < Infinity ? leaseEnds - now() : lease);
+    const leaseOf = (hold: Acquire) => (hold.leaseEnds < Infinity ? hold.leaseEnds - now() : hold.request.options.lease);
     const calls = [
       ...declared.map((acquire) => acquire.words('RENEW', leaseOf(acquire))), ...undone.map((acquire) => acquire.words('CANCEL')),
     ];
@@ -380,7 +380,8 @@ export class Session {
     const sent = now();
     const limit = block + REPLY_GRACE + calls.length;
     const replying = this.#io.batch([...calls, ['LOCK.EVENTS', this.id, ...numbers]], limit, 'reader');
-    if (this.#granted.length > 0) this.#io.flush(() => this.#granted.splice(0).forEach(({ changed }) => changed.notify()));
+    // Both libraries have written it then.
+    if (this.#granted.length > 0) setImmediate(() => this.#wake(this.#granted.splice(0)));
     const replies = await replying;
     const events = replies.pop();
     const moved = this.#declare(declared, replies);
@@ -397,7 +398,7 @@ export class Session {
     }
     if (!this.#isUp && !this.closed) {
       this.#isUp = true;
-      this.#wakeAll();
+      this.#wake(this.#all);
     }
     if (moved.size > 0 && this.core.nodes.isCluster) this.core.relocate([...moved]);
   }
