@@ -3,39 +3,32 @@
 /** One acquire, from its first call to the end of its hold. */
 
 import { at, MAX_TIMER, now, Signal } from './clock.js';
-import { type LockError, LostError } from './errors.js';
+import { LostError } from './errors.js';
 import { ms, type Name, type Request, type Words } from './request.js';
 import type { Session } from './session.js';
 
 /** Ends of a hold that are no loss. */
 const GOOD_ENDS = ['released', 'cancelled', 'taken'];
 
-/** The name under which code acquires locks. A retired owner is not used again: a call of it may be late. @internal */
-export class Owner {
-  /** Number of its acquires that the server may still have to undo. */
-  retired = 0;
-  /** Number of its acquires that are not over. */
-  live = 0;
-
-  constructor(readonly name: Name) {}
-}
-
-/** The identity of an acquire on the server. @internal */
-export interface Numbered {
-  readonly session: Session;
-  /** The id of the session under which the acquire has its number. */
-  readonly id: string;
-  readonly n: number;
+/** The name under which code acquires locks. @internal */
+export interface Owner {
+  readonly name: Name;
+  /** Number of its acquires that are not over. One that was handed over counts for ever: another process has the name. */
+  live: number;
 }
 
 /** @internal */
 export class Acquire {
-  state: 'asked' | 'held' | 'over' = 'asked';
+  /** It is `given` from the ticket on, until another process has taken it. */
+  state: 'asked' | 'held' | 'given' | 'over' = 'asked';
   /** Why it is over. */
   reason = '';
-  number: Numbered;
-  /** The error to throw from the wait. */
-  error: LockError | undefined;
+  /** Its number in its session. No number is used twice, not even under a new id. */
+  n = 0;
+  /** Whether the server may know the number: it was sent, or declared. */
+  isKnown = false;
+  /** The table of its session that has it. */
+  place: Map<number, Acquire> | undefined;
   readonly changed = new Signal();
   holds = 0;
   token: number | number[] | undefined;
@@ -46,72 +39,57 @@ export class Acquire {
   revocableSince = -Infinity;
   readonly until: number;
   readonly isTry: boolean;
-  /** An attempt of the present call has no reply, so it may have succeeded. */
+  /** An acquire or a release has no reply, so it may have succeeded. */
   inDoubt = false;
-  isInUse = false;
   isReleasing = false;
-  isHandedOver = false;
   #loss: AbortController | undefined;
   #stopClock: (() => void) | undefined;
 
   constructor(
-    session: Session,
+    public session: Session,
     readonly request: Request,
     readonly owner: Owner,
     wait: number,
+    /** A listener asked for it, so it causes no events. */
+    readonly isSilent: boolean,
     /** The hold of another session that this acquire takes over: FROM, name, number. */
     readonly source?: Words,
   ) {
-    this.number = { session, id: '', n: 0 };
     [this.until, this.isTry] = [this.began + wait, wait === 0];
     owner.live += 1;
     keepAlive(this, true);
   }
 
-  acquireWords(): Words {
-    if (this.source !== undefined) return [...this.renewWords(this.request.options.lease), ...this.source];
-    const words = [...this.request.acquire(this.owner.name), ...this.#sessionWords()];
-    if (!this.isTry) words.push('QUEUE', this.until === Infinity ? '0' : ms(this.until - now()));
+  /** A call about this acquire. The lease is that of ACQUIRE and RENEW. */
+  words(verb: 'ACQUIRE' | 'RENEW' | 'RELEASE' | 'CANCEL', lease?: number): Words {
+    const { keys, key, several, flags, options: { maxHold } } = this.request;
+    const words = several && verb !== 'CANCEL' ? [`LOCK.M${verb}`, String(keys.length), ...keys] : [`LOCK.${verb}`, key];
+    words.push(this.owner.name);
+    if (verb === 'ACQUIRE') words.push(...flags);
+    if (verb === 'ACQUIRE' || verb === 'RENEW') {
+      if (lease !== undefined) words.push('PX', ms(lease));
+      else if (maxHold === undefined) words.push('EPHEMERAL');
+      else words.push('WATCHDOG', 'MAX', ms(maxHold - (this.is('asked') ? 0 : now() - this.granted)), 'EPHEMERAL');
+    }
+    words.push('SESSION', this.session.id, String(this.n));
+    if (this.is('asked') && this.source !== undefined) words.push(...this.source);
+    else if (verb === 'ACQUIRE' && !this.isTry) words.push('QUEUE', this.until === Infinity ? '0' : ms(this.until - now()));
     return words;
-  }
-
-  renewWords(lease: number | undefined): Words {
-    const { maxHold } = this.request.options;
-    const left = maxHold && Math.max(1, maxHold - (now() - this.granted));
-    return [...this.request.words('LOCK.RENEW', this.owner.name), ...this.request.hold(lease, left), ...this.#sessionWords()];
-  }
-
-  declareWords(): Words {
-    const { lease } = this.request.options;
-    return this.renewWords(this.leaseEnds === Infinity ? lease : this.leaseEnds - now());
-  }
-
-  releaseWords(): Words {
-    return [...this.request.words('LOCK.RELEASE', this.owner.name), ...this.#sessionWords()];
-  }
-
-  cancelWords(): Words {
-    return ['LOCK.CANCEL', this.request.key, this.owner.name, ...this.#sessionWords()];
-  }
-
-  #sessionWords(): string[] {
-    return ['SESSION', this.number.id, String(this.number.n)];
   }
 
   is(state: Acquire['state']): boolean {
     return this.state === state;
   }
 
-  /** Whether the present session of its server has this hold. */
-  get isDeclared(): boolean {
-    const { session, id, n } = this.number;
-    return id === session.id && session.held.get(n) === this;
+  /** Whether the server renews the hold. */
+  get isRenewed(): boolean {
+    return this.request.options.lease === undefined;
   }
 
   /** Whether the hold ended before its release. */
   get isLost(): boolean {
     if (this.state === 'held') return this.leaseEnds <= now();
-    return this.state === 'over' && !GOOD_ENDS.includes(this.reason) && !this.isHandedOver;
+    return this.state === 'over' && !GOOD_ENDS.includes(this.reason);
   }
 
   lost(): LostError {
@@ -136,14 +114,13 @@ export class Acquire {
   }
 }
 
-let inUse = 0;
+const inUse = new Set<Acquire>();
 const alive = setInterval(() => undefined, MAX_TIMER).unref();
 
-/** Keeps the process alive while an acquire is asked, held or being released. @internal */
+/** Keeps the process alive while an acquire is asked, held or being undone. @internal */
 export function keepAlive(acquire: Acquire, isInUse: boolean): void {
-  if (acquire.isInUse === isInUse) return;
-  acquire.isInUse = isInUse;
-  inUse += isInUse ? 1 : -1;
-  if (inUse > 0) alive.ref();
+  if (isInUse) inUse.add(acquire);
+  else inUse.delete(acquire);
+  if (inUse.size > 0) alive.ref();
   else alive.unref();
 }

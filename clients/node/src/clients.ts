@@ -35,8 +35,6 @@ interface NodeRedis extends Client {
 /** One connection of the client library. @internal */
 export interface Connection {
   send(words: Words): Promise<unknown>;
-  /** Calls back once the calls so far are written to the socket. */
-  flush(callback: () => void): void;
   close(): void;
 }
 
@@ -50,50 +48,54 @@ export interface Node {
 
 /** Finds the node that serves a key. @internal */
 export interface Nodes {
-  /** The node of all keys, unless the client is one of a cluster. */
-  readonly only?: Node;
-  find(key: Name): Promise<Node>;
+  readonly isCluster: boolean;
+  find(key: Name): Node;
   /** Asks the node that used to serve the key, or another one, which node serves which slot. */
   refresh(key: Name): Promise<unknown>;
   /** A command on the user's own client, with its encodings and hooks. */
   execute(key: Name, words: Words): Promise<unknown>;
 }
 
+/** Stands for a node of a cluster that is not known yet. Its session waits until it is. */
+const UNKNOWN: Node = {
+  name: '',
+  open: () => {
+    const send = (): Promise<never> => Promise.reject(new Transient('the cluster has no node for this key'));
+    return { send, close: () => undefined };
+  },
+};
+
 function ioredisNode(name: string, client: Ioredis): Node {
-  const own = (client.options ?? {}) as Record<string, number>;
-  // A Sentinel that is silent must leave time for the next one.
-  const { connectTimeout = CALL_TIMEOUT, sentinelCommandTimeout = CALL_TIMEOUT / 8 } = own;
-  const options = {
-    lazyConnect: true, retryStrategy: () => null, sentinelRetryStrategy: () => null, reconnectOnError: null,
-    enableOfflineQueue: true, autoResendUnfulfilledCommands: false, maxRetriesPerRequest: 0,
-    commandTimeout: undefined, socketTimeout: undefined, sentinelCommandTimeout,
-    connectTimeout: Math.min(connectTimeout, CALL_TIMEOUT),
-    enableReadyCheck: false, disableClientInfo: true, enableAutoPipelining: false, stringNumbers: false, keyPrefix: '',
-  };
   const open: Node['open'] = (onEnd) => {
+    const own = (client.options ?? {}) as Record<string, number>;
+    // A Sentinel that is silent must leave time for the next one.
+    const { connectTimeout = CALL_TIMEOUT, sentinelCommandTimeout = CALL_TIMEOUT / 8 } = own;
+    const options = {
+      lazyConnect: true, retryStrategy: () => null, sentinelRetryStrategy: () => null, reconnectOnError: null,
+      enableOfflineQueue: true, autoResendUnfulfilledCommands: false, maxRetriesPerRequest: 0,
+      commandTimeout: undefined, socketTimeout: undefined, sentinelCommandTimeout,
+      connectTimeout: Math.min(connectTimeout, CALL_TIMEOUT),
+      enableReadyCheck: false, disableClientInfo: true, enableAutoPipelining: false, stringNumbers: false, keyPrefix: '',
+    };
     const redis = client.duplicate(options);
     let cause: unknown = new Error('the connection is closed');
     redis.on('error', (error) => (cause = error));
     redis.on('connect', () => redis.stream?.unref?.());
     redis.on('end', () => onEnd(cause));
-    let corked: Ioredis['stream'];
-    const uncork = (): void => {
-      corked?.uncork();
-      corked = undefined;
-    };
+    let isCorked = false;
     return {
       send: (words) => {
-        // The calls of a tick share a system call.
-        if (corked === undefined && redis.stream !== undefined) {
-          corked = redis.stream;
-          corked.cork();
-          process.nextTick(uncork);
+        const { stream } = redis;
+        if (!isCorked && stream !== undefined) {
+          // The calls of a tick share a system call.
+          isCorked = true;
+          stream.cork();
+          process.nextTick(() => {
+            isCorked = false;
+            stream.uncork();
+          });
         }
         return redis.call(...(words as [string, ...Name[]]));
-      },
-      flush: (callback) => {
-        uncork();
-        callback();
       },
       close: () => {
         redis.disconnect();
@@ -133,14 +135,13 @@ function nodeRedisNode(name: string, find: () => Promise<NodeRedis> | NodeRedis)
     const connecting = connect();
     connecting.catch(onEnd);
     const send = (words: Words): Promise<unknown> => redis?.sendCommand(words) ?? connecting.then(() => send(words));
-    // It writes at the end of a turn of the event loop.
-    return { send, close, flush: (callback) => void setImmediate(callback) };
+    return { send, close };
   };
   return { name, open };
 }
 
-function single(only: Node, execute: (words: Words) => Promise<unknown>): Nodes {
-  return { only, find: async () => only, refresh: async () => undefined, execute: async (_key, words) => execute(words) };
+function single(node: Node, execute: (words: Words) => Promise<unknown>): Nodes {
+  return { isCluster: false, find: () => node, refresh: async () => undefined, execute: (_key, words) => execute(words) };
 }
 
 function slotOf(key: Name): number {
@@ -165,37 +166,35 @@ interface IoredisCluster {
 }
 
 function ioredisCluster(cluster: IoredisCluster): Nodes {
-  const refresh = (): Promise<void> => new Promise((resolve) => cluster.refreshSlotsCache(resolve));
-  const find = async (key: Name): Promise<Node> => {
-    if (cluster.status === 'wait') await cluster.connect();
-    const name = (): string => cluster.slots[slotOf(key)]?.[0] ?? '';
-    if (name() === '') await refresh();
-    const client = cluster.connectionPool.getInstanceByKey(name());
-    if (client === undefined) throw new Transient('the cluster has no node for this key');
-    return ioredisNode(name(), client);
+  const find = (key: Name): Node => {
+    const name = cluster.slots[slotOf(key)]?.[0] ?? '';
+    const client = cluster.connectionPool.getInstanceByKey(name);
+    return client === undefined ? UNKNOWN : ioredisNode(name, client);
   };
-  return { find, refresh, execute: async (_key, words) => cluster.call(...(words as [string, ...Name[]])) };
+  const refresh = async (): Promise<void> => {
+    if (cluster.status === 'wait') await cluster.connect();
+    else cluster.refreshSlotsCache(() => undefined);
+  };
+  return { isCluster: true, find, refresh, execute: (_key, words) => cluster.call(...(words as [string, ...Name[]])) };
 }
 
 interface NodeRedisCluster {
   readonly slots: ({ master: { address: string } } | undefined)[];
+  readonly masters: { address: string }[];
   readonly _slots: { rediscover(startWith: NodeRedis): Promise<void> };
-  nodeClient(node: object): NodeRedis | Promise<NodeRedis>;
+  nodeClient(node: object | undefined): NodeRedis | Promise<NodeRedis>;
   sendCommand(key: Name, isReadonly: boolean, words: Words): Promise<unknown>;
 }
 
 function nodeRedisCluster(cluster: NodeRedisCluster): Nodes {
-  const masterOf = (key: Name): { address: string } => {
-    const master = cluster.slots[slotOf(key)]?.master;
-    if (master === undefined) throw new Transient('the cluster has no node for this key');
-    return master;
-  };
-  const find = async (key: Name): Promise<Node> => {
+  const masterOf = (key: Name) => cluster.slots[slotOf(key)]?.master;
+  const find = (key: Name): Node => {
     const master = masterOf(key);
-    return nodeRedisNode(master.address, () => cluster.nodeClient(master));
+    return master === undefined ? UNKNOWN : nodeRedisNode(master.address, () => cluster.nodeClient(master));
   };
-  const refresh = async (key: Name): Promise<void> => cluster._slots.rediscover(await cluster.nodeClient(masterOf(key)));
-  return { find, refresh, execute: (key, words) => cluster.sendCommand(key, false, words) };
+  const refresh = async (key: Name): Promise<void> =>
+    cluster._slots.rediscover(await cluster.nodeClient(masterOf(key) ?? cluster.masters[0]));
+  return { isCluster: true, find, refresh, execute: (key, words) => cluster.sendCommand(key, false, words) };
 }
 
 interface NodeRedisSentinel {

@@ -8,9 +8,6 @@ export const MAX_TIMER = 2 ** 31 - 1;
 /** @internal */
 export const now = (): number => performance.now();
 
-/** @internal */
-export const sleep = (time: number): Promise<void> => new Promise((resolve) => void setTimeout(resolve, time).unref());
-
 /** Calls back at that time. Returns the function that stops it. @internal */
 export function at(time: number, callback: () => void): () => void {
   if (time === Infinity) return () => undefined;
@@ -27,25 +24,25 @@ export function at(time: number, callback: () => void): () => void {
   };
 }
 
-/** Wakes those that wait for a change. @internal */
+/** Wakes those that wait for a change. They look whether it is theirs. @internal */
 export class Signal {
-  #waiters: Set<() => void> | undefined;
+  #wakers: (() => void)[] = [];
 
   notify(): void {
-    if (this.#waiters !== undefined) for (const wake of [...this.#waiters]) wake();
+    const wakers = this.#wakers;
+    if (wakers.length === 0) return;
+    this.#wakers = [];
+    for (const wake of wakers) wake();
   }
 
-  /** Waits for a notification until that time. */
+  /** Waits for a notification, until that time. */
   wait(until: number): Promise<void> {
-    const waiters = (this.#waiters ??= new Set());
     return new Promise((resolve) => {
-      const wake = (): void => {
+      const stop = at(until, () => this.notify());
+      this.#wakers.push(() => {
         stop();
-        waiters.delete(wake);
         resolve();
-      };
-      const stop = at(until, wake);
-      waiters.add(wake);
+      });
     });
   }
 }

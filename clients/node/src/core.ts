@@ -6,15 +6,13 @@ import { AsyncLocalStorage } from 'node:async_hooks';
 import { randomBytes } from 'node:crypto';
 import { setMaxListeners } from 'node:events';
 import { hostname } from 'node:os';
-import { Acquire, Owner } from './acquire.js';
-import { type Client, type Node, type Nodes, nodesOf } from './clients.js';
-import { now, sleep } from './clock.js';
-import {
-  CancelledError, DeadlockError, errorOf, LockError, MisuseError, Moved, TimedOutError, UnavailableError,
-} from './errors.js';
-import { CALL_TIMEOUT, Io } from './io.js';
+import { Acquire, type Owner } from './acquire.js';
+import { type Client, type Nodes, nodesOf } from './clients.js';
+import { now } from './clock.js';
+import { CancelledError, DeadlockError, errorOf, LockError, MisuseError, TimedOutError, UnavailableError } from './errors.js';
+import { REPLY_GRACE } from './io.js';
 import { check, type Name, type Request } from './request.js';
-import { type LockEvent, RETRY_PAUSE, Session, type SessionOptions } from './session.js';
+import { type LockEvent, Session } from './session.js';
 
 /** The session ends if its client is silent for `TTL`, or its connection is closed for `GRACE`. */
 const TTL = 30_000;
@@ -32,171 +30,167 @@ export interface LocksOptions {
   grace?: number | undefined;
   /** Limit for a try or a release, and for a wait without a limit while no server answers: 5000 by default. */
   patience?: number | undefined;
-  /** Gets the duration and outcome of each wait and hold, and the begin and the end of jeopardy. Errors become warnings. */
-  listener?: ((event: LockEvent) => void) | undefined;
+  /** Gets the duration and outcome of each wait and hold, and the begin and the end of jeopardy. May be asynchronous.
+   *
+   *  Errors become warnings. Locks may be used: the listener's own waits and holds are no events. */
+  listener?: ((event: LockEvent) => unknown) | undefined;
 }
 
-/** A scope form in which code runs, and its hold. */
+/** Where code runs: in a scope form with a hold, or in a listener. */
 interface Scope {
-  readonly hold: Acquire;
-  readonly outer: Scope | undefined;
+  readonly hold?: Acquire;
+  readonly outer?: Scope | undefined;
+  readonly isListener: boolean;
 }
 
 /** Ends of a wait that are final. After all others, the wait continues with a new number. */
 const FINAL: Record<string, new (text: string) => LockError> = {
-  deadlock: DeadlockError, noreplicas: UnavailableError, refused: MisuseError,
+  deadlock: DeadlockError, noreplicas: UnavailableError, refused: MisuseError, closed: CancelledError,
 };
 
 /** @internal */
 export class Core {
   readonly nodes: Nodes;
-  readonly scopes = new AsyncLocalStorage<Scope>();
-  closed = false;
-  readonly #options: SessionOptions;
+  readonly scopes = new AsyncLocalStorage<Scope | undefined>();
+  readonly options;
   readonly #sessions = new Map<string, Session>();
   /** The begin of the names of owners. Unique even if sessions have the same name. */
   readonly #owners: string;
   #lastOwner = 0;
-  #isRelocating = false;
+  #isClosed = false;
 
   constructor(client: Client, { name, ttl = TTL, grace = GRACE, patience = PATIENCE, listener }: LocksOptions) {
     for (const [option, time] of Object.entries({ ttl, patience })) check(option, time, 1);
     check('grace', grace, 0);
     if (grace > ttl) throw new MisuseError('grace must be at most ttl');
-    const notify = listener && ((event: LockEvent): void => {
-      queueMicrotask(() => {
-        try {
-          listener(event);
-        } catch (error) {
-          process.emitWarning(`the listener of locks failed: ${String(error)}`, { code: 'REDIS_LOCK_LISTENER' });
-        }
-      });
-    });
     this.nodes = nodesOf(client);
     const random = randomBytes(6).toString('hex');
-    this.#options = { name: name ?? `${hostname()}/${process.pid}/${random}`, ttl, grace, patience, notify };
-    this.#owners = `${this.#options.name}:${random}`;
+    this.options = { name: name ?? `${hostname()}/${process.pid}/${random}`, ttl, grace, patience, listener };
+    this.#owners = `${this.options.name}:${random}`;
   }
 
-  /** The node that serves the key. */
-  async #find(key: Name): Promise<Node> {
-    try {
-      return await this.nodes.find(key);
-    } catch (error) {
-      throw errorOf(error);
-    }
+  /** Calls the listener soon, unless a listener caused the event. Otherwise it would call itself for ever. */
+  notify(event: LockEvent, isSilent = false): void {
+    const { listener } = this.options;
+    if (listener === undefined || isSilent || this.#isListener) return;
+    const warn = (error: unknown): void =>
+      process.emitWarning(`the listener of locks failed: ${String(error)}`, { code: 'REDIS_LOCK_LISTENER' });
+    void this.scopes.run({ isListener: true }, () => Promise.resolve(event).then(listener).catch(warn));
   }
 
-  #sessionOn(node: Node): Session {
-    if (this.closed) throw new MisuseError('the locks are closed; make new ones');
+  get #isListener(): boolean {
+    return this.scopes.getStore()?.isListener === true;
+  }
+
+  /** The session on the node that serves the key. */
+  #sessionOf(key: Name): Session {
+    const node = this.nodes.find(key);
     let session = this.#sessions.get(node.name);
-    if (session === undefined) {
-      const relocate = this.nodes.only ? undefined : (acquires: Acquire[]) => this.#relocate(acquires);
-      session = new Session(new Io(node), this.#options, relocate);
-      this.#sessions.set(node.name, session);
-    }
+    if (this.#isClosed) throw new CancelledError('the locks are closed');
+    if (session === undefined) this.#sessions.set(node.name, (session = new Session(this, node)));
     return session;
   }
 
-  /** Asks the cluster which node serves the slot of the key. */
-  async #refresh(key: Name): Promise<void> {
-    await Promise.race([this.nodes.refresh(key).catch(() => undefined), sleep(CALL_TIMEOUT)]);
+  /** Leaves acquires to the sessions on the nodes that serve their slots now. If the cluster does not know yet, try again. */
+  relocate(acquires: Acquire[]): void {
+    if (acquires[0] === undefined || this.#isClosed) return;
+    void this.nodes.refresh(acquires[0].request.key).catch(() => undefined);
+    for (const acquire of acquires) {
+      const { session, request: { key } } = acquire;
+      // The present node may still have it, until another one is known.
+      const next = this.nodes.find(key).name === '' ? session : this.#sessionOf(key);
+      if (next !== session) next.adopt(acquire, 'moved');
+    }
   }
 
-  /** Leaves acquires to the sessions on the nodes that serve their slots now: after a move, or the failover of a node. */
-  async #relocate(acquires: Acquire[]): Promise<void> {
-    if (this.#isRelocating || acquires[0] === undefined) return;
-    this.#isRelocating = true;
-    await this.#refresh(acquires[0].request.key);
-    for (const acquire of acquires) {
-      // If no node is found, the reader tries again.
-      await this.#find(acquire.request.key).then((node) => this.#sessionOn(node).adopt(acquire)).catch(() => undefined);
-    }
-    this.#isRelocating = false;
+  /** The node of the session may be gone. */
+  leave(session: Session): void {
+    for (const [name, each] of this.#sessions) if (each === session) this.#sessions.delete(name);
+    void session.close();
   }
 
   /** The owner of an acquire. In nested scopes it is that of the outer ones, so that the server detects their deadlocks. */
-  #owner({ options: { owner } }: Request): Owner {
-    if (owner !== undefined) return new Owner(owner);
+  #owner(session: Session, request: Request): Owner {
+    const { owner } = request.options;
+    if (owner !== undefined) return { name: owner, live: 0 };
     let scope = this.scopes.getStore();
-    const outer = scope?.hold.owner;
-    if (outer?.retired === 0) {
+    const outer = scope?.hold?.owner;
+    if (outer !== undefined && !session.isRetired(outer, request)) {
       let enclosing = 0;
-      for (; scope !== undefined; scope = scope.outer) if (scope.hold.owner === outer && !scope.hold.is('over')) enclosing += 1;
+      for (; scope !== undefined; scope = scope.outer) if (scope.hold?.owner === outer && scope.hold.is('held')) enclosing += 1;
       // Concurrent branches of a scope may wait for each other, so each has an owner of its own.
       if (enclosing === outer.live) return outer;
     }
     this.#lastOwner += 1;
-    return new Owner(`${this.#owners}:${this.#lastOwner}`);
+    return { name: `${this.#owners}:${this.#lastOwner}`, live: 0 };
   }
 
   /** The hold, or null if the limit of the wait is over. */
   async acquire(request: Request, wait = request.options.wait, signal?: AbortSignal): Promise<Acquire | null> {
     if (wait !== undefined) check('wait', wait, 0);
     if (signal !== undefined && !(signal instanceof AbortSignal)) throw new MisuseError('signal must be an AbortSignal');
+    this.#checkOpen();
     const began = now();
     const until = began + (wait ?? Infinity);
+    const giveUp = wait === 0 ? began + this.options.patience : until + REPLY_GRACE;
     let outcome = 'unavailable';
     try {
       for (;;) {
-        const giveUp = wait !== undefined && wait > 0 ? until : now() + this.#options.patience;
-        const left = (): number => (wait === 0 ? 0 : Math.max(1, until - now()));
-        const make = (session: Session): Acquire => new Acquire(session, request, this.#owner(request), left());
-        const asked = await this.#ask(request, giveUp, make, signal);
+        const session = this.#sessionOf(request.key);
+        const left = wait === 0 ? 0 : Math.max(1, until - now());
+        const asked = new Acquire(session, request, this.#owner(session, request), left, this.#isListener);
+        await this.#ask(asked, giveUp, signal);
         const isGranted = asked.is('held');
         if (isGranted || asked.reason === 'timeout') {
           outcome = isGranted ? 'granted' : wait === 0 ? 'busy' : 'timed out';
           return isGranted ? asked : null;
         }
-        const Final = FINAL[asked.reason];
-        if (Final !== undefined) throw new Final(`${request.name}: the wait ended (${asked.reason})`);
       }
     } catch (error) {
       if (error instanceof LockError) outcome = error.kind;
       if (error instanceof TimedOutError) return null;
       throw error;
     } finally {
-      this.#options.notify?.({ label: request.options.label, event: 'waited', outcome, ms: now() - began });
+      this.notify({ label: request.options.label, event: 'waited', outcome, ms: now() - began });
     }
   }
 
-  /** An acquire that was granted, or is over. While another node of the cluster serves the key, a new one asks there. */
-  async #ask(
-    { key, name }: Request, giveUp: number, make: (session: Session) => Acquire, signal?: AbortSignal,
-  ): Promise<Acquire> {
-    for (;;) {
-      const session = this.#sessionOn(this.nodes.only ?? await this.#find(key));
-      const asked = make(session);
-      try {
-        await (signal === undefined ? session.ask(asked) : untilAborted(signal, name, () => session.ask(asked)));
-        return asked;
-      } catch (error) {
-        await session.cancel(asked);
-        if (!(error instanceof Moved) || now() >= giveUp) throw error;
-      }
-      await this.#refresh(key);
-      await sleep(RETRY_PAUSE);
+  /** Returns once the acquire is granted, or over. */
+  async #ask(asked: Acquire, giveUp: number, signal?: AbortSignal): Promise<void> {
+    const { session, request: { name } } = asked;
+    try {
+      await (signal === undefined ? session.ask(asked, giveUp) : untilAborted(signal, name, () => session.ask(asked, giveUp)));
+    } catch (error) {
+      session.end(asked, 'cancelled', true);
+      throw error;
     }
+    const Final = FINAL[asked.reason];
+    if (Final !== undefined) throw new Final(`${name}: the wait ended (${asked.reason})`);
   }
 
   async attach(request: Request, ticket: string): Promise<Acquire> {
     const [owner = '', n = '', ...name] = ticket.split('|');
     if (!/^\d+$/.test(n)) throw new MisuseError('the ticket was not made by handOver()');
+    this.#checkOpen();
     const source = ['FROM', name.join('|'), n];
-    const asked = await this.#ask(request, now() + this.#options.patience, (session) =>
-      new Acquire(session, request, new Owner(Buffer.from(owner, 'hex')), Infinity, source));
+    const taker = { name: Buffer.from(owner, 'hex'), live: 0 };
+    const asked = new Acquire(this.#sessionOf(request.key), request, taker, Infinity, this.#isListener, source);
+    await this.#ask(asked, asked.began + this.options.patience);
     if (!asked.is('held')) throw asked.lost();
     return asked;
   }
 
-  /** Lets another process take the hold over. Until then, this process renews it, and does not release it. */
+  #checkOpen(): void {
+    if (this.#isClosed) throw new MisuseError('the locks are closed; make new ones');
+  }
+
+  /** Lets another process take the hold over. Until then, the server renews it while this session lives. */
   ticket(hold: Acquire): string {
     if (!hold.is('held') || hold.isLost) throw hold.lost();
     if (hold.request.several) throw new MisuseError('several locks cannot be handed over together');
-    if (!hold.isDeclared) throw new UnavailableError('no server has confirmed the hold yet; try again');
-    hold.isHandedOver = true;
-    hold.owner.retired += 1;
-    return `${Buffer.from(hold.owner.name as string).toString('hex')}|${hold.number.n}|${this.#options.name}`;
+    if (!hold.isKnown) throw new UnavailableError('no server has confirmed the hold yet; try again');
+    [hold.state, hold.reason] = ['given', 'taken'];
+    return `${Buffer.from(hold.owner.name as string).toString('hex')}|${hold.n}|${this.options.name}`;
   }
 
   async execute(key: Name, ...words: Name[]): Promise<unknown> {
@@ -208,7 +202,7 @@ export class Core {
   }
 
   async close(): Promise<void> {
-    this.closed = true;
+    this.#isClosed = true;
     await Promise.all([...this.#sessions.values()].map((session) => session.close()));
   }
 }

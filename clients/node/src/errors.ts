@@ -56,6 +56,9 @@ export class Overwritten extends MisuseError {}
 /** A repeated call may succeed in a moment: no connection, a failover, a slow script. @internal */
 export class Transient extends UnavailableError {}
 
+/** The server may have executed the call. @internal */
+export class NoReply extends Transient {}
+
 /** The server does not know the session: it has ended. @internal */
 export class NoSession extends Transient {}
 
@@ -69,10 +72,10 @@ type Kinds = new (text: string, options?: ErrorOptions) => LockError;
 
 const KINDS = new Map<string, Kinds>([
   ['NOTOWNER', LostError], ['DEADLOCK', DeadlockError], ['CANCELLED', CancelledError], ['WRONGTYPE', Overwritten],
-  ['NOSESSION', NoSession], ['LATE', Late], ['MOVED', Moved], ['ASK', Moved],
+  ['NOSESSION', NoSession], ['LATE', Late], ['MOVED', Moved],
 ]);
 const MISUSE = 'ERR NOPERM NOAUTH WRONGPASS CROSSSLOT';
-const TRANSIENT = 'READONLY LOADING NOREPLICAS MISCONF BUSY TRYAGAIN MASTERDOWN CLUSTERDOWN QUARANTINE UNBLOCKED';
+const TRANSIENT = 'READONLY LOADING NOREPLICAS MISCONF BUSY TRYAGAIN MASTERDOWN CLUSTERDOWN QUARANTINE UNBLOCKED ASK';
 for (const code of MISUSE.split(' ')) KINDS.set(code, MisuseError);
 for (const code of TRANSIENT.split(' ')) KINDS.set(code, Transient);
 
@@ -84,7 +87,7 @@ export function errorOf(cause: unknown): LockError {
   if (cause instanceof LockError) return cause;
   const { message, code }: { message: string; code?: unknown } = cause instanceof Error ? cause : { message: String(cause) };
   if (!(cause instanceof Error && REPLIES.has(cause.constructor.name))) {
-    return new Transient(`no reply from the server: ${message === '' ? String(code) : message}`, { cause });
+    return new NoReply(`no reply from the server: ${message === '' ? String(code) : message}`, { cause });
   }
   const isUnknown = cause.message.startsWith('ERR unknown command');
   const text = isUnknown ? 'the server has no LOCK commands; load the redis-lock module' : cause.message;

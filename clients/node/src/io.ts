@@ -4,15 +4,21 @@
 
 import { at, now } from './clock.js';
 import type { Connection, Node } from './clients.js';
-import { CancelledError, errorOf, type LockError, Transient } from './errors.js';
+import { errorOf, type LockError, NoReply } from './errors.js';
 import type { Words } from './request.js';
 
 /** Limit in milliseconds for one call without a reply. Then the call is repeated on another connection. */
 export const CALL_TIMEOUT = 2000;
+/** Extra time for the reply to a call that waits in the server, and the least time after which a silent connection is closed. */
+export const REPLY_GRACE = 1000;
+
+type Role = 'reader' | 'caller';
 
 /** An unanswered call. */
 interface Pending {
-  readonly deadline: number;
+  readonly limit: number;
+  /** When the connection counts as broken. */
+  readonly broken: number;
   readonly reject: (error: LockError) => void;
 }
 
@@ -31,9 +37,10 @@ class Wire {
 
   call(words: Words, timeout: number): Promise<unknown> {
     return new Promise((resolve, reject) => {
-      const call = { deadline: now() + timeout, reject };
+      const sent = now();
+      const call = { limit: sent + timeout, broken: sent + Math.max(timeout, REPLY_GRACE), reject };
       this.#pending.add(call);
-      if (call.deadline < this.#nextCheck) this.#checkAt(call.deadline);
+      if (call.limit < this.#nextCheck) this.#checkAt(call.limit);
       this.#connection.send(words).then((reply) => {
         this.#pending.delete(call);
         resolve(reply);
@@ -51,15 +58,14 @@ class Wire {
     this.#stopClock();
     this.#nextCheck = time;
     this.#stopClock = at(time, () => {
-      let first = Infinity;
-      for (const { deadline } of this.#pending) first = Math.min(first, deadline);
-      if (first <= now()) this.close(new Transient('no reply in time'));
-      else this.#checkAt(first);
+      let next = Infinity;
+      for (const { limit, broken, reject } of this.#pending) {
+        if (broken <= now()) return this.close(new NoReply('no reply in time'));
+        if (limit <= now()) reject(new NoReply('no reply in time'));
+        next = Math.min(next, limit <= now() ? broken : limit);
+      }
+      this.#checkAt(next);
     });
-  }
-
-  flush(callback: () => void): void {
-    this.#connection.flush(callback);
   }
 
   close(error: LockError): void {
@@ -73,40 +79,27 @@ class Wire {
 
 /** @internal */
 export class Io {
-  readonly #node: Node;
-  readonly #wires: { reader?: Wire; caller?: Wire } = {};
+  readonly #wires = new Map<Role, Wire>();
   #isClosed = false;
 
-  constructor(node: Node) {
-    this.#node = node;
-  }
+  constructor(readonly node: Node) {}
 
   /** The reply to a call. Rejects with errors of `errors`. */
-  call(words: Words, timeout: number, role: 'reader' | 'caller' = 'caller'): Promise<unknown> {
-    if (this.#isClosed) return Promise.reject(new CancelledError('the locks are closed'));
-    let wire = this.#wires[role];
-    if (wire?.isClosed !== false) this.#wires[role] = wire = new Wire(this.#node);
+  call(words: Words, timeout: number, role: Role = 'caller'): Promise<unknown> {
+    if (this.#isClosed) return Promise.reject(new NoReply('the locks are closed'));
+    let wire = this.#wires.get(role);
+    if (wire?.isClosed !== false) this.#wires.set(role, (wire = new Wire(this.node)));
     return wire.call(words, timeout);
   }
 
   /** The replies to calls in one round trip. Errors are elements of the list. */
-  batch(calls: readonly Words[], timeout: number): Promise<unknown[]> {
-    return Promise.all(calls.map((words) => this.call(words, timeout).catch((error: unknown) => error)));
-  }
-
-  /** The reply to a call over the connection of the reader. */
-  read(words: Words, timeout: number): Promise<unknown> {
-    return this.call(words, timeout, 'reader');
-  }
-
-  /** Calls back once the calls of the reader are written. */
-  flush(callback: () => void): void {
-    this.#wires.reader?.flush(callback);
+  batch(calls: readonly Words[], timeout: number, role?: Role): Promise<unknown[]> {
+    return Promise.all(calls.map((words) => this.call(words, timeout, role).catch((error: unknown) => error)));
   }
 
   /** Closes both connections. The next ones may lead to another primary. */
   disconnect(): void {
-    for (const wire of Object.values(this.#wires)) wire.close(new Transient('the connection was closed'));
+    for (const wire of this.#wires.values()) wire.close(new NoReply('the connection was closed'));
   }
 
   close(): void {

@@ -25,9 +25,8 @@ export interface LockInfo {
 }
 
 const dropped = new FinalizationRegistry<Acquire>((acquire) => {
-  const { session } = acquire.number;
-  if (!acquire.is('held') || acquire.isHandedOver || session.closed) return;
-  session.drop(acquire);
+  if (!acquire.is('held') || acquire.session.closed) return;
+  acquire.session.end(acquire, 'released', true);
   const text = `the hold of ${acquire.request.name} was never released; use \`await using\`, run() or request()`;
   process.emitWarning(text, { type: 'ResourceWarning', code: 'REDIS_LOCK_DROPPED' });
 });
@@ -114,8 +113,24 @@ export class Hold {
     await this.release().catch((error: unknown) => process.emitWarning(String(error), { code: 'REDIS_LOCK_RELEASE' }));
   }
 
+  /** Releases the hold once the callback has ended. @internal */
+  async during<T>(callback: (hold: Hold) => T | Promise<T>): Promise<T> {
+    const { scopes } = this.#core;
+    const scope = { hold: this.#acquire, outer: scopes.getStore(), isListener: this.#acquire.isSilent };
+    let result: T;
+    try {
+      result = await scopes.run(scope, callback, this);
+    } catch (error) {
+      // The error of the callback says more.
+      await this.release().catch(() => undefined);
+      throw error;
+    }
+    await this.release();
+    return result;
+  }
+
   get #session(): Session {
-    return this.#acquire.number.session;
+    return this.#acquire.session;
   }
 }
 
@@ -133,9 +148,11 @@ export class Lock {
   /** Waits for the lock.
    *
    *  Rejects with a `TimedOutError` (after a wait of 0 with a `BusyError`), `DeadlockError`, `CancelledError`, `MisuseError` or
-   *  `UnavailableError`. An aborted acquire leaves neither a waiter nor a hold behind. */
+   *  `UnavailableError`. An aborted acquire rejects at once, and is undone in the background. */
   async acquire({ wait = this.#request.options.wait, signal }: AcquireOptions = {}): Promise<Hold> {
-    return new Hold(this.#core, this.#granted(await this.#core.acquire(this.#request, wait, signal), wait));
+    const acquire = await this.#core.acquire(this.#request, wait, signal);
+    if (acquire !== null) return new Hold(this.#core, acquire);
+    throw new (wait === 0 ? BusyError : TimedOutError)(`${this.#request.name}: another owner holds the lock`);
   }
 
   /** Returns a hold, or null if another owner holds the lock. Does not wait, unless a `wait` is given. */
@@ -147,18 +164,16 @@ export class Lock {
   /** Holds the lock while the callback runs. An error of the callback is passed on, otherwise a loss rejects with a `LostError`.
    *
    *  Acquires inside the callback have the same owner, so that the server detects deadlocks. */
-  async run<T>(
-    callback: (hold: Hold) => T | Promise<T>, { wait = this.#request.options.wait, signal }: AcquireOptions = {},
-  ): Promise<T> {
+  async run<T>(callback: (hold: Hold) => T | Promise<T>, options?: AcquireOptions): Promise<T> {
     if (typeof callback !== 'function') throw new MisuseError('run needs a callback');
-    return this.#scope(this.#granted(await this.#core.acquire(this.#request, wait, signal), wait), callback);
+    return (await this.acquire(options)).during(callback);
   }
 
   /** Runs the callback with a hold, or with null if another owner holds the lock. Waits only if a `wait` is given. */
-  async tryRun<T>(callback: (hold: Hold | null) => T | Promise<T>, { wait = 0, signal }: AcquireOptions = {}): Promise<T> {
+  async tryRun<T>(callback: (hold: Hold | null) => T | Promise<T>, options?: AcquireOptions): Promise<T> {
     if (typeof callback !== 'function') throw new MisuseError('tryRun needs a callback');
-    const acquire = await this.#core.acquire(this.#request, wait, signal);
-    return acquire === null ? callback(null) : this.#scope(acquire, callback);
+    const hold = await this.tryAcquire(options);
+    return hold === null ? callback(null) : hold.during(callback);
   }
 
   /** Takes over a hold that another process has handed over. Rejects with a `LostError` if it has ended. */
@@ -179,26 +194,6 @@ export class Lock {
   async forceRelease(): Promise<boolean> {
     const { key } = this.#request;
     return Number(await this.#core.execute(key, 'LOCK.BREAK', key)) > 0;
-  }
-
-  #granted(acquire: Acquire | null, wait: number | undefined): Acquire {
-    if (acquire !== null) return acquire;
-    throw new (wait === 0 ? BusyError : TimedOutError)(`${this.#request.name}: another owner holds the lock`);
-  }
-
-  async #scope<T>(acquire: Acquire, callback: (hold: Hold) => T | Promise<T>): Promise<T> {
-    const { scopes } = this.#core;
-    const hold = new Hold(this.#core, acquire);
-    let result: T;
-    try {
-      result = await scopes.run({ hold: acquire, outer: scopes.getStore() }, callback, hold);
-    } catch (error) {
-      // The error of the callback says more.
-      await hold.release().catch(() => undefined);
-      throw error;
-    }
-    await hold.release();
-    return result;
   }
 }
 

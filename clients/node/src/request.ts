@@ -58,7 +58,8 @@ export class Request {
   /** For error texts. */
   readonly name: string;
   readonly several: boolean;
-  readonly #options: string[] = [];
+  /** The words of these options for `LOCK.ACQUIRE`. */
+  readonly flags: string[] = [];
 
   constructor(keys: Name | readonly Name[], readonly options: LockOptions) {
     for (const [option, value] of Object.entries(options) as [string, unknown][]) {
@@ -77,25 +78,8 @@ export class Request {
     if (limit !== undefined && !Number.isInteger(limit)) throw new MisuseError('limit must be an integer');
     if (limit !== undefined && this.several) throw new MisuseError('limit is not available for several locks');
     if (lease !== undefined && maxHold !== undefined) throw new MisuseError('maxHold limits renewals; a lease has none');
-    if (mode === 'shared' || limit !== undefined) this.#options.push('SHARED');
-    if (limit !== undefined) this.#options.push('LIMIT', String(limit));
-    if (options.fence === true) this.#options.push('FENCE');
-    this.#options.push(...this.hold(lease, maxHold));
-  }
-
-  /** The first words of a call. */
-  words(command: 'LOCK.ACQUIRE' | 'LOCK.RENEW' | 'LOCK.RELEASE', owner: Name): Name[] {
-    if (!this.several) return [command, this.key, owner];
-    return [command.replace('.', '.M'), String(this.keys.length), ...this.keys, owner];
-  }
-
-  acquire(owner: Name): Name[] {
-    return [...this.words('LOCK.ACQUIRE', owner), ...this.#options];
-  }
-
-  /** The lease and the binding of a hold. A hold without a lease of its own is renewed, and ends with its session. */
-  hold(lease: number | undefined, maxHold: number | undefined): string[] {
-    if (lease !== undefined) return ['PX', ms(lease)];
-    return maxHold === undefined ? ['EPHEMERAL'] : ['WATCHDOG', 'MAX', ms(maxHold), 'EPHEMERAL'];
+    if (mode === 'shared' || limit !== undefined) this.flags.push('SHARED');
+    if (limit !== undefined) this.flags.push('LIMIT', String(limit));
+    if (options.fence === true) this.flags.push('FENCE');
   }
 }

@@ -1,27 +1,30 @@
 // SPDX-License-Identifier: MIT
 
 /** A client's presence on one server: its numbers, holds and waits, and the loop that reads events. Rules R1 to R23 are those of
- *  docs/sessions.md. Times are in milliseconds, by the monotonic clock. */
+ *  docs/sessions.md. Times are in milliseconds, by the monotonic clock.
+ *
+ *  Replies, events and the clock move an acquire from one table of its session to the next. A new session, another node and a
+ *  moved slot all give it a new number, by `adopt`. The reader then tells the server. */
 
-import { type Acquire, keepAlive } from './acquire.js';
-import { now, Signal, sleep } from './clock.js';
+import { type Acquire, keepAlive, type Owner } from './acquire.js';
+import { now, Signal } from './clock.js';
+import type { Node } from './clients.js';
+import type { Core } from './core.js';
 import {
-  CancelledError, DeadlockError, Late, LockError, LostError, Moved, NoSession, Overwritten, TimedOutError, Transient,
+  CancelledError, DeadlockError, Late, LockError, LostError, Moved, NoReply, NoSession, Overwritten, TimedOutError, Transient,
   UnavailableError,
 } from './errors.js';
-import { CALL_TIMEOUT, type Io } from './io.js';
-import { ms, type Words } from './request.js';
+import { CALL_TIMEOUT, Io, REPLY_GRACE } from './io.js';
+import { ms, type Request } from './request.js';
 
 /** Time that `LOCK.EVENTS` waits in the server, and at most a third of `GRACE`. */
 const EVENTS_BLOCK = 1000;
 /** Maximum number of events in a reply. A full reply confirms nothing (R2). */
 const EVENTS_COUNT = 1000;
-/** Extra time for the reply to a call that waits in the server. */
-const REPLY_GRACE = 1000;
 /** The first and the longest pause before a call is repeated. */
-export const RETRY_PAUSE = 50;
+const RETRY_PAUSE = 50;
 const MAX_RETRY_PAUSE = 1000;
-/** Limit for the last call of a session, `LOCK.SESSION CLOSE`. */
+/** Limit for the last calls of a session. */
 const CLOSE_TIMEOUT = 1000;
 /** Ends of a hold that a release without a reply may have caused. */
 const UNEXPLAINED = ['restarted', 'not held'];
@@ -37,81 +40,57 @@ export interface LockEvent {
   ms: number;
 }
 
-/** @internal */
-export interface SessionOptions {
-  name: string;
-  ttl: number;
-  grace: number;
-  patience: number;
-  notify: ((event: LockEvent) => void) | undefined;
-}
-
 type Event = [seq: number, kind: string, n: number, ...fields: unknown[]];
 
-/** The session on one server.
- *
- *  An acquire is in one of three places: `asked` until it is granted, `held`, and `undo` if it is over for its user, but the
- *  server has not confirmed that. Replies, events and the clock move it. @internal */
+/** The session on one server. @internal */
 export class Session {
-  id: string | undefined;
+  /** Empty while the session is not open. */
+  id = '';
   closed = false;
-  readonly asked = new Map<number, Acquire>();
-  readonly held = new Map<number, Acquire>();
-  readonly undo = new Map<number, Acquire>();
-  /** Acquires of the previous session, or of another node, that the reader declares. */
-  readonly undeclared = new Set<Acquire>();
+  /** The tables, by number. The last one has holds to declare, and acquires to undo. */
+  readonly #asked = new Map<number, Acquire>();
+  readonly #held = new Map<number, Acquire>();
+  readonly #unsettled = new Map<number, Acquire>();
+  readonly #io: Io;
   /** The session is open, its holds are declared (R3), and `LOCK.EVENTS` has confirmed them. */
   #isUp = false;
-  readonly #up = new Signal();
-  readonly #closing = new Signal();
+  /** The error of the reader, if it is permanent, or has lasted for the patience. */
+  #error: LockError | undefined;
+  /** When the present failures began. */
+  #failing = Infinity;
   /** Granted by an event. The callers continue once the next `LOCK.EVENTS` is sent (R1). */
   #granted: Acquire[] = [];
-  #error: LockError | undefined;
   #beat = 0;
   #seen = 0;
   #lastN = 0;
+  /** When the last confirming `LOCK.EVENTS` was sent, to this server or to an earlier one of its holds. */
   #confirmed = -Infinity;
   #safeUntil = -Infinity;
   #inJeopardy = false;
-  /** When the present failures began. */
-  #failing = Infinity;
-  #isUndoing = false;
+  readonly #closing = new Signal();
   #reading: Promise<void> | undefined;
 
-  constructor(
-    readonly io: Io,
-    readonly options: SessionOptions,
-    /** Leaves acquires to the sessions of the nodes that serve their slots now. Undefined without a cluster. */
-    readonly relocate: ((acquires: Acquire[]) => Promise<void>) | undefined,
-  ) {}
+  constructor(readonly core: Core, node: Node) {
+    this.#io = new Io(node);
+  }
 
   // Calls of the user.
 
   /** Waits for the grant or the end of the acquire. After an error the caller cancels it: the server may still grant it. */
-  async ask(asked: Acquire): Promise<void> {
-    const { request, isTry, source } = asked;
-    const giveUp = isTry || source !== undefined ? asked.began + this.options.patience : asked.until + REPLY_GRACE;
-    if (!this.#isUp) await this.#untilUp(asked, giveUp);
-    if (!asked.is('asked')) return;
-    this.#enrol(asked);
-    this.asked.set(this.#lastN, asked);
+  async ask(asked: Acquire, giveUp: number): Promise<void> {
+    const { request, source } = asked;
+    this.adopt(asked, '');
     try {
-      const [reply, firstSent] = await this.#call(asked, () => asked.acquireWords(), giveUp);
+      const verb = source === undefined ? 'ACQUIRE' : 'RENEW';
+      const [reply, firstSent] = await this.#call(asked, verb, giveUp, request.options.lease);
       // An event, or a new session, overrules the reply (R14).
-      if (asked.is('asked') && reply === null) this.#end(asked, 'timeout');
+      if (asked.is('asked') && reply === null) this.end(asked, 'timeout');
       if (asked.is('asked') && reply !== 0) this.#grant(asked, firstSent, asked.inDoubt, reply);
     } catch (error) {
-      // The server has answered the only attempt, so there is nothing to undo.
-      if (asked.is('asked') && !asked.inDoubt) this.#end(asked, error instanceof LostError ? 'restarted' : 'cancelled');
       if (source !== undefined || !(error instanceof LostError)) throw error;
-      this.#end(asked, 'restarted', request.several);
+      this.end(asked, 'restarted', request.several);
     }
-    if (asked.is('asked') && asked.error === undefined) {
-      await asked.changed.wait(giveUp);
-      const Kind = this.#failing < Infinity ? UnavailableError : TimedOutError;
-      if (asked.is('asked')) asked.error ??= new Kind(`${request.name}: the server has not answered in time`);
-    }
-    if (asked.error !== undefined) throw asked.error;
+    if (asked.is('asked')) await this.#until(asked, giveUp, () => false);
     if (asked.is('held')) await this.#checkGrant(asked);
   }
 
@@ -129,33 +108,18 @@ export class Session {
     });
   }
 
-  /** Ends an acquire in any state. The reader repeats the call until it is answered (R11). */
-  async cancel(acquire: Acquire): Promise<void> {
-    this.#end(acquire, 'cancelled', true);
-    const { session, n } = acquire.number;
-    if (session.#isUp && session.undo.get(n) === acquire) await session.#sendUndo([acquire]);
-    keepAlive(acquire, false);
-  }
-
-  /** Leaves the release of a hold to the reader. */
-  drop(hold: Acquire): void {
-    this.#end(hold, 'released', true);
-  }
-
   /** Releases exactly this hold. After a failure the reader undoes it. */
   async release(hold: Acquire): Promise<void> {
-    const isFirst = !hold.isReleasing && !hold.isHandedOver;
-    hold.isReleasing = true;
     // Expired by the local clock. A lease is never shortened, so the server may still have the hold.
-    if (hold.is('held') && hold.isLost) this.#end(hold, 'expired', true);
-    if (hold.is('held') && isFirst) {
-      hold.inDoubt = false;
+    if (hold.is('held') && hold.isLost) this.end(hold, 'expired', true);
+    if (hold.is('held') && !hold.isReleasing) {
+      hold.isReleasing = true;
       try {
-        await this.#call(hold, () => hold.releaseWords(), now() + this.options.patience);
-        this.#end(hold, 'released');
+        await this.#call(hold, 'RELEASE', now() + this.core.options.patience);
+        this.end(hold, 'released');
       } catch (error) {
         const reason = endOf(error);
-        this.#end(hold, reason ?? 'released', reason === undefined || hold.request.several);
+        this.end(hold, reason ?? 'released', reason === undefined || hold.request.several);
         if (reason === undefined) throw error;
       }
     }
@@ -166,15 +130,17 @@ export class Session {
   async renew(hold: Acquire, lease: number | undefined): Promise<void> {
     if (!hold.is('held') || hold.isLost) throw hold.lost();
     try {
-      const [, firstSent] = await this.#call(hold, () => hold.renewWords(lease), now() + this.options.patience);
+      const [, firstSent] = await this.#call(hold, 'RENEW', now() + this.core.options.patience, lease);
       // Its owner may know already that the lease was over.
-      if (hold.is('held') && hold.leaseEnds <= now()) this.#end(hold, 'expired', true);
+      if (hold.is('held') && hold.leaseEnds <= now()) this.end(hold, 'expired', true);
       if (lease !== undefined && hold.is('held')) [hold.leaseEnds, hold.revocableSince] = [firstSent + lease, -Infinity];
       hold.onChange();
     } catch (error) {
       const reason = endOf(error);
       if (reason === undefined) throw error;
-      this.#end(hold, reason, hold.request.several);
+      // The reply to a release that is on its way says more.
+      if (!hold.isReleasing) this.end(hold, reason, hold.request.several);
+      throw hold.lost();
     }
     if (!hold.is('held')) throw hold.lost();
   }
@@ -183,78 +149,100 @@ export class Session {
    *
    *  A lease counts from the first attempt, as that one may have succeeded. A reply counts only if its call carried the present
    *  number (R14). The reply is 0 if the acquire has changed its state meanwhile. */
-  async #call(acquire: Acquire, words: () => Words, giveUp: number): Promise<[reply: unknown, firstSent: number]> {
+  async #call(
+    acquire: Acquire, verb: 'ACQUIRE' | 'RENEW' | 'RELEASE', giveUp: number, lease?: number,
+  ): Promise<[reply: unknown, firstSent: number]> {
     const { state } = acquire;
     let [failing, firstSent] = [Infinity, Infinity];
-    while (acquire.is(state) && (acquire.error === undefined || state === 'held')) {
-      const { session } = acquire.number;
-      if (!session.#isUp) await session.#untilUp(acquire, giveUp);
-      if (!acquire.is(state)) break;
-      const { number } = acquire;
+    for (;;) {
+      if (acquire.is(state) && !this.#serves(acquire)) await this.#until(acquire, giveUp, () => this.#serves(acquire));
+      if (!acquire.is(state)) return [0, firstSent];
+      const { session, n } = acquire;
       const sent = now();
+      firstSent = Math.min(firstSent, sent);
+      acquire.isKnown = true;
       try {
-        // A release of a number that is not declared yet would be refused, and remembered (R23).
-        if (state === 'held' && !acquire.isDeclared) throw new NoSession('no server has confirmed the hold yet; try again');
-        firstSent = Math.min(firstSent, sent);
-        const reply = await number.session.io.call(words(), Math.min(CALL_TIMEOUT, Math.max(REPLY_GRACE, giveUp - sent)));
-        if (number === acquire.number) return [reply, firstSent];
+        const reply = await session.#io.call(acquire.words(verb, lease), Math.min(CALL_TIMEOUT, giveUp - sent));
+        if (n === acquire.n && session === acquire.session) return [reply, firstSent];
       } catch (error) {
-        if (error instanceof Transient) {
-          acquire.inDoubt ||= !(error instanceof NoSession || error instanceof Moved);
-          failing = Math.min(failing, sent);
-          // ASK means that the slot is still moving.
-          const hasMoved = state === 'asked' && error.message.startsWith('MOVED');
-          if (hasMoved || now() >= (giveUp < Infinity ? giveUp : failing + this.options.patience)) throw error;
-        } else if (number === acquire.number) {
-          throw error;
-        }
+        const isPresent = n === acquire.n && session === acquire.session;
+        if (error instanceof NoReply) acquire.inDoubt ||= state === 'asked' || verb === 'RELEASE';
+        else if (isPresent && state === 'asked' && !acquire.inDoubt) acquire.isKnown = !acquire.is('asked');
+        failing = Math.min(failing, sent);
+        const isOver = now() >= (giveUp < Infinity ? giveUp : failing + this.core.options.patience);
+        if (error instanceof Transient ? isOver : isPresent) throw error;
+        if (error instanceof Moved) this.core.relocate([acquire]);
       }
-      await sleep(RETRY_PAUSE);
+      await acquire.changed.wait(now() + RETRY_PAUSE);
     }
-    return [0, firstSent];
   }
 
-  async #untilUp(acquire: Acquire, giveUp: number): Promise<void> {
-    this.#reading ??= this.#read();
-    for (let hasWaited = false; !this.#isUp && !acquire.is('over'); hasWaited = true) {
-      if (this.closed) throw new CancelledError('the locks are closed; make new ones');
-      const error = acquire.error ?? this.#error;
-      const isTransient = error === undefined || error instanceof Transient;
-      // Another node of the cluster may have replaced this one.
-      const isReplaceable = this.relocate !== undefined && this.#failing < Infinity && isTransient && acquire.is('asked');
-      if (isReplaceable && (hasWaited || error)) throw new Moved(`${acquire.request.name}: the node of the key does not answer`);
+  /** Whether a call about this acquire can be sent. A release before the declaration would be refused, and remembered (R23). */
+  #serves({ session, state, isKnown, owner, request }: Acquire): boolean {
+    return session.#isUp && (state === 'asked' ? !session.isRetired(owner, request) : isKnown);
+  }
+
+  /** Waits until the acquire is ready, or has changed its state. */
+  async #until(acquire: Acquire, giveUp: number, isReady: () => boolean): Promise<void> {
+    const { state, request, isTry } = acquire;
+    while (acquire.is(state) && !isReady()) {
+      const { session } = acquire;
+      const error = session.#error;
+      if (session.closed) throw new CancelledError('the locks are closed; make new ones');
       // A call with a limit waits for the server.
-      const isPatient = giveUp < Infinity && !acquire.isTry && isTransient;
+      const isPatient = giveUp < Infinity && !(isTry && state === 'asked') && error instanceof Transient;
       if (error !== undefined && !isPatient) throw error;
-      if (now() >= giveUp) throw new UnavailableError('no connection to the server; try again');
-      await this.#up.wait(giveUp);
+      if (now() >= giveUp) {
+        const Kind = state === 'asked' && session.#isUp && session.#failing === Infinity ? TimedOutError : UnavailableError;
+        throw new Kind(`${request.name}: no answer of the server in time; try again`);
+      }
+      await acquire.changed.wait(giveUp);
     }
   }
 
   /** Milliseconds for which no other owner can have the lock, even if the network fails. */
   validFor(hold: Acquire): number {
-    if (!hold.is('held') || !hold.isDeclared) return 0;
-    const isRevocable = hold.revocableSince > this.#lastConfirmed;
-    const safeUntil = hold.request.options.lease === undefined || isRevocable ? this.#safeUntil : Infinity;
-    return Math.max(0, Math.min(safeUntil, hold.leaseEnds) - now());
+    if (!hold.is('held') || !hold.isKnown) return 0;
+    const isRevocable = hold.revocableSince > this.#safeUntil - this.core.options.grace;
+    return Math.max(0, Math.min(hold.isRenewed || isRevocable ? this.#safeUntil : Infinity, hold.leaseEnds) - now());
+  }
+
+  /** Whether the owner is not used for these locks, as a call of it may be late. */
+  isRetired({ name }: Owner, { keys }: Request): boolean {
+    if (this.#unsettled.size === 0) return false;
+    const isSame = (one: unknown, other: unknown) => Buffer.from(one as string).equals(Buffer.from(other as string));
+    return [...this.#unsettled.values()].some(({ state, owner, request }) =>
+      state === 'over' && isSame(owner.name, name) && request.keys.some((one) => keys.some((other) => isSame(one, other))));
   }
 
   // Transitions.
 
-  /** Gives the acquire the next number of this session. */
-  #enrol(acquire: Acquire): void {
-    this.#lastN += 1;
-    acquire.number = { session: this, id: this.id ?? '', n: this.#lastN };
+  get #all(): Acquire[] {
+    return [this.#held, this.#unsettled, this.#asked].flatMap((place) => [...place.values()]);
   }
 
-  /** When the last `LOCK.EVENTS` that confirmed this session was sent. */
-  get #lastConfirmed(): number {
-    return this.#safeUntil - this.options.grace;
+  #move(acquire: Acquire, place?: Map<number, Acquire>): void {
+    acquire.place?.delete(acquire.n);
+    place?.set(acquire.n, acquire);
+    acquire.place = place;
+  }
+
+  /** Gives the acquire the next number of this session, which the server does not know yet. A wait that it knew asks again. */
+  adopt(acquire: Acquire, reason: string): void {
+    if (acquire.is('given') || (acquire.is('asked') && acquire.isKnown)) this.end(acquire, reason, true);
+    if (acquire.is('over') && acquire.place === undefined) return;
+    this.#move(acquire);
+    // The hold is lost after `TTL` without a confirmation by any of its sessions.
+    this.#confirmed = Math.max(this.#confirmed, acquire.session.#confirmed);
+    this.#lastN += 1;
+    [acquire.session, acquire.n, acquire.isKnown] = [this, this.#lastN, false];
+    this.#move(acquire, acquire.is('asked') ? this.#asked : this.#unsettled);
+    acquire.onChange();
+    this.#reading ??= this.core.scopes.exit(() => this.#read());
   }
 
   /** The lease began at `since` at the earliest. */
   #grant(asked: Acquire, since: number, isRevocable: boolean, reply: unknown, token?: unknown): void {
-    const { n } = asked.number;
     const { several } = asked.request;
     let counts = several ? (reply as unknown[]) : [reply];
     if (typeof counts[0] !== 'number') {
@@ -263,51 +251,69 @@ export class Session {
       const tokens = counts.map(field('token'));
       [token, counts] = [several ? tokens : tokens[0], counts.map(field('holds'))];
     }
-    this.asked.delete(n);
-    this.held.set(n, asked);
-    [asked.state, asked.token, asked.granted] = ['held', token as Acquire['token'], now()];
+    this.#move(asked, asked.session.#held);
+    [asked.state, asked.token, asked.granted, asked.inDoubt] = ['held', token as Acquire['token'], now(), false];
     asked.holds = Math.max(...(counts as number[]));
     asked.leaseEnds = since + (asked.request.options.lease ?? Infinity);
     if (isRevocable) asked.revocableSince = asked.granted;
   }
 
   /** The acquire neither waits nor holds any longer. With `undo`, the server may not know that. */
-  #end(acquire: Acquire, reason: string, undo = false): void {
-    if (acquire.is('over')) return;
-    const wasHeld = acquire.is('held') && reason !== 'cancelled' && !acquire.isHandedOver;
-    const { session, id, n } = acquire.number;
-    // If the hold had been lost before the release, an event would say so.
-    const wasReleased = acquire.isReleasing && acquire.inDoubt && UNEXPLAINED.includes(reason);
-    [acquire.state, acquire.reason] = ['over', wasReleased ? 'released' : reason];
-    acquire.owner.live -= 1;
-    for (const place of [session.asked, session.held]) if (place.get(n) === acquire) place.delete(n);
-    if (undo && (n > 0 || session.undeclared.has(acquire))) {
-      // A call of this owner may be late.
-      acquire.owner.retired += 1;
-      if (id === session.id) session.undo.set(n, acquire);
-      else session.undeclared.add(acquire);
+  end(acquire: Acquire, reason: string, undo = false): void {
+    const { session, state, isKnown, isReleasing, inDoubt } = acquire;
+    if (state === 'over') return;
+    acquire.state = 'over';
+    if (state !== 'given') {
+      acquire.owner.live -= 1;
+      // If the hold had been lost before the release, an event would say so.
+      const wasReleased = isReleasing && (reason === 'closed' || (inDoubt && UNEXPLAINED.includes(reason)));
+      acquire.reason = wasReleased ? 'released' : reason;
     }
-    if (wasHeld) this.#notify(acquire, 'held', acquire.isLost ? 'lost' : 'released');
-    if (reason !== 'cancelled') keepAlive(acquire, false);
+    const mayRemain = undo && (state === 'held' || (state === 'asked' && isKnown));
+    this.#move(acquire, mayRemain ? session.#unsettled : undefined);
+    if (mayRemain && isKnown && session.#isUp) void session.#undo(acquire);
+    else keepAlive(acquire, false);
+    if (state === 'held' && reason !== 'cancelled') this.#notify(acquire, 'held', acquire.isLost ? 'lost' : 'released');
     acquire.onChange();
   }
 
-  #endRenewed(reason: string): void {
-    for (const hold of [...this.held.values(), ...this.undeclared]) {
-      if (hold.request.options.lease === undefined) this.#end(hold, reason, true);
-    }
+  /** Undoes on the server what is over here. The reader repeats that until it is answered (R11). */
+  async #undo(acquire: Acquire): Promise<void> {
+    const { n } = acquire;
+    const [reply] = await this.#io.batch([acquire.words('CANCEL')], REPLY_GRACE);
+    if (n === acquire.n && acquire.session === this) this.#settle(acquire, reply);
+    keepAlive(acquire, false);
   }
 
-  #notify({ request, granted }: Acquire, event: LockEvent['event'], outcome: string): void {
-    this.options.notify?.({ label: request.options.label, event, outcome, ms: now() - granted });
+  #settle(acquire: Acquire, reply: unknown): void {
+    if (!this.#isAnswer(reply) || acquire.place !== this.#unsettled || !acquire.isKnown) return;
+    this.#move(acquire);
+    // Others may wait until their name can be used again.
+    if (acquire.request.options.owner === undefined) return;
+    for (const asked of this.#asked.values()) if (!asked.isKnown) asked.changed.notify();
+  }
+
+  /** Whether a repetition would get the same reply. Without a cluster, no other node has the key. */
+  #isAnswer(reply: unknown): boolean {
+    return !(reply instanceof Transient) || reply instanceof Late || (reply instanceof Moved && !this.core.nodes.isCluster);
+  }
+
+  #endRenewed(reason: string): void {
+    for (const hold of this.#all) if (hold.is('held') && hold.isRenewed) this.end(hold, reason, true);
+  }
+
+  #notify({ request, granted, isSilent }: Acquire, event: 'held' | 'jeopardy' | 'safe', outcome: string): void {
+    this.core.notify({ label: request.options.label, event, outcome, ms: now() - granted }, isSilent);
   }
 
   #setJeopardy(value: boolean): void {
     if (value === this.#inJeopardy) return;
     this.#inJeopardy = value;
-    for (const hold of this.held.values()) {
-      if (hold.request.options.lease === undefined) this.#notify(hold, value ? 'jeopardy' : 'safe', '');
-    }
+    for (const hold of this.#all) if (hold.is('held') && hold.isRenewed) this.#notify(hold, value ? 'jeopardy' : 'safe', '');
+  }
+
+  #wake(acquires: Acquire[]): void {
+    for (const { changed } of acquires) changed.notify();
   }
 
   // The reader.
@@ -319,229 +325,150 @@ export class Session {
         await this.#turn();
         [this.#failing, this.#error] = [Infinity, undefined];
       } catch (error) {
-        this.#failing = Math.min(this.#failing, now());
-        this.#onFailure(error instanceof LockError ? error : new UnavailableError('the session failed', { cause: error }));
-        await this.#pause();
+        await this.#fail(error instanceof LockError ? error : new UnavailableError('the session failed', { cause: error }));
       }
     }
   }
 
-  #onFailure(error: LockError): void {
+  async #fail(error: LockError): Promise<void> {
+    this.#failing = Math.min(this.#failing, now());
+    this.#wake(this.#granted.splice(0));
     if (error instanceof NoSession || error instanceof Late) {
-      this.#forgetId();
-      // The connection for calls may lead to a former primary.
-      this.io.disconnect();
+      [this.id, this.#isUp, this.#safeUntil] = ['', false, -Infinity];
       // R16: another process uses the id.
       if (error instanceof Late) this.#endRenewed('late');
-    } else {
-      if (!(error instanceof Transient) || now() >= this.#failing + this.options.patience) this.#failWaits(error);
-      // Another node of the cluster may have replaced this one.
-      void this.relocate?.([...this.asked.values(), ...this.held.values(), ...this.undo.values(), ...this.undeclared]);
+      for (const acquire of this.#all) if (acquire.isKnown) this.adopt(acquire, 'restarted');
+      // The connection for calls may lead to a former primary.
+      this.#io.disconnect();
+    } else if (!(error instanceof Transient) || now() >= this.#failing + this.core.options.patience) {
+      this.#error = error;
+      this.#wake(this.#all);
     }
-    this.#wakeGranted();
-    this.#up.notify();
     if (now() >= this.#safeUntil) this.#setJeopardy(true);
-    if (now() >= this.#confirmed + this.options.ttl) this.#endRenewed('silent');
-  }
-
-  /** Doubles the pause with each failure. */
-  async #pause(): Promise<void> {
+    if (now() >= this.#confirmed + this.core.options.ttl) this.#endRenewed('silent');
+    if (this.core.nodes.isCluster) {
+      // Another node of the cluster may have replaced this one. It is not connected to for ever.
+      this.core.relocate(this.#all);
+      if (this.#all.length === 0) this.core.leave(this);
+    }
+    // Doubles the pause with each failure.
     const pause = Math.min(MAX_RETRY_PAUSE, Math.max(RETRY_PAUSE, now() - this.#failing));
     if (!this.closed) await this.#closing.wait(now() + pause);
   }
 
+  /** Declares, undoes and polls, in this order and in one round trip (R3, R6, R13). */
   async #turn(): Promise<void> {
-    if (this.id === undefined) await this.#open();
-    try {
-      if (this.undeclared.size > 0) await this.#declare();
-    } catch (error) {
-      // While the session is up, the heartbeat does not wait for a declaration.
-      if (!this.#isUp || !(error instanceof Transient)) throw error;
-    }
-    if (this.undo.size > 0 && !this.#isUndoing) {
-      this.#isUndoing = true;
-      const undone = this.#sendUndo([...this.undo.values()]).finally(() => (this.#isUndoing = false));
-      if (!this.#isUp) await undone;
-    }
-    await this.#poll();
-    if (this.#isUp || this.closed) return;
-    this.#isUp = true;
-    this.#up.notify();
-  }
-
-  async #open(): Promise<void> {
-    const { ttl, grace, name } = this.options;
-    const times = ['TTL', ms(ttl), 'GRACE', String(Math.ceil(grace))];
-    const words = ['LOCK.SESSION', 'OPEN', 'NEW', this.#nextBeat(), ...times, 'NAME', name];
-    const [id] = (await this.io.read(words, REPLY_GRACE)) as [string];
-    for (const asked of [...this.asked.values()]) this.#end(asked, 'restarted', true);
-    for (const acquire of [...this.held.values(), ...this.undo.values()]) {
-      // The lease of a handed-over hold runs out.
-      if (acquire.isHandedOver) this.#end(acquire, 'taken');
-      else this.undeclared.add(acquire);
-    }
-    this.held.clear();
-    this.undo.clear();
-    [this.id, this.#seen, this.#safeUntil] = [id, 0, -Infinity];
-  }
-
-  /** Declares holds, and what may have been granted, in this session (R3, R6, R13). */
-  async #declare(): Promise<void> {
+    const { grace, ttl } = this.core.options;
+    if (this.id === '') await this.#open();
     // An acquire that is over may have no hold. It must not take that of another one of its owner.
-    const acquires = [...this.undeclared].sort((one, other) => Number(one.is('over')) - Number(other.is('over')));
-    for (const acquire of acquires) if (acquire.number.id !== this.id) this.#enrol(acquire);
-    const replies = await this.io.batch(acquires.map((acquire) => acquire.declareWords()), REPLY_GRACE + acquires.length);
-    const [moved, declared]: [Acquire[], [Acquire, unknown][]] = [[], []];
-    acquires.forEach((acquire, index) => {
-      const reply = replies[index];
-      // Another session has adopted it meanwhile.
-      if (!this.undeclared.has(acquire)) return;
-      if (reply instanceof Transient && !(reply instanceof Late || reply instanceof Moved)) throw reply;
-      if (reply instanceof Moved) moved.push(acquire);
-      else declared.push([acquire, reply]);
-    });
-    const ours = new Map<string, number>();
-    for (const [acquire, reply] of declared) {
-      const counts = acquire.is('held') || !(reply instanceof LockError);
-      if (counts) ours.set(holdOf(acquire), (ours.get(holdOf(acquire)) ?? 0) + 1);
-    }
-    for (const [acquire, reply] of declared) {
-      this.undeclared.delete(acquire);
-      const { n } = acquire.number;
-      if (acquire.is('over')) {
-        this.undo.set(n, acquire);
-        continue;
-      }
-      this.held.set(n, acquire);
-      const isRefused = reply instanceof LockError;
-      // R3, R22: if the count is too low, a hold of this owner has ended, and nobody knows which.
-      if (isRefused || Math.min(...[reply as number].flat()) < (ours.get(holdOf(acquire)) ?? 0)) {
-        this.#end(acquire, 'restarted', !isRefused);
-      }
-    }
-    // The nodes may not agree yet. Until then the next turn declares again, with a new number.
-    for (const acquire of moved) this.#undeclare(acquire);
-    if (moved.length > 0) void this.relocate?.(moved);
-  }
-
-  /** Leaves an acquire to the reader of this session, as this node now serves its slot. */
-  adopt(acquire: Acquire): void {
-    this.#reading ??= this.#read();
-    const { session, n } = acquire.number;
-    if (session === this) return;
-    if (acquire.is('asked')) session.#end(acquire, 'moved', true);
-    // It may have been settled meanwhile.
-    if (!session.undeclared.delete(acquire) && acquire.is('over') && session.undo.get(n) !== acquire) return;
-    // The hold is lost after `TTL` without a confirmation by any of its sessions.
-    this.#confirmed = Math.max(this.#confirmed, session.#confirmed);
-    this.#undeclare(acquire);
-  }
-
-  /** Leaves an acquire to the reader, as its place in the present session is void. */
-  #undeclare(acquire: Acquire): void {
-    const { session, n } = acquire.number;
-    for (const place of [session.held, session.undo]) if (place.get(n) === acquire) place.delete(n);
-    acquire.number = { session: this, id: '', n: 0 };
-    this.undeclared.add(acquire);
-  }
-
-  #nextBeat(): string {
-    // R16: never taken from a reply.
-    this.#beat += 1;
-    return String(this.#beat);
-  }
-
-  /** One `LOCK.EVENTS`: heartbeat, acknowledgement and events. */
-  async #poll(): Promise<void> {
-    const { grace, ttl } = this.options;
+    const unsettled = [...this.#unsettled.values()].sort((one, other) => Number(one.is('over')) - Number(other.is('over')));
+    const declared = unsettled.filter(({ isKnown }) => !isKnown);
+    const undone = unsettled.filter((acquire) => acquire.is('over'));
+    const leaseOf = (hold: Acquire) => (hold.leaseEnds < Infinity ? hold.leaseEnds - now() : hold.request.options.lease);
+    const calls = [
+      ...declared.map((acquire) => acquire.words('RENEW', leaseOf(acquire))), ...undone.map((acquire) => acquire.words('CANCEL')),
+    ];
     let block = Math.floor(Math.min(EVENTS_BLOCK, (grace || ttl) / 3));
     // The first one confirms at once.
     if (this.#failing < Infinity || !this.#isUp) block = 0;
-    else if (this.undeclared.size > 0) block = RETRY_PAUSE;
+    else if (unsettled.length > 0) block = RETRY_PAUSE;
     // Numbers are asked in order.
-    const [firstAsked = Infinity] = this.asked.keys();
-    const declared = [...this.undeclared].filter(({ number }) => number.id === this.id).map(({ number }) => number.n);
-    const done = Math.min(firstAsked, ...this.undo.keys(), ...declared, this.#lastN + 1);
+    const [firstAsked = this.#lastN + 1] = this.#asked.keys();
+    const done = Math.min(firstAsked, ...this.#unsettled.keys());
+    this.#beat += 1;
+    const numbers = [this.#beat, this.#seen, done, block, EVENTS_COUNT].map(String);
     const sent = now();
-    const numbers = [this.#seen, done, block, EVENTS_COUNT].map(String);
-    const reply = this.io.read(['LOCK.EVENTS', this.id ?? '', this.#nextBeat(), ...numbers], block + REPLY_GRACE);
-    if (this.#granted.length > 0) this.io.flush(() => this.#wakeGranted());
-    const events = (await reply) as Event[];
-    for (const event of events) this.#handle(event);
-    if (events.length === EVENTS_COUNT) return;
-    [this.#confirmed, this.#safeUntil] = [sent, sent + grace];
-    this.#setJeopardy(false);
+    const limit = block + REPLY_GRACE + calls.length;
+    const replying = this.#io.batch([...calls, ['LOCK.EVENTS', this.id, ...numbers]], limit, 'reader');
+    // Both libraries have written it then.
+    if (this.#granted.length > 0) setImmediate(() => this.#wake(this.#granted.splice(0)));
+    const replies = await replying;
+    const events = replies.pop();
+    const moved = this.#declare(declared, replies);
+    undone.forEach((acquire, index) => {
+      const reply = replies[declared.length + index];
+      if (reply instanceof Moved) moved.add(acquire);
+      this.#settle(acquire, reply);
+    });
+    if (events instanceof LockError) throw events;
+    for (const event of events as Event[]) this.#handle(event, moved);
+    if ((events as Event[]).length < EVENTS_COUNT) {
+      [this.#confirmed, this.#safeUntil] = [sent, sent + grace];
+      this.#setJeopardy(false);
+    }
+    if (!this.#isUp && !this.closed) {
+      this.#isUp = true;
+      this.#wake(this.#all);
+    }
+    if (moved.size > 0 && this.core.nodes.isCluster) this.core.relocate([...moved]);
   }
 
-  #handle([seq, kind, n, first, token]: Event): void {
+  async #open(): Promise<void> {
+    const { ttl, grace, name } = this.core.options;
+    // R16: the beat is never taken from a reply.
+    this.#beat += 1;
+    const times = ['TTL', ms(ttl), 'GRACE', String(Math.ceil(grace))];
+    const words = ['LOCK.SESSION', 'OPEN', 'NEW', String(this.#beat), ...times, 'NAME', name];
+    const [id] = (await this.#io.call(words, REPLY_GRACE, 'reader')) as [string];
+    [this.id, this.#seen] = [id, 0];
+  }
+
+  /** Handles the replies to declarations of holds, and of what may have been granted. Returns what another node serves now. */
+  #declare(declared: Acquire[], replies: unknown[]): Set<Acquire> {
+    const answered = [...declared.entries()].filter(([index, { session, isKnown }]) =>
+      session === this && !isKnown && this.#isAnswer(replies[index]));
+    const ours = new Map<string, number>();
+    for (const [index, acquire] of answered) {
+      const counts = acquire.is('held') || !(replies[index] instanceof LockError);
+      if (counts) ours.set(holdOf(acquire), (ours.get(holdOf(acquire)) ?? 0) + 1);
+    }
+    for (const [index, acquire] of answered) {
+      const reply = replies[index];
+      acquire.isKnown = true;
+      if (!acquire.is('held')) continue;
+      this.#move(acquire, this.#held);
+      acquire.changed.notify();
+      // R3, R22: if the count is too low, a hold of this owner has ended, and nobody knows which.
+      if (reply instanceof LockError) this.end(acquire, 'restarted', acquire.request.several);
+      else if (Math.min(...[reply as number].flat()) < (ours.get(holdOf(acquire)) ?? 0)) this.end(acquire, 'restarted', true);
+    }
+    return new Set(declared.filter((_, index) => replies[index] instanceof Moved));
+  }
+
+  #handle([seq, kind, n, first, token]: Event, moved: Set<Acquire>): void {
     this.#seen = seq;
-    const acquire = this.asked.get(n) ?? this.held.get(n);
+    const acquire = this.#asked.get(n) ?? this.#held.get(n);
     if (acquire === undefined) return;
     if (kind === 'granted' && acquire.is('asked')) {
       // The last confirming reply would have reported an earlier grant.
-      this.#grant(acquire, Math.max(acquire.began, this.#lastConfirmed), true, first, token);
+      this.#grant(acquire, Math.max(acquire.began, this.#safeUntil - this.core.options.grace), true, first, token);
       this.#granted.push(acquire);
-    } else if (kind === 'lost' && first === 'moved' && acquire.is('held') && !acquire.isHandedOver) {
-      this.#undeclare(acquire);
+    } else if (kind === 'lost' && first === 'moved' && acquire.is('held') && this.core.nodes.isCluster) {
+      this.adopt(acquire, 'moved');
+      moved.add(acquire);
     } else if (kind === 'lost') {
       // Perhaps only one of several locks was lost.
-      this.#end(acquire, String(first), acquire.request.several);
-    }
-  }
-
-  #wakeGranted(): void {
-    for (const acquire of this.#granted.splice(0)) acquire.changed.notify();
-  }
-
-  /** Undoes on the server what is over here. */
-  async #sendUndo(acquires: Acquire[]): Promise<void> {
-    const numbers = acquires.map(({ number }) => number);
-    const replies = await this.io.batch(acquires.map((acquire) => acquire.cancelWords()), REPLY_GRACE);
-    acquires.forEach((acquire, index) => {
-      const reply = replies[index];
-      if (acquire.number !== numbers[index] || this.undo.get(acquire.number.n) !== acquire) return;
-      if (reply instanceof Moved) {
-        this.#undeclare(acquire);
-      } else if (!(reply instanceof Transient)) {
-        this.undo.delete(acquire.number.n);
-        acquire.owner.retired -= 1;
-      }
-    });
-  }
-
-  /** The session is over on the server. */
-  #forgetId(): void {
-    [this.id, this.#isUp, this.#safeUntil] = [undefined, false, -Infinity];
-  }
-
-  /** Fails the waits without a limit. If the error is permanent, fails all waits. */
-  #failWaits(error: LockError): void {
-    this.#error = error;
-    for (const asked of this.asked.values()) {
-      if (asked.until !== Infinity && error instanceof Transient) continue;
-      asked.error = error;
-      asked.changed.notify();
+      this.end(acquire, String(first), acquire.request.several);
     }
   }
 
   /** Ends all waits and renewed holds. A hold with a lease of its own remains until its lease ends. */
   async close(): Promise<void> {
-    this.closed = true;
-    const { id } = this;
-    this.#forgetId();
-    for (const asked of this.asked.values()) {
-      asked.error = new CancelledError(`${asked.request.name}: the locks are closed`);
-      asked.changed.notify();
+    [this.closed, this.#isUp] = [true, false];
+    for (const acquire of this.#all) {
+      if (!acquire.is('held')) this.end(acquire, 'closed', true);
+      else if (acquire.isRenewed) this.end(acquire, 'closed');
+      keepAlive(acquire, false);
+      acquire.changed.notify();
     }
-    for (const hold of [...this.held.values(), ...this.undeclared]) {
-      if (hold.request.options.lease === undefined) this.#end(hold, hold.isReleasing ? 'released' : 'closed');
-      keepAlive(hold, false);
-    }
-    this.#wakeGranted();
-    this.#up.notify();
     this.#closing.notify();
-    if (id !== undefined) await this.io.call(['LOCK.SESSION', 'CLOSE', id], CLOSE_TIMEOUT).catch(() => undefined);
-    this.io.close();
+    const { id } = this;
+    // The end of the session undoes the others.
+    const undone = [...this.#unsettled.values()].filter((acquire) => acquire.is('over') && !acquire.isRenewed && acquire.isKnown);
+    const calls = [...undone.map((acquire) => acquire.words('CANCEL')), ['LOCK.SESSION', 'CLOSE', id]];
+    this.id = '';
+    if (id !== '') await this.#io.batch(calls, CLOSE_TIMEOUT);
+    this.#io.close();
     await this.#reading;
   }
 }

@@ -4,14 +4,16 @@
 
 import assert from 'node:assert/strict';
 import { spawn } from 'node:child_process';
+import { once } from 'node:events';
 import { writeFileSync } from 'node:fs';
+import net from 'node:net';
 import { join } from 'node:path';
 import { after, before, describe, test } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { Cluster, Redis } from 'ioredis';
 import { createCluster, createSentinel } from 'redis';
 import { Locks } from 'redis-lock-client';
-import { fields, freePort, Server, until } from './support.mjs';
+import { blockFor, fields, freePort, Server, until } from './support.mjs';
 
 const HALF = 8192;
 const LAST = 16_383;
@@ -100,6 +102,24 @@ for (const [name, library] of Object.entries(CLIENTS)) {
       const both = await locks.lock([LOW, ALSO_LOW]).acquire();
       await both.release();
       await assert.rejects(locks.lock([LOW, HIGH]).acquire(), { kind: 'misuse' });
+    });
+
+    test('a key without a node delays no other hold', async () => {
+      const impatient = new Locks(client, { ttl: 700, grace: 200 });
+      const slot = await nodes[0].admin.call('CLUSTER', 'KEYSLOT', LOW);
+      const [low, kept] = [
+        await impatient.lock(LOW, { lease: 60_000 }).acquire(), await impatient.lock(KEPT, { lease: 60_000 }).acquire(),
+      ];
+      await nodes[0].admin.call('CLUSTER', 'DELSLOTS', slot);
+      // The session ends meanwhile.
+      blockFor(1200);
+      await until(() => kept.validFor === 0, 'the end of the session');
+      await until(() => kept.validFor > 0, 'the declaration');
+      assert.deepEqual([low.validFor, low.isLost], [0, false]);
+      await nodes[0].admin.call('CLUSTER', 'ADDSLOTS', slot);
+      await until(() => low.validFor > 0, 'the declaration of the other hold');
+      await Promise.all([low.release(), kept.release()]);
+      await impatient.close();
     });
 
     test('a failover of a node keeps a hold and a wait', async () => {
@@ -204,9 +224,55 @@ for (const [name, library] of Object.entries(CLIENTS)) {
       hold.signal.throwIfAborted();
       await hold.release();
       await (await wait).release();
+      // Nothing connects to the killed node any longer, except the user's client.
+      let received = '';
+      const imposter = net.createServer((socket) => socket.on('data', (data) => (received += data)).on('error', () => undefined));
+      imposter.listen(primary.port, '127.0.0.1');
+      await once(imposter, 'listening');
+      await sleep(2500);
+      assert.ok(!received.includes('LOCK'), received);
+      imposter.close();
     });
   });
 }
+
+for (const lazyConnect of [false, true]) {
+  test(`a client of a cluster connects ${lazyConnect ? 'for the first acquire' : 'during the first acquire'}`, async () => {
+    const nodes = await startCluster();
+    const client = new Cluster(nodes.map(({ port }) => ({ host: '127.0.0.1', port })), { lazyConnect });
+    const locks = new Locks(client);
+    try {
+      const holds = await Promise.all([LOW, HIGH].map((key) => locks.lock(key).tryAcquire()));
+      for (const hold of holds) await hold.release();
+    } finally {
+      await locks.close();
+      client.disconnect();
+      for (const node of nodes) await node.stop();
+    }
+  });
+}
+
+test('an acquire in a cluster without nodes waits until its limit', async () => {
+  const client = new Cluster([{ host: '127.0.0.1', port: await freePort() }], { clusterRetryStrategy: () => 20 });
+  client.on('error', () => undefined);
+  const locks = new Locks(client, { patience: 700 });
+  const began = performance.now();
+  const lasts = (call) => call.then(() => 'granted', ({ kind }) => [kind, performance.now() - began]);
+  const [limited, unlimited, tried] = await Promise.all([
+    lasts(locks.lock('k').acquire({ wait: 1000 })), lasts(locks.lock('k').acquire()), lasts(locks.lock('k').tryAcquire()),
+  ]);
+  for (const [[kind, time], limit] of [[limited, 1000], [unlimited, 700], [tried, 700]]) {
+    assert.equal(kind, 'unavailable');
+    assert.ok(time >= limit - 1 && time < limit + 1500, `${time} of ${limit} ms`);
+  }
+  const others = new Locks(client);
+  const closed = others.lock('k').acquire().catch(({ kind }) => kind);
+  await sleep(100);
+  await others.close();
+  assert.equal(await closed, 'cancelled');
+  await locks.close();
+  client.disconnect();
+});
 
 const SENTINELS = {
   ioredis: {

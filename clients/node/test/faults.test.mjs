@@ -120,12 +120,85 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
       const wait = locks.lock('k').acquire({ signal: abort.signal }).catch(({ kind }) => kind);
       await until(async () => (await server.waiters('k')) === 1);
       proxy.freeze();
+      const began = performance.now();
       abort.abort();
       assert.equal(await wait, 'cancelled');
+      assert.ok(performance.now() - began < 300, 'the abort waits for no server');
       assert.equal(await server.waiters('k'), 1);
       proxy.thaw();
       await until(async () => (await server.waiters('k')) === 0, 'the cancellation');
       await hold.release();
+    });
+
+    test('a wait ends soon after its limit in an outage', async () => {
+      make();
+      const hold = await locks.lock('k').acquire();
+      const wait = locks.lock('k').acquire({ wait: 500 }).catch(({ kind }) => kind);
+      const began = performance.now();
+      await until(async () => (await server.waiters('k')) === 1);
+      proxy.freeze();
+      assert.ok(['timed out', 'unavailable'].includes(await wait));
+      const late = performance.now() - began - 500;
+      assert.ok(late < 1400, `${late} ms after its limit`);
+      proxy.thaw();
+      await until(async () => (await server.waiters('k')) === 0, 'the cancellation');
+      await hold.release();
+    });
+
+    test('a repeated call does not outlive the limit of its wait', async () => {
+      make();
+      await locks.lock('k').run(() => undefined);
+      await server.writes(false);
+      const began = performance.now();
+      const wait = locks.lock('k').acquire({ wait: 300 }).catch(({ kind }) => kind);
+      await sleep(900);
+      proxy.freeze();
+      assert.equal(await wait, 'unavailable');
+      const late = performance.now() - began - 300;
+      assert.ok(late < 1300, `${late} ms after its limit`);
+      proxy.thaw();
+      await server.writes(true);
+    });
+
+    test('an unanswered undo retires an owner for its lock only', async () => {
+      make();
+      const other = await locks.lock('l').acquire();
+      await locks.lock('k').run(async ({ owner }) => {
+        const abort = new AbortController();
+        const aborted = locks.lock('l').acquire({ signal: abort.signal }).catch(({ kind }) => kind);
+        await until(async () => (await server.waiters('l')) === 1);
+        await server.writes(false);
+        abort.abort();
+        assert.equal(await aborted, 'cancelled');
+        const [l, m] = [locks.lock('l').acquire(), locks.lock('m').acquire()];
+        await server.writes(true);
+        assert.equal((await m).owner, owner);
+        await other.release();
+        assert.notEqual((await l).owner, owner);
+        await Promise.all([(await l).release(), (await m).release()]);
+      });
+      for (const key of ['k', 'l', 'm']) assert.ok(await server.isEmpty(key));
+    });
+
+    test('an owner waits for its own unanswered undo', async () => {
+      make();
+      const other = await locks.lock('k').acquire();
+      const abort = new AbortController();
+      const lock = locks.lock('k', { owner: 'mine' });
+      const aborted = lock.acquire({ signal: abort.signal }).catch(({ kind }) => kind);
+      await until(async () => (await server.waiters('k')) === 1);
+      await server.writes(false);
+      abort.abort();
+      assert.equal(await aborted, 'cancelled');
+      const before = await server.refused('lock.acquire');
+      const wait = lock.acquire();
+      await sleep(300);
+      assert.equal(await server.refused('lock.acquire'), before);
+      await server.writes(true);
+      await until(async () => (await server.waiters('k')) === 1);
+      await other.release();
+      await (await wait).release();
+      assert.ok(await server.isEmpty('k'));
     });
 
     test('a failed release continues in the background', async () => {

@@ -82,7 +82,7 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
       const error = await wait.catch((reason) => reason);
       assert.ok(error instanceof CancelledError);
       assert.deepEqual([error.name, error.cause, error.kind], ['AbortError', 'enough', 'cancelled']);
-      assert.equal(await server.waiters('k'), 0);
+      await until(async () => (await server.waiters('k')) === 0, 'the cancellation');
       assert.deepEqual(getEventListeners(abort.signal, 'abort'), []);
       const before = await server.calls('lock.acquire');
       await assert.rejects(locks.lock('k').acquire({ signal: abort.signal }), CancelledError);
@@ -123,7 +123,7 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
         await until(async () => (await server.waiters('k')) === 30);
         abort.abort();
         assert.deepEqual(new Set(await Promise.all(waits)), new Set(['cancelled']));
-        assert.equal(await server.waiters('k'), 0);
+        await until(async () => (await server.waiters('k')) === 0, 'the cancellation');
         await hold.release();
       } finally {
         process.off('warning', warn);
@@ -438,6 +438,31 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
         assert.equal(await others.lock('k').run(() => 5), 5);
         assert.match((await warned)[0].message, /the listener of locks failed: Error: mine/);
       } finally {
+        await others.close();
+      }
+    });
+
+    test('an asynchronous listener may use locks and fail', async () => {
+      const warnings = [];
+      const warn = ({ message }) => warnings.push(message);
+      process.on('warning', warn);
+      const reasons = [];
+      const listen = async ({ event }) => {
+        reasons.push(event);
+        await others.lock('m').run(() => undefined);
+        throw new Error('mine');
+      };
+      const others = new Locks(client, { listener: listen });
+      try {
+        await others.lock('k').run(() => undefined);
+        await until(() => warnings.length === 2, 'the warnings');
+        assert.deepEqual([reasons, await server.calls('lock.acquire')], [['waited', 'held'], 3]);
+        // The listener's own locks begin nothing that is silent.
+        await others.lock('k').run(() => undefined);
+        assert.deepEqual(reasons, ['waited', 'held', 'waited', 'held']);
+        await until(() => warnings.length === 4, 'the warnings');
+      } finally {
+        process.off('warning', warn);
         await others.close();
       }
     });

@@ -131,6 +131,13 @@ export class Server {
     return Number(new RegExp(`^${name}:(\\d+)`, 'm').exec(await this.admin.info())[1]);
   }
 
+  /** Number of calls of a command that failed or were refused. */
+  async refused(command) {
+    const [, refused, failed] = new RegExp(`cmdstat_${command}:.*rejected_calls=(\\d+),failed_calls=(\\d+)`)
+      .exec(await this.admin.info('commandstats'));
+    return Number(refused) + Number(failed);
+  }
+
   /** Number of calls of a command. */
   async calls(command) {
     const info = await this.admin.info('commandstats');
