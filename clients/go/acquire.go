@@ -72,52 +72,58 @@ type acquire struct {
 
 // words are a call about this acquire. The lease is that of ACQUIRE and RENEW.
 func (a *acquire) words(verb string, lease time.Duration) []any {
-	l, isAcquire := a.lock, verb == "ACQUIRE"
-	words := make([]any, 0, 20+len(l.keys))
+	l, words := a.lock, make([]any, 0, 20+len(a.lock.keys))
 	if l.several() && verb != "CANCEL" {
 		words = append(words, "LOCK.M"+verb, len(l.keys))
 		for _, key := range l.keys {
 			words = append(words, key)
 		}
 	} else {
-		words = append(words, "LOCK."+verb, l.keys[0])
+		words = append(words, "LOCK."+verb, l.key())
 	}
 	words = append(words, a.owner)
-	if isAcquire && (l.shared || l.limit != nil) {
-		words = append(words, "SHARED")
-	}
-	if isAcquire && l.limit != nil {
-		words = append(words, "LIMIT", *l.limit)
-	}
-	if isAcquire && l.fence {
-		words = append(words, "FENCE")
+	if verb == "ACQUIRE" {
+		words = append(words, l.flags()...)
 	}
 	switch maxHold := l.maxHold; {
-	case !isAcquire && verb != "RENEW":
+	case verb != "ACQUIRE" && verb != "RENEW":
 	case isLimited(lease):
 		words = append(words, "PX", millis(lease))
 	case isLimited(maxHold):
 		if a.state != asked {
 			maxHold -= time.Since(a.granted)
 		}
-		words = append(words, "WATCHDOG", "MAX", millis(maxHold), "EPHEMERAL")
+		words = append(words, "WATCHDOG", "MAX", millis(maxHold))
+		fallthrough
 	default:
 		words = append(words, "EPHEMERAL")
 	}
 	words = append(words, "SESSION", a.session.id, a.n)
 	switch left := time.Until(a.until); {
-	case a.state == asked && a.source != nil:
-		return append(words, a.source...)
-	case !isAcquire || a.isTry:
-		return words
+	case verb == "RENEW" && a.state == asked:
+		words = append(words, a.source...)
+	case verb != "ACQUIRE" || a.isTry:
 	case isLimited(left):
-		return append(words, "QUEUE", millis(left))
+		words = append(words, "QUEUE", millis(left))
+	default:
+		words = append(words, "QUEUE", 0)
 	}
-	return append(words, "QUEUE", 0)
+	return words
 }
 
-// ask returns when the acquire has been granted or is over. After an error the caller cancels it: the server may still grant it.
-func (a *acquire) ask(ctx context.Context) *Error {
+// ask enters the acquire into a session, and returns when it has been granted or is over.
+func (a *acquire) ask(ctx context.Context) (err *Error) {
+	s, err := a.lock.locks.sessionOf(ctx, a.lock.key())
+	if err != nil {
+		return err
+	}
+	s.enter(a)
+	defer func() {
+		if err != nil {
+			// The server may still grant it.
+			a.cancel(context.WithoutCancel(ctx))
+		}
+	}()
 	verb, giveUp := "ACQUIRE", a.until.Add(replyGrace)
 	if a.source != nil {
 		verb = "RENEW"
@@ -150,9 +156,8 @@ func (a *acquire) ask(ctx context.Context) *Error {
 		return nil
 	}
 	// The lease may be over, as the grant is old.
-	err = a.renew(ctx, a.lock.lease)
-	switch {
-	case err == nil || err.Kind != ErrLost:
+	switch err := a.renew(ctx, a.lock.lease); {
+	case a.state == held:
 		return err
 	case a.isTry:
 		return &Error{Kind: ErrUnavailable, Text: "the grant arrived after the end of its lease"}
@@ -174,7 +179,7 @@ func (a *acquire) undoOnServer(locks *Locks) {
 	for a.state == undo && !a.session.isClosed {
 		_, _, err := a.call(context.Background(), "CANCEL", 0, time.Now().Add(locks.patience))
 		isAnswer := err == nil || err.Code != "" && !err.transient
-		if isAnswer || err.is("MOVED") && !locks.reload() {
+		if isAnswer || err.is("MOVED") && locks.cluster == nil {
 			a.undone()
 		}
 	}
@@ -182,9 +187,15 @@ func (a *acquire) undoOnServer(locks *Locks) {
 
 // release releases exactly this hold. After a failure it continues as an undo.
 func (a *acquire) release(ctx context.Context) *Error {
-	if a.state == held && !a.isReleasing {
+	giveUp := limit(ctx, a.lock.locks.patience)
+	switch {
+	case a.isReleasing:
+		if err := a.wait(ctx, giveUp, func() bool { return a.state != held }); err != nil {
+			return err
+		}
+	case a.state == held:
 		a.isReleasing = true
-		_, _, err := a.call(ctx, "RELEASE", 0, limit(ctx, a.lock.locks.patience))
+		_, _, err := a.call(ctx, "RELEASE", 0, giveUp)
 		switch {
 		case err == nil:
 			a.end("released", false)
@@ -207,17 +218,16 @@ func (a *acquire) renew(ctx context.Context, lease time.Duration) *Error {
 		return a.lost()
 	}
 	_, first, err := a.call(ctx, "RENEW", lease, limit(ctx, a.lock.locks.patience))
-	switch isGone := err.is("NOTOWNER", "WRONGTYPE"); {
-	case isGone && a.isReleasing:
-		// The release has come first. Its reply says whether the hold was lost.
-		return a.lost()
-	case isGone:
+	isGone := err.is("NOTOWNER", "WRONGTYPE")
+	if isGone && !a.isReleasing {
+		// The reply to a release on its way would say whether the hold was lost.
 		a.end(err.Code, a.lock.several())
+	}
+	switch {
+	case isGone || a.state != held:
+		return a.lost()
 	case err != nil:
 		return err
-	}
-	if a.state != held {
-		return a.lost()
 	}
 	a.leaseEnds, a.revocableSince = first.Add(lease), time.Time{}
 	if a.expiry != nil {
@@ -250,12 +260,16 @@ func (a *acquire) call(
 		if in == asked {
 			a.isKnown, a.sent = true, first
 		}
-		reply, err = s.send(sending, min(callTimeout, max(replyGrace, giveUp.Sub(now))), a.words(verb, lease))
-		if (err == nil || !err.transient) && s.acquires[n] == a {
-			return reply, first, err
+		wasInDoubt := a.inDoubt
+		a.inDoubt = wasInDoubt || in == asked || verb == "RELEASE"
+		reply, err = s.send(sending, now.Add(min(callTimeout, max(replyGrace, giveUp.Sub(now)))), a.words(verb, lease))
+		isPresent := s.acquires[n] == a
+		if a.state == in && (err == nil && isPresent || err != nil && err.Code != "") {
+			// The server has executed it, or has not.
+			a.inDoubt = wasInDoubt
 		}
-		if (err == nil || err.Code == "") && (in == asked || verb == "RELEASE") {
-			a.inDoubt = true
+		if (err == nil || !err.transient) && isPresent {
+			return reply, first, err
 		}
 		if err != nil && err.transient {
 			if !isLimited(time.Until(giveUp)) {
@@ -267,12 +281,13 @@ func (a *acquire) call(
 				return nil, first, contextError(ctx)
 			case time.Until(giveUp) <= 0:
 				return nil, first, err
-			case err.isElsewhere():
+			case err.is("MOVED", ""):
+				// Another node may serve the lock, or another client of the user its node.
 				a.isKnown = a.isKnown && (in != asked || a.inDoubt)
 				s.locks.relocate(a)
 			}
 		}
-		_ = s.locks.wait(ctx, s.closing, time.Now().Add(pause))
+		_ = a.wait(ctx, time.Now().Add(pause), func() bool { return a.state != in })
 	}
 }
 
@@ -325,6 +340,7 @@ func (a *acquire) grant(since time.Time, isRevocable bool, reply, tokens any) {
 		a.tokens = integers(tokens)
 	}
 	a.state, a.granted, a.inDoubt = held, time.Now(), false
+	a.lock.holds++
 	a.leaseEnds = since.Add(a.lock.lease)
 	if isRevocable {
 		a.revocableSince = a.granted
@@ -342,12 +358,20 @@ func (a *acquire) end(reason string, mayRemain bool) {
 		reason = "released"
 	}
 	a.reason = reason
-	if mayRemain && (a.state == held || a.isKnown) {
+	wasHeld := a.state == held
+	if mayRemain && (wasHeld || a.isKnown) {
 		a.state = undo
-		a.lock.locks.undos++
+		a.lock.locks.undos[a] = true
 		go a.undoOnServer(a.lock.locks)
 	} else {
 		a.undone()
+	}
+	if wasHeld {
+		a.lock.holds--
+	}
+	if reason == "max" || reason == "taken" {
+		// The hold goes on at the server, without this acquire.
+		a.lock.changeOwner()
 	}
 	if a.endCtx != nil {
 		outcome, cause := "released", error(nil)
@@ -367,10 +391,8 @@ func (a *acquire) end(reason string, mayRemain bool) {
 
 // undone: nothing of it remains on the server.
 func (a *acquire) undone() {
-	if a.state == undo {
-		a.lock.locks.undos--
-	}
 	a.state = over
+	delete(a.lock.locks.undos, a)
 	delete(a.session.acquires, a.n)
 	a.signal()
 }

@@ -201,3 +201,23 @@ func TestMovedLockEndsWithoutClusterClient(t *testing.T) {
 	move(t, low, nodes[0], nodes[1])
 	until(t, "it is lost", hold.IsLost)
 }
+
+func TestMigratingSlotDoesNotStopASession(t *testing.T) {
+	nodes, client := cluster(t)
+	locks := locksOf(t, client)
+	hold := must(locks.Acquire(background, low))
+	slot := nodes[0].ask("CLUSTER", "KEYSLOT", low)
+	nodes[1].ask("CLUSTER", "SETSLOT", slot, "IMPORTING", nodes[0].ask("CLUSTER", "MYID"))
+	nodes[0].ask("CLUSTER", "SETSLOT", slot, "MIGRATING", nodes[1].ask("CLUSTER", "MYID"))
+	// The node of the slot no longer has the lock. It redirects calls, and forgets its session.
+	nodes[0].ask("MIGRATE", "127.0.0.1", nodes[1].port, low, 0, 5000)
+	nodes[0].end()
+	nodes[0].begin()
+	until(t, "a cluster", func() bool {
+		return strings.Contains(nodes[0].ask("CLUSTER", "INFO").(string), "cluster_state:ok")
+	})
+	release(t, must(locks.Acquire(background, "c"+low, lock.WithWait(10*time.Second))))
+	if hold.IsLost() {
+		t.Fatal("it is lost")
+	}
+}

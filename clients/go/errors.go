@@ -60,13 +60,8 @@ func (e *Error) Unwrap() []error {
 	return []error{e.Kind, e.Cause}
 }
 
-// is returns whether the error is a reply with one of these codes.
+// is returns whether the error has one of these codes. Without a reply the code is empty.
 func (e *Error) is(codes ...string) bool { return e != nil && slices.Contains(codes, e.Code) }
-
-// isElsewhere returns whether another node serves the lock, or another client of the user its node.
-func (e *Error) isElsewhere() bool {
-	return e.is("MOVED") || e != nil && errors.Is(e.Cause, redis.ErrClosed)
-}
 
 // withKey names the lock in an error.
 func (e *Error) withKey(key string) error {
@@ -90,11 +85,14 @@ var transientCodes = []string{
 	"QUARANTINE", "UNBLOCKED", "MOVED", "ASK",
 }
 
-// classify makes an *Error of an error of go-redis.
+// classify makes an *Error of an error of go-redis, and nil of a reply.
 func classify(err error) *Error {
 	var reply redis.Error
-	if !errors.As(err, &reply) {
-		return &Error{Kind: ErrUnavailable, Text: "no reply from the server", Cause: err, transient: true}
+	switch {
+	case err == nil || errors.Is(err, redis.Nil):
+		return nil
+	case !errors.As(err, &reply):
+		return noReply(err)
 	}
 	text := reply.Error()
 	code, _, _ := strings.Cut(text, " ")
@@ -106,6 +104,10 @@ func classify(err error) *Error {
 		e.Text = "the server has no LOCK commands; load the redis-lock module"
 	}
 	return e
+}
+
+func noReply(cause error) *Error {
+	return &Error{Kind: ErrUnavailable, Text: "no reply from the server", Cause: cause, transient: true}
 }
 
 func misuse(text string) *Error { return &Error{Kind: ErrMisuse, Text: text} }

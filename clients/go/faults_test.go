@@ -6,7 +6,9 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"log/slog"
+	"net"
 	"os"
 	"os/exec"
 	"runtime"
@@ -31,15 +33,24 @@ func (h *countingHook) DialHook(next redis.DialHook) redis.DialHook { return nex
 
 func (h *countingHook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, command redis.Cmder) error {
-		if strings.HasPrefix(strings.ToLower(command.Name()), "lock.") {
-			h.calls.Add(1)
-		}
+		h.count(command)
 		return next(ctx, command)
 	}
 }
 
 func (h *countingHook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
+	return func(ctx context.Context, commands []redis.Cmder) error {
+		h.count(commands...)
+		return next(ctx, commands)
+	}
+}
+
+func (h *countingHook) count(commands ...redis.Cmder) {
+	for _, command := range commands {
+		if strings.HasPrefix(strings.ToLower(command.Name()), "lock.") {
+			h.calls.Add(1)
+		}
+	}
 }
 
 // A log is what the default logger of slog writes.
@@ -109,7 +120,7 @@ func TestBrokenConnectionsLoseNothing(t *testing.T) {
 	release(t, other)
 	release(t, <-waited)
 	release(t, hold)
-	if s.calls("lock.session|open") > 2 || s.calls("lock.renew") != 0 {
+	if s.calls("lock.session") > 2 || s.calls("lock.renew") != 0 {
 		t.Fatal("the session was opened again")
 	}
 }
@@ -567,4 +578,127 @@ func TestIdleSessionEndsWithItsServer(t *testing.T) {
 	until(t, "no goroutine", func() bool { return runtime.NumGoroutine() <= before })
 	s.begin()
 	release(t, must(locks.Acquire(background, "a")))
+}
+
+func TestHolderWaitsForTheUndoOfItsOwner(t *testing.T) {
+	s := start(t)
+	var fails atomic.Bool
+	locks := locksOf(t, intercepted(s, func(words []any, next func() error) error {
+		if fails.Load() && (words[0] == "LOCK.RELEASE" || words[0] == "LOCK.CANCEL") {
+			return io.EOF
+		}
+		return next()
+	}), lock.WithPatience(time.Second))
+	a := must(locks.Lock("a", lock.Reentrant(), lock.WithWait(4*time.Second)))
+	outer, inner := must(a.Acquire(background)), must(a.Acquire(background))
+	fails.Store(true)
+	if err := inner.Release(background); !errors.Is(err, lock.ErrUnavailable) {
+		t.Fatal(err)
+	}
+	time.AfterFunc(200*time.Millisecond, func() { fails.Store(false) })
+	release(t, must(a.Acquire(background)))
+	release(t, outer)
+	until(t, "it is free", func() bool { return s.isFree("a") })
+}
+
+func TestSecondReleaseWaitsForTheFirst(t *testing.T) {
+	s := start(t)
+	p := through(t, s.address())
+	hold := must(locksAt(t, p.address()).Acquire(background, "a"))
+	p.freezeAt("LOCK.RELEASE")
+	first := make(chan error, 1)
+	go func() { first <- hold.Release(background) }()
+	until(t, "the first release", p.frozen.Load)
+	time.AfterFunc(100*time.Millisecond, func() { p.frozen.Store(false) })
+	if err := hold.Release(background); err != nil || !s.isFree("a") {
+		t.Fatal("not released", err)
+	}
+	if err := <-first; err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestReleaseBeforeARestartIsNoLoss(t *testing.T) {
+	s := start(t, "--appendonly", "yes", "--appendfsync", "always")
+	var isFirst atomic.Bool
+	isFirst.Store(true)
+	locks := locksOf(t, intercepted(s, func(words []any, next func() error) error {
+		err := next()
+		if words[0] == "LOCK.RELEASE" && isFirst.Swap(false) {
+			// Its reply is lost, and the server restarts before it comes again.
+			s.end()
+			s.begin()
+			until(t, "a session and its declarations", func() bool { return s.calls("lock.events") >= 2 })
+			return io.EOF
+		}
+		return err
+	}))
+	hold := must(locks.Acquire(background, "a"))
+	if err := hold.Release(background); err != nil || hold.IsLost() || !s.isFree("a") {
+		t.Fatal(err)
+	}
+}
+
+func TestContendedEventsAreAcknowledged(t *testing.T) {
+	s := start(t, "lock.events", "yes")
+	locks := locksAt(t, s.address())
+	hold := must(locks.Acquire(background, "a"))
+	waited := make(chan error, 1)
+	go func() { waited <- locks.Do(background, "a", func(context.Context) error { return nil }) }()
+	until(t, "a waiter", func() bool { return s.waiters("a") == 1 })
+	before := s.calls("lock.events")
+	time.Sleep(300 * time.Millisecond)
+	if calls := s.calls("lock.events") - before; calls > 5 {
+		t.Fatal(calls, "calls for one event")
+	}
+	release(t, hold)
+	if err := <-waited; err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestLossOfOneLockReleasesTheOthers(t *testing.T) {
+	s := start(t)
+	p := through(t, s.address())
+	var dials atomic.Int32
+	locks := locksOf(t, redis.NewClient(&redis.Options{Dialer: func(_ context.Context, network, _ string) (net.Conn, error) {
+		if dials.Add(1) == 1 {
+			// The reader's connection.
+			return net.Dial(network, p.address())
+		}
+		return net.Dial(network, s.address())
+	}}))
+	hold := must(locks.Acquire(background, "a", lock.And("b", "c")))
+	p.frozen.Store(true)
+	s.ask("LOCK.BREAK", "b")
+	if err := hold.Extend(background, 0); !errors.Is(err, lock.ErrLost) {
+		t.Fatal(err)
+	}
+	until(t, "the others are free", func() bool { return s.isFree("a") && s.isFree("c") })
+}
+
+func TestDeclaredLeaseIsTheRestOfIt(t *testing.T) {
+	s := start(t, "--appendonly", "yes", "--appendfsync", "always")
+	locks := locksAt(t, s.address())
+	hold := must(locks.Acquire(background, "a", lock.WithLease(10*time.Second)))
+	s.end()
+	s.begin()
+	until(t, "a declaration", func() bool { return s.calls("lock.renew") == 1 && hold.ValidFor() > 0 })
+	left := time.Duration(s.ask("PTTL", "a").(int64)) * time.Millisecond
+	if ours := hold.ValidFor(); left > 10*time.Second || left < 5*time.Second || ours > left+time.Millisecond {
+		t.Fatal(left, "at the server,", ours, "here")
+	}
+	release(t, hold)
+}
+
+func TestOwnerIsFreeAfterTheMaximumAge(t *testing.T) {
+	s := start(t, "lock.default-lease", "2000")
+	locks := locksAt(t, s.address(), quick()...)
+	a := must(locks.Lock("a", lock.WithMaxHold(200*time.Millisecond)))
+	hold := must(a.Acquire(background))
+	<-hold.Context().Done()
+	if s.isFree("a") {
+		t.Fatal("the last lease has ended")
+	}
+	release(t, must(a.Acquire(background)))
 }

@@ -4,16 +4,12 @@ package lock
 
 import (
 	"context"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
 	"runtime"
-	"strconv"
 	"strings"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 )
 
 // A Lock is one lock, or several locks, with options.
@@ -26,9 +22,11 @@ type Lock struct {
 	shared, fence, reentrant bool
 	// invalid is what is wrong with the options, if anything.
 	invalid *Error
-	// owner is the name under which it acquires. With WithOwner it is named.
-	named *string
-	owner string
+	// owner is the name under which it acquires, and isNamed whether the user chose it.
+	owner   string
+	isNamed bool
+	// holds counts the acquires that are held.
+	holds int
 }
 
 // Lock makes a lock with options. It acquires nothing yet. Fails with ErrMisuse if the options do not fit together.
@@ -44,7 +42,7 @@ func (l *Locks) Lock(key string, options ...Option) (*Lock, error) {
 }
 
 func (l *Locks) newLock(key string, options []Option) *Lock {
-	lock := &Lock{locks: l, keys: []string{key}, wait: forever, lease: forever, maxHold: forever}
+	lock := &Lock{locks: l, owner: l.newOwner(), keys: []string{key}, wait: forever, lease: forever, maxHold: forever}
 	for _, option := range options {
 		option(lock)
 	}
@@ -130,7 +128,7 @@ func (l *Lock) acquire(ctx context.Context, wait time.Duration, parent context.C
 			return nil, err
 		}
 		a := &acquire{lock: l, owner: owner, isTry: wait == 0, until: until}
-		err = l.ask(ctx, a)
+		err = a.ask(ctx)
 		switch {
 		case err != nil:
 			return nil, err
@@ -158,35 +156,28 @@ func limit(ctx context.Context, span time.Duration) time.Time {
 	return end
 }
 
-func (l *Lock) ask(ctx context.Context, a *acquire) *Error {
-	s, err := l.locks.sessionOf(ctx, l.key())
-	if err != nil {
-		return err
-	}
-	s.enter(a)
-	if err = a.ask(ctx); err != nil {
-		a.cancel(context.WithoutCancel(ctx))
-	}
-	return err
-}
-
 // nextOwner is the owner of the next acquire. While the server may still have to undo an acquire, its owner is not used again, as
 // a call of it may be late.
 func (l *Lock) nextOwner(ctx context.Context) (string, *Error) {
-	if named := l.named; named != nil {
-		giveUp := limit(ctx, l.locks.patience)
-		for a := l.locks.undoing(*named); a != nil; a = l.locks.undoing(*named) {
+	giveUp := limit(ctx, l.locks.patience)
+	for a := range l.locks.undos {
+		if a.owner == l.owner {
+			l.changeOwner()
+		}
+		if a.owner == l.owner {
 			if err := a.wait(ctx, giveUp, func() bool { return a.state == over }); err != nil {
 				return "", err
 			}
 		}
-		return *named, nil
-	}
-	if l.owner == "" || l.locks.undoing(l.owner) != nil {
-		l.locks.lastOwner++
-		l.owner = l.locks.owners + strconv.Itoa(l.locks.lastOwner)
 	}
 	return l.owner, nil
+}
+
+// changeOwner lets the next acquire have another owner, unless this one is named, or holds something and may acquire it again.
+func (l *Lock) changeOwner() {
+	if !l.isNamed && l.holds == 0 {
+		l.owner = l.locks.newOwner()
+	}
 }
 
 func (l *Lock) key() string { return l.keys[0] }
@@ -203,7 +194,7 @@ func (l *Lock) hold(a *acquire, parent context.Context) *Hold {
 			}
 		})
 	}
-	hold := &Hold{lock: l, acquire: a}
+	hold := &Hold{a}
 	runtime.SetFinalizer(hold, (*Hold).drop)
 	return hold
 }
@@ -211,66 +202,60 @@ func (l *Lock) hold(a *acquire, parent context.Context) *Hold {
 // Attach takes over a hold that another process has handed over. Its options are those of this lock. Fails with ErrLost if the
 // hold has ended.
 func (l *Lock) Attach(ctx context.Context, ticket string) (*Hold, error) {
-	parts := append(strings.SplitN(ticket, "|", 3), "", "")
-	name, err := hex.DecodeString(parts[0])
-	n, wrong := strconv.ParseInt(parts[1], 10, 64)
-	if err != nil || wrong != nil || l.several() {
+	var owner string
+	var n int64
+	if _, err := fmt.Sscanf(ticket, "%x|%d|", &owner, &n); err != nil || l.several() {
 		return nil, misuse("a ticket of Hold.HandOver is needed, for one lock").withKey(l.key())
 	}
+	name := strings.SplitN(ticket, "|", 3)[2]
 	defer l.locks.lock()()
-	a := &acquire{
-		lock: l, owner: string(name), until: limit(ctx, l.wait), source: []any{"FROM", parts[2], n},
+	a := &acquire{lock: l, owner: owner, until: limit(ctx, l.wait), source: []any{"FROM", name, n}}
+	err := a.ask(ctx)
+	if err == nil && a.state != held {
+		err = a.lost()
 	}
-	failure := l.ask(ctx, a)
-	if failure == nil && a.state != held {
-		failure = a.lost()
-	}
-	if failure != nil {
-		return nil, failure.withKey(l.key())
+	if err != nil {
+		return nil, err.withKey(l.key())
 	}
 	return l.hold(a, context.WithoutCancel(ctx)), nil
 }
 
 // Query has the reply of LOCK.INFO: holders, waiters and more. It is nil if the lock is free.
 func (l *Lock) Query(ctx context.Context) (map[string]any, error) {
-	reply, err := l.locks.client.Do(ctx, "LOCK.INFO", l.key()).Result()
-	if err != nil && !errors.Is(err, redis.Nil) {
-		return nil, classify(err).withKey(l.key())
+	reply, err := l.execute(ctx, "LOCK.INFO", l.key())
+	if reply == nil {
+		return nil, err
 	}
 	info := asMap(reply)
-	if holders, ok := info["holders"].([]any); ok {
-		for i, holder := range holders {
-			holders[i] = asMap(holder)
-		}
+	holders, _ := info["holders"].([]any)
+	for i, holder := range holders {
+		holders[i] = asMap(holder)
 	}
 	return info, nil
 }
 
 // ForceRelease takes the lock from its holders, by LOCK.BREAK. It returns whether there was one.
 func (l *Lock) ForceRelease(ctx context.Context) (bool, error) {
-	reply, err := l.executeOnce(ctx, "LOCK.BREAK", l.key())
+	reply, err := l.execute(ctx, "LOCK.BREAK", l.key())
 	return err == nil && reply != int64(0), err
 }
 
-// executeOnce runs a command by the user's own client. It is not repeated without a reply, as the server may have executed it.
-func (l *Lock) executeOnce(ctx context.Context, words ...any) (any, error) {
-	for pause := retryPause; ; pause = min(2*pause, maxRetryPause) {
+// execute runs a command by the user's own client. It is not repeated without a reply, as the server may have executed it.
+func (l *Lock) execute(ctx context.Context, words ...any) (any, error) {
+	for pause := retryPause; ; pause *= 2 {
 		client, failure := l.locks.clientOf(ctx, l.key())
 		if failure != nil {
-			return nil, failure.withKey(l.key())
+			return nil, classify(failure).withKey(l.key())
 		}
-		reply, err := once(client, client.Options().ReadTimeout).Do(ctx, words...).Result()
-		if err == nil || errors.Is(err, redis.Nil) {
-			return reply, nil
-		}
-		if failure = classify(err); !failure.is("MOVED") || pause == maxRetryPause || ctx.Err() != nil || !l.locks.reload() {
-			return nil, failure.withKey(l.key())
+		reply, failure := once(client).Do(ctx, words...).Result()
+		if err := classify(failure); !err.is("MOVED") || pause > maxRetryPause || ctx.Err() != nil || !l.locks.reload() {
+			return reply, err.withKey(l.key())
 		}
 		time.Sleep(pause)
 	}
 }
 
-// asMap has the fields of a map, which is a list in RESP2. Otherwise it is nil.
+// asMap has the fields of a map, which is a list in RESP2. It is nil for everything else.
 func asMap(reply any) map[string]any {
 	fields := map[string]any{}
 	switch reply := reply.(type) {
@@ -289,43 +274,40 @@ func asMap(reply any) map[string]any {
 }
 
 // A Hold is a lock that is held. A Hold that is dropped without Release is released later, with a warning in the log.
-type Hold struct {
-	lock    *Lock
-	acquire *acquire
-}
+type Hold struct{ *acquire }
 
 // Key is the key of the lock, or of the first of several locks.
 func (h *Hold) Key() string { return h.lock.key() }
 
 // Owner is the name of the holder on the server.
-func (h *Hold) Owner() string { return h.acquire.owner }
+func (h *Hold) Owner() string { return h.owner }
 
 // Token is greater than those of all earlier holds of the lock, with Fenced. Otherwise it is 0. For several locks it is that of
 // the first.
 func (h *Hold) Token() int64 {
-	if len(h.acquire.tokens) == 0 {
+	if len(h.tokens) == 0 {
 		return 0
 	}
-	return h.acquire.tokens[0]
+	return h.tokens[0]
 }
 
 // Tokens has the tokens of all locks, in the order of the keys. Without Fenced it is nil.
-func (h *Hold) Tokens() []int64 { return h.acquire.tokens }
+func (h *Hold) Tokens() []int64 { return h.tokens }
 
 // Context ends with the hold. If the hold is lost, context.Cause is ErrLost. It has the values of the context of Acquire.
-func (h *Hold) Context() context.Context { return h.acquire.ctx }
+func (h *Hold) Context() context.Context { return h.ctx }
 
 // IsLost is whether the hold ended before its release, so that another owner may have the lock.
 func (h *Hold) IsLost() bool {
 	defer h.lock.locks.lock()()
-	return h.acquire.isLost()
+	return h.isLost()
 }
 
 // ValidFor is the time for which no other owner can have the lock, even if the network fails. With 0, nothing is proven. Then the
 // hold is in jeopardy, lost or released, or the grace of the session is 0.
 func (h *Hold) ValidFor() time.Duration {
 	defer h.lock.locks.lock()()
-	return h.acquire.validFor()
+	return h.validFor()
 }
 
 // Release releases exactly this hold. It may be called again. Fails with ErrLost if the hold ended before. If no server answers
@@ -334,7 +316,7 @@ func (h *Hold) ValidFor() time.Duration {
 func (h *Hold) Release(ctx context.Context) error {
 	defer runtime.KeepAlive(h)
 	defer h.lock.locks.lock()()
-	return h.acquire.release(ctx).withKey(h.Key())
+	return h.release(ctx).withKey(h.Key())
 }
 
 // Extend sets the lease, from now. With 0 it repeats the lease of the lock, or checks a renewed hold. Fails with ErrLost,
@@ -348,7 +330,7 @@ func (h *Hold) Extend(ctx context.Context, lease time.Duration) error {
 	case lease > 0:
 		own = lease
 	}
-	return h.acquire.renew(ctx, own).withKey(h.Key())
+	return h.renew(ctx, own).withKey(h.Key())
 }
 
 // Guard runs a Redis command in one step with the check that this owner holds the lock. Fails with ErrLost if it does not. The
@@ -357,7 +339,7 @@ func (h *Hold) Guard(ctx context.Context, command ...any) (any, error) {
 	if h.lock.several() {
 		return nil, misuse("a guarded command works with one lock").withKey(h.Key())
 	}
-	return h.lock.executeOnce(ctx, append([]any{"LOCK.GUARD", h.Key(), "OWNER", h.Owner()}, command...)...)
+	return h.lock.execute(ctx, append([]any{"LOCK.GUARD", h.Key(), "OWNER", h.Owner()}, command...)...)
 }
 
 // HandOver returns a ticket, with which another process takes over this hold by Lock.Attach. Until then the session of this
@@ -375,8 +357,6 @@ func (h *Hold) HandOver() (string, error) {
 		return "", (&Error{Kind: ErrUnavailable, Text: "no server has confirmed the hold yet"}).withKey(h.Key())
 	}
 	a.end("taken", false)
-	// A call of this owner would concern the hold of the other process.
-	h.lock.owner = ""
 	return fmt.Sprintf("%x|%d|%s", a.owner, a.n, h.lock.locks.name), nil
 }
 

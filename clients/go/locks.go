@@ -14,12 +14,12 @@ package lock
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"fmt"
 	"log/slog"
+	"math/rand"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -73,10 +73,9 @@ type Locks struct {
 	name                 string
 	ttl, grace, patience time.Duration
 	listener             func(Event)
-	// client is the user's: one of single and cluster.
-	client  redis.UniversalClient
-	single  *redis.Client
-	cluster *redis.ClusterClient
+	// clientOf has the client of the node that serves a key. Without a cluster there is only one, and cluster is nil.
+	clientOf func(ctx context.Context, key string) (*redis.Client, error)
+	cluster  *redis.ClusterClient
 
 	// mutex protects all below, the sessions and their acquires.
 	mutex sync.Mutex
@@ -84,12 +83,12 @@ type Locks struct {
 	events []Event
 	// sessions of the nodes in use, by their addresses.
 	sessions map[string]*session
+	// undos has the acquires in undo.
+	undos    map[*acquire]bool
+	isClosed bool
 	// owners begins the names of owners. It is unique even if sessions have the same name.
 	owners    string
-	lastOwner int
-	// undos counts the acquires in undo.
-	undos    int
-	isClosed bool
+	lastOwner atomic.Int64
 }
 
 // New makes the locks of a client: *redis.Client, also of Sentinel, or *redis.ClusterClient. Calls use the client's pool and
@@ -98,18 +97,22 @@ type Locks struct {
 func New(client redis.UniversalClient, options ...Setting) (*Locks, error) {
 	host, _ := os.Hostname()
 	l := &Locks{
-		client: client, sessions: map[string]*session{},
-		name: fmt.Sprintf("%s/%d/%s", host, os.Getpid(), random(4)), ttl: ttl, grace: grace, patience: patience,
+		sessions: map[string]*session{}, undos: map[*acquire]bool{},
+		name: fmt.Sprintf("%s/%d/%08x", host, os.Getpid(), rand.Uint32()), ttl: ttl, grace: grace, patience: patience,
 	}
 	for _, option := range options {
 		option(l)
 	}
-	l.owners = l.name + ":" + random(6) + ":"
-	l.single, _ = client.(*redis.Client)
-	l.cluster, _ = client.(*redis.ClusterClient)
-	switch {
-	case l.single == nil && l.cluster == nil:
+	l.owners = fmt.Sprintf("%s:%x:", l.name, rand.Uint64())
+	switch client := client.(type) {
+	case *redis.Client:
+		l.clientOf = func(context.Context, string) (*redis.Client, error) { return client, nil }
+	case *redis.ClusterClient:
+		l.clientOf, l.cluster = client.MasterForKey, client
+	default:
 		return nil, misuse(fmt.Sprintf("%T is not supported; use a client of one server or of a cluster", client))
+	}
+	switch {
 	case l.ttl < time.Millisecond || l.patience <= 0:
 		return nil, misuse("the TTL and the patience must be positive")
 	case l.grace != 0 && l.grace < minGrace || l.grace > l.ttl:
@@ -120,11 +123,7 @@ func New(client redis.UniversalClient, options ...Setting) (*Locks, error) {
 	return l, nil
 }
 
-func random(size int) string {
-	bytes := make([]byte, size)
-	_, _ = rand.Read(bytes)
-	return hex.EncodeToString(bytes)
-}
+func (l *Locks) newOwner() string { return fmt.Sprint(l.owners, l.lastOwner.Add(1)) }
 
 // Close ends all waits and renewed holds, and the session. A hold with a lease remains until its lease ends. Close the client
 // after that.
@@ -158,14 +157,13 @@ func (l *Locks) notify(event Event) {
 func (l *Locks) listen() {
 	defer l.lock()()
 	for ; len(l.events) > 0; l.events = l.events[1:] {
-		event := l.events[0]
-		l.mutex.Unlock()
-		l.callListener(event)
-		l.mutex.Lock()
+		l.callListener(l.events[0])
 	}
 }
 
 func (l *Locks) callListener(event Event) {
+	l.mutex.Unlock()
+	defer l.mutex.Lock()
 	defer func() {
 		if failure := recover(); failure != nil {
 			slog.Error("a listener of locks failed", "failure", failure)
@@ -195,18 +193,6 @@ func (l *Locks) wait(ctx context.Context, changed <-chan struct{}, giveUp time.T
 	}
 }
 
-// clientOf has the client of the node that serves this key.
-func (l *Locks) clientOf(ctx context.Context, key string) (*redis.Client, *Error) {
-	if l.cluster == nil {
-		return l.single, nil
-	}
-	client, err := l.cluster.MasterForKey(ctx, key)
-	if err != nil {
-		return nil, classify(err)
-	}
-	return client, nil
-}
-
 // sessionOf has the session on the node that serves this key.
 func (l *Locks) sessionOf(ctx context.Context, key string) (*session, *Error) {
 	l.mutex.Unlock()
@@ -214,17 +200,24 @@ func (l *Locks) sessionOf(ctx context.Context, key string) (*session, *Error) {
 	l.mutex.Lock()
 	switch {
 	case err != nil:
-		return nil, err
+		return nil, classify(err)
 	case l.isClosed:
 		return nil, misuse("the locks are closed; make new ones")
 	}
 	name := client.Options().Addr
 	s := l.sessions[name]
 	if s == nil {
-		s = newSession(l, name, client)
+		s = &session{
+			locks: l, name: name, reader: readerOf(client), acquires: map[int64]*acquire{}, confirmed: time.Now(),
+			closing: make(chan struct{}), ended: make(chan struct{}),
+		}
 		l.sessions[name] = s
+		go s.read()
 	}
-	s.use(client)
+	if s.origin != client {
+		// A cluster client replaces the client of a node that was gone for a time.
+		s.origin, s.calls = client, once(client)
+	}
 	return s, nil
 }
 
@@ -247,18 +240,4 @@ func (l *Locks) relocate(a *acquire) bool {
 		s.adopt(a, "moved")
 	}
 	return true
-}
-
-// undoing has an acquire of this owner that the server may still have to undo. It is nil if there is none.
-func (l *Locks) undoing(owner string) *acquire {
-	if l.undos > 0 {
-		for _, s := range l.sessions {
-			for _, a := range s.acquires {
-				if a.state == undo && a.owner == owner {
-					return a
-				}
-			}
-		}
-	}
-	return nil
 }

@@ -4,7 +4,7 @@ package lock
 
 import (
 	"context"
-	"errors"
+	"net"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -19,18 +19,15 @@ const (
 	maxBatch = 64
 )
 
-type result struct {
-	reply any
-	err   *Error
-}
-
-type queued struct {
-	words []any
-	result
+// A call has words, and then a reply or an error. Nil is a reply.
+type call struct {
+	words   []any
+	reply   any
+	err     *Error
 	replied chan struct{}
 }
 
-// readerOf has a client with one connection, as its calls are made one after the other.
+// readerOf has a client for one connection, as its calls are made one after the other.
 func readerOf(origin *redis.Client) *redis.Client {
 	options := *origin.Options()
 	options.MaxRetries, options.ContextTimeoutEnabled, options.Limiter = -1, true, nil
@@ -39,17 +36,41 @@ func readerOf(origin *redis.Client) *redis.Client {
 	options.ConnMaxIdleTime, options.ConnMaxLifetime = -1, 0
 	// A small pool would dial less often after failures.
 	options.PoolSize, options.MinIdleConns, options.MaxIdleConns, options.MaxActiveConns = 1000, 0, 0, 0
+	dial := options.Dialer
+	options.Dialer = func(ctx context.Context, network, address string) (net.Conn, error) {
+		// With TLS, go-redis ignores the context.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
+		defer cancel()
+		var conn net.Conn
+		var err error
+		dialed := make(chan struct{})
+		go func() {
+			conn, err = dial(ctx, network, address)
+			close(dialed)
+		}()
+		select {
+		case <-dialed:
+			return conn, err
+		case <-ctx.Done():
+			go func() {
+				if <-dialed; err == nil {
+					_ = conn.Close()
+				}
+			}()
+			return nil, ctx.Err()
+		}
+	}
 	return redis.NewClient(&options)
 }
 
 // once copies a client, without its repetitions. The copy shares the pool and the hooks. Its options are its own.
-func once(client *redis.Client, timeout time.Duration) *redis.Client {
-	client = client.WithTimeout(timeout)
-	client.Options().MaxRetries = 0
+func once(client *redis.Client) *redis.Client {
+	client = client.WithTimeout(client.Options().ReadTimeout)
+	client.Options().MaxRetries, client.Options().ContextTimeoutEnabled = 0, true
 	return client
 }
 
-// callContext has a deadline without a timer: go-redis limits reads and writes by it.
+// A callContext has a deadline without a timer: go-redis limits reads and writes by it.
 type callContext struct {
 	context.Context
 	deadline time.Time
@@ -57,33 +78,6 @@ type callContext struct {
 
 func (c callContext) Deadline() (time.Time, bool) { return c.deadline, true }
 
-func do(ctx context.Context, client *redis.Client, timeout time.Duration, words []any) (any, *Error) {
-	reply, err := client.Do(callContext{ctx, time.Now().Add(timeout)}, words...).Result()
-	if err == nil || errors.Is(err, redis.Nil) {
-		return reply, nil
-	}
-	return nil, classify(err)
-}
-
-// pipeline has the replies to calls in one round trip.
-func pipeline(client *redis.Client, timeout time.Duration, calls [][]any) []result {
-	pipe := client.Pipeline()
-	replies, results := make([]*redis.Cmd, len(calls)), make([]result, len(calls))
-	ctx := callContext{context.Background(), time.Now().Add(timeout)}
-	for i, words := range calls {
-		replies[i] = pipe.Do(ctx, words...)
-	}
-	_, failure := pipe.Exec(ctx)
-	for i, reply := range replies {
-		switch err := reply.Err(); {
-		case err == nil && reply.Val() == nil:
-			// Without a connection, go-redis does not set the errors of the commands.
-			results[i].err = classify(failure)
-		case err == nil:
-			results[i].reply = reply.Val()
-		case !errors.Is(err, redis.Nil):
-			results[i].err = classify(err)
-		}
-	}
-	return results
+func within(span time.Duration) context.Context {
+	return callContext{context.Background(), time.Now().Add(span)}
 }

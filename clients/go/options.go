@@ -42,7 +42,7 @@ func Reentrant() Option { return func(l *Lock) { l.reentrant = true } }
 
 // WithOwner names the holder. By default each Lock is an owner. Give all locks of one goroutine one owner, and the server detects
 // deadlocks between goroutines. Two goroutines must never use the same owner.
-func WithOwner(owner string) Option { return func(l *Lock) { l.named = &owner } }
+func WithOwner(owner string) Option { return func(l *Lock) { l.owner, l.isNamed = owner, true } }
 
 // WithLabel names the lock for the listener. By default the label is empty.
 func WithLabel(label string) Option { return func(l *Lock) { l.label = label } }
@@ -62,10 +62,24 @@ func (l *Lock) check() *Error {
 		return misuse("a limit is not available for several locks")
 	case l.isLeased() && isLimited(l.maxHold):
 		return misuse("a maximum age limits renewals, and a hold with a lease has none; use one of them")
-	case l.named != nil && (*l.named == "" || *l.named == "*"):
+	case l.owner == "" || l.owner == "*":
 		return misuse("an owner must not be empty or *")
 	}
 	return nil
+}
+
+// flags are the words of an acquire that say which other holders it admits, and whether it needs a token.
+func (l *Lock) flags() (words []any) {
+	if l.shared || l.limit != nil {
+		words = append(words, "SHARED")
+	}
+	if l.limit != nil {
+		words = append(words, "LIMIT", *l.limit)
+	}
+	if l.fence {
+		words = append(words, "FENCE")
+	}
+	return words
 }
 
 func (l *Lock) several() bool { return len(l.keys) > 1 }

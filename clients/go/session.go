@@ -33,16 +33,15 @@ type session struct {
 	name string
 	// reader is for the reader's connection, and calls a copy of origin, the user's client.
 	reader, origin, calls *redis.Client
-	// flying counts the calls and batches on their way, and queue has the calls that wait for one of them to end.
-	flying int
-	queue  []*queued
-	id     string
+	// queue has the calls that no sender has taken yet.
+	queue   []*call
+	senders int
+	id      string
 	// isUp: the session is open, its holds are declared (R3), and LOCK.EVENTS has confirmed them.
 	isUp bool
 	// acquires are all that are asked, held or in undo, by their numbers. No number is used twice, not even after a new id.
 	acquires map[int64]*acquire
-	// isDeclared: the server knows all that is held or in undo.
-	isDeclared        bool
+	// beat counts the calls of the reader, and is never taken from a reply (R16).
 	beat, seen, lastN int64
 	// confirmed is when the last confirming LOCK.EVENTS was sent, or when the session was made.
 	confirmed  time.Time
@@ -52,23 +51,6 @@ type session struct {
 	failing        time.Time
 	isClosed       bool
 	closing, ended chan struct{}
-}
-
-func newSession(locks *Locks, name string, client *redis.Client) *session {
-	s := &session{
-		locks: locks, name: name, reader: readerOf(client), acquires: map[int64]*acquire{}, isDeclared: true, confirmed: time.Now(),
-		closing: make(chan struct{}), ended: make(chan struct{}),
-	}
-	go s.read()
-	return s
-}
-
-// use makes calls by this client of the user. A cluster client replaces the client of a node that was gone for a time.
-func (s *session) use(client *redis.Client) {
-	if s.origin != client {
-		s.origin, s.calls = client, once(client, callTimeout)
-		s.calls.Options().ContextTimeoutEnabled = true
-	}
 }
 
 // enter gives the acquire the next number of this session. The server does not know it yet.
@@ -82,16 +64,17 @@ func (s *session) enter(a *acquire) {
 	s.lastN++
 	a.session, a.n, a.isKnown = s, s.lastN, false
 	s.acquires[a.n] = a
-	s.isDeclared = s.isDeclared && a.state == asked
 	a.signal()
 }
 
 // adopt declares an acquire that was known to another session, or to the one before. A wait asks again. It may still be granted.
 func (s *session) adopt(a *acquire, reason string) {
-	if a.state == asked && a.isKnown {
+	if a.state == asked {
 		a.end(reason, true)
 	}
-	s.enter(a)
+	if a.state != over {
+		s.enter(a)
+	}
 }
 
 // failure is why a call with this limit ends without a reply.
@@ -106,57 +89,62 @@ func (s *session) failure(giveUp time.Time) *Error {
 }
 
 // send has the reply to one call, over any connection of the user's pool.
-func (s *session) send(ctx context.Context, timeout time.Duration, words []any) (any, *Error) {
-	if s.flying < callConnections {
-		s.flying++
-		defer s.land()
-		calls := s.calls
-		s.locks.mutex.Unlock()
-		defer s.locks.mutex.Lock()
-		return do(ctx, calls, timeout, words)
+func (s *session) send(ctx context.Context, giveUp time.Time, words []any) (any, *Error) {
+	sent := &call{words: words}
+	if s.senders < callConnections && s.err == nil && s.calls.PoolStats().IdleConns > 0 {
+		s.senders++
+		s.exchange(callContext{ctx, giveUp}, s.calls, sent)
+		s.nextBatch()
+		return sent.reply, sent.err
 	}
-	call := &queued{words: words, replied: make(chan struct{})}
-	s.queue = append(s.queue, call)
-	if err := s.locks.wait(ctx, call.replied, time.Now().Add(timeout)); err != nil {
+	// While go-redis makes a connection or waits for one, it may ignore the limit. So only a goroutine waits for it.
+	sent.replied = make(chan struct{})
+	if s.queue = append(s.queue, sent); s.senders < callConnections {
+		s.senders++
+		s.nextBatch()
+	}
+	if err := s.locks.wait(ctx, sent.replied, giveUp); err != nil {
 		// It may have been sent. That is harmless, because its words name a number.
-		if i := slices.Index(s.queue, call); i >= 0 {
-			s.queue = slices.Delete(s.queue, i, i+1)
-		}
-		return nil, classify(err.Cause)
+		s.queue = slices.DeleteFunc(s.queue, func(queued *call) bool { return queued == sent })
+		return nil, noReply(err.Cause)
 	}
-	return call.reply, call.err
+	return sent.reply, sent.err
 }
 
-// land ends a call or a batch. Then the queued calls go out together.
-func (s *session) land() {
-	calls, batch := s.calls, s.queue[:min(len(s.queue), maxBatch)]
-	if s.queue = s.queue[len(batch):]; len(batch) == 0 {
-		s.flying--
+// nextBatch lets a sender continue with calls of the queue, in one round trip.
+func (s *session) nextBatch() {
+	batch := slices.Clone(s.queue[:min(len(s.queue), maxBatch)])
+	if s.queue = slices.Delete(s.queue, 0, len(batch)); len(batch) == 0 {
+		s.senders--
 		return
 	}
 	go func() {
-		all := make([][]any, len(batch))
-		for i, call := range batch {
-			all[i] = call.words
-		}
-		results := pipeline(calls, callTimeout, all)
 		defer s.locks.lock()()
-		for i, call := range batch {
-			call.result = results[i]
-			close(call.replied)
+		s.exchange(within(callTimeout), s.calls, batch...)
+		for _, sent := range batch {
+			close(sent.replied)
 		}
-		s.land()
+		s.nextBatch()
 	}()
 }
 
-// sendBeat has the reply to a call over the reader's connection. The next beat follows the first words. It is never taken from a
-// reply (R16).
-func (s *session) sendBeat(timeout time.Duration, first []any, others ...any) (any, *Error) {
-	s.beat++
-	words := append(append(first, s.beat), others...)
+// exchange sends calls in one round trip. Then they have their replies.
+func (s *session) exchange(ctx context.Context, client *redis.Client, calls ...*call) {
 	s.locks.mutex.Unlock()
 	defer s.locks.mutex.Lock()
-	return do(context.Background(), s.reader, timeout, words)
+	pipe, commands := client.Pipeline(), make([]*redis.Cmd, len(calls))
+	for i, call := range calls {
+		commands[i] = pipe.Do(ctx, call.words...)
+	}
+	_, failure := pipe.Exec(ctx)
+	for i, call := range calls {
+		reply, err := commands[i].Result()
+		if reply == nil && err == nil {
+			// Without a connection, go-redis does not set the errors of the commands.
+			err = failure
+		}
+		call.reply, call.err = reply, classify(err)
+	}
 }
 
 // read is the only loop: heartbeat, events and losses.
@@ -168,29 +156,23 @@ func (s *session) read() {
 		if err != nil && s.err == nil {
 			s.failing = time.Now()
 		}
-		s.err = err
-		switch {
-		case err == nil:
+		if s.err = err; err == nil {
 			pause = retryPause
-		case err.is("NOSESSION"):
-			s.id, s.isUp = "", false
-		case err.is("LATE"):
-			// R16: another process uses the id.
-			s.id, s.isUp = "", false
-			s.endRenewed("late", 0)
-		default:
-			// Another node of the cluster may have replaced this one.
-			for _, a := range s.acquires {
-				s.locks.relocate(a)
-			}
-		}
-		if err != nil || !s.isDeclared {
-			s.endRenewed("silent", s.locks.ttl)
-		}
-		if err == nil {
 			continue
 		}
+		if err.is("NOSESSION", "LATE") {
+			s.id, s.isUp = "", false
+		}
+		if err.is("LATE") {
+			// R16: another process uses the id.
+			s.endRenewed("late", 0)
+		}
+		s.endRenewed("silent", s.locks.ttl)
 		s.setJeopardy(!s.isUp || s.safeFor() <= 0)
+		for _, a := range s.acquires {
+			// Another node of the cluster may have replaced this one.
+			s.locks.relocate(a)
+		}
 		if s.failure(time.Now().Add(forever)) != nil {
 			s.signal()
 		}
@@ -205,18 +187,60 @@ func (s *session) read() {
 	s.endAll()
 }
 
+// turn declares what this session on the server does not know, and calls LOCK.EVENTS: heartbeat, acknowledgement and events.
 func (s *session) turn() *Error {
 	if s.id == "" {
 		if err := s.open(); err != nil {
 			return err
 		}
 	}
+	// done is the least number whose acquire, undo or declaration has no answer (R11).
+	done, unknown := s.lastN+1, []int64(nil)
+	for n, a := range s.acquires {
+		if a.state != held || !a.isKnown {
+			done = min(done, n)
+		}
+		if a.state != asked && !a.isKnown {
+			unknown = append(unknown, n)
+		}
+	}
+	// Holds come first. An acquire that is over may have no hold. It must not take that of another acquire of its owner.
+	slices.SortFunc(unknown, func(n, m int64) int { return cmp.Compare(s.acquires[n].state, s.acquires[m].state) })
+	calls := make([]*call, len(unknown), len(unknown)+1)
+	for i, n := range unknown {
+		a := s.acquires[n]
+		calls[i] = &call{words: a.words("RENEW", time.Until(a.leaseEnds))}
+	}
+	block := min(eventsBlock, s.locks.grace/3)
+	switch {
+	case s.err != nil || !s.isUp:
+		// Confirms at once.
+		block = 0
+	case len(unknown) > 0:
+		block = min(block, retryPause)
+	case s.locks.grace == 0:
+		block = min(eventsBlock, s.locks.ttl/3)
+	}
+	sent, timeout := time.Now(), block+replyGrace+time.Duration(len(calls))*time.Millisecond
+	s.beat++
+	poll := &call{words: []any{"LOCK.EVENTS", s.id, s.beat, s.seen, done, block.Milliseconds(), eventsCount}}
+	s.exchange(within(timeout), s.reader, append(calls, poll)...)
 	// A session that is up must not miss a heartbeat.
-	if err := s.declare(); err != nil && !s.isUp {
+	if err := s.declare(unknown, calls); err != nil && !s.isUp {
 		return err
 	}
-	if err := s.poll(); err != nil {
-		return err
+	if poll.err != nil {
+		return poll.err
+	}
+	events, _ := poll.reply.([]any)
+	for _, each := range events {
+		if event, _ := each.([]any); len(event) >= 3 {
+			s.handle(event)
+		}
+	}
+	if len(events) < eventsCount {
+		s.confirmed = sent
+		s.setJeopardy(false)
 	}
 	if !s.isUp {
 		s.isUp = true
@@ -227,13 +251,14 @@ func (s *session) turn() *Error {
 
 func (s *session) open() *Error {
 	l := s.locks
-	reply, err := s.sendBeat(
-		replyGrace, []any{"LOCK.SESSION", "OPEN", "NEW"}, "TTL", millis(l.ttl), "GRACE", l.grace.Milliseconds(), "NAME", l.name,
-	)
-	if err != nil {
-		return err
+	s.beat++
+	open := &call{words: []any{
+		"LOCK.SESSION", "OPEN", "NEW", s.beat, "TTL", millis(l.ttl), "GRACE", l.grace.Milliseconds(), "NAME", l.name,
+	}}
+	if s.exchange(within(replyGrace), s.reader, open); open.err != nil {
+		return open.err
 	}
-	fields, _ := reply.([]any)
+	fields, _ := open.reply.([]any)
 	s.id, _ = append(fields, nil)[0].(string)
 	s.seen = 0
 	for _, a := range s.acquires {
@@ -244,41 +269,19 @@ func (s *session) open() *Error {
 	return nil
 }
 
-// declare binds to this session what it does not know: holds, and what may have been granted (R3, R6, R13).
-func (s *session) declare() *Error {
-	if s.isDeclared {
+// declare handles the replies to declarations: of holds, and of what may have been granted (R3, R6, R13).
+func (s *session) declare(numbers []int64, calls []*call) (failure *Error) {
+	if len(numbers) == 0 {
 		return nil
 	}
-	var numbers []int64
-	for n, a := range s.acquires {
-		if !a.isKnown && a.state != asked {
-			numbers = append(numbers, n)
-		}
-	}
-	s.isDeclared = len(numbers) == 0
-	// Holds come first. An acquire that is over may have no hold. It must not take that of another acquire of its owner.
-	slices.SortFunc(numbers, func(n, m int64) int { return cmp.Compare(s.acquires[n].state, s.acquires[m].state) })
-	calls := make([][]any, len(numbers))
-	for i, n := range numbers {
-		a := s.acquires[n]
-		calls[i] = a.words("RENEW", time.Until(a.leaseEnds))
-	}
-	s.locks.mutex.Unlock()
-	// Over the reader's connection, as the user's pool may be full.
-	results := pipeline(s.reader, replyGrace+time.Duration(len(calls))*time.Millisecond, calls)
-	s.locks.mutex.Lock()
 	holds := map[string]int64{}
 	for i, n := range numbers {
-		switch a, err := s.acquires[n], results[i].err; {
-		case a == nil || err.is("MOVED", "ASK", "TRYAGAIN"):
-		case err != nil && err.transient && !err.is("LATE"):
-			return err
-		case err == nil || a.state == held:
+		if a := s.acquires[n]; a != nil && (calls[i].err == nil || a.state == held) {
 			holds[a.holdOf()]++
 		}
 	}
 	for i, n := range numbers {
-		switch a, err := s.acquires[n], results[i].err; {
+		switch a, err := s.acquires[n], calls[i].err; {
 		case a == nil:
 		case err.is("MOVED"):
 			// The nodes may not agree yet. Then the reader tries again.
@@ -288,56 +291,20 @@ func (s *session) declare() *Error {
 			}
 		case err.is("ASK", "TRYAGAIN"):
 			// The slot is on its way. The next turn tries again.
+		case err != nil && err.transient && !err.is("LATE"):
+			failure = err
 		case err != nil && a.state == held:
 			a.end("restarted", a.lock.several())
 		default:
-			if a.isKnown = true; err == nil && slices.Min(integers(results[i].reply)) < holds[a.holdOf()] {
+			if a.isKnown = true; err == nil && slices.Min(integers(calls[i].reply)) < holds[a.holdOf()] {
 				// R3, R22: another hold of this owner has ended, and nobody knows which.
 				a.end("restarted", true)
 			}
 			a.signal()
 		}
 	}
-	return nil
-}
-
-// poll calls LOCK.EVENTS once: heartbeat, acknowledgement and events.
-func (s *session) poll() *Error {
-	block := min(eventsBlock, s.locks.grace/3)
-	switch {
-	case s.err != nil || !s.isUp:
-		// Confirms at once.
-		block = 0
-	case !s.isDeclared:
-		block = min(block, retryPause)
-	case s.locks.grace == 0:
-		block = min(eventsBlock, s.locks.ttl/3)
-	}
-	// done is the least number whose acquire, undo or declaration has no answer (R11).
-	done := s.lastN + 1
-	for n, a := range s.acquires {
-		if a.state != held || !a.isKnown {
-			done = min(done, n)
-		}
-	}
-	sent := time.Now()
-	reply, err := s.sendBeat(
-		block+replyGrace, []any{"LOCK.EVENTS", s.id}, s.seen, done, block.Milliseconds(), eventsCount,
-	)
-	if err != nil {
-		return err
-	}
-	events, _ := reply.([]any)
-	for _, each := range events {
-		if event, _ := each.([]any); len(event) >= 3 {
-			s.handle(event)
-		}
-	}
-	if len(events) < eventsCount {
-		s.confirmed = sent
-		s.setJeopardy(false)
-	}
-	return nil
+	s.endRenewed("silent", s.locks.ttl)
+	return failure
 }
 
 // handle handles an event: its number, its name, the number of an acquire, and its fields.
@@ -410,7 +377,7 @@ func (s *session) close() {
 
 // endAll ends waits and renewed holds, and the session. A hold with a lease of its own remains until its lease ends.
 func (s *session) endAll() {
-	var calls [][]any
+	var calls []*call
 	s.isUp = false
 	for _, a := range s.acquires {
 		switch {
@@ -420,12 +387,12 @@ func (s *session) endAll() {
 			a.end("closed", false)
 		}
 		if a.state == undo {
-			calls = append(calls, a.words("CANCEL", 0))
+			calls = append(calls, &call{words: a.words("CANCEL", 0)})
 		}
 	}
-	if client := s.calls; s.id != "" {
-		s.locks.mutex.Unlock()
-		defer s.locks.mutex.Lock()
-		pipeline(client, closeTimeout, append(calls, []any{"LOCK.SESSION", "CLOSE", s.id}))
+	if s.id != "" {
+		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+		defer cancel()
+		s.exchange(ctx, s.calls, append(calls, &call{words: []any{"LOCK.SESSION", "CLOSE", s.id}})...)
 	}
 }
