@@ -41,7 +41,7 @@ impl Incident {
     }
 }
 
-/// Who or what caused an incident.
+/// The cause of an incident.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Cause {
     #[default]
