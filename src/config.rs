@@ -42,11 +42,13 @@ static DEADLOCK_DETECTION: AtomicI64 = AtomicI64::new(0);
 static MAX_WATCHDOG: AtomicI64 = AtomicI64::new(0);
 static MAX_SESSIONS: AtomicI64 = AtomicI64::new(0);
 static MAX_SESSION_TTL: AtomicI64 = AtomicI64::new(0);
+static LOG_MAX_LEN: AtomicI64 = AtomicI64::new(0);
+static LOG_WAITS_OVER: AtomicI64 = AtomicI64::new(0);
 static QUARANTINE: AtomicI64 = AtomicI64::new(0);
 static EVENTS: AtomicI64 = AtomicI64::new(0);
 static ALLOW_UNLOAD: AtomicI64 = AtomicI64::new(0);
 
-const NUMBERS: [NumberSetting; 9] = [
+const NUMBERS: [NumberSetting; 11] = [
     NumberSetting { name: c"default-lease", default: 30_000, min: 1, max: MAX_MS, value: &DEFAULT_LEASE },
     NumberSetting { name: c"max-lease", default: 0, min: 0, max: MAX_MS, value: &MAX_LEASE },
     NumberSetting { name: c"max-waiters", default: 0, min: 0, max: 0xffff_ffff, value: &MAX_WAITERS },
@@ -67,6 +69,8 @@ const NUMBERS: [NumberSetting; 9] = [
         max: MAX_MS,
         value: &MAX_SESSION_TTL,
     },
+    NumberSetting { name: c"log-max-len", default: 128, min: 0, max: 10_000, value: &LOG_MAX_LEN },
+    NumberSetting { name: c"log-waits-over", default: 10_000, min: 0, max: MAX_MS, value: &LOG_WAITS_OVER },
     NumberSetting { name: c"quarantine", default: 0, min: 0, max: MAX_MS, value: &QUARANTINE },
 ];
 
@@ -167,6 +171,16 @@ pub(crate) fn max_sessions() -> Option<usize> {
 /// The maximum time to live of a session in milliseconds, if there is a limit.
 pub(crate) fn max_session_ttl() -> Option<i64> {
     Some(MAX_SESSION_TTL.load(Ordering::Relaxed)).filter(|max| *max > 0)
+}
+
+/// The number of incidents that the log keeps.
+pub(crate) fn log_max_len() -> usize {
+    usize::try_from(LOG_MAX_LEN.load(Ordering::Relaxed)).unwrap_or(0)
+}
+
+/// The time in milliseconds from which a wait is logged; 0 if none is.
+pub(crate) fn log_waits_over() -> u64 {
+    LOG_WAITS_OVER.load(Ordering::Relaxed).unsigned_abs()
 }
 
 /// The length of the quarantine in milliseconds, if it is on: the time without grants after locks may have

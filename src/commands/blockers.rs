@@ -3,10 +3,9 @@
 //! `LOCK.BLOCKERS`
 
 use super::args::Cursor;
-use super::info;
 use super::options::OWNER;
 use crate::core::waits_for::Edge;
-use crate::core::{Owner, WaitView};
+use crate::core::{ConnectionId, Owner, WaitView};
 use crate::driver;
 use crate::error::Error;
 use crate::server::registration::arguments::Arguments;
@@ -34,16 +33,12 @@ impl Command for Blockers {
         let edges = driver::blockers_of(ctx, &owner);
         ctx.reply_array(edges.len());
         for edge in edges {
-            ctx.reply_map(3);
+            ctx.reply_map(5);
             ctx.reply_bulk(b"owner");
             ctx.reply_bulk(edge.owner.as_bytes());
             ctx.reply_bulk(b"key");
             ctx.reply_bulk(&edge.lock.key);
-            ctx.reply_bulk(b"client");
-            match client_of_blocker(ctx, &edge, &owner) {
-                Some(id) => ctx.reply_integer(id),
-                None => ctx.reply_null(),
-            }
+            super::reply_client(ctx, client_of_blocker(ctx, &edge, &owner));
         }
         Ok(())
     }
@@ -51,12 +46,13 @@ impl Command for Blockers {
 
 /// The connection of a blocker's hold, or else a connection on which the blocker waits. For the calling
 /// owner, only the connection of its hold is used, because the waits may belong to another thread.
-fn client_of_blocker(ctx: Ctx<'_>, edge: &Edge, caller: &Owner) -> Option<i64> {
+fn client_of_blocker(ctx: Ctx<'_>, edge: &Edge, caller: &Owner) -> Option<ConnectionId> {
     let (hold, waits) = driver::with(ctx, |driver| {
         let hold = driver.locks.hold(edge.lock.as_ref(), &edge.owner, ctx.now());
         let waits = || driver.locks.waits_of(&edge.owner).find_map(|id| driver.client_of(id));
         let waits = if edge.owner == *caller { None } else { waits() };
         (hold, waits)
     });
-    hold.and_then(|hold| info::client(ctx, &hold)).or_else(|| i64::try_from(waits?).ok())
+    let holder = hold.and_then(|hold| hold.client).filter(|ConnectionId(id)| ctx.client_exists(*id));
+    holder.or(waits)
 }

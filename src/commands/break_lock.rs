@@ -5,7 +5,7 @@
 use super::args::Cursor;
 use super::options::KEY;
 use super::Target;
-use crate::core::LockRef;
+use crate::core::{LockRef, Now, Owner};
 use crate::driver;
 use crate::error::{printable, printable_up_to, Error};
 use crate::server::clients::caller::Caller;
@@ -13,8 +13,11 @@ use crate::server::registration::arguments::Arguments;
 use crate::server::registration::command::{Args, Command, KeyUse, Spec};
 use crate::server::Ctx;
 
-/// The maximum number of bytes of a key in a log line.
-const MAX_LOGGED_KEY: usize = 512;
+/// The maximum number of bytes of a key or of an owner's name in a log line.
+const MAX_LOGGED_NAME: usize = 512;
+
+/// The maximum number of owners that are logged.
+const MAX_LOGGED_OWNERS: usize = 16;
 
 pub(crate) struct Break;
 
@@ -35,33 +38,39 @@ impl Command for Break {
         let now = ctx.now();
         // The reply counts the owners, including those of foreign writes. It is exact unless there are thousands.
         crate::keyspace::force_full_read(ctx, &key);
+        let mut owners = Vec::new();
         let lost = super::update(ctx, Target { key: &key, owner: None }, now, |lock, known| {
             if lock.is_fair(now) {
                 return Err(Error::FairLock);
             }
+            owners.extend(lock.holders.iter().take(MAX_LOGGED_OWNERS).map(|hold| hold.owner.clone()));
             Ok(driver::with(ctx, |driver| driver.locks.break_lock(lock.opened(known, now))))
         })?;
         driver::dispatch(ctx, now);
         if lost > 0 {
-            log(ctx, LockRef { db: ctx.db(), key: key.as_bytes() }, lost);
+            log(ctx, LockRef { db: ctx.db(), key: key.as_bytes() }, &owners, lost, now);
         }
         ctx.reply_integer(i64::try_from(lost).unwrap_or(i64::MAX));
         Ok(())
     }
 }
 
-/// Logs the caller, so that an operator can tell who broke the lock.
-fn log(ctx: Ctx<'_>, lock: LockRef<'_>, lost: usize) {
+/// Logs the caller and the owners, so that an operator can tell who broke the lock of whom.
+fn log(ctx: Ctx<'_>, lock: LockRef<'_>, owners: &[Owner], lost: usize, now: Now) {
     let caller = Caller::of(ctx);
     let user = caller.user().map_or("an unknown user".to_owned(), |user| format!("user {}", printable(user)));
     let address = match caller.address() {
         Some(address) => format!("at {}", printable(address)),
         None => "in a script".to_owned(),
     };
-    let owners = if lost == 1 { "1 owner".to_owned() } else { format!("{lost} owners") };
-    ctx.note(&format!(
-        "redis-lock: LOCK.BREAK of {} in database {} by {user} {address}: {owners} lost it",
-        printable_up_to(lock.key, MAX_LOGGED_KEY),
-        lock.db
-    ));
+    let by = format!("{user} {address}");
+    driver::with(ctx, |driver| driver.locks.log_broken(lock, owners, &by, now));
+    let mut names: Vec<String> =
+        owners.iter().map(|owner| printable_up_to(owner.as_bytes(), MAX_LOGGED_NAME)).collect();
+    if lost > owners.len() {
+        names.push(format!("{} more", lost - owners.len()));
+    }
+    let key = printable_up_to(lock.key, MAX_LOGGED_NAME);
+    let names = names.join(", ");
+    ctx.note(&format!("redis-lock: LOCK.BREAK of {key} in database {} by {by}; lost by {names}", lock.db));
 }

@@ -5,7 +5,7 @@
 use super::args::Cursor;
 use super::milliseconds;
 use super::options::KEY;
-use crate::core::{ConnectionId, Hold, HoldInfo, LockId, LockRef, Mode, Now, Owner, WallMs};
+use crate::core::{Hold, LockId, LockRef, Mode, Now, Owner, WallMs};
 use crate::driver;
 use crate::error::Error;
 use crate::keyspace;
@@ -91,7 +91,7 @@ fn entry(ctx: Ctx<'_>, (lock, held): (LockId, Held)) -> bool {
         Some(number) => ctx.reply_integer(number),
         None => ctx.reply_null(),
     };
-    ctx.reply_map(9);
+    ctx.reply_map(11);
     ctx.reply_bulk(b"owner");
     ctx.reply_bulk(held.owner.as_bytes());
     ctx.reply_bulk(b"mode");
@@ -102,8 +102,7 @@ fn entry(ctx: Ctx<'_>, (lock, held): (LockId, Held)) -> bool {
     ctx.reply_integer(held.ttl);
     ctx.reply_bulk(b"since");
     number(known.as_ref().and_then(|hold| hold.held_us).map(milliseconds));
-    ctx.reply_bulk(b"client");
-    number(known.as_ref().and_then(|hold| client(ctx, hold)));
+    super::reply_client(ctx, known.as_ref().and_then(|hold| hold.client));
     ctx.reply_bulk(b"watchdog");
     number(known.as_ref().map(|hold| hold.watchdog.into()));
     ctx.reply_bulk(b"ephemeral");
@@ -114,12 +113,6 @@ fn entry(ctx: Ctx<'_>, (lock, held): (LockId, Held)) -> bool {
         None => ctx.reply_null(),
     }
     true
-}
-
-/// The connection of a hold, if it is still open.
-pub(super) fn client(ctx: Ctx<'_>, hold: &HoldInfo) -> Option<i64> {
-    let ConnectionId(id) = hold.client.filter(|ConnectionId(id)| ctx.client_exists(*id))?;
-    i64::try_from(id).ok()
 }
 
 /// The remaining lease, in milliseconds. Never negative: the server's cached clock lags behind this one, so a

@@ -17,6 +17,7 @@ mod guard;
 mod help;
 mod info;
 mod list;
+mod log;
 mod macquire;
 mod mrelease;
 mod mrenew;
@@ -40,6 +41,7 @@ pub(crate) use guard::Guard;
 pub(crate) use help::Help;
 pub(crate) use info::Info;
 pub(crate) use list::List;
+pub(crate) use log::Log;
 pub(crate) use macquire::Macquire;
 pub(crate) use mrelease::Mrelease;
 pub(crate) use mrenew::Mrenew;
@@ -60,6 +62,7 @@ use crate::core::{
 use crate::driver;
 use crate::error::Error;
 use crate::keyspace::Lock;
+use crate::server::clients::peer::Peer;
 use crate::server::registration::command::{self, Command, Spec};
 use crate::server::{Ctx, Str};
 
@@ -78,7 +81,7 @@ macro_rules! commands {
 
 commands!(
     Acquire Release Renew Macquire Mrelease Mrenew Cancel Session Events Check Guard Break Info Waiters List Scan Top
-    Blockers Help
+    Blockers Log Help
 );
 
 /// The lock that a command changes, and the owner whose hold it reads. Without an owner, it reads all holds.
@@ -204,6 +207,26 @@ fn owner_or_random(given: &Str<'_>) -> Owner {
         Owner::new(Uuid::new_v4().to_string().as_bytes())
     } else {
         Owner::new(given.as_bytes())
+    }
+}
+
+/// Replies with the fields `client`, `address` and `name` of a connected client. They are nil if it is unknown or gone.
+fn reply_client(ctx: Ctx<'_>, client: Option<ConnectionId>) {
+    let peer = client.and_then(|ConnectionId(id)| Some((i64::try_from(id).ok()?, Peer::of(ctx, id)?)));
+    ctx.reply_bulk(b"client");
+    match &peer {
+        Some((id, _)) => ctx.reply_integer(*id),
+        None => ctx.reply_null(),
+    }
+    let texts =
+        peer.as_ref().map(|(_, Peer { address, name })| [address.as_bytes(), name]).unwrap_or_default();
+    for (field, text) in [&b"address"[..], b"name"].into_iter().zip(texts) {
+        ctx.reply_bulk(field);
+        if text.is_empty() {
+            ctx.reply_null();
+        } else {
+            ctx.reply_bulk(text);
+        }
     }
 }
 

@@ -49,10 +49,10 @@ impl Command for Waiters {
 }
 
 fn entry(ctx: Ctx<'_>, id: WaiterId) -> bool {
+    let client = driver::with(ctx, |driver| driver.client_of(id));
     driver::with(ctx, |driver| {
         let Some(waiter) = driver.locks.waiter(id, ctx.now()) else { return false };
-        let client = driver.client_of(id).and_then(|id| i64::try_from(id).ok());
-        ctx.reply_map(5);
+        ctx.reply_map(7);
         ctx.reply_bulk(b"owner");
         ctx.reply_bulk(waiter.owner.as_bytes());
         ctx.reply_bulk(b"mode");
@@ -61,8 +61,7 @@ fn entry(ctx: Ctx<'_>, id: WaiterId) -> bool {
         ctx.reply_integer(milliseconds(waiter.waited_us));
         ctx.reply_bulk(b"remaining");
         ctx.reply_integer(waiter.remaining_us.map_or(-1, milliseconds));
-        ctx.reply_bulk(b"client");
-        ctx.reply_integer(client.unwrap_or(0));
+        super::reply_client(ctx, client);
         true
     })
 }

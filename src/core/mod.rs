@@ -18,6 +18,7 @@
 //! * [`bindings`]: holds that depend on connections, and requests whose hold has ended.
 //! * [`sessions`]: sessions of clients, with the numbers of their acquires and their events.
 //! * [`held`]: the end of holds, for notices to their owners.
+//! * [`log`]: the last incidents.
 //! * [`schedule`]: deadlines, which can be moved and removed by key.
 //! * [`spare`]: freeing unused memory.
 //! * [`fragile`], [`granted_keys`]: locks that become free without an event, and keys that are probably
@@ -31,6 +32,7 @@ mod held;
 mod hold;
 pub(crate) mod holders;
 mod lease;
+mod log;
 mod manager;
 mod owner;
 pub(crate) mod queue;
@@ -55,9 +57,10 @@ use std::rc::Rc;
 pub(crate) use held::{HoldEvent, Notice};
 pub(crate) use hold::Hold;
 pub(crate) use holders::{Holders, NotOwner, ReleaseScope, Wants};
+pub(crate) use log::{Cause, LogEntry};
 pub(crate) use manager::{
-    BundleTry, CheckedLock, Contended, FastQueued, GrantTime, HoldInfo, KeyChange, LockManager, OpenLock,
-    Poll, StepOutput,
+    BundleTry, CheckedLock, Contended, FastQueued, GrantTime, KeyChange, LockManager, OpenLock, Poll,
+    StepOutput,
 };
 use owner::AffectedOwners;
 pub(crate) use owner::Owner;

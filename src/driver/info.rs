@@ -51,6 +51,7 @@ impl InfoSection for Section {
                     info.number(name, us);
                 }
             }
+            info.number(c"log_entries", driver.locks.log().len());
             let (given, taken) = driver.locks.fairness_windows();
             info.number(c"fairness_windows_given", given);
             info.number(c"fairness_windows_used", taken);
@@ -113,8 +114,14 @@ fn guards(proof: InCallback) -> (u64, u64) {
 }
 
 /// Settings that decide whether locks can be evicted or granted, and whether their events are published.
-pub(crate) const SETTINGS: [&CStr; 4] =
-    [c"maxmemory-policy", c"maxmemory", c"lock.quarantine", c"lock.events"];
+pub(crate) const SETTINGS: [&CStr; 6] = [
+    c"maxmemory-policy",
+    c"maxmemory",
+    c"lock.quarantine",
+    c"lock.events",
+    c"lock.log-max-len",
+    c"lock.log-waits-over",
+];
 
 /// Whether the server may evict lock keys when its memory is full. A second owner could then acquire the
 /// lock.

@@ -56,6 +56,7 @@ use timer::on_timer;
 /// false if the server refuses.
 pub(crate) fn start(ctx: Ctx<'_>) -> bool {
     with(ctx, |driver| {
+        driver.set_log_limits();
         driver.alarm.set_callback(on_timer::on_timer);
         driver.replica_waits.set_callback(completion::on_iteration_end);
     });
@@ -79,6 +80,7 @@ pub(crate) fn on_settings_changed(ctx: Ctx<'_>, (): ()) {
     owner_events::apply_setting(ctx);
     // For waiters, the quarantine may have ended.
     with(ctx, |driver| {
+        driver.set_log_limits();
         driver.update_quarantine(ctx.now());
         driver.schedule(ctx);
     });

@@ -102,9 +102,11 @@ impl Driver {
         self.watch_disconnects(ctx);
     }
 
-    /// The client that this waiter blocks.
-    pub(crate) fn client_of(&self, id: WaiterId) -> Option<u64> {
-        self.blocked.client_of(self.locks.first_wait_of(id))
+    /// The client that this waiter blocks, or the reader of its session.
+    pub(crate) fn client_of(&self, id: WaiterId) -> Option<ConnectionId> {
+        let first = self.locks.first_wait_of(id);
+        let blocked = self.blocked.client_of(first).map(ConnectionId);
+        blocked.or_else(|| self.locks.session(self.locks.number_of(first)?.session)?.reader())
     }
 
     /// The sizes of the driver's tables, like [`LockManager::tables`].
@@ -240,6 +242,11 @@ impl Driver {
     fn end_of_quarantine(&self) -> Option<MonoUs> {
         let lost = self.locks_lost_at?;
         config::quarantine().map(|ms| lost.saturating_add(ms.saturating_mul(1000)))
+    }
+
+    /// Applies the settings of the log.
+    pub(super) fn set_log_limits(&mut self) {
+        self.locks.set_log_limits(config::log_max_len(), config::log_waits_over().saturating_mul(1000));
     }
 
     /// Applies the quarantine setting as of now.

@@ -145,7 +145,7 @@ fn info_shows_the_holder(flavor: Flavor) {
             ttl_as_x(a.call("LOCK.INFO k")),
             "[mode, exclusive, ttl, x, token, nil, holders, \
              [[owner, alice, mode, exclusive, holds, 2, ttl, x, \
-             since, nil, client, nil, watchdog, nil, ephemeral, nil, session, nil]], waiters, 0]"
+             since, nil, client, nil, address, nil, name, nil, watchdog, nil, ephemeral, nil, session, nil]], waiters, 0]"
         );
         let _waiter = world.waiting("LOCK.ACQUIRE k bob BLOCK 0");
         a.call("HELLO 3");
@@ -153,7 +153,7 @@ fn info_shows_the_holder(flavor: Flavor) {
             ttl_as_x(a.call("LOCK.INFO k")),
             "{mode: exclusive, ttl: x, token: nil, holders: \
              [{owner: alice, mode: exclusive, holds: 2, ttl: x, \
-             since: nil, client: nil, watchdog: nil, ephemeral: nil, session: nil}], waiters: 1}"
+             since: nil, client: nil, address: nil, name: nil, watchdog: nil, ephemeral: nil, session: nil}], waiters: 1}"
         );
         assert_eq!(a.call("LOCK.INFO"), "ERR wrong number of arguments for 'lock.info' command");
     });

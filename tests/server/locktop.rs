@@ -62,6 +62,7 @@ fn a_snapshot_shows_the_blocking_tree(flavor: Flavor) {
     for text in [
         "held by ann, holds 1, for ",
         "renewed by the server, client ",
+        " at 127.0.0.1:",
         "1. bob, exclusive, waiting for ",
         "no limit, client ",
     ] {

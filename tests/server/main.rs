@@ -33,6 +33,7 @@ mod guarded_fuzz;
 mod guarded_scripts;
 mod handover;
 mod histories;
+mod incidents;
 mod limit;
 mod loading;
 mod lock_events;

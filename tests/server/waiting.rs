@@ -178,7 +178,7 @@ fn waiters_are_listed(flavor: Flavor) {
         let first: Vec<String> = fields(first);
         let second: Vec<String> = fields(second);
         assert_eq!(first[..5], ["owner", "b", "mode", "exclusive", "waited"]);
-        assert_eq!(first[6..], ["remaining", "-1", "client", &b.id.to_string()]);
+        assert_eq!(first[6..11], ["remaining", "-1", "client", &b.id.to_string(), "address"]);
         assert_eq!(second[..2], ["owner", "c"]);
         assert_eq!(second[9], c.id.to_string());
         let (waited, remaining): (i64, i64) = (second[5].parse().unwrap(), second[7].parse().unwrap());

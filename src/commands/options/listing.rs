@@ -75,6 +75,10 @@ count!(
     TopCount, 20, usize::MAX, c"maximum number of entries, 20 by default"
 );
 count!(
+    /// `COUNT n` of `LOCK.LOG`, with the default of `SLOWLOG GET`.
+    LogCount, 10, usize::MAX, c"maximum number of entries, 10 by default"
+);
+count!(
     /// `COUNT n` of `LOCK.SCAN`, with the default of `SCAN`. The maximum limits the time for which one call
     /// delays other clients.
     ScanCount, 10, 1_000, c"approximate number of keys to scan per call, 10 by default and 1000 at most"

@@ -131,7 +131,7 @@ fn release_hold(
     if let Some(lease) = lease.filter(|_| left > 0) {
         step.set_lease(owner, lease);
     }
-    step.count(Counted::Released);
+    step.count_release();
     if left == 0 {
         step.count_hold();
     }

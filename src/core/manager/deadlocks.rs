@@ -3,8 +3,9 @@
 //! Searches for deadlocks that form after a wait began, and their resolution.
 
 use super::LockManager;
+use crate::core::log::Incident;
 use crate::core::waits_for::searches::Next;
-use crate::core::{LockId, Now, Search, WaiterId};
+use crate::core::{Cause, LockId, Now, Search, WaiterId};
 
 impl LockManager {
     /// Whether any wait must still be searched for cycles.
@@ -52,9 +53,16 @@ impl LockManager {
         self.parts.searches.insert(id);
     }
 
-    /// Ends a wait that would otherwise never end. The caller answers its client.
-    pub(crate) fn end_deadlocked(&mut self, id: WaiterId) {
-        self.parts.end_wait(id, None);
+    /// Ends a wait that would otherwise never end, and logs the cycle. The caller answers its client.
+    pub(crate) fn end_deadlocked(&mut self, id: WaiterId, cycle: Cause, now: Now) {
+        let parts = &mut self.parts;
+        parts.input_at = now;
+        if let Some(wait) = parts.waiters.queued(id) {
+            let (lock, owner) = (parts.name(wait.lock()), wait.request().owner.clone());
+            let waited = now.mono.saturating_sub(wait.since());
+            parts.log_incident(Incident::Deadlock, lock, owner, "deadlock", (cycle, Some(waited)));
+        }
+        parts.end_logged_wait(id, None);
     }
 
     /// Lets a wait overtake a bundle member ahead of it in the queue. Returns the lock, which must be

@@ -64,6 +64,7 @@ impl LockManager {
 
     /// Marks a grant for revocation: its client went away before the answer.
     pub(crate) fn undelivered(&mut self, id: WaiterId) {
+        self.parts.log_revoked(id, "undelivered");
         self.parts.mark_for_revocation(id);
     }
 }

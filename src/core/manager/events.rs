@@ -53,7 +53,8 @@ impl LockManager {
         let known = if was_granted { Some(parts.table.find_or_insert(lock)) } else { parts.table.find(lock) };
         // Nearly every key is not a lock.
         let Some(idx) = known else { return false };
-        if gone {
+        if let Some(event) = ended_by {
+            parts.log_expired(idx, event);
             parts.void_all(idx);
             let is_moved = change == KeyChange::Moved;
             parts.report_losses(if is_moved {

@@ -24,16 +24,17 @@ mod wait_view;
 
 pub(crate) use fast_queue::FastQueued;
 pub(crate) use open_lock::OpenLock;
-pub(crate) use overview::{Contended, HoldInfo};
+pub(crate) use overview::Contended;
 pub(crate) use sessions::Poll;
 pub(crate) use several::{BundleTry, CheckedLock};
 pub(crate) use step::{GrantTime, StepOutput};
 
+use crate::core::log::Incident;
 use crate::core::owner::AffectedOwners;
 use crate::core::table::LockLookup;
 use crate::core::{
-    CallNumber, Counted, Decision, HoldEvent, LockRef, LossReason, NotReleased, NotRenewed, OtherTarget,
-    Outcome, Owner, Refusal, Release, Renewal, Request, RequestId, WaitPolicy, WaiterId,
+    CallNumber, Cause, Counted, Decision, HoldEvent, LockRef, LossReason, NotReleased, NotRenewed, Now,
+    OtherTarget, Outcome, Owner, Refusal, Release, Renewal, Request, RequestId, WaitPolicy, WaiterId,
 };
 use parts::{Parts, RecordsOfVoided};
 use step::Step;
@@ -184,6 +185,22 @@ impl LockManager {
     /// longer waits.
     pub(crate) fn leave(&mut self, id: WaiterId) -> bool {
         self.parts.end_wait(id, None)
+    }
+
+    /// Removes a waiter as [`leave`](LockManager::leave) does, at this time.
+    pub(crate) fn leave_at(&mut self, id: WaiterId, now: Now) -> bool {
+        self.parts.input_at = now;
+        self.leave(id)
+    }
+
+    /// Logs that a caller has broken a lock: `by` names the caller.
+    pub(crate) fn log_broken(&mut self, lock: LockRef<'_>, owners: &[Owner], by: &str, now: Now) {
+        self.parts.input_at = now;
+        for owner in owners {
+            let cause = Cause::Text(by.to_owned(), Vec::new());
+            let lock = Some(lock.to_id());
+            self.parts.log_incident(Incident::Lost, lock, owner.clone(), "broken", (cause, None));
+        }
     }
 
     /// Reserves a wait id for a call that does not wait for a lock.

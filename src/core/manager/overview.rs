@@ -4,6 +4,7 @@
 
 use super::{KeyChange, LockManager};
 use crate::core::bindings::binding::Binding;
+use crate::core::log::Log;
 use crate::core::manager::parts::{LockState, Parts};
 use crate::core::queue::wait::{Wait, WaitState};
 use crate::core::table::LockLookup;
@@ -150,6 +151,16 @@ impl LockManager {
         &self.parts.statistics
     }
 
+    /// The last incidents.
+    pub(crate) fn log(&self) -> &Log {
+        &self.parts.log
+    }
+
+    /// Sets the number of incidents to keep, and the duration from which waits are logged; 0 for none.
+    pub(crate) fn set_log_limits(&mut self, max_len: usize, waits_over_us: MonoUs) {
+        self.parts.log.set_limits(max_len, waits_over_us);
+    }
+
     /// Approximate peak of the number of locks in the table.
     pub(crate) fn most_locks(&self) -> usize {
         self.parts.table.most()
@@ -261,7 +272,7 @@ impl LockManager {
         let since = noted.and_then(|hold| hold.since).or_else(|| binding?.held_since());
         Some(HoldInfo {
             held_us: since.map(|since| now.mono.saturating_sub(since)),
-            client: binding.and_then(Binding::client).or_else(|| noted?.client),
+            client: binding.and_then(Binding::client).or_else(|| session?.reader()).or_else(|| noted?.client),
             watchdog: binding.is_some_and(Binding::is_renewed),
             ephemeral: binding.is_some_and(Binding::is_ephemeral) || parts.ends_with_session(idx, owner),
             session: session.map(|session| session.name().clone()),

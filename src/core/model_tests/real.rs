@@ -329,7 +329,7 @@ impl Real {
             self.late_overtakes.extend(std::mem::replace(&mut self.overtakes, in_call));
             match found {
                 Ok(Some(_)) if self.late == Late::Ends => {
-                    self.locks.end_deadlocked(id);
+                    self.locks.end_deadlocked(id, crate::core::Cause::Unknown, self.time());
                     self.deadlocked.push(first_wait);
                 }
                 Ok(_) => {}

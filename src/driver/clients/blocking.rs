@@ -163,7 +163,7 @@ fn leave_queue(driver: &mut Driver, ctx: Ctx<'_>, handle: ClientHandle) {
     if driver.replica_waits.remove(id) {
         driver.revoke(id);
     }
-    driver.locks.leave(id);
+    driver.locks.leave_at(id, ctx.now());
     driver.blocked.end(id, WaitOutcome::Left);
     driver.schedule(ctx);
 }

@@ -4,7 +4,7 @@
 
 use crate::config;
 use crate::core::waits_for::{Edge, Progress, PORTION};
-use crate::core::{Holders, LockId, LockManager, Owner, Search, WaitView, WaiterId};
+use crate::core::{Cause, Holders, LockId, LockManager, Owner, Search, WaitView, WaiterId};
 use crate::driver::clients::blocked_clients::WaitOutcome;
 use crate::driver::locks::reconcile::{reconcile, serve_bundles};
 use crate::driver::state::{dispatch, with};
@@ -57,7 +57,7 @@ pub(crate) fn find_deadlock(ctx: Ctx<'_>, id: WaiterId, reported: bool) -> Optio
             let text = describe_cycle_for_caller(ctx, &edges);
             with(ctx, |driver| {
                 driver.stats.deadlocks += 1;
-                driver.locks.leave(id);
+                driver.locks.end_deadlocked(id, cause_of(&edges), ctx.now());
             });
             dispatch(ctx, ctx.now());
             Some(text)
@@ -91,7 +91,7 @@ pub(crate) fn run_deferred_searches(ctx: Ctx<'_>) {
                 if let Some(number) = driver.locks.number_of(lead) {
                     driver.locks.note_deadlocked(number);
                 }
-                driver.locks.end_deadlocked(id);
+                driver.locks.end_deadlocked(id, cause_of(&edges), ctx.now());
                 driver.blocked.end(lead, WaitOutcome::Deadlock(edges));
             }),
             (SearchResult::Deadlock(..), None) => return defect!("a deadlock without a wait"),
@@ -128,7 +128,7 @@ fn end_waits_of_gone_clients(ctx: Ctx<'_>, edges: &[Edge], others: Vec<WaiterId>
         let waits = edges.iter().map(|edge| edge.by).chain(others).map(|id| driver.locks.first_wait_of(id));
         let disconnected: Vec<WaiterId> = waits.filter(|id| driver.blocked.is_hung_up(*id)).collect();
         for id in &disconnected {
-            driver.locks.leave(*id);
+            driver.locks.leave_at(*id, ctx.now());
             driver.blocked.end(*id, WaitOutcome::Left);
         }
         !disconnected.is_empty()
@@ -158,6 +158,11 @@ fn apply_overtakes(ctx: Ctx<'_>, overtakes: &[(WaiterId, WaiterId)]) {
 pub(crate) fn describe_cycle_for_caller(ctx: Ctx<'_>, edges: &[Edge]) -> String {
     let reader = Caller::of(ctx).access();
     describe_cycle(edges, |edge| reader.may_read(&edge.lock.key))
+}
+
+/// A cycle, for the log.
+fn cause_of(edges: &[Edge]) -> Cause {
+    Cause::of_cycle(describe_cycle(edges, |_| true), edges.iter().map(|edge| edge.lock.clone()).collect())
 }
 
 /// Runs a call for several locks, then serves the waiting bundles. A lock that became free is announced only if no

@@ -136,7 +136,7 @@ fn user_name(ctx: Ctx<'_>) -> Option<Vec<u8>> {
 /// # Safety
 ///
 /// A string that is not null is valid, and nothing else frees it.
-unsafe fn take_text(ctx: Ctx<'_>, text: *mut raw::RedisModuleString) -> Option<Vec<u8>> {
+pub(super) unsafe fn take_text(ctx: Ctx<'_>, text: *mut raw::RedisModuleString) -> Option<Vec<u8>> {
     if text.is_null() {
         return None;
     }

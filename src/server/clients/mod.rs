@@ -7,4 +7,5 @@ pub(crate) mod caller;
 pub(crate) mod deferred;
 pub(crate) mod guarded_command;
 pub(crate) mod long_reply;
+pub(crate) mod peer;
 pub(crate) mod socket;

@@ -35,6 +35,26 @@ pub fn with_sessions(flavor: Flavor, scenario: impl FnOnce(&World)) {
     });
 }
 
+/// Removes the addresses and names of connections from a reply.
+pub fn without_addresses(reply: &str) -> String {
+    let mut parts: Vec<String> = Vec::new();
+    let mut skips = false;
+    for part in reply.split(", ") {
+        let (word, end) = part.split_at(part.find([']', '}']).unwrap_or(part.len()));
+        let is_resp3 = word.starts_with("address: ") || word.starts_with("name: ");
+        if std::mem::take(&mut skips) || is_resp3 {
+            if let Some(last) = parts.last_mut() {
+                last.push_str(end);
+            }
+        } else if word == "address" || word == "name" {
+            skips = true;
+        } else {
+            parts.push(part.to_owned());
+        }
+    }
+    parts.join(", ")
+}
+
 /// Waits until every table of the module is empty.
 pub fn until_tables_are_empty(server: &Server) {
     let mut client = server.client();

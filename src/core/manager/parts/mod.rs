@@ -4,6 +4,7 @@
 
 mod connections;
 mod grants;
+mod incidents;
 mod lock_state;
 mod notices;
 mod sessions;
@@ -17,6 +18,7 @@ pub(in crate::core::manager) use sessions::call_until;
 use crate::core::bindings::Bindings;
 use crate::core::fragile::FragileLocks;
 use crate::core::granted_keys::GrantedKeys;
+use crate::core::log::Log;
 use crate::core::queue::waiters::Waiters;
 use crate::core::schedule::{Calendar, Schedule};
 use crate::core::sessions::{Loss, Sessions};
@@ -84,6 +86,7 @@ pub(in crate::core::manager) struct Parts {
     /// Number of leases known to have expired while held.
     pub(in crate::core::manager) expired_leases: usize,
     pub(in crate::core::manager) statistics: Statistics,
+    pub(in crate::core::manager) log: Log,
     /// Waits that may wait for their own owners.
     pub(in crate::core::manager) searches: Searches,
 }

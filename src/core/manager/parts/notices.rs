@@ -14,8 +14,9 @@ impl Parts {
         lock: LockIdx,
         event: impl IntoIterator<Item = (Owner, HoldEvent)>,
     ) {
-        let Some(name) = self.table.id(lock) else { return };
+        let Some(name) = self.name(lock) else { return };
         for (owner, event) in event {
+            self.log_notice(lock, &owner, event);
             self.expired_leases += usize::from(event == HoldEvent::Expired);
             self.notices.push_back(Notice { lock: name.clone(), owner, event });
         }

@@ -239,6 +239,7 @@ impl Parts {
     /// Ends a session whose client was silent for too long, or whose reader has closed.
     pub(in crate::core::manager) fn expire_session(&mut self, key: SessionKey) {
         self.statistics.count(Counted::SessionExpired);
+        self.log_session(key);
         self.end_session(key);
     }
 
@@ -261,6 +262,7 @@ impl Parts {
         let Some(id) = self.sessions.get(key).and_then(|session| session.in_flight(n)) else { return };
         self.statistics.count(Counted::Overdue);
         self.lose_wait(key, n, LossReason::Overdue);
+        self.log_revoked(id, LossReason::Overdue.name());
         self.mark_for_revocation(id);
         if !self.sessions.suspect(key) {
             return;
@@ -287,6 +289,7 @@ impl Parts {
         for (n, id) in &stale {
             self.statistics.count(Counted::Overdue);
             self.lose_wait(key, *n, LossReason::Overdue);
+            self.log_revoked(*id, LossReason::Overdue.name());
             self.mark_for_revocation(*id);
         }
         !stale.is_empty()
@@ -346,7 +349,9 @@ impl Parts {
             }
             let is_expired = loss.lease_end < self.input_at.wall;
             let guess = if is_expired { LossReason::Expired } else { LossReason::Deleted };
-            self.sessions.lose(&loss, loss.why.or(cause).unwrap_or(guess), self.input_at.mono);
+            let why = loss.why.or(cause).unwrap_or(guess);
+            self.log_loss(&loss, why);
+            self.sessions.lose(&loss, why, self.input_at.mono);
         }
     }
 

@@ -19,6 +19,7 @@ impl Parts {
     /// Ends a queued wait with a decision. The lock stays in the table even if it is idle now.
     pub(in crate::core::manager) fn end_queued(&mut self, id: WaiterId, decision: Decision) {
         let first_wait = self.waiters.first_wait_of(id);
+        self.log_wait(id, Some(&decision));
         if let Some(wait) = self.take_out(id) {
             self.count_end(&wait, &decision);
             self.decide(first_wait, wait.request(), decision);
@@ -38,6 +39,16 @@ impl Parts {
     /// Ends a queued wait, with a decision or because its client has left. May make the lock ready for the
     /// waiters behind it. Returns false if the wait is not queued.
     pub(in crate::core::manager) fn end_wait(&mut self, id: WaiterId, decision: Option<Decision>) -> bool {
+        self.log_wait(id, decision.as_ref());
+        self.end_logged_wait(id, decision)
+    }
+
+    /// Ends a queued wait like [`Parts::end_wait`], but does not log it.
+    pub(in crate::core::manager) fn end_logged_wait(
+        &mut self,
+        id: WaiterId,
+        decision: Option<Decision>,
+    ) -> bool {
         if self.waiters.queued(id).is_none() {
             return false;
         }

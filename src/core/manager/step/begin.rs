@@ -31,6 +31,7 @@ impl<'a> Step<'a> {
             records,
             now,
             handed_over: false,
+            released: false,
             is_crowded: false,
             examines_all: true,
             is_unfinished: false,

@@ -38,6 +38,8 @@ pub(super) struct Step<'a> {
     pub(super) now: Now,
     /// Whether the lock was granted to a waiter.
     handed_over: bool,
+    /// Whether the call has released a hold.
+    released: bool,
     /// Maximum amount of due work.
     portion: usize,
     /// Whether the lock has more grants and bindings than a step examines.
@@ -82,6 +84,12 @@ impl Step<'_> {
 
     fn id(&self) -> LockId {
         self.lock.and_then(|lock| self.parts.name(lock)).unwrap_or_else(|| self.name.to_id())
+    }
+
+    /// Records that the call has released a hold.
+    pub(super) fn count_release(&mut self) {
+        self.released = true;
+        self.count(Counted::Released);
     }
 
     pub(super) fn count(&mut self, what: impl Into<Option<Counted>>) {

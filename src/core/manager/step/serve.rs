@@ -6,12 +6,13 @@ use super::grant::{Grant, GrantTime, NotGranted, ReplyTarget};
 use super::Step;
 use crate::core::holders::Admission;
 use crate::core::manager::parts::LockState;
+use crate::core::owner::AffectedOwners;
 use crate::core::queue::fairness::WhenFree;
 use crate::core::queue::position::Standing;
 use crate::core::queue::wait::Wait;
 use crate::core::table::LockIdx;
 use crate::core::unconfirmed::NewGrant;
-use crate::core::{Counted, Decision, Mode, Owner, Reply, Request, WaiterId};
+use crate::core::{Counted, Decision, Mode, MonoUs, Owner, Reply, Request, WaiterId};
 use smallvec::SmallVec;
 
 impl Step<'_> {
@@ -131,6 +132,9 @@ impl Step<'_> {
         if time == GrantTime::AfterWaiting {
             self.parts.statistics.count(Counted::GrantedAfterWaiting);
             self.parts.count_wait(lock, waited);
+            if self.parts.log.logs_wait(waited) {
+                self.log_grant(id, waited);
+            }
         }
         if before.is_some() {
             self.parts.bindings.note_lease_end(lock, owner, written, self.now);
@@ -148,6 +152,16 @@ impl Step<'_> {
             state.unconfirmed_mut().granted(grant);
         }
         reply
+    }
+
+    /// Logs a long wait that has ended with a grant.
+    #[cold]
+    fn log_grant(&mut self, id: WaiterId, waited: MonoUs) {
+        let releasing = match self.affected {
+            AffectedOwners::Only(owner) if self.released => Some(owner),
+            _ => None,
+        };
+        self.parts.log_long_wait(id, waited, "granted", releasing);
     }
 
     /// Moves waits of owners that no longer hold the lock behind those of its holders.

@@ -149,7 +149,8 @@ fn draw_locks(frame: &mut Frame, area: Rect, view: &View) {
 
 fn draw_selected(frame: &mut Frame, area: Rect, view: &View) {
     let Some(lock) = view.state.locks.get(view.selected) else { return };
-    let client = |client: Option<i64>| client.map_or_else(String::new, |client| format!(", client {client}"));
+    let connection =
+        |text: &Option<String>| text.as_ref().map_or_else(String::new, |text| format!(", {text}"));
     let mut lines = Vec::new();
     for holder in &lock.holders {
         let watched = if holder.watchdog { ", renewed by the server" } else { "" };
@@ -161,7 +162,7 @@ fn draw_selected(frame: &mut Frame, area: Rect, view: &View) {
                 holder.holds,
                 holder.since_ms.map_or_else(String::new, |since| format!(", for {}", millis(since))),
                 millis(holder.ttl_ms),
-                client(holder.client),
+                connection(&holder.connection),
             )),
         ]));
     }
@@ -177,7 +178,7 @@ fn draw_selected(frame: &mut Frame, area: Rect, view: &View) {
                 ", {}, waiting for {}, {until}{}",
                 waiter.mode,
                 millis(waiter.waited_ms),
-                client(Some(waiter.client))
+                connection(&waiter.connection)
             )),
         ]));
     }

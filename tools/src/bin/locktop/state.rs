@@ -45,7 +45,8 @@ pub(crate) struct Holder {
     pub ttl_ms: i64,
     /// `None` if the server does not know the start of the hold.
     pub since_ms: Option<i64>,
-    pub client: Option<i64>,
+    /// The id, the address and the name of its connection, as far as the server knows them.
+    pub connection: Option<String>,
     pub watchdog: bool,
 }
 
@@ -57,7 +58,8 @@ pub(crate) struct Waiter {
     pub waited_ms: i64,
     /// -1 if the wait has no limit.
     pub remaining_ms: i64,
-    pub client: i64,
+    /// The id, the address and the name of its connection, as far as the server knows them.
+    pub connection: Option<String>,
 }
 
 impl State {
@@ -125,6 +127,19 @@ impl Fields {
         T::from_redis_value(self.0.remove(name).unwrap_or(Value::Nil))
     }
 
+    /// The connection of a holder or a waiter, escaped for the terminal.
+    fn connection(&mut self) -> Result<Option<String>, ParsingError> {
+        let Some(client) = self.take::<Option<i64>>("client")? else { return Ok(None) };
+        let mut text = format!("client {client}");
+        if let Some(address) = self.take::<Option<Vec<u8>>>("address")? {
+            text.push_str(&format!(" at {}", escape(&address)));
+        }
+        if let Some(name) = self.take::<Option<Vec<u8>>>("name")? {
+            text.push_str(&format!(" ({})", escape(&name)));
+        }
+        Ok(Some(text))
+    }
+
     /// A name, escaped for the terminal.
     fn text(&mut self, name: &str) -> Result<String, ParsingError> {
         Ok(escape(&self.take::<Vec<u8>>(name)?))
@@ -154,7 +169,7 @@ impl FromRedisValue for Holder {
             holds: fields.take("holds")?,
             ttl_ms: fields.take("ttl")?,
             since_ms: fields.take("since")?,
-            client: fields.take("client")?,
+            connection: fields.connection()?,
             watchdog: fields.take::<Option<i64>>("watchdog")? == Some(1),
         })
     }
@@ -168,7 +183,7 @@ impl FromRedisValue for Waiter {
             mode: fields.text("mode")?,
             waited_ms: fields.take("waited")?,
             remaining_ms: fields.take("remaining")?,
-            client: fields.take("client")?,
+            connection: fields.connection()?,
         })
     }
 }
