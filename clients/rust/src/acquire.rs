@@ -15,7 +15,8 @@ use crate::error::{Error, ErrorKind};
 use crate::io::Node;
 use crate::request::{milliseconds, Request};
 
-/// What the user of an acquire knows of it.
+/// The user's side of an acquire.
+#[derive(Default)]
 pub(crate) struct Claim {
     pub(crate) request: Arc<Request>,
     pub(crate) owner: Vec<u8>,
@@ -104,6 +105,11 @@ impl Acquire {
 
     pub(crate) fn is_at(&self, node: &Arc<Node>) -> bool {
         Arc::ptr_eq(&self.node, node)
+    }
+
+    /// The owner and the locks whose holds the server counts together.
+    pub(crate) fn counted(&self) -> (Vec<u8>, Vec<Vec<u8>>) {
+        (self.claim.owner.clone(), self.claim.request.keys.clone())
     }
 
     /// Whether it is a hold that lives as long as the session.

@@ -14,23 +14,22 @@
 //! # Ok(()) }
 //! ```
 
-use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::Gate;
-use crate::lock::{HoldOf, LockOf, LocksOf, Threads};
+use crate::lock::{HoldOf, LockOf, LocksOf};
 
 /// The locks of threads.
-pub type Locks = LocksOf<Threads>;
+pub type Locks = LocksOf<true>;
 /// A lock of threads.
-pub type Lock = LockOf<Threads>;
+pub type Lock = LockOf<true>;
 /// A lock that a thread holds.
-pub type Hold = HoldOf<Threads>;
+pub type Hold = HoldOf<true>;
 
 /// Lets another thread end an acquire. It is final: a later acquire with it ends at once.
-#[derive(Clone, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Canceller(Arc<Gate>);
 
 impl Canceller {
@@ -58,11 +57,5 @@ impl Canceller {
         } else {
             self.0.limit(acquire).await.unwrap_or_else(cancelled)
         }
-    }
-}
-
-impl fmt::Debug for Canceller {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Canceller").field("is_cancelled", &self.is_cancelled()).finish_non_exhaustive()
     }
 }

@@ -8,13 +8,12 @@ use std::future::Future;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use std::{mem, process};
 
 use redis::{Cmd, Value};
 use tokio::runtime::Handle;
-use tokio::sync::Notify;
 use tokio::time::timeout;
 use uuid::Uuid;
 
@@ -55,6 +54,7 @@ thread_local! {
     static IS_LISTENING: Cell<bool> = const { Cell::new(false) };
 }
 
+/// Shared by all that use some locks.
 pub(crate) struct Core {
     pub(crate) server: Arc<Server>,
     pub(crate) settings: Settings,
@@ -106,11 +106,7 @@ impl Core {
 
     pub(crate) fn check_process(&self) -> Result<()> {
         let text = "the locks belong to another process; make new ones after a fork";
-        if self.is_forked() {
-            Err(Error::new(ErrorKind::Misuse, text))
-        } else {
-            Ok(())
-        }
+        (!self.is_forked()).then_some(()).ok_or_else(|| Error::new(ErrorKind::Misuse, text))
     }
 
     /// The thread of the sessions, for a call that blocks.
@@ -204,24 +200,23 @@ impl Core {
         let (until, patient) = (wait.map_or(Moment::MAX, after), after(self.settings.patience));
         let mut owner = request.owner.clone().unwrap_or_else(|| self.owner().into_bytes());
         loop {
-            let guard = self.enrol(request, owner.clone(), until, is_try, None).await?;
+            let (request, name) = (Arc::clone(request), owner.clone());
+            let guard = self.enrol(Claim { request, owner: name, is_try, until, ..Claim::default() }).await?;
             match self.ask(&guard.claim).await {
                 Err(error) if error.kind() == ErrorKind::TimedOut => return Ok(None),
-                Err(error) => return Err(error),
-                Ok(Some(holds)) if holds.are_foreign && request.owner.is_none() => {
-                    // Another process has taken a hold over, and the owner of this task with it.
+                asked => asked?,
+            }
+            match self.update(|state| state.holds(&guard.claim)) {
+                // Another process has taken a hold over, and the owner of this task with it.
+                Some((holds, ours)) if holds > ours && guard.claim.request.owner.is_none() => {
                     owner = format!("{}.{}", self.owner(), random()).into_bytes();
                 }
-                Ok(Some(holds)) if holds.are_several && !request.reentrant => {
+                Some((2.., _)) if !guard.claim.request.reentrant => {
                     let text = "this owner has the lock already; release it first, or use reentrant()";
                     return error(ErrorKind::Deadlock, text);
                 }
-                Ok(Some(_)) => {
-                    if self.secure(&guard.claim).await? {
-                        return Ok(Some(guard));
-                    }
-                }
-                Ok(None) => {}
+                Some(_) if self.secure(&guard.claim).await? => return Ok(Some(guard)),
+                _ => {}
             }
             match guard.claim.reason.get().map(String::as_str) {
                 Some("timeout") => return Ok(None),
@@ -241,26 +236,8 @@ impl Core {
     }
 
     /// Adds an acquire to the session of the node that serves it.
-    async fn enrol(
-        self: &Arc<Self>,
-        request: &Arc<Request>,
-        owner: Vec<u8>,
-        until: Moment,
-        is_try: bool,
-        source: Option<(String, u64)>,
-    ) -> Result<Guard> {
-        let name = self.server.node_of(&request.keys[0]).await?;
-        let claim = Arc::new(Claim {
-            request: Arc::clone(request),
-            owner,
-            is_try,
-            source,
-            until,
-            n: AtomicU64::new(0),
-            changed: Notify::new(),
-            tokens: OnceLock::new(),
-            reason: OnceLock::new(),
-        });
+    async fn enrol(self: &Arc<Self>, claim: Claim) -> Result<Guard> {
+        let (name, claim) = (self.server.node_of(&claim.request.keys[0]).await?, Arc::new(claim));
         self.update(|state| {
             let node = state.node(self, &name, true)?;
             state.insert(Acquire::new(Arc::clone(&claim), node));
@@ -269,7 +246,7 @@ impl Core {
     }
 
     /// Waits for the grant or the end of the acquire. If it fails, the server may still grant it.
-    async fn ask(self: &Arc<Self>, claim: &Arc<Claim>) -> Result<Option<Holds>> {
+    async fn ask(self: &Arc<Self>, claim: &Arc<Claim>) -> Result<()> {
         let (verb, is_taken) = if claim.source.is_some() { ("RENEW", true) } else { ("ACQUIRE", false) };
         let is_short = claim.is_try || is_taken;
         let give_up =
@@ -288,28 +265,17 @@ impl Core {
             }),
             Ok(Some((value, _))) => self.update(|state| state.grant(claim.n(), false, value, None)),
         }
-        self.wait(claim, Place::Asked, give_up, |_| None::<()>).await?;
-        Ok(self.update(|state| {
-            let holds = state.get(claim, Place::Held)?.holds;
-            // The owner's holds that this process knows.
-            let is_ours = |each: &&Acquire| each.place == Place::Held && each.claim.collides(claim);
-            let ours = if holds > 1 { state.acquires.values().filter(is_ours).count() as u64 } else { 1 };
-            Some(Holds { are_several: holds > 1, are_foreign: holds > ours })
-        }))
+        self.wait(claim, Place::Asked, give_up, |_| None::<()>).await.map(drop)
     }
 
     /// Returns whether the new hold can be used.
     async fn secure(self: &Arc<Self>, claim: &Arc<Claim>) -> Result<bool> {
         let is_over = self.update(|state| {
-            let Some(hold) = state.get(claim, Place::Held) else { return false };
-            // The lease may be over, as it ran while the grant was on its way. The renewal also acknowledges the grant (R1).
-            let is_over = hold.lease_ends <= now();
-            if is_over {
-                hold.lease_ends = Moment::MAX;
-            }
-            is_over
+            let hold = state.get(claim, Place::Held).filter(|hold| hold.lease_ends <= now());
+            hold.map(|hold| hold.lease_ends = Moment::MAX).is_some()
         });
         if is_over {
+            // The lease ran while the grant was on its way. The renewal also acknowledges the grant (R1).
             match self.renew(claim, claim.request.lease).await {
                 Err(error) if error.kind() == ErrorKind::Lost => return Ok(false),
                 renewed => renewed?,
@@ -340,26 +306,15 @@ impl Core {
                 if let Some(result) = look(state) {
                     return Some(Ok(Some(result)));
                 }
-                let session = state.session(&node);
-                let (is_up, failure) =
-                    session.map_or((false, None), |session| (session.is_up, session.failure.clone()));
-                match failure {
-                    Some((since, error))
-                        if is_over
-                            || !error.is_transient()
-                            || is_impatient
-                                && left(since.saturating_add(self.settings.patience)).is_zero() =>
-                    {
-                        Some(Err(error))
-                    }
-                    _ if !is_over => None,
-                    _ if is_up && place == Place::Asked => Some(Err(claim
-                        .request
-                        .error(ErrorKind::TimedOut, "the server has not answered in time"))),
-                    _ => Some(Err(claim
-                        .request
-                        .error(ErrorKind::Unavailable, "no server has confirmed the hold yet; try again"))),
-                }
+                let session = state.session(&node)?;
+                let is_late = |since: Moment| left(since.saturating_add(self.settings.patience)).is_zero();
+                let failure = session.failure.as_ref().filter(|(since, error)| {
+                    is_over || !error.is_transient() || is_impatient && is_late(*since)
+                });
+                let is_slow = session.is_up && place == Place::Asked;
+                let kind = if is_slow { ErrorKind::TimedOut } else { ErrorKind::Unavailable };
+                let late = || claim.request.error(kind, "no server has answered in time; try again");
+                failure.map(|(_, error)| error.clone()).or_else(|| is_over.then(late)).map(Err)
             });
             if let Some(result) = found {
                 return result;
@@ -383,25 +338,20 @@ impl Core {
         loop {
             let prepared = self.wait(claim, place, give_up, |state| {
                 let is_late = state.is_owner_late(claim);
-                let (acquire, session) = state.serving(claim)?;
+                let (acquire, _) = state.serving(claim)?;
                 // The server would refuse a release of a number that is not declared yet, and remember that (R23).
                 if !acquire.is_known && (place == Place::Held || is_late) {
                     return None;
                 }
-                let (id, call) = (Arc::clone(&session.id), acquire.call(verb, &session.id, lease));
-                let acquire = state.acquires.get_mut(&claim.n())?;
-                acquire.is_known = true;
-                acquire.sent.get_or_insert_with(now);
-                Some((Arc::clone(&acquire.node), id, claim.n(), call))
+                state.prepare(claim, verb, lease)
             });
-            let Some((node, id, n, call)) = prepared.await? else { return Ok(None) };
+            let Some(prepared) = prepared.await? else { return Ok(None) };
             let sent = now();
             let first_sent = *first_sent.get_or_insert(sent);
             let limit = CALL_TIMEOUT.min(REPLY_GRACE.max(left(give_up)));
-            let reply = node.call(&call, limit, self.is_blocking).await;
+            let reply = prepared.node.call(&prepared.call, limit, self.is_blocking).await;
             let counts = self.update(|state| {
-                let is_present =
-                    claim.n() == n && state.session(&node).is_some_and(|session| session.id == id);
+                let is_present = claim.n() == prepared.n && state.is_present(&prepared);
                 let acquire = state.get(claim, place)?;
                 match &reply {
                     Err(error) if error.is_unanswered() => {
@@ -415,22 +365,20 @@ impl Core {
                 }
                 Some(is_present)
             });
-            let error = match (reply, counts) {
-                // An event, or a new session, overrules the reply.
-                (_, None) => return Ok(None),
-                (Ok(value), Some(true)) => return Ok(Some((value, first_sent))),
-                (Ok(_), Some(false)) => continue,
-                (Err(error), Some(counts)) => {
-                    let is_elsewhere = error.is("MOVED") || error.is("ASK");
-                    if counts && (!error.is_transient() || is_elsewhere && !self.server.is_cluster()) {
-                        return Err(error);
-                    }
-                    if error.is("MOVED") && place == Place::Asked {
-                        self.relocate(&node, |each| Arc::ptr_eq(&each.claim, claim)).await;
-                    }
-                    error
-                }
+            // An event, or a new session, overrules the reply.
+            let Some(counts) = counts else { return Ok(None) };
+            let error = match reply {
+                Ok(value) if counts => return Ok(Some((value, first_sent))),
+                Ok(_) => continue,
+                Err(error) => error,
             };
+            let is_elsewhere = error.is("MOVED") || error.is("ASK");
+            if counts && (!error.is_transient() || is_elsewhere && !self.server.is_cluster()) {
+                return Err(error);
+            }
+            if error.is("MOVED") && place == Place::Asked {
+                self.relocate(&prepared.node, |each| Arc::ptr_eq(&each.claim, claim)).await;
+            }
             if give_up == Moment::MAX {
                 // A wait without a limit ends when no server has answered for the patience.
                 give_up = sent.saturating_add(self.settings.patience);
@@ -446,30 +394,21 @@ impl Core {
     /// Ends an acquire in any place. Sends the cancellation at once, if a server is available. The reader repeats it.
     pub(crate) fn abandon(self: &Arc<Self>, claim: &Arc<Claim>) {
         let call = self.update(|state| {
-            let (n, is_asked) = (claim.n(), state.get(claim, Place::Asked).is_some());
-            state.end(n, if is_asked { "cancelled" } else { "released" }, true);
-            let (acquire, session) = state.serving(claim)?;
-            if !acquire.is_known || session.failure.is_some() {
-                return None;
-            }
-            let (node, id, call) = (
-                Arc::clone(&acquire.node),
-                Arc::clone(&session.id),
-                acquire.call("CANCEL", &session.id, None),
-            );
-            Some((node, id, n, call, state.background.clone()?.handle))
+            let is_asked = state.get(claim, Place::Asked).is_some();
+            state.end(claim.n(), if is_asked { "cancelled" } else { "released" }, true);
+            state.serving(claim).filter(|(each, session)| each.is_known && session.failure.is_none())?;
+            Some((state.prepare(claim, "CANCEL", None)?, state.background.clone()?.handle))
         });
-        let Some((node, id, n, call, handle)) = call else { return };
+        let Some((prepared, handle)) = call else { return };
         let core = Arc::clone(self);
         let cancel = async move {
-            let reply = node.call(&call, REPLY_GRACE, core.is_blocking).await;
-            if reply.map_or_else(|error| !error.is_transient(), |_| true) {
-                core.update(|state| {
-                    if state.session(&node).is_some_and(|session| session.id == id) {
-                        state.undone(n);
-                    }
-                });
-            }
+            let reply = prepared.node.call(&prepared.call, REPLY_GRACE, core.is_blocking).await;
+            let is_answer = reply.map_or_else(|error| !error.is_transient(), |_| true);
+            core.update(|state| {
+                if is_answer && state.is_present(&prepared) {
+                    state.undone(prepared.n);
+                }
+            });
         };
         if self.is_blocking {
             run(self.background(), cancel);
@@ -544,8 +483,9 @@ impl Core {
         let mut parts = ticket.splitn(3, '|');
         let (owner, m, giver) = (parts.next(), parts.next().and_then(|m| m.parse().ok()), parts.next());
         let owner = owner.and_then(from_hex).ok_or_else(wrong)?;
-        let source = (giver.ok_or_else(wrong)?.to_owned(), m.ok_or_else(wrong)?);
-        let guard = self.enrol(request, owner, Moment::MAX, false, Some(source)).await?;
+        let source = Some((giver.ok_or_else(wrong)?.to_owned(), m.ok_or_else(wrong)?));
+        let (request, until) = (Arc::clone(request), Moment::MAX);
+        let guard = self.enrol(Claim { request, owner, until, source, ..Claim::default() }).await?;
         self.ask(&guard.claim).await?;
         if self.secure(&guard.claim).await? {
             Ok(guard)
@@ -645,12 +585,6 @@ impl Core {
             }
         }
     }
-}
-
-struct Holds {
-    are_several: bool,
-    /// Whether another process has one of them.
-    are_foreign: bool,
 }
 
 /// The reason of an end that a reply reports.

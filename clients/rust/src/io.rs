@@ -34,6 +34,7 @@ pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// An event that happens once.
+#[derive(Debug)]
 pub(crate) struct Gate(Semaphore);
 
 impl Default for Gate {

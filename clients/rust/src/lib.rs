@@ -50,8 +50,8 @@ pub use lock::{HoldOf, LockOf, LocksOf, Settings};
 pub use server::Server;
 
 /// The locks of tokio tasks.
-pub type Locks = LocksOf<lock::Tasks>;
+pub type Locks = LocksOf<false>;
 /// A lock of tokio tasks.
-pub type Lock = LockOf<lock::Tasks>;
+pub type Lock = LockOf<false>;
 /// A lock that a tokio task holds.
-pub type Hold = HoldOf<lock::Tasks>;
+pub type Hold = HoldOf<false>;

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -69,8 +68,8 @@ impl Settings {
         /// Limit for a try or a release, and for a wait without a limit, while no server answers; 5 s by default.
         patience(patience: Duration) sets patience = patience;
 
-        /// Is called with each [`Event`]: by the task or thread whose call causes it, or by a thread of the package, one event
-        /// after the other. It may release holds and try to acquire locks, but a wait inside it fails with
+        /// Is called with each [`Event`]. The task or thread whose call causes the event calls it. For all other events a thread of
+        /// the package does so, one event after the other. It may release holds and try to acquire locks, but a wait inside it fails with
         /// [`ErrorKind::Misuse`]. A panic of it is logged.
         listener(listener: impl Fn(&Event) + Send + Sync + 'static) sets listener = Some(Box::new(listener));
 
@@ -89,25 +88,6 @@ impl fmt::Debug for Settings {
     }
 }
 
-/// How the calls of locks wait.
-pub trait Mode: Send + Sync + 'static {
-    const IS_BLOCKING: bool;
-}
-
-/// The calls are futures.
-pub enum Tasks {}
-
-/// Each call blocks the thread that makes it.
-pub enum Threads {}
-
-impl Mode for Tasks {
-    const IS_BLOCKING: bool = false;
-}
-
-impl Mode for Threads {
-    const IS_BLOCKING: bool = true;
-}
-
 /// Ends the sessions with the last `Locks`, `Lock` and `Hold` that use them.
 struct Last(Arc<Core>);
 
@@ -123,15 +103,10 @@ impl Drop for Last {
 /// The locks of this process on a server. Clones share one session. All tasks and threads may use it.
 ///
 /// The session ends with [`close`](Self::close), or with the last clone, lock and hold.
-pub struct LocksOf<M: Mode>(Arc<Last>, PhantomData<M>);
+#[derive(Clone)]
+pub struct LocksOf<const IS_BLOCKING: bool>(Arc<Last>);
 
-impl<M: Mode> Clone for LocksOf<M> {
-    fn clone(&self) -> Self {
-        LocksOf(Arc::clone(&self.0), PhantomData)
-    }
-}
-
-impl<M: Mode> LocksOf<M> {
+impl<const IS_BLOCKING: bool> LocksOf<IS_BLOCKING> {
     /// The locks of a server, with default settings. The session opens at the first acquire.
     pub fn new(server: impl Into<Server>) -> Self {
         Self::build(server.into(), Settings::new())
@@ -151,7 +126,7 @@ impl<M: Mode> LocksOf<M> {
     }
 
     fn build(server: Server, settings: Settings) -> Self {
-        LocksOf(Arc::new(Last(Arc::new(Core::new(server, settings, M::IS_BLOCKING)))), PhantomData)
+        LocksOf(Arc::new(Last(Arc::new(Core::new(server, settings, IS_BLOCKING)))))
     }
 
     fn core(&self) -> &Arc<Core> {
@@ -159,18 +134,18 @@ impl<M: Mode> LocksOf<M> {
     }
 
     /// A lock with default options. The key may be any bytes.
-    pub fn lock(&self, key: impl Into<Vec<u8>>) -> LockOf<M> {
+    pub fn lock(&self, key: impl Into<Vec<u8>>) -> LockOf<IS_BLOCKING> {
         self.lock_all([key])
     }
 
     /// Several locks that are granted together or not at all, without deadlocks in any order.
-    pub fn lock_all<K: Into<Vec<u8>>>(&self, keys: impl IntoIterator<Item = K>) -> LockOf<M> {
+    pub fn lock_all<K: Into<Vec<u8>>>(&self, keys: impl IntoIterator<Item = K>) -> LockOf<IS_BLOCKING> {
         let keys = keys.into_iter().map(Into::into).collect();
         LockOf { locks: self.clone(), request: Request { keys, ..Request::default() } }
     }
 }
 
-impl<M: Mode> fmt::Debug for LocksOf<M> {
+impl<const IS_BLOCKING: bool> fmt::Debug for LocksOf<IS_BLOCKING> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Locks").field("name", &self.core().settings.name).finish_non_exhaustive()
     }
@@ -178,19 +153,14 @@ impl<M: Mode> fmt::Debug for LocksOf<M> {
 
 /// A lock, or several locks, with options. Wrong options make every acquire fail with [`ErrorKind::Misuse`], before it sends
 /// anything.
+#[derive(Clone, Debug)]
 #[must_use = "this acquires nothing yet: call acquire(), try_acquire() or with()"]
-pub struct LockOf<M: Mode> {
-    locks: LocksOf<M>,
+pub struct LockOf<const IS_BLOCKING: bool> {
+    locks: LocksOf<IS_BLOCKING>,
     request: Request,
 }
 
-impl<M: Mode> Clone for LockOf<M> {
-    fn clone(&self) -> Self {
-        LockOf { locks: self.locks.clone(), request: self.request.clone() }
-    }
-}
-
-impl<M: Mode> LockOf<M> {
+impl<const IS_BLOCKING: bool> LockOf<IS_BLOCKING> {
     options! {
         /// The limit of the wait; none by default. Zero does not wait.
         wait(wait: Duration) sets request.wait = Some(wait);
@@ -225,23 +195,23 @@ impl<M: Mode> LockOf<M> {
         self.locks.core()
     }
 
-    fn hold(&self, guard: Guard) -> HoldOf<M> {
+    fn hold(&self, guard: Guard) -> HoldOf<IS_BLOCKING> {
         HoldOf { guard, locks: self.locks.clone(), is_scoped: false }
     }
 
-    async fn ask(&self, wait: Option<Duration>) -> Result<Option<HoldOf<M>>> {
+    async fn ask(&self, wait: Option<Duration>) -> Result<Option<HoldOf<IS_BLOCKING>>> {
         let guard = self.core().acquire(&Arc::new(self.request.clone()), wait).await?;
         Ok(guard.map(|guard| self.hold(guard)))
     }
 
-    async fn demand(&self) -> Result<HoldOf<M>> {
+    async fn demand(&self) -> Result<HoldOf<IS_BLOCKING>> {
         let wait = self.request.wait;
         let kind = if wait == Some(Duration::ZERO) { ErrorKind::Busy } else { ErrorKind::TimedOut };
         let hold = self.ask(wait).await?;
         hold.ok_or_else(|| self.request.error(kind, "another owner holds the lock"))
     }
 
-    async fn take(&self, ticket: &str) -> Result<HoldOf<M>> {
+    async fn take(&self, ticket: &str) -> Result<HoldOf<IS_BLOCKING>> {
         Ok(self.hold(self.core().attach(&Arc::new(self.request.clone()), ticket).await?))
     }
 
@@ -256,24 +226,18 @@ fn parse<T: FromRedisValue>(value: Value) -> Result<T> {
     T::from_redis_value(value).map_err(|error| redis::RedisError::from(error).into())
 }
 
-impl<M: Mode> fmt::Debug for LockOf<M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Lock").field(&self.request).finish()
-    }
-}
-
 /// A lock that is held.
 ///
 /// A hold that is dropped without [`release`](Self::release) is released in the background, with a warning in the log.
 #[must_use = "the lock is released if its hold is dropped"]
-pub struct HoldOf<M: Mode> {
+pub struct HoldOf<const IS_BLOCKING: bool> {
     // Dropped before the locks.
     guard: Guard,
-    locks: LocksOf<M>,
+    locks: LocksOf<IS_BLOCKING>,
     is_scoped: bool,
 }
 
-impl<M: Mode> HoldOf<M> {
+impl<const IS_BLOCKING: bool> HoldOf<IS_BLOCKING> {
     fn core(&self) -> &Arc<Core> {
         self.locks.core()
     }
@@ -377,7 +341,7 @@ impl<M: Mode> HoldOf<M> {
     }
 }
 
-impl<M: Mode> Drop for HoldOf<M> {
+impl<const IS_BLOCKING: bool> Drop for HoldOf<IS_BLOCKING> {
     fn drop(&mut self) {
         let (core, claim) = (self.core(), &self.guard.claim);
         let is_held = !core.is_forked() && core.update(|state| state.get(claim, Place::Held).is_some());
@@ -387,7 +351,7 @@ impl<M: Mode> Drop for HoldOf<M> {
     }
 }
 
-impl<M: Mode> fmt::Debug for HoldOf<M> {
+impl<const IS_BLOCKING: bool> fmt::Debug for HoldOf<IS_BLOCKING> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let key = String::from_utf8_lossy(self.key());
         f.debug_struct("Hold").field("key", &key).field("is_lost", &self.is_lost()).finish_non_exhaustive()
@@ -408,7 +372,7 @@ macro_rules! block {
 
 /// The methods that wait: for tasks they are `async`, for threads they block.
 macro_rules! verbs {
-    ($mode:ident, $wait:ident, $($async:ident)?) => {
+    ($mode:literal, $wait:ident, $($async:ident)?) => {
         impl LocksOf<$mode> {
             /// Ends all waits and renewed holds, the session and its thread. A hold with a lease remains until its lease ends.
             pub $($async)? fn close(&self) {
@@ -420,7 +384,8 @@ macro_rules! verbs {
         impl LockOf<$mode> {
             /// Waits for the lock, first come, first served.
             ///
-            /// To cancel the wait of a task, drop the future. Threads have `acquire_with`. Then nothing waits, and nothing is held.
+            /// To cancel the wait of a task, drop the future. Threads have `acquire_with`. Then nothing waits, and nothing is
+            /// held.
             ///
             /// # Errors
             ///
@@ -512,10 +477,10 @@ macro_rules! verbs {
     };
 }
 
-verbs!(Tasks, suspend, async);
-verbs!(Threads, block,);
+verbs!(false, suspend, async);
+verbs!(true, block,);
 
-impl LockOf<Tasks> {
+impl LockOf<false> {
     /// Runs a body while the lock is held. An error of the body is returned, even if the lock is lost.
     ///
     /// ```no_run
@@ -529,7 +494,7 @@ impl LockOf<Tasks> {
     /// Those of the body, of [`acquire`](Self::acquire), and of [`release`](HoldOf::release), as [`ErrorKind::Lost`].
     pub async fn with<T, E: From<Error>>(
         &self,
-        body: impl AsyncFnOnce(&HoldOf<Tasks>) -> std::result::Result<T, E>,
+        body: impl AsyncFnOnce(&HoldOf<false>) -> std::result::Result<T, E>,
     ) -> std::result::Result<T, E> {
         let mut hold = self.acquire().await?;
         hold.is_scoped = true;
@@ -541,7 +506,7 @@ impl LockOf<Tasks> {
     }
 }
 
-impl LockOf<Threads> {
+impl LockOf<true> {
     /// Runs a body while the lock is held. An error of the body is returned, even if the lock is lost.
     ///
     /// # Errors
@@ -549,7 +514,7 @@ impl LockOf<Threads> {
     /// Those of the body, of [`acquire`](Self::acquire), and of [`release`](HoldOf::release), as [`ErrorKind::Lost`].
     pub fn with<T, E: From<Error>>(
         &self,
-        body: impl FnOnce(&HoldOf<Threads>) -> std::result::Result<T, E>,
+        body: impl FnOnce(&HoldOf<true>) -> std::result::Result<T, E>,
     ) -> std::result::Result<T, E> {
         let mut hold = self.acquire()?;
         hold.is_scoped = true;
@@ -565,12 +530,12 @@ impl LockOf<Threads> {
     /// # Errors
     ///
     /// Those of [`acquire`](Self::acquire), and [`ErrorKind::Cancelled`].
-    pub fn acquire_with(&self, canceller: &Canceller) -> Result<HoldOf<Threads>> {
+    pub fn acquire_with(&self, canceller: &Canceller) -> Result<HoldOf<true>> {
         block!(self, canceller.limit(self.demand()))
     }
 }
 
-impl HoldOf<Tasks> {
+impl HoldOf<false> {
     /// Waits until the hold is lost, and returns that error. Waits for ever if the hold is released. Use it in `select!`.
     pub async fn lost(&self) -> Error {
         if !self.core().wait_end(&self.guard.claim, Moment::MAX).await {
@@ -580,7 +545,7 @@ impl HoldOf<Tasks> {
     }
 }
 
-impl HoldOf<Threads> {
+impl HoldOf<true> {
     /// Waits until the hold is lost or released, for at most this time. Returns whether it is lost.
     pub fn wait_lost(&self, limit: Duration) -> bool {
         block!(self, self.core().wait_end(&self.guard.claim, after(limit)))

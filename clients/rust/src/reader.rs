@@ -66,7 +66,7 @@ impl Core {
                 is_gone.then(|| state.sessions.remove(&node.name))
             });
             if is_gone.is_some() {
-                break;
+                return node.disconnect().await;
             }
             self.closing.limit(sleep(pause)).await;
             pause = MAX_RETRY_PAUSE.min(2 * pause);
@@ -112,9 +112,7 @@ impl Core {
         let events = replies.pop().unwrap_or_else(|| Err(Error::no_reply()));
         let cancelled = replies.split_off(declared.len());
         let (failure, is_moved) = self.update(|state| {
-            let mut failure = None;
-            let mut counts = HashMap::new();
-            let mut is_moved = false;
+            let (mut failure, mut counts, mut is_moved) = (None, HashMap::new(), false);
             let replies: Vec<_> = declared.into_iter().zip(replies).collect();
             for (n, reply) in &replies {
                 let Some(acquire) = state.acquires.get_mut(n) else { continue };
@@ -127,19 +125,18 @@ impl Core {
                         acquire.is_known = true;
                         acquire.claim.changed.notify_waiters();
                         if reply.is_ok() || acquire.place == Place::Held {
-                            let of = (acquire.claim.owner.clone(), acquire.claim.request.keys.clone());
-                            *counts.entry(of).or_insert(0) += 1;
+                            *counts.entry(acquire.counted()).or_insert(0) += 1;
                         }
                     }
                 }
             }
             for (n, reply) in replies {
                 let Some(acquire) = state.acquires.get(&n).filter(|each| each.is_known) else { continue };
-                let of = (acquire.claim.owner.clone(), acquire.claim.request.keys.clone());
+                let ours = counts.get(&acquire.counted()).copied();
                 match reply {
                     Err(_) => state.end_missing(n, "restarted"),
                     // R3, R22: another hold of this owner has ended, and nobody knows which.
-                    Ok(count) if numbers(&count).into_iter().min() < counts.get(&of).copied() => {
+                    Ok(count) if numbers(&count).into_iter().min() < ours => {
                         state.end(n, "restarted", true);
                     }
                     Ok(_) => {}

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{FromRedisValue, Value};
+use redis::{Cmd, FromRedisValue, Value};
 use tokio::sync::watch;
 
 use crate::acquire::{Acquire, Claim, Place};
@@ -42,6 +42,14 @@ impl Session {
         self.beat += 1;
         self.beat
     }
+}
+
+/// A call, and the session and number that it belongs to.
+pub(crate) struct Prepared {
+    pub(crate) node: Arc<Node>,
+    id: Arc<str>,
+    pub(crate) n: u64,
+    pub(crate) call: Cmd,
 }
 
 /// All that changes. It belongs to one mutex, which is never locked during a call.
@@ -107,6 +115,22 @@ impl State {
     pub(crate) fn serving(&self, claim: &Claim) -> Option<(&Acquire, &Session)> {
         let acquire = self.acquires.get(&claim.n())?;
         Some((acquire, self.sessions.get(&acquire.node.name).filter(|session| session.is_up)?))
+    }
+
+    /// A call about an acquire, if its session is up. From now on the server may know its number.
+    pub(crate) fn prepare(&mut self, claim: &Claim, verb: &str, lease: Option<Duration>) -> Option<Prepared> {
+        let (acquire, session) = self.serving(claim)?;
+        let (node, id) = (Arc::clone(&acquire.node), Arc::clone(&session.id));
+        let prepared = Prepared { call: acquire.call(verb, &id, lease), node, id, n: claim.n() };
+        let acquire = self.acquires.get_mut(&prepared.n)?;
+        acquire.is_known = true;
+        acquire.sent.get_or_insert_with(now);
+        Some(prepared)
+    }
+
+    /// Whether a call belongs to the present session.
+    pub(crate) fn is_present(&self, call: &Prepared) -> bool {
+        self.sessions.get(&call.node.name).is_some_and(|session| session.id == call.id)
     }
 
     /// The numbers of the acquires on a node that have some property.
@@ -212,6 +236,15 @@ impl State {
     pub(crate) fn is_owner_late(&self, claim: &Claim) -> bool {
         self.undos > 0
             && self.acquires.values().any(|each| each.place == Place::Undo && each.claim.collides(claim))
+    }
+
+    /// The holds of an owner that has a new one: those that the server knows, and those of this process.
+    pub(crate) fn holds(&self, claim: &Claim) -> Option<(u64, u64)> {
+        let hold = self.acquires.get(&claim.n()).filter(|hold| hold.place == Place::Held)?;
+        let is_ours = |each: &&Acquire| each.place == Place::Held && each.claim.collides(claim);
+        // The count takes time, and is nearly always 1.
+        let ours = if hold.holds > 1 { self.acquires.values().filter(is_ours).count() as u64 } else { 1 };
+        Some((hold.holds, ours))
     }
 
     /// Lets all that wait for the session look again.

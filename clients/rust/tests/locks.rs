@@ -458,11 +458,26 @@ async fn close_undoes_leased_acquires() {
     let proxy = Proxy::to(&server);
     let locks = Locks::with_settings(proxy.client(), Settings::new().patience(ms(300))).unwrap();
     let hold = locks.lock("a").lease(LONG * 5).acquire().await.unwrap();
+    let busy = Locks::new(server.client());
+    let other = busy.lock("b").acquire().await.unwrap();
+    let wait = {
+        let lock = locks.lock("b").wait(LONG);
+        tokio::spawn(async move { lock.acquire().await })
+    };
+    block_in_place(|| server.until_waiting("b", 1));
     proxy.freeze(true);
     assert_eq!(kind(hold.release().await), ErrorKind::Unavailable);
+    let closed = {
+        let locks = locks.clone();
+        tokio::spawn(async move { locks.close().await })
+    };
+    // From then on, nothing but the end of the session can undo the acquire.
+    assert_eq!(kind(wait.await.unwrap()), ErrorKind::Cancelled);
     proxy.freeze(false);
-    locks.close().await;
+    closed.await.unwrap();
     assert!(!server.is_held("a"));
+    other.release().await.unwrap();
+    busy.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -267,7 +267,9 @@ impl Shared {
                 break;
             }
             let mut freezing_call = self.freezing_call.lock().unwrap();
-            if is_call && freezing_call.is_some_and(|command| String::from_utf8_lossy(bytes).contains(command)) {
+            if is_call
+                && freezing_call.is_some_and(|command| String::from_utf8_lossy(bytes).contains(command))
+            {
                 *freezing_call = None;
                 self.is_frozen.store(true, Ordering::SeqCst);
             }
