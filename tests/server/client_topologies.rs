@@ -25,7 +25,6 @@ crate::on_every_server!(
     holds_follow_a_replica_that_takes_over,
     holds_survive_a_fail_back,
     moved_acquires_need_no_undo,
-    handed_over_holds_end_with_their_slot,
     locks_use_tls,
 );
 
@@ -270,24 +269,6 @@ fn moved_acquires_need_no_undo(flavor: Flavor) {
     for node in &cluster.nodes {
         assert!(!node.client().call("INFO commandstats").to_lowercase().contains("lock.cancel"));
     }
-    cluster.assert_healthy();
-}
-
-fn handed_over_holds_end_with_their_slot(flavor: Flavor) {
-    let cluster = Cluster::start(flavor);
-    for node in &cluster.nodes {
-        assert_eq!(node.client().call("CONFIG SET lock.default-lease 2000"), "OK");
-    }
-    let settings = Settings::new().grace(Duration::from_millis(600));
-    let place = Place::cluster([client(cluster.nodes[0].url())]);
-    let locks = Locks::with_settings(place, settings).unwrap();
-    let hold = locks.lock("b").acquire().unwrap();
-    hold.hand_over().unwrap();
-    cluster.migrate_all("b", 0, 1);
-    // No process takes the hold over.
-    until("the lock is free", || cluster.nodes[1].client().call("LOCK.INFO b") == FREE);
-    hold.release().unwrap();
-    locks.close();
     cluster.assert_healthy();
 }
 

@@ -153,7 +153,7 @@ pub(crate) struct Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        if !self.core.is_forked() {
+        if self.claim.reason.get().is_none() && !self.core.is_forked() {
             self.core.abandon(&self.claim);
         }
     }

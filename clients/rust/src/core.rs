@@ -14,7 +14,7 @@ use std::{mem, process};
 
 use redis::{Cmd, Value};
 use tokio::runtime::Handle;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use uuid::Uuid;
 
 use crate::acquire::{Acquire, Claim, Guard, Place};
@@ -111,11 +111,7 @@ impl Core {
 
     /// The thread of the sessions, for a call that blocks.
     pub(crate) fn background(&self) -> Option<Background> {
-        if self.is_forked() {
-            None
-        } else {
-            locked(&self.state).start().ok().cloned()
-        }
+        (!self.is_forked()).then(|| locked(&self.state).start().ok()).flatten()
     }
 
     /// Changes or reads the state. Calls the listener afterwards, so it may use locks.
@@ -263,25 +259,33 @@ impl Core {
                     state.end(claim.n(), "timeout", false);
                 }
             }),
-            Ok(Some((value, _))) => self.update(|state| state.grant(claim.n(), false, value, None)),
+            Ok(Some((value, _))) => {
+                self.update(|state| state.grant(claim.n(), false, value, None));
+                return Ok(());
+            }
         }
         self.wait(claim, Place::Asked, give_up, |_| None::<()>).await.map(drop)
     }
 
     /// Returns whether the new hold can be used.
     async fn secure(self: &Arc<Self>, claim: &Arc<Claim>) -> Result<bool> {
-        let is_over = self.update(|state| {
-            let hold = state.get(claim, Place::Held).filter(|hold| hold.lease_ends <= now());
-            hold.map(|hold| hold.lease_ends = Moment::MAX).is_some()
-        });
-        if is_over {
+        let deliver = |state: &mut State| {
+            let hold = state.get(claim, Place::Held)?;
+            hold.is_delivered = hold.lease_ends > now();
+            if !hold.is_delivered {
+                hold.lease_ends = Moment::MAX;
+            }
+            Some(hold.is_delivered)
+        };
+        if self.update(deliver) == Some(false) {
             // The lease ran while the grant was on its way. The renewal also acknowledges the grant (R1).
             match self.renew(claim, claim.request.lease).await {
                 Err(error) if error.kind() == ErrorKind::Lost => return Ok(false),
                 renewed => renewed?,
             }
+            return Ok(self.update(deliver) == Some(true));
         }
-        Ok(self.update(|state| state.get(claim, Place::Held).map(|hold| hold.is_delivered = true).is_some()))
+        Ok(claim.reason.get().is_none())
     }
 
     /// Waits until the acquire has left its place (None), or the closure has a result.
@@ -386,7 +390,7 @@ impl Core {
             if left(give_up).is_zero() {
                 return Err(error);
             }
-            _ = timeout(pause, claim.changed.notified()).await;
+            self.closing.limit(sleep(pause.min(left(give_up)))).await;
             pause = MAX_RETRY_PAUSE.min(2 * pause);
         }
     }
@@ -420,15 +424,19 @@ impl Core {
     /// Releases exactly this hold. If that fails, or the future is dropped, the reader continues.
     pub(crate) async fn release(self: &Arc<Self>, claim: &Arc<Claim>) -> Result<()> {
         let give_up = after(self.settings.patience);
-        let is_first = self.update(|state| {
-            let Some(hold) = state.get(claim, Place::Held) else { return false };
+        let (is_first, is_expired) = self.update(|state| {
+            let Some(hold) = state.get(claim, Place::Held) else { return (false, false) };
             let is_first = !mem::replace(&mut hold.is_releasing, true);
-            if self.is_lost(state, claim) {
-                // The server may still have it.
+            // The server may still have a lease that is over.
+            let is_expired = self.is_lost(state, claim);
+            if is_expired {
                 state.end(claim.n(), "expired", true);
             }
-            is_first
+            (is_first, is_expired)
         });
+        if is_expired {
+            self.abandon(claim);
+        }
         if is_first {
             let _undo = Guard { core: Arc::clone(self), claim: Arc::clone(claim) };
             match self.call(claim, Place::Held, "RELEASE", None, give_up).await {
@@ -441,11 +449,8 @@ impl Core {
             self.wait(claim, Place::Held, give_up, |_| None::<()>).await?;
         }
         // An event may have ended the hold at any step.
-        if self.update(|state| self.is_lost(state, claim)) {
-            Err(claim.lost())
-        } else {
-            Ok(())
-        }
+        let is_lost = claim.reason.get().is_some_and(|reason| !is_good_end(reason));
+        (!is_lost).then_some(()).ok_or_else(|| claim.lost())
     }
 
     /// Sets the lease, or checks a hold that the server renews.

@@ -5,6 +5,7 @@
 use std::cell::Cell;
 use std::future::{poll_fn, Future};
 use std::pin::pin;
+use std::slice;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
@@ -167,8 +168,7 @@ impl Node {
         if is_blocking {
             return self.call_blocking(&call.get_packed_command(), limit).await;
         }
-        let mut pipeline = Pipeline::with_capacity(1);
-        let replies = self.exchange(&self.calls, pipeline.add_command(call.clone()), limit).await?;
+        let replies = self.exchange(&self.calls, slice::from_ref(call), limit).await?;
         replies.into_iter().next().unwrap_or_else(|| Err(Error::no_reply()))
     }
 
@@ -205,11 +205,7 @@ impl Node {
 
     /// The replies to calls over the reader's connection, in one round trip.
     pub(crate) async fn read(&self, calls: Vec<Cmd>, limit: Duration) -> Result<Vec<Result<Value>>> {
-        let mut pipeline = Pipeline::with_capacity(calls.len());
-        for call in calls {
-            pipeline.add_command(call);
-        }
-        self.exchange(&self.reader, &pipeline, limit).await
+        self.exchange(&self.reader, &calls, limit).await
     }
 
     pub(crate) async fn disconnect(&self) {
@@ -218,22 +214,27 @@ impl Node {
         locked(&self.idle).clear();
     }
 
-    async fn exchange(
-        &self,
-        shared: &Shared,
-        calls: &Pipeline,
-        limit: Duration,
-    ) -> Result<Vec<Result<Value>>> {
+    async fn exchange(&self, shared: &Shared, calls: &[Cmd], limit: Duration) -> Result<Vec<Result<Value>>> {
         let until = after(limit);
         let connected = timeout(limit, self.connection(shared)).await;
         let (number, mut connection) = connected.unwrap_or_else(|_| Err(Error::no_reply().unsent()))?;
-        let sent = connection.send_packed_commands(calls, 0, calls.len());
+        let sent = async {
+            let [call] = calls else {
+                let mut pipeline = Pipeline::with_capacity(calls.len());
+                for call in calls {
+                    pipeline.add_command(call.clone());
+                }
+                return connection.send_packed_commands(&pipeline, 0, calls.len()).await;
+            };
+            Ok(vec![connection.send_packed_command(call).await?])
+        };
         let replies = match timeout(left(until), sent).await {
             Ok(Ok(values)) => Ok(values
                 .into_iter()
                 .map(|value| value.extract_error().map_err(Error::from))
                 .collect::<Vec<_>>()),
-            Ok(Err(error)) => Err(Error::from(error)),
+            Ok(Err(error)) if calls.len() == 1 && error.code().is_some() => Ok(vec![Err(error.into())]),
+            Ok(Err(error)) => Err(error.into()),
             Err(_) => Err(Error::no_reply()),
         };
         let is_usable = replies.as_ref().is_ok_and(|replies| {

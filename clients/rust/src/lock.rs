@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use redis::{cmd, Cmd, FromRedisValue, Value};
 
-use crate::acquire::{Guard, Place};
+use crate::acquire::Guard;
 use crate::blocking::Canceller;
 use crate::clock::{after, Moment};
 use crate::core::{default_name, Core, Event};
@@ -343,8 +343,7 @@ impl<const IS_BLOCKING: bool> HoldOf<IS_BLOCKING> {
 
 impl<const IS_BLOCKING: bool> Drop for HoldOf<IS_BLOCKING> {
     fn drop(&mut self) {
-        let (core, claim) = (self.core(), &self.guard.claim);
-        let is_held = !core.is_forked() && core.update(|state| state.get(claim, Place::Held).is_some());
+        let is_held = self.guard.claim.reason.get().is_none() && !self.core().is_forked();
         if is_held && !self.is_scoped {
             log::warn!("{self:?} was dropped without a release; call release(), or use with()");
         }
@@ -498,11 +497,8 @@ impl LockOf<false> {
     ) -> std::result::Result<T, E> {
         let mut hold = self.acquire().await?;
         hold.is_scoped = true;
-        let result = body(&hold).await;
-        let released = hold.release().await;
-        let result = result?;
-        released?;
-        Ok(result)
+        let (result, released) = (body(&hold).await, hold.release().await);
+        Ok((result?, released?).0)
     }
 }
 
@@ -518,11 +514,8 @@ impl LockOf<true> {
     ) -> std::result::Result<T, E> {
         let mut hold = self.acquire()?;
         hold.is_scoped = true;
-        let result = body(&hold);
-        let released = hold.release();
-        let result = result?;
-        released?;
-        Ok(result)
+        let (result, released) = (body(&hold), hold.release());
+        Ok((result?, released?).0)
     }
 
     /// Waits for the lock, first come, first served. Another thread can end the wait by the canceller.

@@ -110,7 +110,7 @@ impl Core {
         let Some(replies) = self.closing.limit(node.read(calls, limit)).await else { return Ok(()) };
         let mut replies = replies?;
         let events = replies.pop().unwrap_or_else(|| Err(Error::no_reply()));
-        let cancelled = replies.split_off(declared.len());
+        let cancelled = replies.split_off(declared.len().min(replies.len()));
         let (failure, is_moved) = self.update(|state| {
             let (mut failure, mut counts, mut is_moved) = (None, HashMap::new(), false);
             let replies: Vec<_> = declared.into_iter().zip(replies).collect();

@@ -70,19 +70,21 @@ pub(crate) struct State {
 }
 
 impl State {
-    pub(crate) fn start(&mut self) -> Result<&Background> {
+    pub(crate) fn start(&mut self) -> Result<Background> {
         if self.is_closed {
             return Err(Error::new(ErrorKind::Cancelled, "the locks are closed; make new ones"));
         }
-        if self.background.is_none() {
-            self.background = Some(Background::start()?);
-        }
-        self.background.as_ref().ok_or_else(Error::no_reply)
+        let background = self.background.take().map_or_else(Background::start, Ok)?;
+        Ok(self.background.insert(background).clone())
     }
 
     /// The node with this name. With `is_used`, its session is kept alive.
     pub(crate) fn node(&mut self, core: &Arc<Core>, name: &str, is_used: bool) -> Result<Arc<Node>> {
-        let background = self.start()?.clone();
+        if let Some(session) = self.sessions.get(name).filter(|session| session.is_started && !self.is_closed)
+        {
+            return Ok(Arc::clone(&session.node));
+        }
+        let background = self.start()?;
         let session = self.sessions.entry(name.to_owned()).or_insert_with(|| Session {
             node: Arc::new(Node::new(Arc::clone(&core.server), name.to_owned())),
             is_started: false,
