@@ -23,6 +23,8 @@ crate::on_every_server!(
     tasks_find_the_cluster_nodes,
     holds_and_waits_move_with_their_slot,
     holds_follow_a_replica_that_takes_over,
+    holds_survive_a_fail_back,
+    moved_acquires_need_no_undo,
     locks_use_tls,
 );
 
@@ -229,6 +231,45 @@ fn holds_follow_a_replica_that_takes_over(flavor: Flavor) {
     });
     other.release().unwrap();
     locks.close();
+}
+
+fn holds_survive_a_fail_back(flavor: Flavor) {
+    let cluster = Cluster::start(flavor);
+    let ttl = Duration::from_secs(2);
+    let settings = Settings::new().ttl(ttl).grace(Duration::from_millis(600));
+    let place = Place::cluster([client(cluster.nodes[1].url())]);
+    let locks = Locks::with_settings(place, settings).unwrap();
+    let hold = locks.lock("b").acquire().unwrap();
+    let replica = cluster.replica_of(0, &[]);
+    for (node, is_first) in [(&replica, true), (&cluster.nodes[0], false)] {
+        let mut taking = node.client();
+        until("it is a replica that can take over", || {
+            taking.info("replication", "role") == "slave"
+                && taking.info("replication", "master_link_status") == "up"
+        });
+        assert_eq!(taking.call("CLUSTER FAILOVER"), "OK");
+        until("the replica has taken over", || taking.info("replication", "role") == "master");
+        until("the hold is declared there", || taking.call("LOCK.INFO b").contains("ephemeral, 1"));
+        until("the hold is safe", || !hold.valid_for().is_zero());
+        // The session on the first node was confirmed longer ago than this.
+        thread::sleep(if is_first { 2 * ttl } else { Duration::ZERO });
+    }
+    assert!(!hold.is_lost(), "{:?}", hold.end_reason());
+    hold.release().unwrap();
+    locks.close();
+}
+
+fn moved_acquires_need_no_undo(flavor: Flavor) {
+    let cluster = Cluster::start(flavor);
+    let locks = in_cluster(&cluster, 0);
+    locks.lock("c").acquire().unwrap().release().unwrap();
+    cluster.migrate_all("b", 0, 1);
+    locks.lock("b").acquire().unwrap().release().unwrap();
+    locks.close();
+    for node in &cluster.nodes {
+        assert!(!node.client().call("INFO commandstats").to_lowercase().contains("lock.cancel"));
+    }
+    cluster.assert_healthy();
 }
 
 fn locks_use_tls(flavor: Flavor) {

@@ -60,22 +60,9 @@ pub struct Error {
 }
 
 /// The codes of errors after which the same call may succeed in a moment.
-const TRANSIENT: [&str; 14] = [
-    "NOSESSION",
-    "LATE",
-    "READONLY",
-    "LOADING",
-    "NOREPLICAS",
-    "MISCONF",
-    "BUSY",
-    "TRYAGAIN",
-    "MASTERDOWN",
-    "CLUSTERDOWN",
-    "QUARANTINE",
-    "UNBLOCKED",
-    "MOVED",
-    "ASK",
-];
+const TRANSIENT: &str =
+    "NOSESSION LATE READONLY LOADING NOREPLICAS MISCONF BUSY TRYAGAIN MASTERDOWN CLUSTERDOWN QUARANTINE \
+    UNBLOCKED MOVED ASK";
 
 impl Error {
     pub(crate) fn new(kind: ErrorKind, text: impl Into<Cow<'static, str>>) -> Error {
@@ -116,12 +103,18 @@ impl Error {
 
     /// Whether a repetition of the call may succeed soon.
     pub(crate) fn is_transient(&self) -> bool {
-        self.kind == ErrorKind::Unavailable && self.code().is_none_or(|code| TRANSIENT.contains(&code))
+        self.kind == ErrorKind::Unavailable
+            && self.code().is_none_or(|code| TRANSIENT.split(' ').any(|each| each == code))
     }
 
     /// Whether the server may have executed the call.
     pub(crate) fn is_unanswered(&self) -> bool {
-        self.kind == ErrorKind::Unavailable && self.code().is_none()
+        self.kind == ErrorKind::Unavailable && self.code().is_none() && !self.is_unsent
+    }
+
+    /// Whether a new connection may lead to another primary, which knows the session.
+    pub(crate) fn is_of_former_primary(&self) -> bool {
+        self.is("READONLY") || self.is("NOSESSION")
     }
 
     /// Whether the reply says that the server has no such hold.

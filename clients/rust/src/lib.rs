@@ -23,7 +23,7 @@
 //! # }
 //! ```
 //!
-//! All waits and holds of a process share one session on the server, which one task or thread keeps alive.
+//! All waits and holds of a process share one session on the server, which one thread keeps alive.
 
 #[cfg(not(unix))]
 compile_error!("redis-lock-client needs Unix");
@@ -50,8 +50,8 @@ pub use lock::{HoldOf, LockOf, LocksOf, Settings};
 pub use server::Server;
 
 /// The locks of tokio tasks.
-pub type Locks = LocksOf<io::Tokio>;
+pub type Locks = LocksOf<false>;
 /// A lock of tokio tasks.
-pub type Lock = LockOf<io::Tokio>;
+pub type Lock = LockOf<false>;
 /// A lock that a tokio task holds.
-pub type Hold = HoldOf<io::Tokio>;
+pub type Hold = HoldOf<false>;

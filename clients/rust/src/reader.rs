@@ -2,301 +2,268 @@
 
 //! The loop of a session: heartbeat, events, declarations and cancellations.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{cmd, FromRedisValue, Value};
+use redis::{cmd, Cmd, FromRedisValue, Value};
+use tokio::sync::mpsc;
+use tokio::time::sleep;
 
-use crate::acquire::{Acquire, At, Phase};
-use crate::clock::{after, left, now, Moment};
+use crate::acquire::{Acquire, Place};
+use crate::clock::{left, now};
+use crate::core::Core;
 use crate::error::{Error, Result};
-use crate::io::{locked, Io, REPLY_GRACE, RETRY_PAUSE};
+use crate::io::{Node, MAX_RETRY_PAUSE, REPLY_GRACE, RETRY_PAUSE};
 use crate::request::milliseconds;
-use crate::session::{numbers, Session, Table};
+use crate::session::numbers;
 
 /// Time that `LOCK.EVENTS` waits in the server, and at most a third of the grace.
 const EVENTS_BLOCK: Duration = Duration::from_secs(1);
 /// Maximum number of events in a reply. A full reply confirms nothing (R2).
 const EVENTS_COUNT: usize = 1000;
-/// The longest pause before a call is repeated.
-const MAX_RETRY_PAUSE: Duration = Duration::from_secs(1);
+/// Limit for the last calls of a session.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Marks the session when its reader ends, perhaps with its runtime. The next acquire starts it again.
-struct Ended<'a, I: Io>(&'a Session<I>);
-
-impl<I: Io> Drop for Ended<'_, I> {
-    fn drop(&mut self) {
-        let mut table = locked(&self.0.table);
-        (table.is_started, table.is_up) = (false, false);
-        drop(table);
-        self.0.changed.notify_waiters();
-    }
-}
-
-impl<I: Io> Session<I> {
-    pub(crate) async fn read(self: Arc<Self>) {
-        let _ended = Ended(&self);
-        let (mut failing_until, mut pause) = (None, RETRY_PAUSE);
-        while !locked(&self.table).is_closed {
-            let Err(error) = self.turn().await else {
-                (failing_until, pause) = (None, RETRY_PAUSE);
+impl Core {
+    /// Keeps the session on a node alive, until the locks are closed or the node is gone for long.
+    pub(crate) async fn read(self: Arc<Self>, node: Arc<Node>, _alive: mpsc::Sender<()>) {
+        let mut pause = RETRY_PAUSE;
+        while !self.closing.is_open() {
+            let Err(error) = self.turn(&node).await else {
+                pause = RETRY_PAUSE;
                 continue;
             };
-            if let Some(on_error) = &self.core.on_error {
-                on_error(&error);
+            if let Some(on_error) = &self.settings.on_error {
+                self.call_user(|| on_error(&error));
             }
-            let late = error.is("LATE");
-            if late || error.is("NOSESSION") {
-                self.update(|table| {
-                    (table.id, table.is_up) = (None, false);
-                    if late {
-                        // R16: another process uses the id.
-                        table.end_renewed("late", true);
-                    }
-                });
-            } else {
-                let failing_until = failing_until.get_or_insert(after(self.core.patience));
-                if !error.is_transient() || left(*failing_until).is_zero() {
-                    self.fail(&error);
+            let is_ended = error.is("NOSESSION") || error.is("LATE");
+            self.update(|state| {
+                let Some(session) = state.session(&node) else { return };
+                let since = session.failure.as_ref().map_or_else(now, |(since, _)| *since);
+                session.failure = Some((since, error.clone()));
+                if is_ended {
+                    (session.id, session.is_up) = ("".into(), false);
                 }
+                let is_in_jeopardy =
+                    !session.is_up || left(session.confirmed + self.settings.grace).is_zero();
+                if error.is("LATE") {
+                    // R16: another process uses the id.
+                    state.end_renewed(&node, "late", None);
+                }
+                state.end_renewed(&node, "silent", Some(self.settings.ttl));
+                state.set_jeopardy(&node, is_in_jeopardy);
+                state.signal(&node);
+            });
+            if !is_ended {
                 // Another node of the cluster may have replaced this one.
-                if self.core.server.is_cluster() && self.move_away().await && left(*failing_until).is_zero() {
-                    return;
-                }
+                self.relocate(&node, |_| true).await;
             }
-            if error.is("NOSESSION") || error.is("READONLY") {
-                self.io.disconnect().await;
+            let is_gone = self.update(|state| {
+                let confirmed = state.session(&node)?.confirmed;
+                let is_gone = left(confirmed + self.settings.ttl).is_zero()
+                    && state.numbers(&node, |_| true).is_empty();
+                is_gone.then(|| state.sessions.remove(&node.name))
+            });
+            if is_gone.is_some() {
+                return node.disconnect().await;
             }
-            self.update(|table| table.check_clock(&self.core));
-            I::sleep(pause).await;
+            self.closing.limit(sleep(pause)).await;
             pause = MAX_RETRY_PAUSE.min(2 * pause);
         }
+        self.end_all(&node).await;
     }
 
-    async fn turn(self: &Arc<Self>) -> Result<()> {
-        let turn = async {
-            let id = locked(&self.table).id.clone();
-            let id = match id {
-                Some(id) => id,
-                None => self.open().await?,
-            };
-            self.declare(&id).await?;
-            let undo = self.update(|table| table.undo.clone().into_iter().collect());
-            self.cancel(&id, undo).await?;
-            self.poll(&id).await
-        };
-        let result = turn.await;
-        self.update(|table| {
-            table.failure = result.as_ref().err().cloned();
-            if result.is_ok() && !table.is_closed && table.id.is_some() {
-                (table.is_up, table.error) = (true, None);
-            }
-        });
-        self.changed.notify_waiters();
-        result
-    }
-
-    async fn open(self: &Arc<Self>) -> Result<Arc<str>> {
-        let mut call = cmd("LOCK.SESSION");
-        call.arg("OPEN").arg("NEW").arg(self.update(Table::next_beat));
-        call.arg("TTL").arg(milliseconds(self.core.ttl));
-        call.arg("GRACE").arg(whole_milliseconds(self.core.grace)).arg("NAME").arg(&self.core.name);
-        let reply = self.io.read(call, REPLY_GRACE).await?;
-        let (id, _) = <(String, u64)>::from_redis_value(reply).map_err(redis::RedisError::from)?;
-        let id: Arc<str> = id.into();
-        self.update(|table| {
-            if table.is_closed {
-                return;
-            }
-            (table.id, table.seen) = (Some(Arc::clone(&id)), 0);
-            let present: Vec<_> = table.all().cloned().collect();
-            for acquire in &present {
-                if acquire.now().handed_over {
-                    table.end(acquire, "taken", false);
-                } else if acquire.now().phase == Phase::Asked {
-                    table.end(acquire, "restarted", true);
-                }
-            }
-            let (held, undo) = (std::mem::take(&mut table.held), std::mem::take(&mut table.undo));
-            table.undeclared.extend(held.into_values().chain(undo.into_values()));
-        });
-        Ok(id)
-    }
-
-    /// Declares the acquires that this session does not know yet (R3, R6, R13).
-    async fn declare(self: &Arc<Self>, id: &Arc<str>) -> Result<()> {
-        let undeclared: Vec<(Arc<Acquire<I>>, At<I>)> = self.update(|table| {
-            // Holds first: otherwise the declaration of an acquire that is over could bind the hold of another one.
-            table.undeclared.sort_by_key(|acquire| !acquire.is_held());
-            let undeclared = table.undeclared.clone().into_iter().map(|acquire| {
-                let present = acquire.now().at.clone().filter(|at| at.id == *id);
-                let at = present.unwrap_or_else(|| At {
-                    session: Arc::clone(self),
-                    id: Arc::clone(id),
-                    n: table.next_n(),
-                });
-                acquire.now().at = Some(at.clone());
-                (acquire, at)
+    /// Declares, cancels and polls, in this order and in one round trip (R3, R6, R13).
+    async fn turn(self: &Arc<Self>, node: &Arc<Node>) -> Result<()> {
+        let is_open = self.update(|state| state.session(node).is_some_and(|session| !session.id.is_empty()));
+        if !is_open {
+            self.open(node).await?;
+        }
+        let (mut declared, mut undone, mut calls, mut block) =
+            (Vec::new(), Vec::new(), Vec::new(), Duration::ZERO);
+        self.update(|state| {
+            let done = state.done(node);
+            let mut unsettled = state.numbers(node, |each| match each.place {
+                Place::Held => !each.is_known,
+                place => place == Place::Undo,
             });
-            undeclared.collect()
+            // An acquire that is over may have no hold. It must not take that of another one of its owner.
+            unsettled.sort_by_key(|n| state.acquires[n].place);
+            let Some(session) = state.session(node) else { return };
+            if session.is_up && session.failure.is_none() {
+                let third =
+                    if self.settings.grace.is_zero() { self.settings.ttl } else { self.settings.grace } / 3;
+                block = third.min(if unsettled.is_empty() { EVENTS_BLOCK } else { RETRY_PAUSE });
+            }
+            let (id, seen, beat) = (Arc::clone(&session.id), session.seen, session.next_beat());
+            declared = unsettled.iter().copied().filter(|n| !state.acquires[n].is_known).collect();
+            undone = unsettled.into_iter().filter(|n| state.acquires[n].place == Place::Undo).collect();
+            calls.extend(declared.iter().map(|n| state.acquires[n].declaration(&id)));
+            calls.extend(undone.iter().map(|n| state.acquires[n].call("CANCEL", &id, None)));
+            let mut poll = cmd("LOCK.EVENTS");
+            poll.arg(&*id).arg(beat).arg(seen).arg(done).arg(whole_milliseconds(block)).arg(EVENTS_COUNT);
+            calls.push(poll);
         });
-        if undeclared.is_empty() {
-            return Ok(());
-        }
-        let calls = undeclared.iter().map(|(acquire, at)| acquire.declare_call(at)).collect();
-        let limit = REPLY_GRACE + Duration::from_millis(undeclared.len() as u64);
-        let replies = self.io.batch(calls, limit).await?;
-        let (mut failed, mut moved) = (None, Vec::new());
-        self.update(|table| {
-            let mut counts = Vec::new();
-            for ((acquire, at), reply) in undeclared.into_iter().zip(replies) {
-                match &reply {
-                    // The slot moves. The other holds must not wait for that.
-                    Err(error) if error.is("ASK") || error.is("TRYAGAIN") => continue,
-                    Err(error) if error.is_transient() && !error.is("MOVED") => {
-                        failed = Some(error.clone());
-                        continue;
-                    }
-                    _ => table.undeclared.retain(|other| !Arc::ptr_eq(other, &acquire)),
-                }
-                let is_held = acquire.is_held();
+        let (sent, limit) = (now(), block + REPLY_GRACE + Duration::from_millis(calls.len() as u64));
+        // The end of the locks ends a call that waits in the server.
+        let Some(replies) = self.closing.limit(node.read(calls, limit)).await else { return Ok(()) };
+        let mut replies = replies?;
+        let events = replies.pop().unwrap_or_else(|| Err(Error::no_reply()));
+        let cancelled = replies.split_off(declared.len().min(replies.len()));
+        let (failure, is_moved) = self.update(|state| {
+            let (mut failure, mut counts, mut is_moved) = (None, HashMap::new(), false);
+            let replies: Vec<_> = declared.into_iter().zip(replies).collect();
+            for (n, reply) in &replies {
+                let Some(acquire) = state.acquires.get_mut(n) else { continue };
                 match reply {
-                    Err(error) if error.is("MOVED") => moved.push(acquire),
-                    _ if !is_held => drop(table.undo.insert(at.n, acquire)),
-                    Ok(count) => {
-                        table.held.insert(at.n, Arc::clone(&acquire));
-                        counts.push((acquire, numbers(&count).into_iter().min().unwrap_or(0)));
-                    }
-                    Err(_) => {
-                        let released = acquire.is_maybe_released();
-                        table.end(&acquire, if released { "released" } else { "restarted" }, false);
+                    Err(error) if self.is_moved(error) => is_moved = true,
+                    // The slot is on its way. The next turn tries again.
+                    Err(error) if error.is("ASK") || error.is("TRYAGAIN") => {}
+                    Err(error) if !is_answer(error) => failure = Some(error.clone()),
+                    _ => {
+                        acquire.is_known = true;
+                        acquire.claim.changed.notify_waiters();
+                        if reply.is_ok() || acquire.place == Place::Held {
+                            *counts.entry(acquire.counted()).or_insert(0) += 1;
+                        }
                     }
                 }
             }
-            // R3, R22: if a count is too low, another hold of the owner has ended, and nobody knows which.
-            for (acquire, count) in counts {
-                let is_same = |other: &&Arc<Acquire<I>>| {
-                    other.owner == acquire.owner && other.request.keys == acquire.request.keys
-                };
-                let same: Vec<_> = table.held.values().filter(is_same).cloned().collect();
-                if count < same.len() as u64 {
-                    same.iter().for_each(|other| table.end(other, "restarted", true));
+            for (n, reply) in replies {
+                let Some(acquire) = state.acquires.get(&n).filter(|each| each.is_known) else { continue };
+                let ours = counts.get(&acquire.counted()).copied();
+                match reply {
+                    Err(_) => state.end_missing(n, "restarted"),
+                    // R3, R22: another hold of this owner has ended, and nobody knows which.
+                    Ok(count) if numbers(&count).into_iter().min() < ours => {
+                        state.end(n, "restarted", true);
+                    }
+                    Ok(_) => {}
                 }
             }
+            for (n, reply) in undone.into_iter().zip(cancelled) {
+                match reply {
+                    Err(error) if self.is_moved(&error) => {
+                        is_moved = true;
+                        state.adopt(n, node, "moved");
+                    }
+                    Err(error) if !is_answer(&error) => {}
+                    _ if state.acquires.get(&n).is_some_and(|each| each.is_known) => state.undone(n),
+                    _ => {}
+                }
+            }
+            (failure, is_moved)
         });
-        self.core.relocate(self, moved).await;
-        failed.map_or(Ok(()), Err)
-    }
-
-    /// Cancels acquires. Errors that may pass are no answers.
-    pub(crate) async fn cancel(
-        self: &Arc<Self>,
-        id: &Arc<str>,
-        undo: Vec<(u64, Arc<Acquire<I>>)>,
-    ) -> Result<()> {
-        if undo.is_empty() {
-            return Ok(());
+        let events = Vec::<Vec<Value>>::from_redis_value(events?).map_err(redis::RedisError::from)?;
+        let (is_up, has_moved) = self.update(|state| {
+            let has_moved =
+                events.iter().filter(|event| state.handle(node, self.server.is_cluster(), event)).count() > 0;
+            // A hold that was lost stays lost.
+            state.end_renewed(node, "silent", Some(self.settings.ttl));
+            let Some(session) = state.session(node) else { return (true, false) };
+            if events.len() < EVENTS_COUNT {
+                session.confirmed = sent;
+            }
+            let was_up = session.is_up;
+            session.is_up |= failure.is_none();
+            let is_up = session.is_up;
+            if is_up {
+                session.failure = None;
+            }
+            if failure.is_none() && events.len() < EVENTS_COUNT {
+                state.set_jeopardy(node, false);
+            }
+            if is_up && !was_up {
+                state.signal(node);
+            }
+            (is_up, has_moved)
+        });
+        if is_moved || has_moved {
+            // The nodes may not agree yet. Then the next turn tries again.
+            self.relocate(node, |each| !each.is_known).await;
         }
-        let at = |n| At { session: Arc::clone(self), id: Arc::clone(id), n };
-        let calls = undo.iter().map(|(n, acquire)| acquire.cancel_call(&at(*n))).collect();
-        let limit = REPLY_GRACE + Duration::from_millis(undo.len() as u64);
-        let replies = self.io.batch(calls, limit).await?;
-        let mut moved = Vec::new();
-        self.update(|table| {
-            for ((n, _), reply) in undo.into_iter().zip(replies) {
-                let is_moved = reply.as_ref().is_err_and(|error| error.is("MOVED"));
-                let is_answer = reply.map_or_else(|error| !error.is_transient(), |_| true);
-                if table.id.as_ref() == Some(id) && (is_answer || is_moved) {
-                    moved.extend(table.undo.remove(&n).filter(|_| is_moved));
-                }
+        failure.filter(|_| !is_up).map_or(Ok(()), Err)
+    }
+
+    async fn open(self: &Arc<Self>, node: &Arc<Node>) -> Result<()> {
+        let settings = &self.settings;
+        let Some(beat) = self.update(|state| state.session(node).map(|session| session.next_beat())) else {
+            return Ok(());
+        };
+        let mut call = cmd("LOCK.SESSION");
+        call.arg("OPEN").arg("NEW").arg(beat).arg("TTL").arg(milliseconds(settings.ttl));
+        call.arg("GRACE").arg(whole_milliseconds(settings.grace)).arg("NAME").arg(&settings.name);
+        let reply =
+            node.read(vec![call], REPLY_GRACE).await?.pop().unwrap_or_else(|| Err(Error::no_reply()))?;
+        let (id, _) = <(String, u64)>::from_redis_value(reply).map_err(redis::RedisError::from)?;
+        self.update(|state| {
+            if let Some(session) = state.session(node) {
+                (session.id, session.seen) = (id.into(), 0);
+            }
+            for n in state.numbers(node, |each| each.is_known) {
+                state.adopt(n, node, "restarted");
             }
         });
-        self.core.relocate(self, moved).await;
         Ok(())
     }
 
-    /// One `LOCK.EVENTS`: heartbeat, acknowledgement and events.
-    async fn poll(self: &Arc<Self>, id: &Arc<str>) -> Result<()> {
-        let third = if self.core.grace.is_zero() { self.core.ttl } else { self.core.grace } / 3;
-        let (block, call) = self.update(|table| {
-            // After a failure, the call confirms at once.
-            let block =
-                if table.is_up && table.failure.is_none() { EVENTS_BLOCK.min(third) } else { Duration::ZERO };
-            let mut call = cmd("LOCK.EVENTS");
-            call.arg(&**id).arg(table.next_beat()).arg(table.seen).arg(table.done());
-            call.arg(whole_milliseconds(block)).arg(EVENTS_COUNT);
-            (block, call)
-        });
-        let sent = now();
-        let reply = self.io.read(call, block + REPLY_GRACE).await?;
-        let events = Vec::<Vec<Value>>::from_redis_value(reply).map_err(redis::RedisError::from)?;
-        let is_full = events.len() >= EVENTS_COUNT;
-        let moved = self.update(|table| {
-            let moved = events.into_iter().filter_map(|event| table.handle(event)).collect();
-            if !is_full {
-                // A hold that was lost stays lost.
-                table.check_clock(&self.core);
-                table.confirmed = Some(sent);
-                table.set_jeopardy(false);
-            }
-            moved
-        });
-        self.core.relocate(self, moved).await;
-        Ok(())
-    }
-
-    /// Ends the waits without a limit. If the error is permanent, ends all waits.
-    fn fail(&self, error: &Error) {
-        self.update(|table| {
-            table.error = Some(error.clone());
-            for acquire in table.asked.values() {
-                if acquire.until == Moment::MAX || !error.is_transient() {
-                    acquire.interrupt(error.clone());
+    /// Leaves acquires to the sessions on the nodes that serve their slots now.
+    pub(crate) async fn relocate(
+        self: &Arc<Self>,
+        from: &Arc<Node>,
+        which: impl Fn(&Acquire) -> bool + Send,
+    ) {
+        if !self.server.is_cluster() || self.server.refresh().await.is_err() {
+            return;
+        }
+        self.update(|state| {
+            for n in state.numbers(from, which) {
+                let name = self.server.known_node_of(&state.acquires[&n].claim.request.keys[0]);
+                let Some(name) = name.filter(|name| *name != from.name) else { continue };
+                if let Ok(to) = state.node(self, &name, true) {
+                    state.adopt(n, &to, "moved");
                 }
             }
         });
-        self.changed.notify_waiters();
     }
 
-    /// Leaves all acquires whose slots another node serves now to that node. Returns whether nothing is left.
-    async fn move_away(self: &Arc<Self>) -> bool {
-        let acquires = self.update(|table| table.all().cloned().collect());
-        self.core.relocate(self, acquires).await;
-        self.changed.notify_waiters();
-        self.update(|table| {
-            let is_empty = table.all().next().is_none();
-            if is_empty {
-                (table.id, table.is_up) = (None, false);
+    /// Ends all waits and renewed holds, and the session. A hold with a lease of its own remains until its lease ends.
+    async fn end_all(self: &Arc<Self>, node: &Arc<Node>) {
+        let calls: Vec<Cmd> = self.update(|state| {
+            let Some(session) = state.sessions.remove(&node.name) else { return Vec::new() };
+            for n in state.numbers(node, |_| true) {
+                match &state.acquires[&n] {
+                    each if each.place == Place::Asked => state.end(n, "cancelled", true),
+                    each if each.is_renewed() => state.end(n, "closed", false),
+                    _ => {}
+                }
             }
-            is_empty
-        })
+            if session.id.is_empty() {
+                return Vec::new();
+            }
+            let undone = state.numbers(node, |each| each.place == Place::Undo && each.is_known);
+            let calls = undone.iter().map(|n| state.acquires[n].call("CANCEL", &session.id, None));
+            let mut close = cmd("LOCK.SESSION");
+            close.arg("CLOSE").arg(&*session.id);
+            calls.chain([close]).collect()
+        });
+        // A call may still wait in the server on the old connection.
+        node.disconnect().await;
+        if !calls.is_empty() {
+            drop(node.read(calls, CLOSE_TIMEOUT).await);
+        }
+        node.disconnect().await;
+    }
+
+    fn is_moved(&self, error: &Error) -> bool {
+        self.server.is_cluster() && error.is("MOVED")
     }
 }
 
-impl<I: Io> Table<I> {
-    /// Handles an event. Returns an acquire whose slot has moved.
-    fn handle(&mut self, event: Vec<Value>) -> Option<Arc<Acquire<I>>> {
-        let mut fields = event.into_iter();
-        self.seen = fields.next().and_then(|seq| u64::from_redis_value(seq).ok())?;
-        let kind = fields.next().and_then(|kind| String::from_redis_value(kind).ok())?;
-        let n = fields.next().and_then(|n| u64::from_redis_value(n).ok())?;
-        let acquire = self.asked.get(&n).or_else(|| self.held.get(&n)).cloned()?;
-        let field = fields.next()?;
-        if kind == "granted" && acquire.now().phase == Phase::Asked {
-            acquire.now().in_doubt = true;
-            // All earlier events were in the reply to the last confirming call.
-            self.grant(&acquire, field, fields.next(), self.confirmed.unwrap_or_default());
-        } else if kind == "lost" {
-            let reason = String::from_redis_value(field).unwrap_or_default();
-            if reason == "moved" {
-                self.leave(&acquire);
-                return Some(acquire);
-            }
-            // Perhaps only one of several locks was lost.
-            self.end(&acquire, &reason, acquire.request.several());
-        }
-        None
-    }
+/// Whether a repetition of a declaration or cancellation would get the same error.
+fn is_answer(error: &Error) -> bool {
+    error.is("LATE") || error.is("MOVED") || !error.is_transient()
 }
 
 fn whole_milliseconds(time: Duration) -> u64 {

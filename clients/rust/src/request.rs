@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use redis::{cmd, Cmd};
+use redis::Cmd;
 
 use crate::error::{Error, ErrorKind, Result};
 
@@ -61,45 +61,38 @@ impl Request {
         Error::new(kind, format!("{}: {text}", keys.join(", ")))
     }
 
-    /// The first words of a call of this verb: `ACQUIRE`, `RENEW` or `RELEASE`.
-    pub(crate) fn call(&self, verb: &str, owner: &[u8]) -> Cmd {
-        if self.several() {
-            let mut call = cmd(&format!("LOCK.M{verb}"));
-            call.arg(self.keys.len()).arg(&self.keys).arg(owner);
-            return call;
+    /// The first words of a call: `ACQUIRE`, `RENEW`, `RELEASE` or `CANCEL`. A hold without a lease is renewed, and ends with its
+    /// session.
+    pub(crate) fn call(
+        &self,
+        verb: &str,
+        owner: &[u8],
+        lease: Option<Duration>,
+        max_hold: Option<Duration>,
+    ) -> Cmd {
+        let mut call = Cmd::new();
+        if self.several() && verb != "CANCEL" {
+            call.arg(format!("LOCK.M{verb}")).arg(self.keys.len()).arg(&self.keys).arg(owner);
+        } else {
+            call.arg(format!("LOCK.{verb}")).arg(&self.keys[0]).arg(owner);
         }
-        let mut call = cmd(&format!("LOCK.{verb}"));
-        call.arg(&self.keys[0]).arg(owner);
-        call
-    }
-
-    pub(crate) fn acquire(&self, owner: &[u8]) -> Cmd {
-        let mut call = self.call("ACQUIRE", owner);
-        if self.shared || self.limit.is_some() {
-            call.arg("SHARED");
+        if verb == "ACQUIRE" {
+            if self.shared || self.limit.is_some() {
+                call.arg("SHARED");
+            }
+            if let Some(limit) = self.limit {
+                call.arg("LIMIT").arg(limit);
+            }
+            if self.fence {
+                call.arg("FENCE");
+            }
         }
-        if let Some(limit) = self.limit {
-            call.arg("LIMIT").arg(limit);
-        }
-        if self.fence {
-            call.arg("FENCE");
-        }
-        self.bind(&mut call, self.lease, self.max_hold);
-        call
-    }
-
-    pub(crate) fn cancel(&self, owner: &[u8]) -> Cmd {
-        let mut call = cmd("LOCK.CANCEL");
-        call.arg(&self.keys[0]).arg(owner);
-        call
-    }
-
-    /// Adds the lease and the binding of a hold. A hold without a lease is renewed, and ends with its session.
-    pub(crate) fn bind(&self, call: &mut Cmd, lease: Option<Duration>, max_hold: Option<Duration>) {
         match (lease, max_hold) {
+            _ if !matches!(verb, "ACQUIRE" | "RENEW") => &mut call,
             (Some(lease), _) => call.arg("PX").arg(milliseconds(lease)),
             (None, Some(max)) => call.arg("WATCHDOG").arg("MAX").arg(milliseconds(max)).arg("EPHEMERAL"),
             (None, None) => call.arg("EPHEMERAL"),
         };
+        call
     }
 }

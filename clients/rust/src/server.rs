@@ -2,12 +2,14 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Mutex;
+use std::thread;
 
 use redis::{cmd, Client, ConnectionAddr, FromRedisValue, Value};
+use tokio::runtime::Builder;
 
 use crate::clock::{left, now, Moment};
 use crate::error::{Error, ErrorKind, Result};
-use crate::io::{locked, run, Io, Threads, RETRY_PAUSE};
+use crate::io::{ask, locked, RETRY_PAUSE};
 
 /// The server with the locks: a single one, the primary of a Sentinel setup, or a cluster.
 ///
@@ -79,7 +81,12 @@ impl Server {
         if self.is_cluster() {
             return Err(Error::new(ErrorKind::Misuse, "a cluster has several primaries"));
         }
-        run(self.client::<Threads>(""))
+        // On a thread of its own, as the caller's may belong to a runtime.
+        let find = || {
+            Builder::new_current_thread().enable_all().build().ok().map(|own| own.block_on(self.client("")))
+        };
+        let found = thread::scope(|scope| scope.spawn(find).join());
+        found.ok().flatten().unwrap_or_else(|| Err(nobody()))
     }
 
     pub(crate) fn is_cluster(&self) -> bool {
@@ -87,7 +94,7 @@ impl Server {
     }
 
     /// The client of a node. Looks up the present primary of a Sentinel setup.
-    pub(crate) async fn client<I: Io>(&self, node: &str) -> Result<Client> {
+    pub(crate) async fn client(&self, node: &str) -> Result<Client> {
         match &self.0 {
             Kind::Single(client) => Ok(client.clone()),
             Kind::Cluster { seeds, .. } => at(seeds.first().ok_or_else(nobody)?, node),
@@ -100,7 +107,7 @@ impl Server {
                     // The time of the call may end here.
                     first.store(i + 1, Ordering::Relaxed);
                     let sentinel = &sentinels[i % sentinels.len()];
-                    match I::ask(sentinel, &call).await.and_then(parse::<Option<(String, u16)>>) {
+                    match ask(sentinel, &call).await.and_then(parse::<Option<(String, u16)>>) {
                         Ok(Some((host, port))) => {
                             first.store(i, Ordering::Relaxed);
                             return at(primary, &format!("{host}:{port}"));
@@ -116,21 +123,25 @@ impl Server {
         }
     }
 
-    /// The node that serves a key, or `""` without a cluster.
-    pub(crate) async fn node_of<I: Io>(&self, key: &[u8]) -> Result<String> {
-        let Kind::Cluster { slots, .. } = &self.0 else { return Ok(String::new()) };
-        let slot = slot_of(key);
-        for _ in 0..2 {
-            if let Some(node) = locked(slots).node_of(slot) {
-                return Ok(node);
-            }
-            self.refresh::<I>().await?;
+    /// The node that served a key by the last answer of the cluster.
+    pub(crate) fn known_node_of(&self, key: &[u8]) -> Option<String> {
+        match &self.0 {
+            Kind::Cluster { slots, .. } => locked(slots).node_of(slot_of(key)),
+            _ => Some(String::new()),
         }
-        Err(Error::new(ErrorKind::Unavailable, format!("no node of the cluster serves slot {slot}")))
+    }
+
+    /// The node that serves a key, or `""` without a cluster.
+    pub(crate) async fn node_of(&self, key: &[u8]) -> Result<String> {
+        if self.known_node_of(key).is_none() {
+            self.refresh().await?;
+        }
+        let text = || format!("no node of the cluster serves slot {}", slot_of(key));
+        self.known_node_of(key).ok_or_else(|| Error::new(ErrorKind::Unavailable, text()))
     }
 
     /// Asks the cluster which node serves which slot.
-    pub(crate) async fn refresh<I: Io>(&self) -> Result<()> {
+    pub(crate) async fn refresh(&self) -> Result<()> {
         let Kind::Cluster { seeds, slots } = &self.0 else { return Ok(()) };
         let mut nodes: Vec<Client> = seeds.clone();
         {
@@ -148,7 +159,7 @@ impl Server {
         call.arg("SLOTS");
         let mut error = nobody();
         for node in nodes {
-            let reply = I::ask(&node, &call).await.and_then(parse::<Vec<(u16, u16, Value)>>);
+            let reply = ask(&node, &call).await.and_then(parse::<Vec<(u16, u16, Value)>>);
             match reply.map(|ranges| ranges_of(ranges, &node)) {
                 Ok(ranges) if !ranges.is_empty() => {
                     let mut slots = locked(slots);

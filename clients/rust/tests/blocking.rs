@@ -6,6 +6,7 @@
 
 mod support;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 use std::time::Duration;
@@ -199,5 +200,58 @@ fn a_forked_child_has_no_hold() {
     }
     assert!(!hold.is_lost());
     hold.release().unwrap();
+    locks.close();
+}
+
+#[test]
+fn a_slow_listener_does_not_delay_the_heartbeat() {
+    let server = Server::start();
+    static LOCKS: OnceLock<Locks> = OnceLock::new();
+    let (is_entered, is_over) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    let (enter, end) = (Arc::clone(&is_entered), Arc::clone(&is_over));
+    let settings = Settings::new().ttl(LONG).grace(ms(600)).listener(move |event| {
+        if event.outcome == "lost" {
+            // The server must answer this, although the thread that has noticed the loss is busy.
+            LOCKS.get().unwrap().lock("c").try_acquire().unwrap().unwrap().release().unwrap();
+            enter.store(true, Ordering::SeqCst);
+            until("the listener may end", || end.load(Ordering::SeqCst));
+        }
+    });
+    let locks = LOCKS.get_or_init(|| Locks::with_settings(server.client(), settings).unwrap());
+    let (lost, hold) = (locks.lock("a").acquire().unwrap(), locks.lock("b").acquire().unwrap());
+    server.call::<i64>("LOCK.BREAK a");
+    until("the listener is notified", || is_entered.load(Ordering::SeqCst));
+    let polls = server.calls("lock.events");
+    until("heartbeats continue", || server.calls("lock.events") > polls + 5);
+    assert!(!hold.valid_for().is_zero());
+    is_over.store(true, Ordering::SeqCst);
+    assert_eq!(kind(lost.release()), ErrorKind::Lost);
+    hold.release().unwrap();
+    locks.close();
+}
+
+#[test]
+fn calls_leave_a_former_primary() {
+    let [former, present] = [Server::start(), Server::start()];
+    // The reader has the first connection. The connection for calls leads to a server without the session.
+    let proxy = Proxy::to_each(vec![present.port, former.port, present.port]);
+    let locks = Locks::new(proxy.client());
+    let hold = locks.lock("a").acquire().unwrap();
+    assert!(present.is_held("a") && former.calls("lock.acquire") == 1);
+    hold.release().unwrap();
+    locks.close();
+}
+
+#[test]
+fn a_canceller_ends_waits_without_a_server() {
+    let gone = Server::start_with(&[]).client();
+    let locks = Locks::with_settings(gone, Settings::new().patience(LONG * 5)).unwrap();
+    let canceller = Canceller::new();
+    thread::scope(|scope| {
+        let wait = scope.spawn(|| locks.lock("a").acquire_with(&canceller));
+        canceller.cancel();
+        until("the wait ends", || wait.is_finished());
+        assert_eq!(kind(wait.join().unwrap()), ErrorKind::Cancelled);
+    });
     locks.close();
 }

@@ -88,7 +88,8 @@ async fn dropped_futures_leave_nothing() {
     // A dropped release continues.
     tokio::select! {
         biased;
-        released = first.release() => panic!("{released:?} at once"),
+        // On a busy machine it may end at once.
+        released = first.release() => released.unwrap(),
         () = std::future::ready(()) => {}
     }
     server.until_free("a");
@@ -432,4 +433,103 @@ fn locks_survive_their_runtime() {
         runtime.block_on(async { locks.lock("a").acquire().await.unwrap().release().await.unwrap() });
     }
     assert_eq!(server.sessions(), 1);
+}
+
+#[test]
+fn waits_survive_the_runtime_of_others() {
+    let server = Server::start();
+    let locks = Locks::new(server.client());
+    let [first, second] = [0; 2].map(|_| tokio::runtime::Runtime::new().unwrap());
+    let hold = first.block_on(locks.lock("a").acquire()).unwrap();
+    let wait = {
+        let lock = locks.lock("a");
+        second.spawn(async move { lock.acquire().await })
+    };
+    server.until_waiting("a", 1);
+    drop(first);
+    server.call::<i64>("LOCK.BREAK a");
+    until("the lock is granted", || wait.is_finished());
+    drop(second.block_on(wait).unwrap().unwrap());
+    drop(hold);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn close_undoes_leased_acquires() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let locks = Locks::with_settings(proxy.client(), Settings::new().patience(ms(300))).unwrap();
+    let hold = locks.lock("a").lease(LONG * 5).acquire().await.unwrap();
+    let busy = Locks::new(server.client());
+    let other = busy.lock("b").acquire().await.unwrap();
+    let wait = {
+        let lock = locks.lock("b").wait(LONG);
+        tokio::spawn(async move { lock.acquire().await })
+    };
+    block_in_place(|| server.until_waiting("b", 1));
+    proxy.freeze(true);
+    assert_eq!(kind(hold.release().await), ErrorKind::Unavailable);
+    let closed = {
+        let locks = locks.clone();
+        tokio::spawn(async move { locks.close().await })
+    };
+    // From then on, nothing but the end of the session can undo the acquire.
+    assert_eq!(kind(wait.await.unwrap()), ErrorKind::Cancelled);
+    proxy.freeze(false);
+    closed.await.unwrap();
+    assert!(!server.is_held("a"));
+    other.release().await.unwrap();
+    busy.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn close_ends_a_session_that_opens() {
+    let server = Server::start();
+    let proxy = Proxy::to(&server);
+    let locks = Locks::new(proxy.client());
+    proxy.freeze_after("LOCK.SESSION");
+    let wait = {
+        let lock = locks.lock("a");
+        tokio::spawn(async move { lock.acquire().await })
+    };
+    until("the session opens", || proxy.is_frozen() && server.sessions() == 1);
+    let closed = {
+        let locks = locks.clone();
+        tokio::spawn(async move { locks.close().await })
+    };
+    assert_eq!(kind(wait.await.unwrap()), ErrorKind::Cancelled);
+    proxy.freeze(false);
+    closed.await.unwrap();
+    assert_eq!(server.sessions(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_hold_cannot_be_extended() {
+    let server = Server::start();
+    let locks = Locks::new(server.client());
+    let hold = locks.lock("a").lease(ms(100)).acquire().await.unwrap();
+    assert_eq!(until_lost(&hold).await, "expired");
+    assert_eq!(kind(hold.extend(LONG).await), ErrorKind::Lost);
+    assert!(hold.is_lost());
+    server.until_free("a");
+    locks.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hand_over_leaves_the_owners_of_tasks() {
+    let server = Server::start();
+    let locks = Locks::new(server.client());
+    let hold = locks.lock("a").acquire().await.unwrap();
+    let task = locks.clone();
+    let given = tokio::spawn(async move { task.lock("b").acquire().await.unwrap() }).await.unwrap();
+    let ticket = given.hand_over().await.unwrap();
+    assert_eq!(given.end_reason().as_deref(), Some("taken"));
+    // This task has handed over the hold of another one, and has the same owner as before.
+    assert_eq!(kind(locks.lock("a").acquire().await), ErrorKind::Deadlock);
+    let other = Locks::new(server.client());
+    let taken = other.lock("b").attach(&ticket).await.unwrap();
+    assert_eq!(taken.owner(), given.owner());
+    taken.release().await.unwrap();
+    hold.release().await.unwrap();
+    other.close().await;
+    locks.close().await;
 }

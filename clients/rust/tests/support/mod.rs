@@ -176,13 +176,19 @@ struct Shared {
     is_frozen: AtomicBool,
     is_closed: AtomicBool,
     lost_reply: Mutex<Option<&'static str>>,
+    freezing_call: Mutex<Option<&'static str>>,
     pairs: Mutex<Vec<(TcpStream, TcpStream)>>,
 }
 
 impl Proxy {
     pub fn to(server: &Server) -> Proxy {
+        Proxy::to_each(vec![server.port])
+    }
+
+    /// Forwards each connection to the next port, and all others to the last port.
+    pub fn to_each(mut targets: Vec<u16>) -> Proxy {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
-        let (port, target) = (listener.local_addr().unwrap().port(), server.port);
+        let port = listener.local_addr().unwrap().port();
         let shared = Arc::new(Shared::default());
         let own = Arc::clone(&shared);
         thread::spawn(move || {
@@ -190,6 +196,7 @@ impl Proxy {
                 if own.is_closed.load(Ordering::SeqCst) {
                     return;
                 }
+                let target = if targets.len() > 1 { targets.remove(0) } else { targets[0] };
                 let Ok(far) = TcpStream::connect(("127.0.0.1", target)) else { continue };
                 near.set_nodelay(true).unwrap();
                 far.set_nodelay(true).unwrap();
@@ -217,6 +224,15 @@ impl Proxy {
 
     pub fn has_lost_a_reply(&self) -> bool {
         self.shared.lost_reply.lock().unwrap().is_none()
+    }
+
+    /// Stops all transfers after the next such call.
+    pub fn freeze_after(&self, command: &'static str) {
+        *self.shared.freezing_call.lock().unwrap() = Some(command);
+    }
+
+    pub fn is_frozen(&self) -> bool {
+        self.shared.is_frozen.load(Ordering::SeqCst)
     }
 
     /// Stops or continues all transfers.
@@ -250,6 +266,14 @@ impl Shared {
             } else if is_cut.load(Ordering::SeqCst) {
                 break;
             }
+            let mut freezing_call = self.freezing_call.lock().unwrap();
+            if is_call
+                && freezing_call.is_some_and(|command| String::from_utf8_lossy(bytes).contains(command))
+            {
+                *freezing_call = None;
+                self.is_frozen.store(true, Ordering::SeqCst);
+            }
+            drop(freezing_call);
             if to.write_all(bytes).is_err() {
                 break;
             }
