@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: MIT
 package io.github.redislock;
 
-import java.io.IOException;
 import java.lang.reflect.Field;
+import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
-import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.TimeUnit;
 import java.util.function.Supplier;
@@ -54,24 +53,29 @@ public final class JedisConnector extends Connector {
     }
 
     @Override
+    @SuppressWarnings("unchecked")
     Node node(byte[] key) {
         if (cluster == null) {
-            return nodes.computeIfAbsent("", name -> new JedisNode("", this::onlyPool));
+            // After a failover, Sentinels lead to another pool.
+            return node("", () -> (Pool<Connection>)
+                    provider.getConnectionMap().values().iterator().next());
         }
         HostAndPort node = cluster.getNode(JedisClusterCRC16.getSlot(key));
         if (node == null) {
             throw LockException.ofReply("CLUSTERDOWN no node serves the slot");
         }
         String name = node.toString();
-        return nodes.computeIfAbsent(
-                name, same -> new JedisNode(name, () -> cluster.getNodes().get(name)));
+        return node(name, () -> {
+            Pool<Connection> pool = cluster.getNodes().get(name);
+            if (pool == null) {
+                throw new JedisException("the node " + name + " has left the cluster");
+            }
+            return pool;
+        });
     }
 
-    /** After a failover, Sentinels lead to another pool. */
-    @SuppressWarnings("unchecked")
-    private Pool<Connection> onlyPool() {
-        return (Pool<Connection>)
-                provider.getConnectionMap().values().iterator().next();
+    private Node node(String name, Supplier<Pool<Connection>> pool) {
+        return nodes.computeIfAbsent(name, each -> new Node(each, new PoolLine(pool), new ReaderLine(pool)));
     }
 
     @Override
@@ -91,100 +95,113 @@ public final class JedisConnector extends Connector {
         return failure instanceof JedisDataException;
     }
 
-    private static CommandArguments arguments(Words words) {
-        byte[] name = words.get(0);
-        CommandArguments arguments = new CommandArguments((ProtocolCommand) () -> name);
-        for (byte[] word : words.subList(1, words.size())) {
-            arguments.add(word);
-        }
-        return arguments;
-    }
+    private abstract class JedisLine implements Line {
+        final Supplier<Pool<Connection>> pool;
 
-    private static final class JedisNode implements Node {
-        private final String name;
-        private final Supplier<? extends Pool<Connection>> pool;
-        private volatile Connection reader;
-
-        JedisNode(String name, Supplier<? extends Pool<Connection>> pool) {
-            this.name = name;
+        JedisLine(Supplier<Pool<Connection>> pool) {
             this.pool = pool;
         }
 
-        @Override
-        public String name() {
-            return name;
-        }
+        abstract Connection take(Pool<Connection> from, Duration timeout) throws Exception;
+
+        abstract void leave(Pool<Connection> from, Connection connection);
 
         @Override
-        public CompletableFuture<Object> call(Words words, long timeout) {
-            try (Connection connection = pool().getResource()) {
+        public List<Object> send(List<Words> calls, long timeout) {
+            // An interrupted virtual thread cannot read from a socket.
+            boolean isInterrupted = Thread.interrupted();
+            Pool<Connection> from = null;
+            Connection connection = null;
+            try {
+                from = pool.get();
+                connection = take(from, Duration.ofNanos(timeout));
                 int usual = connection.getSoTimeout();
-                connection.setSoTimeout(milliseconds(timeout));
-                try {
-                    return CompletableFuture.completedFuture(connection.executeCommand(arguments(words)));
-                } finally {
-                    if (!connection.isBroken()) {
-                        connection.setSoTimeout(usual);
-                    }
+                connection.setSoTimeout((int) Math.max(1, TimeUnit.NANOSECONDS.toMillis(timeout)));
+                for (Words words : calls) {
+                    byte[] name = words.get(0);
+                    CommandArguments arguments = new CommandArguments((ProtocolCommand) () -> name);
+                    words.subList(1, words.size()).forEach(arguments::add);
+                    connection.sendCommand(arguments);
                 }
-            } catch (RuntimeException error) {
-                return CompletableFuture.failedFuture(error);
-            }
-        }
-
-        private Pool<Connection> pool() {
-            Pool<Connection> present = pool.get();
-            if (present == null) {
-                throw new JedisException("the node " + name + " has left the cluster");
-            }
-            return present;
-        }
-
-        @Override
-        public List<Object> read(List<Words> calls, long timeout) {
-            try {
-                if (reader == null) {
-                    reader = pool().getFactory().makeObject().getObject();
-                }
-                Connection connection = reader;
-                connection.setSoTimeout(milliseconds(timeout));
-                calls.forEach(words -> connection.sendCommand(arguments(words)));
-                List<Object> replies = new ArrayList<>();
-                for (Object reply : connection.getMany(calls.size())) {
-                    replies.add(
-                            reply instanceof JedisDataException error
-                                    ? LockException.ofReply(error.getMessage())
-                                    : reply);
-                }
+                List<Object> replies = new ArrayList<>(connection.getMany(calls.size()));
+                replies.replaceAll(reply -> reply instanceof JedisDataException failure ? error(failure) : reply);
+                connection.setSoTimeout(usual);
                 return replies;
-            } catch (Exception error) {
-                closeReader();
-                throw error instanceof RuntimeException known ? known : new JedisException(error);
+            } catch (Exception failure) {
+                isInterrupted |= failure instanceof InterruptedException;
+                return failed(calls, failure);
+            } finally {
+                if (connection != null) {
+                    leave(from, connection);
+                }
+                if (isInterrupted) {
+                    Thread.currentThread().interrupt();
+                }
             }
         }
+    }
 
-        private static int milliseconds(long time) {
-            return (int) Math.max(1, TimeUnit.NANOSECONDS.toMillis(time));
+    /** The connections of the client's pool. */
+    private final class PoolLine extends JedisLine {
+        PoolLine(Supplier<Pool<Connection>> pool) {
+            super(pool);
         }
 
         @Override
-        public void reset() {
-            closeReader();
+        Connection take(Pool<Connection> from, Duration timeout) throws Exception {
+            return from.borrowObject(timeout);
+        }
+
+        @Override
+        void leave(Pool<Connection> from, Connection connection) {
+            if (connection.isBroken()) {
+                from.returnBrokenResource(connection);
+            } else {
+                from.returnResource(connection);
+            }
+        }
+
+        @Override
+        public void close() {
             try {
-                pool().clear();
+                pool.get().clear();
             } catch (RuntimeException gone) {
                 // Then there is nothing to close.
             }
         }
+    }
+
+    /** A connection beside the client's pool. */
+    private final class ReaderLine extends JedisLine {
+        private volatile Connection reader;
+
+        ReaderLine(Supplier<Pool<Connection>> pool) {
+            super(pool);
+        }
 
         @Override
-        public void closeReader() {
+        Connection take(Pool<Connection> from, Duration timeout) throws Exception {
+            if (reader == null) {
+                reader = from.getFactory().makeObject().getObject();
+            }
+            return reader;
+        }
+
+        @Override
+        void leave(Pool<Connection> from, Connection connection) {
+            if (connection.isBroken()) {
+                close();
+            }
+        }
+
+        @Override
+        public void close() {
             Connection old = reader;
             reader = null;
             if (old != null) {
                 try {
                     old.forceDisconnect();
-                } catch (IOException | RuntimeException broken) {
+                } catch (java.io.IOException | RuntimeException broken) {
                     // It is closed all the same.
                 }
             }

@@ -79,6 +79,11 @@ public class LockException extends RuntimeException {
         return code.equals(other);
     }
 
+    /** Whether a reply is an error with this code. */
+    static boolean is(Object reply, String code) {
+        return reply instanceof LockException error && error.is(code);
+    }
+
     /** Whether the same call may succeed soon. */
     boolean isTransient() {
         return kind == Kind.UNAVAILABLE && (code.isEmpty() || TRANSIENT.contains(code));

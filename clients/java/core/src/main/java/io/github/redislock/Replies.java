@@ -40,7 +40,7 @@ final class Replies {
     }
 
     static String text(Object reply) {
-        return reply instanceof byte[] bytes ? Request.text(bytes) : String.valueOf(reply);
+        return reply instanceof byte[] bytes ? Words.text(bytes) : String.valueOf(reply);
     }
 
     /** A reply for the application: strings in place of bytes. */
