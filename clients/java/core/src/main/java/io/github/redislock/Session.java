@@ -121,7 +121,7 @@ final class Session {
         if (acquire.state != State.ASKED) {
             unsettled.add(acquire);
         }
-        former.repeats.removeIf(each -> each.acquire == acquire && (former == this || repeats.add(each)));
+        former.repeats.removeIf(each -> former != this && each.acquire == acquire && repeats.add(each));
         lastConfirmed = Math.max(lastConfirmed, former.lastConfirmed);
     }
 
@@ -190,74 +190,60 @@ final class Session {
     /** Handles the reply to an attempt. Returns whether the call must be repeated. */
     boolean answer(Call call, Object reply) {
         Acquire acquire = call.acquire;
-        LockException error = reply instanceof LockException known ? known : null;
+        boolean isAsk = acquire.state == State.ASKED;
         // R14: a reply counts only for the present number.
         boolean isPresent = acquire.session == this && acquire.n == call.n && call.id == id;
-        if (call.isOver() || (error == null && isPresent)) {
-            if (!call.isOver()) {
+        if (call.isOver()) {
+            return false;
+        } else if (!(reply instanceof LockException error)) {
+            if (isPresent) {
                 answered(call, reply);
             }
-            repeats.remove(call);
-            return false;
-        } else if (error != null) {
+            return !isPresent;
+        } else {
             hasMoved |= error.is("MOVED");
             call.isInDoubt |= error.is("");
             acquire.isReleaseInDoubt |= acquire.isReleasing && error.is("");
             call.error = error;
             call.failing = Math.min(call.failing, Locks.now());
-            boolean isLong = call.giveUp == NONE && Locks.now() - call.failing >= locks.settings.patience;
-            if (isPresent && acquire.state == State.ASKED && !call.isInDoubt) {
+            if (isPresent && isAsk && !call.isInDoubt) {
                 // The server has not executed it.
                 acquire.id = null;
             }
-            if (isPresent
-                    && error.isEnd()
-                    && (acquire.state == State.HELD
-                            || (error.kind() == LockException.Kind.LOST && acquire.from == null))) {
-                notHeld(call, error);
-                return false;
-            } else if (isPresent && (!error.isTransient() || isLong)) {
+            boolean isLate = call.giveUp == NONE && Locks.now() - call.failing >= locks.settings.patience;
+            if (!isPresent || (error.isTransient() && !isLate)) {
+                return true;
+            } else if (isAsk && error.is("NOTOWNER") && acquire.from == null) {
+                // R12: the hold of a repeated acquire has ended.
+                end(acquire, "restarted", acquire.lock.isSeveral());
+            } else if (!isAsk && error.isEnd() && (call.verb.equals("RELEASE") || !acquire.isReleasing)) {
+                String why = error.is("WRONGTYPE") ? "wrongtype" : "deleted";
+                end(acquire, acquire.isReleaseInDoubt ? "released" : why, acquire.lock.isSeveral());
+            } else {
                 call.end(error);
-                repeats.remove(call);
-                return false;
             }
+            return false;
         }
-        return true;
     }
 
     private void answered(Call call, Object reply) {
         Acquire acquire = call.acquire;
-        if (acquire.state == State.ASKED && reply == null) {
-            end(acquire, "timeout", false);
-        } else if (acquire.state == State.ASKED && reply.equals(0L)) {
-            // An event follows.
-            call.error = null;
-        } else if (acquire.state == State.ASKED) {
-            acquire.isProvisional = call.isInDoubt;
-            grant(acquire, reply, null, acquire.sent);
-        } else if (call.verb.equals("RELEASE")) {
+        if (acquire.state == State.HELD && call.verb.equals("RELEASE")) {
             end(acquire, "released", false);
-        } else {
+        } else if (acquire.state == State.HELD) {
             acquire.isProvisional = false;
             if (call.lease != NONE) {
                 acquire.leaseEnds = call.sent + call.lease;
             }
             call.end(null);
-        }
-    }
-
-    /** The server does not know a hold with the number of the call. */
-    private void notHeld(Call call, LockException error) {
-        Acquire acquire = call.acquire;
-        if (acquire.state == State.ASKED) {
-            // R12: the hold of a repeated acquire has ended.
-            end(acquire, "restarted", acquire.lock.isSeveral());
-        } else if (acquire.isReleasing && !call.verb.equals("RELEASE")) {
-            // The release knows more.
-            call.end(acquire.lost());
+        } else if (reply == null) {
+            end(acquire, "timeout", false);
+        } else if (reply.equals(0L)) {
+            // An event follows.
+            call.error = null;
         } else {
-            String why = error.is("WRONGTYPE") ? "wrongtype" : "deleted";
-            end(acquire, acquire.isReleaseInDoubt ? "released" : why, acquire.lock.isSeveral());
+            acquire.isProvisional = call.isInDoubt;
+            grant(acquire, reply, null, acquire.sent);
         }
     }
 
@@ -307,7 +293,7 @@ final class Session {
     void cancel(Acquire acquire) {
         Words words = locks.locked(() -> {
             end(acquire, "cancelled", true);
-            boolean canCancel = acquire.state == State.UNDO && isUp && acquire.isDeclared();
+            boolean canCancel = acquire.state == State.UNDO && isAnswering() && acquire.isDeclared();
             return canCancel ? acquire.words("CANCEL", NONE) : null;
         });
         if (words != null) {
@@ -479,13 +465,18 @@ final class Session {
                 batch.add(each.words("CANCEL", NONE), reply -> cancelled(each, reply));
             }
         }
-        for (Call each : List.copyOf(repeats)) {
+        List<Call> calls = List.copyOf(repeats);
+        repeats.clear();
+        for (Call each : calls) {
             Words words = begin(each);
             if (words != null) {
-                batch.add(words, reply -> answer(each, reply));
+                batch.add(words, reply -> {
+                    if (answer(each, reply)) {
+                        each.acquire.session.repeats.add(each);
+                    }
+                });
             }
         }
-        repeats.removeIf(Call::isOver);
     }
 
     private void declare(Acquire acquire, Batch batch) {
@@ -575,8 +566,8 @@ final class Session {
         } else if (kind.equals("lost")) {
             String reason = Replies.text(event.get(3));
             if (reason.equals("moved") && acquire.state == State.HELD) {
-                acquire.id = null;
-                unsettled.add(acquire);
+                // The number has ended here.
+                adopt(acquire);
                 hasMoved = true;
             } else {
                 // Perhaps only one of several locks was lost.
