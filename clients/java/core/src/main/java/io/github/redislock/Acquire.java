@@ -27,12 +27,9 @@ final class Acquire {
     /** Ends of a hold that are no loss. */
     private static final Set<String> GOOD_ENDS = Set.of("released", "cancelled", "handed over");
 
+    final Acquiring by;
     final RedisLock lock;
     final Owner owner;
-    final boolean isTry;
-    final long until;
-    /** The hold of another session that this acquire takes over, or null. */
-    final Words from;
 
     Session session;
     long n;
@@ -62,12 +59,10 @@ final class Acquire {
     /** Notices that the application has dropped its hold. Null until the application has one. */
     PhantomReference<Hold> reference;
 
-    Acquire(RedisLock lock, Owner owner, boolean isTry, long until, Words from) {
-        this.lock = lock;
+    Acquire(Acquiring by, Owner owner) {
+        this.by = by;
         this.owner = owner;
-        this.isTry = isTry;
-        this.until = until;
-        this.from = from;
+        lock = by.lock;
     }
 
     /** A call about this acquire. The lease is that of {@code ACQUIRE} and {@code RENEW}. */
@@ -90,10 +85,10 @@ final class Acquire {
             lock.bind(words, lease, lock.maxHold - age);
         }
         words.and("SESSION", session.id, n);
-        if (state == State.ASKED && from != null) {
-            words.addAll(from);
-        } else if (state == State.ASKED && !isTry) {
-            words.and("QUEUE", until == NONE ? 0 : Words.milliseconds(until - Locks.now()));
+        if (state == State.ASKED && by.from != null) {
+            words.addAll(by.from);
+        } else if (state == State.ASKED && !by.isTry) {
+            words.and("QUEUE", by.until == NONE ? 0 : Words.milliseconds(by.until - Locks.now()));
         }
         return words;
     }

@@ -10,20 +10,22 @@ import java.util.concurrent.CompletableFuture;
 /** Asks until the lock is granted or the wait is over. */
 final class Acquiring {
     private final Locks locks;
-    private final RedisLock lock;
-    private final Words from;
-    private final boolean isTry;
+    final RedisLock lock;
+    /** The hold of another session that this acquire takes over, or null. */
+    final Words from;
+
+    final boolean isTry;
     /** Whether a lock that was not granted is a failure. */
     private final boolean mustSucceed;
 
     private final boolean isTooLate;
     private final long began = Locks.now();
-    private final long until;
+    final long until;
     private final long giveUp;
     private final Owner owner;
     private Acquire acquire;
     private Call call;
-    /** The listener has the outcome, so nothing is asked any more. */
+    /** The listener has the outcome, so nothing is asked after that. */
     private boolean isReported;
 
     Acquiring(RedisLock lock, long wait, Owner owner, Words from, boolean mustSucceed) {
@@ -161,8 +163,7 @@ final class Acquiring {
                 throw LockException.misuse(
                         "a listener must not wait for a lock; try to acquire it, or use another thread");
             }
-            Owner holder = from == null ? session.freeOwner(owner, lock) : owner;
-            acquire = new Acquire(lock, holder, isTry, until, from);
+            acquire = new Acquire(this, from == null ? session.freeOwner(owner, lock) : owner);
             session.enrol(acquire);
             call = new Call(acquire, from == null ? "ACQUIRE" : "RENEW", lock.lease, giveUp);
         });

@@ -12,8 +12,8 @@ import java.util.concurrent.TimeoutException;
 import java.util.concurrent.locks.LockSupport;
 
 /**
- * A call about an acquire. It is repeated until there is an answer, as the acquire has a number: by its own thread for a second,
- * while the reader may wait in the server, and then by the reader.
+ * A call about an acquire. It is repeated until there is an answer, as the acquire has a number. Its own thread repeats it for a
+ * second, as the reader may wait in the server that long. Then the reader repeats it.
  */
 final class Call {
     private final Locks locks;
@@ -138,7 +138,7 @@ final class Call {
         if (error != null) {
             return error;
         }
-        boolean isTimeout = state == State.ASKED && !acquire.isTry && session.isAnswering();
+        boolean isTimeout = state == State.ASKED && !acquire.by.isTry && session.isAnswering();
         String why = session.failure == null ? "" : " (" + session.failure.getMessage() + ")";
         return LockException.of(
                 isTimeout ? Kind.TIMED_OUT : Kind.UNAVAILABLE, "the server has not answered in time; try again" + why);

@@ -48,11 +48,6 @@ public abstract sealed class Connector permits LettuceConnector, JedisConnector,
         return LockException.noReply(failure);
     }
 
-    /** The same failure for all calls. */
-    List<Object> failed(List<Words> calls, Throwable failure) {
-        return Collections.nCopies(calls.size(), error(failure));
-    }
-
     /** Connections to one server, which are made when they are needed. */
     interface Line {
         /**
@@ -111,7 +106,7 @@ public abstract sealed class Connector permits LettuceConnector, JedisConnector,
                 }
                 return replies;
             } catch (ExecutionException | TimeoutException | RuntimeException error) {
-                return failed(calls, error);
+                return Collections.nCopies(calls.size(), error(error));
             }
         }
 

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT
 package io.github.redislock;
 
+import java.io.IOException;
 import java.lang.reflect.Field;
 import java.time.Duration;
 import java.util.ArrayList;
+import java.util.Collections;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
@@ -75,7 +77,8 @@ public final class JedisConnector extends Connector {
     }
 
     private Node node(String name, Supplier<Pool<Connection>> pool) {
-        return nodes.computeIfAbsent(name, each -> new Node(each, new PoolLine(pool), new ReaderLine(pool)));
+        return nodes.computeIfAbsent(
+                name, each -> new Node(each, new JedisLine(pool, false), new JedisLine(pool, true)));
     }
 
     @Override
@@ -95,115 +98,76 @@ public final class JedisConnector extends Connector {
         return failure instanceof JedisDataException;
     }
 
-    private abstract class JedisLine implements Line {
-        final Supplier<Pool<Connection>> pool;
+    /** The connections of the client's pool, or for a reader one beside them. */
+    private final class JedisLine implements Line {
+        private final Supplier<Pool<Connection>> pool;
+        private final boolean isReader;
+        private volatile Connection reader;
 
-        JedisLine(Supplier<Pool<Connection>> pool) {
+        JedisLine(Supplier<Pool<Connection>> pool, boolean isReader) {
             this.pool = pool;
+            this.isReader = isReader;
         }
-
-        abstract Connection take(Pool<Connection> from, Duration timeout) throws Exception;
-
-        abstract void leave(Pool<Connection> from, Connection connection);
 
         @Override
         public List<Object> send(List<Words> calls, long timeout) {
             // An interrupted virtual thread cannot read from a socket.
             boolean isInterrupted = Thread.interrupted();
-            Pool<Connection> from = null;
-            Connection connection = null;
             try {
-                from = pool.get();
-                connection = take(from, Duration.ofNanos(timeout));
-                int usual = connection.getSoTimeout();
-                connection.setSoTimeout((int) Math.max(1, TimeUnit.NANOSECONDS.toMillis(timeout)));
-                for (Words words : calls) {
-                    byte[] name = words.get(0);
-                    CommandArguments arguments = new CommandArguments((ProtocolCommand) () -> name);
-                    words.subList(1, words.size()).forEach(arguments::add);
-                    connection.sendCommand(arguments);
+                Pool<Connection> from = pool.get();
+                if (!isReader) {
+                    Connection connection = from.borrowObject(Duration.ofNanos(timeout));
+                    try {
+                        return exchange(connection, calls, timeout);
+                    } finally {
+                        if (connection.isBroken()) {
+                            from.returnBrokenResource(connection);
+                        } else {
+                            from.returnResource(connection);
+                        }
+                    }
                 }
-                List<Object> replies = new ArrayList<>(connection.getMany(calls.size()));
-                replies.replaceAll(reply -> reply instanceof JedisDataException failure ? error(failure) : reply);
-                connection.setSoTimeout(usual);
-                return replies;
+                if (reader == null) {
+                    reader = from.getFactory().makeObject().getObject();
+                }
+                return exchange(reader, calls, timeout);
             } catch (Exception failure) {
                 isInterrupted |= failure instanceof InterruptedException;
-                return failed(calls, failure);
+                return Collections.nCopies(calls.size(), error(failure));
             } finally {
-                if (connection != null) {
-                    leave(from, connection);
-                }
                 if (isInterrupted) {
                     Thread.currentThread().interrupt();
                 }
             }
         }
-    }
 
-    /** The connections of the client's pool. */
-    private final class PoolLine extends JedisLine {
-        PoolLine(Supplier<Pool<Connection>> pool) {
-            super(pool);
-        }
-
-        @Override
-        Connection take(Pool<Connection> from, Duration timeout) throws Exception {
-            return from.borrowObject(timeout);
-        }
-
-        @Override
-        void leave(Pool<Connection> from, Connection connection) {
-            if (connection.isBroken()) {
-                from.returnBrokenResource(connection);
-            } else {
-                from.returnResource(connection);
+        private List<Object> exchange(Connection connection, List<Words> calls, long timeout) {
+            int usual = connection.getSoTimeout();
+            connection.setSoTimeout((int) Math.max(1, TimeUnit.NANOSECONDS.toMillis(timeout)));
+            for (Words words : calls) {
+                byte[] name = words.get(0);
+                CommandArguments arguments = new CommandArguments((ProtocolCommand) () -> name);
+                words.subList(1, words.size()).forEach(arguments::add);
+                connection.sendCommand(arguments);
             }
-        }
-
-        @Override
-        public void close() {
-            try {
-                pool.get().clear();
-            } catch (RuntimeException gone) {
-                // Then there is nothing to close.
-            }
-        }
-    }
-
-    /** A connection beside the client's pool. */
-    private final class ReaderLine extends JedisLine {
-        private volatile Connection reader;
-
-        ReaderLine(Supplier<Pool<Connection>> pool) {
-            super(pool);
-        }
-
-        @Override
-        Connection take(Pool<Connection> from, Duration timeout) throws Exception {
-            if (reader == null) {
-                reader = from.getFactory().makeObject().getObject();
-            }
-            return reader;
-        }
-
-        @Override
-        void leave(Pool<Connection> from, Connection connection) {
-            if (connection.isBroken()) {
-                close();
-            }
+            List<Object> replies = new ArrayList<>(connection.getMany(calls.size()));
+            replies.replaceAll(reply -> reply instanceof JedisDataException failure ? error(failure) : reply);
+            connection.setSoTimeout(usual);
+            return replies;
         }
 
         @Override
         public void close() {
             Connection old = reader;
             reader = null;
-            if (old != null) {
-                try {
+            try {
+                if (!isReader) {
+                    pool.get().clear();
+                } else if (old != null) {
                     old.forceDisconnect();
-                } catch (java.io.IOException | RuntimeException broken) {
-                    // It is closed all the same.
                 }
+            } catch (IOException | RuntimeException broken) {
+                // It is closed all the same.
             }
         }
     }

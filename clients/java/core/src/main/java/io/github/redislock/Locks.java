@@ -36,9 +36,9 @@ public final class Locks implements AutoCloseable {
 
     final Builder settings;
     final Connector connector;
-    /** For calls of futures, and for their dependents, which may block until another lock is granted. */
+    /** Runs the calls of futures. */
     private final Executor calls;
-
+    /** Runs the dependents of futures. They may block until another lock is granted, so they need no thread for calls. */
     private final Executor results;
 
     final ReferenceQueue<Hold> dropped = new ReferenceQueue<>();
@@ -143,7 +143,10 @@ public final class Locks implements AutoCloseable {
             return this;
         }
 
-        /** Runs calls for futures, and their dependents. By default at most 20 threads, which end when they are idle. */
+        /**
+         * Runs calls for futures, and their dependents. By default at most 20 threads call, and further ones run the dependents,
+         * which may block. They end when they are idle.
+         */
         public Builder executor(Executor executor) {
             this.executor = executor;
             return this;

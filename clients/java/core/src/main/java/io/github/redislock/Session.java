@@ -168,13 +168,14 @@ final class Session {
 
     /** Whether a failure of the reader is one of the call. */
     private boolean isHopeless(Call call) {
-        boolean isPatient = call.state == State.HELD || !(call.acquire.isTry || call.giveUp == NONE);
+        boolean isPatient = call.state == State.HELD || !(call.acquire.by.isTry || call.giveUp == NONE);
         return isClosed || (failing != NONE && (!failure.isTransient() || (isLong && !isPatient)));
     }
 
+    /** Only the reader calls a server that has stopped to answer it, so that no other thread waits there. */
     private boolean canSend(Acquire acquire) {
         // The server would refuse a release of a number that is not declared yet, and remember that (R23).
-        return isUp
+        return (isReader() ? isUp : isAnswering())
                 && (acquire.state == State.ASKED
                         ? unsettled.stream().noneMatch(each -> blocks(each, acquire))
                         : acquire.isDeclared());
@@ -213,7 +214,7 @@ final class Session {
             boolean isLate = call.giveUp == NONE && Locks.now() - call.failing >= locks.settings.patience;
             if (!isPresent || (error.isTransient() && !isLate)) {
                 return true;
-            } else if (isAsk && error.is("NOTOWNER") && acquire.from == null) {
+            } else if (isAsk && error.is("NOTOWNER") && acquire.by.from == null) {
                 // R12: the hold of a repeated acquire has ended.
                 end(acquire, "restarted", acquire.lock.isSeveral());
             } else if (!isAsk && error.isEnd() && (call.verb.equals("RELEASE") || !acquire.isReleasing)) {
@@ -273,9 +274,7 @@ final class Session {
             leave(acquire, State.UNDO);
             unsettled.add(acquire);
         } else {
-            leave(acquire, State.OVER);
-            acquires.remove(acquire.n);
-            unsettled.remove(acquire);
+            undone(acquire);
         }
         if (wasHeld && acquire.reference != null && !reason.equals("handed over")) {
             notify(acquire, "held", acquire.isLost() ? "lost" : "released");
@@ -284,7 +283,7 @@ final class Session {
     }
 
     private void undone(Acquire acquire) {
-        acquire.state = State.OVER;
+        leave(acquire, State.OVER);
         acquires.remove(acquire.n);
         unsettled.remove(acquire);
     }
@@ -525,10 +524,12 @@ final class Session {
 
     /** One LOCK.EVENTS: heartbeat, acknowledgement and events. */
     private void poll() {
-        boolean isBusy = !unsettled.isEmpty() || !repeats.isEmpty();
-        long longest =
-                Math.min(EVENTS_BLOCK, (locks.settings.grace == 0 ? locks.settings.ttl : locks.settings.grace) / 3);
-        long block = !isAnswering() ? 0 : isBusy ? Math.min(RETRY_PAUSE, longest) : longest;
+        Locks.Builder settings = locks.settings;
+        long longest = Math.min(EVENTS_BLOCK, (settings.grace == 0 ? settings.ttl : settings.grace) / 3);
+        long block = locks.locked(() -> {
+            boolean isBusy = !unsettled.isEmpty() || !repeats.isEmpty();
+            return !isAnswering() ? 0 : isBusy ? Math.min(RETRY_PAUSE, longest) : longest;
+        });
         long sent = Locks.now();
         Words words = locks.locked(
                 () -> Words.of("LOCK.EVENTS", id, ++beat, seen, done()).and(block / 1_000_000, EVENTS_COUNT));
