@@ -75,7 +75,10 @@ final class Call {
             }
             long timeout = Math.min(Session.CALL_TIMEOUT, Math.max(Session.REPLY_GRACE, giveUp - Locks.now()));
             Object reply = session.node.calls().send(words, timeout);
-            boolean isLate = Locks.now() >= end || Thread.currentThread().isInterrupted();
+            // A listener in the thread of the reader must not delay the heartbeat.
+            boolean isLate = Locks.now() >= end
+                    || session.isReader()
+                    || Thread.currentThread().isInterrupted();
             if (!locks.locked(() -> session.answer(this, reply) && (!isLate || acquire.session.repeats.add(this)))
                     || isLate) {
                 return;

@@ -89,11 +89,6 @@ public class LockException extends RuntimeException {
         return kind == Kind.UNAVAILABLE && (code.isEmpty() || TRANSIENT.contains(code));
     }
 
-    /** Whether the number of the call holds nothing. */
-    boolean isEnd() {
-        return kind == Kind.LOST || is("WRONGTYPE");
-    }
-
     static LockException of(Kind kind, String text) {
         return make(kind, "", text, null, true);
     }

@@ -50,7 +50,7 @@ public final class Locks implements AutoCloseable {
     private final Map<String, Session> sessions = new HashMap<>();
 
     @SuppressWarnings("ThreadLocalUsage") // Each object has owners of its own.
-    private final ThreadLocal<Owner> owners = ThreadLocal.withInitial(this::newOwner);
+    final ThreadLocal<Owner> owners = ThreadLocal.withInitial(this::newOwner);
 
     private final AtomicLong lastOwner = new AtomicLong();
     private final String ownerPrefix;
@@ -234,10 +234,6 @@ public final class Locks implements AutoCloseable {
 
     Owner newOwner() {
         return new Owner(Words.bytes("owner", ownerPrefix + lastOwner.incrementAndGet()));
-    }
-
-    Owner threadOwner() {
-        return owners.get();
     }
 
     /** The reply to a command that needs no session. */

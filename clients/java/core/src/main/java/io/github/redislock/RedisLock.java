@@ -164,7 +164,7 @@ public final class RedisLock implements Cloneable {
     }
 
     Acquiring acquiring(long wait, boolean mustSucceed) {
-        Owner holder = owner == null ? locks.threadOwner() : new Owner(owner);
+        Owner holder = owner == null ? locks.owners.get() : new Owner(owner);
         return new Acquiring(this, wait, holder, null, mustSucceed);
     }
 

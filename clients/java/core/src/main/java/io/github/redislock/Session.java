@@ -217,7 +217,9 @@ final class Session {
             } else if (isAsk && error.is("NOTOWNER") && acquire.by.from == null) {
                 // R12: the hold of a repeated acquire has ended.
                 end(acquire, "restarted", acquire.lock.isSeveral());
-            } else if (!isAsk && error.isEnd() && (call.verb.equals("RELEASE") || !acquire.isReleasing)) {
+            } else if (!isAsk
+                    && (error.is("NOTOWNER") || error.is("WRONGTYPE"))
+                    && (call.verb.equals("RELEASE") || !acquire.isReleasing)) {
                 String why = error.is("WRONGTYPE") ? "wrongtype" : "deleted";
                 end(acquire, acquire.isReleaseInDoubt ? "released" : why, acquire.lock.isSeveral());
             } else {
