@@ -1,284 +1,205 @@
 // SPDX-License-Identifier: MIT
 package io.github.redislock;
 
-import static io.github.redislock.Request.NONE;
+import static io.github.redislock.Words.NONE;
 
 import io.github.redislock.Acquire.State;
 import io.github.redislock.LockException.Kind;
-import java.util.function.Function;
+import java.util.concurrent.CompletableFuture;
 
-/** Asks until the lock is granted or the wait is over. The result is null if the lock was not granted in time. */
-final class Acquiring extends Work<Hold> {
-    private enum Phase {
-        BEGIN,
-        ASK,
-        WAIT,
-        SECURE
-    }
-
+/** Asks until the lock is granted or the wait is over. */
+final class Acquiring {
     private final Locks locks;
-    private final Request request;
-    private final Function<Acquire, Words> words;
-    private final boolean isAttach;
-    private final boolean isTry;
+    final RedisLock lock;
+    /** The hold of another session that this acquire takes over, or null. */
+    final Words from;
+
+    final boolean isTry;
     /** Whether a lock that was not granted is a failure. */
     private final boolean mustSucceed;
 
+    private final boolean isTooLate;
     private final long began = Locks.now();
-    private final long until;
+    final long until;
     private final long giveUp;
-    private Owner owner;
-    private Phase phase = Phase.BEGIN;
+    private final Owner owner;
     private Acquire acquire;
     private Call call;
-    private final boolean isTooLate;
-    private boolean isStopped;
-    private boolean isFinished;
+    /** The listener has the outcome, so nothing is asked after that. */
     private boolean isReported;
 
     Acquiring(RedisLock lock, long wait, Owner owner, Words from, boolean mustSucceed) {
         locks = lock.locks;
-        request = lock.request;
-        isTooLate = locks.isClosed;
+        this.lock = lock;
         this.owner = owner;
+        this.from = from;
         this.mustSucceed = mustSucceed;
-        isAttach = from != null;
-        isTry = wait == 0 && !isAttach;
+        isTooLate = locks.isClosed;
+        isTry = wait == 0;
         until = wait == NONE ? NONE : began + wait;
-        giveUp = isTry || isAttach ? began + locks.patience : wait == NONE ? NONE : until + Session.REPLY_GRACE;
-        words = isAttach
-                ? each -> {
-                    Words all = each.renewWords(request.lease);
-                    all.addAll(from);
-                    return all;
-                }
-                : Acquire::acquireWords;
+        giveUp = isTry || from != null
+                ? began + locks.settings.patience
+                : wait == NONE ? NONE : until + Session.REPLY_GRACE;
     }
 
-    @Override
-    Pause step() {
-        try {
-            Pause pause = next();
-            if (pause == null && result == null && mustSucceed) {
-                throw LockException.of(isTry ? Kind.BUSY : Kind.TIMED_OUT, "another owner holds the lock");
-            } else if (pause == null) {
-                finish(result != null ? "granted" : isTry ? Kind.BUSY.words() : Kind.TIMED_OUT.words());
+    /** The hold, or null if the lock was not granted in time. */
+    Hold run(boolean isInterruptible) throws InterruptedException {
+        if (isInterruptible && Thread.interrupted()) {
+            throw new InterruptedException();
+        }
+        return guarded(() -> {
+            while (true) {
+                begin();
+                call.await(isInterruptible);
+                Hold hold = end();
+                if (hold != null) {
+                    return hold;
+                }
             }
-            return pause;
+        });
+    }
+
+    Hold runUninterrupted() {
+        try {
+            return run(false);
+        } catch (InterruptedException impossible) {
+            throw new AssertionError(impossible);
+        }
+    }
+
+    /** Waits without a thread. To cancel the future ends the wait. */
+    CompletableFuture<Hold> start() {
+        CompletableFuture<Hold> future = new CompletableFuture<>();
+        locks.async(() -> step(future));
+        future.whenComplete((hold, error) -> {
+            if (error != null) {
+                locks.async(() -> drop(Kind.CANCELLED.words()));
+            }
+        });
+        return future;
+    }
+
+    private void step(CompletableFuture<Hold> future) {
+        try {
+            Hold hold = guarded(() -> {
+                if (call != null) {
+                    call.await(false);
+                    Hold granted = end();
+                    if (granted != null) {
+                        return granted;
+                    }
+                }
+                begin();
+                call.whenDone(() -> step(future));
+                return null;
+            });
+            if (hold != null) {
+                locks.result(() -> {
+                    if (!future.complete(hold)) {
+                        hold.releaseAsync();
+                    }
+                });
+            }
+        } catch (InterruptedException | RuntimeException | Error error) {
+            locks.result(() -> future.completeExceptionally(error));
+        }
+    }
+
+    private interface Work {
+        Hold run() throws InterruptedException;
+    }
+
+    /** Leaves no wait and no hold behind after a failure. */
+    private Hold guarded(Work work) throws InterruptedException {
+        try {
+            return work.run();
         } catch (LockException error) {
-            LockException known = error.forCaller(request.name);
-            finish(known.kind().words());
-            end();
-            if (known.kind() == Kind.TIMED_OUT && !mustSucceed) {
+            LockException known = error.forCaller(lock.name);
+            drop(known.kind().words());
+            if (!mustSucceed && (known.kind() == Kind.BUSY || known.kind() == Kind.TIMED_OUT)) {
                 return null;
             }
             throw known;
+        } catch (InterruptedException | RuntimeException | Error failure) {
+            drop(Kind.CANCELLED.words());
+            throw failure;
         }
     }
 
-    private Pause next() {
-        while (true) {
-            Pause pause = switch (phase) {
-                case BEGIN -> begin();
-                case ASK -> ask();
-                case WAIT -> await();
-                case SECURE -> secure();
-            };
-            if (pause != null || isFinished) {
-                return pause;
+    private void drop(String outcome) {
+        if (report(outcome)) {
+            Acquire last = locks.locked(() -> acquire);
+            if (last != null) {
+                last.session.cancel(last);
             }
         }
     }
 
-    private Pause begin() {
-        if (isTooLate) {
-            throw LockException.misuse("the locks are closed; make new ones");
-        }
-        Session session = locks.sessionOf(request.key());
-        return locks.locked(() -> {
-            if (isStopped) {
-                throw LockException.of(Kind.CANCELLED, "the acquire was cancelled");
-            }
-            session.start();
-            if (session.isClosed && !locks.isClosed) {
-                // Its node has failed. The next step finds another session.
-                return Pause.of(Session.RETRY_PAUSE);
-            } else if (session.isReader() && !isTry) {
-                throw LockException.misuse(
-                        "a listener must not wait for a lock; try to acquire it, or use another thread");
-            } else if (acquire != null && !isTry && Locks.now() >= until && session.isAnswering()) {
-                isFinished = true;
-                return null;
-            } else if (!session.isReady(request) || (acquire != null && Locks.now() >= giveUp)) {
-                return session.pause(isTry, giveUp);
-            }
-            while (!isAttach && session.isRetired(owner, request)) {
-                if (request.owner != null || session.holds(owner, request)) {
-                    return session.pause(isTry, giveUp);
-                }
-                owner = owner.retire(request, locks);
-            }
-            acquire = new Acquire(request, owner, isTry, until);
-            session.enrol(acquire);
-            phase = Phase.ASK;
-            call = new Call(locks, acquire, State.ASKED, giveUp, words);
-            return null;
-        });
-    }
-
-    private Pause ask() {
-        Object reply = null;
-        boolean isEnd = false;
-        try {
-            Pause pause = call.step();
-            if (pause != null) {
-                return pause;
-            }
-            reply = call.result;
-        } catch (LockException error) {
-            long end = until == NONE || isTry ? began + locks.patience : until;
-            if (error.is("MOVED") && Locks.now() < end) {
-                move();
-                return Pause.of(Session.RETRY_PAUSE);
-            } else if (isAttach || error.kind() != Kind.LOST) {
-                throw error;
-            }
-            // R12: the hold of a repeated acquire has ended.
-            isEnd = true;
-        }
-        Object answer = reply;
-        boolean isOver = isEnd;
-        locks.update(() -> {
-            Session session = acquire.session;
-            if (call.isMoot || acquire.state != State.ASKED) {
-                return;
-            } else if (isOver) {
-                session.over(acquire, "restarted");
-            } else if (answer == null) {
-                session.over(acquire, "timeout");
-            } else if (!answer.equals(0L)) {
-                acquire.isProvisional = call.isInDoubt;
-                session.grant(acquire, answer, null, acquire.sent);
-            }
-        });
-        phase = Phase.WAIT;
-        return null;
-    }
-
-    /** The wait continues on the node that serves the slot now. */
-    private void move() {
-        locks.update(() -> {
-            if (call.isInDoubt) {
-                acquire.session.discard(acquire, "moved");
-            } else if (acquire.state != State.OVER) {
-                acquire.session.over(acquire, "moved");
-            }
-        });
-        phase = Phase.BEGIN;
-        try {
-            locks.refresh();
-        } catch (LockException later) {
-            // The next attempt is refused in the same way.
-        }
-    }
-
-    private Pause await() {
-        return locks.locked(() -> {
-            if (acquire.failure != null) {
-                throw acquire.failure;
-            } else if (acquire.state == State.ASKED) {
-                if (Locks.now() >= giveUp) {
-                    throw LockException.of(
-                            acquire.session.isAnswering() ? Kind.TIMED_OUT : Kind.UNAVAILABLE,
-                            "the server has not answered in time");
-                }
-                return new Pause(acquire.changed, giveUp);
-            } else if (acquire.state == State.HELD) {
-                if (acquire.holds > 1 && !request.reentrant && !isAttach) {
-                    throw LockException.of(
-                            Kind.DEADLOCK, "this owner has the lock already; release it first, or use reentrant()");
-                }
-                phase = Phase.SECURE;
-                long end = Locks.now() + locks.patience;
-                call = acquire.leaseEnds <= Locks.now()
-                        ? new Call(locks, acquire, State.HELD, end, each -> each.renewWords(request.lease))
-                        : null;
-                return null;
-            } else if (isAttach) {
-                throw acquire.lost();
-            }
-            switch (acquire.reason) {
-                case "timeout" -> isFinished = true;
-                case "deadlock" -> throw LockException.of(Kind.DEADLOCK, "the wait could never end");
-                case "noreplicas" ->
-                    throw LockException.of(Kind.UNAVAILABLE, "too few replicas acknowledged the grant");
-                case "refused" -> throw LockException.misuse("the server refused the grant");
-                default -> phase = Phase.BEGIN;
-            }
-            return null;
-        });
-    }
-
-    /** A lease that may be over is set again before the body begins. */
-    private Pause secure() {
-        Pause pause = call == null ? null : call.step();
-        if (pause != null) {
-            return pause;
-        }
-        locks.update(() -> {
-            if (call != null && !call.isMoot) {
-                // A lease that is shorter than a round trip is over already. The caller gets a hold that is lost.
-                acquire.leaseEnds = call.sent + request.lease;
-            }
-            if (acquire.state == State.OVER) {
-                phase = Phase.BEGIN;
-            } else {
-                isFinished = true;
-                result = new Hold(locks, acquire);
-            }
-        });
-        return null;
-    }
-
-    private void finish(String outcome) {
+    /** Returns false after the first time. */
+    private boolean report(String outcome) {
         boolean isFirst = locks.locked(() -> {
             boolean first = !isReported;
-            isFinished = true;
             isReported = true;
             return first;
         });
         if (isFirst) {
-            locks.notify(request.label, "waited", outcome, began);
+            locks.notify(lock.label, "waited", outcome, began);
         }
+        return isFirst;
     }
 
-    /** Leaves no wait and no hold behind. */
-    private void end() {
-        Acquire last = locks.locked(() -> {
-            if (acquire != null) {
-                acquire.session.discard(acquire, Acquire.CANCELLED);
+    /** Asks with a new number. */
+    private void begin() {
+        if (isTooLate) {
+            throw LockException.misuse("the locks are closed; make new ones");
+        }
+        Connector.Node node = locks.node(lock.key());
+        locks.update(() -> {
+            if (isReported) {
+                throw LockException.of(Kind.CANCELLED, "the acquire was cancelled");
             }
-            return acquire;
+            Session session = locks.session(node);
+            if (session.isReader() && !isTry) {
+                throw LockException.misuse(
+                        "a listener must not wait for a lock; try to acquire it, or use another thread");
+            }
+            acquire = new Acquire(this, from == null ? session.freeOwner(owner, lock) : owner);
+            session.enrol(acquire);
+            call = new Call(acquire, from == null ? "ACQUIRE" : "RENEW", lock.lease, giveUp);
         });
-        if (last != null) {
-            last.session.cancelNow(last);
-        }
+        call.send();
     }
 
-    @Override
-    void stop() {
-        boolean isLate = locks.locked(() -> {
-            isStopped = true;
-            return isFinished;
-        });
-        if (!isLate) {
-            finish(Kind.CANCELLED.words());
-            end();
+    /** The hold, or null if the wait continues with a new number. */
+    private Hold end() {
+        if (acquire.state == State.HELD && acquire.holds > 1 && !lock.isReentrant && from == null) {
+            throw LockException.of(
+                    Kind.DEADLOCK, "this owner has the lock already; release it first, or use reentrant()");
+        } else if (acquire.state == State.HELD && acquire.leaseEnds <= Locks.now()) {
+            // It may be over, as the grant is old. If it is shorter than a round trip, the caller gets a hold that is
+            // lost.
+            acquire.renew(lock.lease);
         }
-    }
-
-    @Override
-    void discard() {
-        result.releaseAsync();
+        Hold hold = locks.locked(() -> acquire.state == State.HELD ? new Hold(locks, acquire) : null);
+        if (hold != null) {
+            report("granted");
+            return hold;
+        } else if (from != null) {
+            throw acquire.lost();
+        }
+        switch (acquire.reason) {
+            case "timeout" ->
+                throw LockException.of(isTry ? Kind.BUSY : Kind.TIMED_OUT, "another owner holds the lock");
+            case "deadlock" -> throw LockException.of(Kind.DEADLOCK, "the wait could never end");
+            case "noreplicas" -> throw LockException.of(Kind.UNAVAILABLE, "too few replicas acknowledged the grant");
+            case "refused" -> throw LockException.misuse("the server refused the grant");
+            default -> {
+                if (Locks.now() >= giveUp) {
+                    throw LockException.of(
+                            Kind.UNAVAILABLE, "the lock was not granted in time (" + acquire.reason + ")");
+                }
+                return null;
+            }
+        }
     }
 }

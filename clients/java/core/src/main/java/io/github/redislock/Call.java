@@ -1,143 +1,149 @@
 // SPDX-License-Identifier: MIT
 package io.github.redislock;
 
-import static io.github.redislock.Request.NONE;
+import static io.github.redislock.Words.NONE;
 
 import io.github.redislock.Acquire.State;
-import java.util.concurrent.CancellationException;
+import io.github.redislock.LockException.Kind;
 import java.util.concurrent.CompletableFuture;
-import java.util.concurrent.CompletionException;
-import java.util.function.Function;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.TimeoutException;
+import java.util.concurrent.locks.LockSupport;
 
-/** A call about an acquire. It is repeated until there is an answer, as the acquire has a number. An error may end a hold. */
-final class Call extends Work<Object> {
+/**
+ * A call about an acquire. It is repeated until there is an answer, as the acquire has a number. Its own thread repeats it for a
+ * second, as the reader may wait in the server that long. Then the reader repeats it.
+ */
+final class Call {
     private final Locks locks;
-    private final Acquire acquire;
-    private final State state;
-    private final Function<Acquire, Words> words;
-    private final long giveUp;
+    final Acquire acquire;
+    final State state;
+    final String verb;
+    final long lease;
+    /** When the caller gives up. */
+    final long giveUp;
+    /** Completes with an answer, or when the acquire leaves its state. */
+    final CompletableFuture<Void> done = new CompletableFuture<>();
 
-    /** The acquire has left the state, so there is no result. */
-    boolean isMoot;
-    /** An attempt has no reply, so it may have succeeded. */
-    boolean isInDoubt;
-    /** When the first attempt was sent. */
+    /** The session, its id and the number of the last attempt. */
+    Session session;
+
+    byte[] id;
+    long n;
+
+    /** When the first attempt was sent, and when the first one failed. */
     long sent = NONE;
 
-    private long failing = NONE;
-    private Pause pause;
-    /** Ends when the call may be possible. Null if it was sent. */
-    private Pause blocked;
+    long failing = NONE;
+    /** An attempt has no reply, so it may have succeeded. */
+    boolean isInDoubt;
+    /** The last failure. */
+    LockException error;
 
-    private CompletableFuture<Object> reply;
-    private long replyUntil;
-    private Session session;
-    private byte[] id;
-    private long n;
-
-    Call(Locks locks, Acquire acquire, State state, long giveUp, Function<Acquire, Words> words) {
-        this.locks = locks;
+    /** Under the mutex of the locks. */
+    Call(Acquire acquire, String verb, long lease, long giveUp) {
+        locks = acquire.lock.locks;
         this.acquire = acquire;
-        this.state = state;
+        this.verb = verb;
+        this.lease = lease;
         this.giveUp = giveUp;
-        this.words = words;
+        state = acquire.state;
+        acquire.calls.add(this);
     }
 
-    @Override
-    Pause step() {
+    boolean isOver() {
+        return !acquire.calls.contains(this);
+    }
+
+    void end(LockException failure) {
+        acquire.calls.remove(this);
+        if (failure == null) {
+            locks.later(() -> done.complete(null));
+        } else {
+            locks.later(() -> done.completeExceptionally(failure));
+        }
+    }
+
+    /** Calls on this thread. Leaves it to the reader if the session is not up, and after a second of failures. */
+    void send() {
+        long end = Locks.now() + Session.EVENTS_BLOCK;
         while (true) {
-            if (pause != null && Locks.now() < pause.until()) {
-                return pause;
+            Words words = locks.locked(() -> acquire.session.begin(this));
+            if (words == null) {
+                return;
             }
-            pause = null;
-            if (reply == null) {
-                send();
-                if (blocked != null || isMoot) {
-                    return blocked;
+            long timeout = Math.min(Session.CALL_TIMEOUT, Math.max(Session.REPLY_GRACE, giveUp - Locks.now()));
+            Object reply = session.node.calls().send(words, timeout);
+            // A listener in the thread of the reader must not delay the heartbeat.
+            boolean isLate = Locks.now() >= end
+                    || session.isReader()
+                    || Thread.currentThread().isInterrupted();
+            if (!locks.locked(() -> session.answer(this, reply) && (!isLate || acquire.session.repeats.add(this)))
+                    || isLate) {
+                return;
+            }
+            if (LockException.is(reply, "MOVED")) {
+                session.relocate();
+            }
+            LockSupport.parkNanos(Session.RETRY_PAUSE);
+        }
+    }
+
+    /** Waits for the answer. Otherwise an interrupt is kept for later. */
+    void await(boolean isInterruptible) throws InterruptedException {
+        boolean isInterrupted = false;
+        try {
+            while (true) {
+                try {
+                    // The reader cannot wait for itself.
+                    long time = acquire.session.isReader() ? 0 : giveUp - Locks.now();
+                    done.get(Math.max(0, time), TimeUnit.NANOSECONDS);
+                    return;
+                } catch (InterruptedException later) {
+                    if (isInterruptible) {
+                        throw later;
+                    }
+                    isInterrupted = true;
                 }
             }
-            if (!reply.isDone() && Locks.now() < replyUntil) {
-                return new Pause(reply, replyUntil);
-            }
-            if (receive()) {
-                return null;
+        } catch (TimeoutException late) {
+            locks.update(() -> end(null));
+            throw late();
+        } catch (ExecutionException failed) {
+            throw (LockException) failed.getCause();
+        } finally {
+            if (isInterrupted) {
+                Thread.currentThread().interrupt();
             }
         }
     }
 
-    /** Sends the call if its number is in the present session. */
-    private void send() {
-        blocked = null;
-        Words call = locks.locked(() -> {
-            session = acquire.session;
-            isMoot = acquire.state != state || acquire.failure != null;
-            if (isMoot) {
-                return null;
-            } else if (!session.isUp || acquire.isUndeclared || acquire.id != session.id) {
-                blocked = session.pause(acquire.isTry, giveUp);
-                return null;
-            }
-            id = acquire.id;
-            n = acquire.n;
-            sent = Math.min(sent, Locks.now());
-            if (state == State.ASKED) {
-                acquire.sent = sent;
-            }
-            return words.apply(acquire);
-        });
-        if (call == null) {
-            return;
-        }
-        long now = Locks.now();
-        long timeout = Math.min(Session.CALL_TIMEOUT, Math.max(Session.REPLY_GRACE, giveUp - now));
-        replyUntil = now + timeout;
+    void awaitUninterrupted() {
         try {
-            reply = session.node.call(call, timeout);
-        } catch (RuntimeException closed) {
-            reply = CompletableFuture.failedFuture(closed);
+            await(false);
+        } catch (InterruptedException impossible) {
+            throw new AssertionError(impossible);
         }
     }
 
-    /** Returns whether the call has ended. */
-    private boolean receive() {
-        CompletableFuture<Object> arrived = reply;
-        reply = null;
-        LockException error;
-        try {
-            if (!arrived.isDone()) {
-                arrived.cancel(true);
-            }
-            result = arrived.join();
-            error = null;
-        } catch (CompletionException | CancellationException failed) {
-            error = locks.connector.error(failed);
+    /** Continues in the executor after the answer, or when it is time to give up. */
+    void whenDone(Runnable next) {
+        CompletableFuture<Void> limited = done.copy();
+        if (giveUp != NONE) {
+            limited.orTimeout(Math.max(0, giveUp - Locks.now()), TimeUnit.NANOSECONDS);
         }
-        LockException failure = error;
-        return locks.locked(() -> {
-            isMoot = acquire.state != state || acquire.failure != null;
-            // R14: a reply counts only for the present number.
-            boolean isPresent = acquire.n == n && acquire.id == id;
-            if (isMoot || (failure == null && isPresent)) {
-                return true;
-            }
-            if (failure != null) {
-                isInDoubt |= failure.is("");
-                acquire.isReleaseInDoubt |= acquire.isReleasing && failure.is("");
-                failing = Math.min(failing, Locks.now());
-                long end = giveUp == NONE ? failing + locks.patience : giveUp;
-                if (isPresent && state == State.HELD && failure.isEnd()) {
-                    String reason = failure.is("WRONGTYPE") ? "wrongtype" : "deleted";
-                    acquire.session.over(acquire, acquire.isReleaseInDoubt ? Acquire.RELEASED : reason);
-                    isMoot = true;
-                    return true;
-                }
-                boolean isFinal = !failure.isTransient() || Locks.now() >= end || session.isReader();
-                if (isPresent && (isFinal || (failure.is("MOVED") && state == State.ASKED))) {
-                    throw failure;
-                }
-            }
-            pause = Pause.of(Session.RETRY_PAUSE);
-            return false;
-        });
+        limited.whenComplete((none, failure) -> locks.async(next));
+    }
+
+    private LockException late() {
+        Session session = acquire.session;
+        if (error != null) {
+            return error;
+        }
+        boolean isTimeout = state == State.ASKED && !acquire.by.isTry && session.isAnswering();
+        String why = session.failure == null ? "" : " (" + session.failure.getMessage() + ")";
+        return LockException.of(
+                isTimeout ? Kind.TIMED_OUT : Kind.UNAVAILABLE, "the server has not answered in time; try again" + why);
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 package io.github.redislock;
 
-import static io.github.redislock.Request.NONE;
+import static io.github.redislock.Words.NONE;
 
 import io.github.redislock.Acquire.State;
 import java.lang.ref.PhantomReference;
@@ -10,6 +10,9 @@ import java.util.HexFormat;
 import java.util.List;
 import java.util.OptionalLong;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.TimeoutException;
 
 /**
  * A lock that is held. Any thread may use it. The server renews a hold without a lease while this process lives. A process that
@@ -37,12 +40,12 @@ public final class Hold implements AutoCloseable {
 
     /** The key of the lock, or of the first of several locks. */
     public String key() {
-        return Request.text(acquire.request.key());
+        return Words.text(acquire.lock.key());
     }
 
     /** The name of the holder on the server. By default each thread has one. */
     public String owner() {
-        return Request.text(acquire.owner.name);
+        return Words.text(acquire.owner.name);
     }
 
     /** The number of holds that the owner had after this grant: more than one only for a re-entry. */
@@ -77,17 +80,19 @@ public final class Hold implements AutoCloseable {
         Locks all = locks;
         watched.ended.thenRun(() -> {
             if (watched.isLost()) {
-                all.async(() -> result.complete(null));
+                all.result(() -> result.complete(null));
             }
         });
         return result;
     }
 
     /** Waits for this time at most. Returns true at once if the hold is lost, and false if it is not, or was released. */
-    public boolean awaitLost(Duration time) throws InterruptedException {
-        long until = Locks.now() + Request.time("time", time, 0);
-        while (acquire.state == State.HELD && !isLost() && Locks.now() < until) {
-            new Work.Pause(acquire.ended, Math.min(until, acquire.leaseEnds)).await();
+    public boolean awaitLost(Duration limit) throws InterruptedException {
+        long time = Words.nanoseconds("time", limit, 0);
+        try {
+            acquire.ended.get(Math.max(0, Math.min(time, acquire.leaseEnds - Locks.now())), TimeUnit.NANOSECONDS);
+        } catch (TimeoutException | ExecutionException notYet) {
+            // Perhaps the lease has ended.
         }
         return isLost();
     }
@@ -97,12 +102,12 @@ public final class Hold implements AutoCloseable {
      * in jeopardy, lost or released, or the session has no grace. Makes no call.
      */
     public Duration validFor() {
-        return Duration.ofNanos(acquire.session.validFor(acquire));
+        return Duration.ofNanos(locks.locked(() -> acquire.session.validFor(acquire)));
     }
 
     /** Sets the lease of the acquire again, from now on. Without a lease, asks the server whether the hold has ended. */
     public void extend() {
-        renew(acquire.request.lease);
+        renew(acquire.lock.lease);
     }
 
     /**
@@ -113,30 +118,27 @@ public final class Hold implements AutoCloseable {
      *     shorter of both leases counts
      */
     public void extend(Duration lease) {
-        if (acquire.request.lease == NONE) {
+        if (acquire.lock.lease == NONE) {
             throw LockException.misuse(
-                    acquire.request.name + ": the server renews this hold; acquire it with a lease to set one");
+                    acquire.lock.name + ": the server renews this hold; acquire it with a lease to set one");
         }
-        renew(Request.time("lease", lease, 1_000_000));
+        renew(Words.nanoseconds("lease", lease, 1_000_000));
     }
 
     private void renew(long lease) {
-        Call call = new Call(locks, acquire, State.HELD, Locks.now() + locks.patience, each -> each.renewWords(lease));
+        if (isLost()) {
+            throw acquire.lost();
+        } else if (lease != NONE) {
+            // A shorter lease may count even if its reply is lost.
+            acquire.leaseEnds = Math.min(acquire.leaseEnds, Locks.now() + lease);
+        }
         try {
-            if (acquire.isLost()) {
-                throw acquire.lost();
-            } else if (lease != NONE) {
-                // A shorter lease may count even if its reply is lost.
-                acquire.leaseEnds = Math.min(acquire.leaseEnds, Locks.now() + lease);
-            }
-            call.runUninterrupted();
+            acquire.renew(lease);
         } catch (LockException error) {
-            throw error.forCaller(acquire.request.name);
+            throw error.forCaller(acquire.lock.name);
         }
         if (acquire.state != State.HELD) {
             throw acquire.lost();
-        } else if (lease != NONE) {
-            acquire.leaseEnds = call.sent + lease;
         }
     }
 
@@ -149,14 +151,14 @@ public final class Hold implements AutoCloseable {
     public Object guard(String... command) {
         if (isLost()) {
             throw acquire.lost();
-        } else if (acquire.request.isSeveral()) {
-            throw LockException.misuse(acquire.request.name + ": a guarded command works with one lock");
+        } else if (acquire.lock.isSeveral()) {
+            throw LockException.misuse(acquire.lock.name + ": a guarded command works with one lock");
         }
-        Words words = Words.of("LOCK.GUARD", acquire.request.key(), "OWNER", acquire.owner.name);
+        Words words = Words.of("LOCK.GUARD", acquire.lock.key(), "OWNER", acquire.owner.name);
         for (String word : command) {
             words.and((Object) word.getBytes(java.nio.charset.StandardCharsets.UTF_8));
         }
-        return Replies.readable(locks.execute(acquire.request, words));
+        return Replies.readable(locks.execute(acquire.lock, words));
     }
 
     /**
@@ -167,7 +169,7 @@ public final class Hold implements AutoCloseable {
      * @throws LockException {@code UNAVAILABLE} if no server answered in the patience of {@link Locks}
      */
     public void release() {
-        new Releasing(locks, acquire).runUninterrupted();
+        endRelease(beginRelease());
     }
 
     /** Releases the lock. See {@link #release}. */
@@ -178,7 +180,59 @@ public final class Hold implements AutoCloseable {
 
     /** Releases the lock without blocking. The future fails as {@link #release} does. */
     public CompletableFuture<Void> releaseAsync() {
-        return new Releasing(locks, acquire).start(locks);
+        CompletableFuture<Void> future = new CompletableFuture<>();
+        locks.async(() -> {
+            Call call = beginRelease();
+            if (call == null) {
+                complete(future, null);
+            } else {
+                call.whenDone(() -> complete(future, call));
+            }
+        });
+        return future;
+    }
+
+    private void complete(CompletableFuture<Void> future, Call call) {
+        try {
+            endRelease(call);
+            locks.result(() -> future.complete(null));
+        } catch (RuntimeException | Error error) {
+            locks.result(() -> future.completeExceptionally(error));
+        }
+    }
+
+    /** Null if there is nothing to release. */
+    private Call beginRelease() {
+        Call call = locks.locked(() -> {
+            if (acquire.state != State.HELD || acquire.isReleasing) {
+                return null;
+            } else if (acquire.isLost()) {
+                // Expired by the local clock. The server may still have the hold.
+                acquire.session.end(acquire, "expired", true);
+                return null;
+            }
+            acquire.isReleasing = true;
+            return new Call(acquire, "RELEASE", NONE, Locks.now() + locks.settings.patience);
+        });
+        if (call != null) {
+            call.send();
+        }
+        return call;
+    }
+
+    /** After a failure, the release continues in the background. */
+    private void endRelease(Call call) {
+        try {
+            if (call != null) {
+                call.awaitUninterrupted();
+            }
+        } catch (LockException error) {
+            locks.update(() -> acquire.session.end(acquire, "released", true));
+            throw error.forCaller(acquire.lock.name);
+        }
+        if (acquire.isLost()) {
+            throw acquire.lost();
+        }
     }
 
     /**
@@ -191,21 +245,24 @@ public final class Hold implements AutoCloseable {
      *     server answered
      */
     public void releaseAfter(Duration rest) {
-        Request request = acquire.request;
-        long time = Request.time("rest", rest, 1_000_000);
-        if (request.lease == NONE || request.shared || request.isSeveral()) {
-            throw LockException.misuse(request.name + ": only a hold with a lease of one lock can be left to it");
+        RedisLock lock = acquire.lock;
+        byte[] owner = acquire.owner.name;
+        long time = Words.nanoseconds("rest", rest, 1_000_000);
+        if (lock.lease == NONE || lock.isShared || lock.isSeveral()) {
+            throw LockException.misuse(lock.name + ": only a hold with a lease of one lock can be left to it");
         } else if (isLost()) {
             throw acquire.lost();
         }
+        // The owner is not the thread any longer.
+        locks.update(() -> acquire.owner.retired.addAll(lock.ids));
         // R7: the lease of a hold with a number is never shortened. So another one without a number takes its place.
-        Object holds = locks.execute(request, request.bind(request.words("ACQUIRE", acquire.owner.name), time, NONE));
+        Object holds = locks.execute(lock, lock.bind(lock.words("ACQUIRE", owner), time, NONE));
         try {
             release();
         } finally {
             boolean isOurs = holds instanceof Long count && count > 1;
-            Words words = request.words(isOurs ? "RENEW" : "RELEASE", acquire.owner.name);
-            locks.execute(request, isOurs ? request.bind(words, time, NONE) : words);
+            Words words = lock.words(isOurs ? "RENEW" : "RELEASE", owner);
+            locks.execute(lock, isOurs ? lock.bind(words, time, NONE) : words);
         }
     }
 
@@ -217,17 +274,17 @@ public final class Hold implements AutoCloseable {
      * @throws LockException.Lost if the hold has ended
      */
     public String handOver() {
-        if (acquire.request.isSeveral()) {
-            throw LockException.misuse(acquire.request.name + ": several locks cannot be handed over together");
+        if (acquire.lock.isSeveral()) {
+            throw LockException.misuse(acquire.lock.name + ": several locks cannot be handed over together");
         }
-        renew(acquire.request.lease);
+        renew(acquire.lock.lease);
         return locks.locked(() -> {
             if (acquire.state != State.HELD) {
                 throw acquire.lost();
             }
-            acquire.isHandedOver = true;
-            acquire.owner.retired.addAll(acquire.request.ids);
-            return HexFormat.of().formatHex(acquire.owner.name) + "|" + acquire.n + "|" + locks.name;
+            acquire.session.end(acquire, "handed over", false);
+            acquire.owner.retired.addAll(acquire.lock.ids);
+            return HexFormat.of().formatHex(acquire.owner.name) + "|" + acquire.n + "|" + locks.settings.name;
         });
     }
 
@@ -235,6 +292,6 @@ public final class Hold implements AutoCloseable {
     public String toString() {
         String present = validFor().isZero() ? "in jeopardy" : "held";
         String state = isLost() ? "lost" : acquire.state == State.HELD ? present : "released";
-        return "Hold of " + acquire.request.name + ": " + state;
+        return "Hold of " + acquire.lock.name + ": " + state;
     }
 }

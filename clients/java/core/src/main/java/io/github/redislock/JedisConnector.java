@@ -3,10 +3,11 @@ package io.github.redislock;
 
 import java.io.IOException;
 import java.lang.reflect.Field;
+import java.time.Duration;
 import java.util.ArrayList;
+import java.util.Collections;
 import java.util.List;
 import java.util.Map;
-import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.TimeUnit;
 import java.util.function.Supplier;
@@ -54,24 +55,30 @@ public final class JedisConnector extends Connector {
     }
 
     @Override
+    @SuppressWarnings("unchecked")
     Node node(byte[] key) {
         if (cluster == null) {
-            return nodes.computeIfAbsent("", name -> new JedisNode("", this::onlyPool));
+            // After a failover, Sentinels lead to another pool.
+            return node("", () -> (Pool<Connection>)
+                    provider.getConnectionMap().values().iterator().next());
         }
         HostAndPort node = cluster.getNode(JedisClusterCRC16.getSlot(key));
         if (node == null) {
             throw LockException.ofReply("CLUSTERDOWN no node serves the slot");
         }
         String name = node.toString();
-        return nodes.computeIfAbsent(
-                name, same -> new JedisNode(name, () -> cluster.getNodes().get(name)));
+        return node(name, () -> {
+            Pool<Connection> pool = cluster.getNodes().get(name);
+            if (pool == null) {
+                throw new JedisException("the node " + name + " has left the cluster");
+            }
+            return pool;
+        });
     }
 
-    /** After a failover, Sentinels lead to another pool. */
-    @SuppressWarnings("unchecked")
-    private Pool<Connection> onlyPool() {
-        return (Pool<Connection>)
-                provider.getConnectionMap().values().iterator().next();
+    private Node node(String name, Supplier<Pool<Connection>> pool) {
+        return nodes.computeIfAbsent(
+                name, each -> new Node(each, new JedisLine(pool, false), new JedisLine(pool, true)));
     }
 
     @Override
@@ -91,102 +98,76 @@ public final class JedisConnector extends Connector {
         return failure instanceof JedisDataException;
     }
 
-    private static CommandArguments arguments(Words words) {
-        byte[] name = words.get(0);
-        CommandArguments arguments = new CommandArguments((ProtocolCommand) () -> name);
-        for (byte[] word : words.subList(1, words.size())) {
-            arguments.add(word);
-        }
-        return arguments;
-    }
-
-    private static final class JedisNode implements Node {
-        private final String name;
-        private final Supplier<? extends Pool<Connection>> pool;
+    /** The connections of the client's pool, or for a reader one beside them. */
+    private final class JedisLine implements Line {
+        private final Supplier<Pool<Connection>> pool;
+        private final boolean isReader;
         private volatile Connection reader;
 
-        JedisNode(String name, Supplier<? extends Pool<Connection>> pool) {
-            this.name = name;
+        JedisLine(Supplier<Pool<Connection>> pool, boolean isReader) {
             this.pool = pool;
+            this.isReader = isReader;
         }
 
         @Override
-        public String name() {
-            return name;
-        }
-
-        @Override
-        public CompletableFuture<Object> call(Words words, long timeout) {
-            try (Connection connection = pool().getResource()) {
-                int usual = connection.getSoTimeout();
-                connection.setSoTimeout(milliseconds(timeout));
-                try {
-                    return CompletableFuture.completedFuture(connection.executeCommand(arguments(words)));
-                } finally {
-                    if (!connection.isBroken()) {
-                        connection.setSoTimeout(usual);
+        public List<Object> send(List<Words> calls, long timeout) {
+            // An interrupted virtual thread cannot read from a socket.
+            boolean isInterrupted = Thread.interrupted();
+            try {
+                Pool<Connection> from = pool.get();
+                if (!isReader) {
+                    Connection connection = from.borrowObject(Duration.ofNanos(timeout));
+                    try {
+                        return exchange(connection, calls, timeout);
+                    } finally {
+                        if (connection.isBroken()) {
+                            from.returnBrokenResource(connection);
+                        } else {
+                            from.returnResource(connection);
+                        }
                     }
                 }
-            } catch (RuntimeException error) {
-                return CompletableFuture.failedFuture(error);
-            }
-        }
-
-        private Pool<Connection> pool() {
-            Pool<Connection> present = pool.get();
-            if (present == null) {
-                throw new JedisException("the node " + name + " has left the cluster");
-            }
-            return present;
-        }
-
-        @Override
-        public List<Object> read(List<Words> calls, long timeout) {
-            try {
                 if (reader == null) {
-                    reader = pool().getFactory().makeObject().getObject();
+                    reader = from.getFactory().makeObject().getObject();
                 }
-                Connection connection = reader;
-                connection.setSoTimeout(milliseconds(timeout));
-                calls.forEach(words -> connection.sendCommand(arguments(words)));
-                List<Object> replies = new ArrayList<>();
-                for (Object reply : connection.getMany(calls.size())) {
-                    replies.add(
-                            reply instanceof JedisDataException error
-                                    ? LockException.ofReply(error.getMessage())
-                                    : reply);
+                return exchange(reader, calls, timeout);
+            } catch (Exception failure) {
+                isInterrupted |= failure instanceof InterruptedException;
+                return Collections.nCopies(calls.size(), error(failure));
+            } finally {
+                if (isInterrupted) {
+                    Thread.currentThread().interrupt();
                 }
-                return replies;
-            } catch (Exception error) {
-                closeReader();
-                throw error instanceof RuntimeException known ? known : new JedisException(error);
             }
         }
 
-        private static int milliseconds(long time) {
-            return (int) Math.max(1, TimeUnit.NANOSECONDS.toMillis(time));
-        }
-
-        @Override
-        public void reset() {
-            closeReader();
-            try {
-                pool().clear();
-            } catch (RuntimeException gone) {
-                // Then there is nothing to close.
+        private List<Object> exchange(Connection connection, List<Words> calls, long timeout) {
+            int usual = connection.getSoTimeout();
+            connection.setSoTimeout((int) Math.max(1, TimeUnit.NANOSECONDS.toMillis(timeout)));
+            for (Words words : calls) {
+                byte[] name = words.get(0);
+                CommandArguments arguments = new CommandArguments((ProtocolCommand) () -> name);
+                words.subList(1, words.size()).forEach(arguments::add);
+                connection.sendCommand(arguments);
             }
+            List<Object> replies = new ArrayList<>(connection.getMany(calls.size()));
+            replies.replaceAll(reply -> reply instanceof JedisDataException failure ? error(failure) : reply);
+            connection.setSoTimeout(usual);
+            return replies;
         }
 
         @Override
-        public void closeReader() {
+        public void close() {
             Connection old = reader;
             reader = null;
-            if (old != null) {
-                try {
+            try {
+                if (!isReader) {
+                    pool.get().clear();
+                } else if (old != null) {
                     old.forceDisconnect();
-                } catch (IOException | RuntimeException broken) {
-                    // It is closed all the same.
                 }
+            } catch (IOException | RuntimeException broken) {
+                // It is closed all the same.
             }
         }
     }

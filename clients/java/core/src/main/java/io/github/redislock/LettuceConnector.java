@@ -26,9 +26,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentHashMap;
-import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
-import java.util.concurrent.TimeoutException;
 
 /**
  * Connections of Lettuce, with the threads and the options of the application's client. For each server there are two: one for
@@ -40,7 +38,9 @@ public final class LettuceConnector extends Connector {
     private final RedisClient client;
     private final RedisURI uri;
     private final RedisClusterClient cluster;
-    private final Map<String, LettuceNode> nodes = new ConcurrentHashMap<>();
+    private final Map<String, Node> nodes = new ConcurrentHashMap<>();
+    /** Connections on their way to the end. */
+    private final Map<CompletableFuture<Void>, Boolean> closing = new ConcurrentHashMap<>();
 
     /** Connects to {@code redis://}, {@code rediss://} or {@code redis-sentinel://}, with threads of its own. Makes no call. */
     public LettuceConnector(String uri) {
@@ -83,15 +83,17 @@ public final class LettuceConnector extends Connector {
 
     @Override
     Node node(byte[] key) {
-        if (cluster == null) {
-            return nodes.computeIfAbsent("", name -> new LettuceNode(name, uri));
+        RedisURI at = uri;
+        if (cluster != null) {
+            RedisClusterNode node = cluster.getPartitions().getMasterBySlot(SlotHash.getSlot(key));
+            if (node == null) {
+                throw LockException.ofReply("CLUSTERDOWN no node serves the slot");
+            }
+            at = node.getUri();
         }
-        RedisClusterNode node = cluster.getPartitions().getMasterBySlot(SlotHash.getSlot(key));
-        if (node == null) {
-            throw LockException.ofReply("CLUSTERDOWN no node serves the slot");
-        }
-        RedisURI at = node.getUri();
-        return nodes.computeIfAbsent(at.getHost() + ":" + at.getPort(), name -> new LettuceNode(name, at));
+        RedisURI address = at;
+        String name = cluster == null ? "" : at.getHost() + ":" + at.getPort();
+        return nodes.computeIfAbsent(name, each -> new Node(each, new LettuceLine(address), new LettuceLine(address)));
     }
 
     @Override
@@ -113,11 +115,9 @@ public final class LettuceConnector extends Connector {
 
     @Override
     void close() {
+        nodes.values().forEach(Node::reset);
         // Lettuce complains if a connection that closes is closed again.
-        for (LettuceNode node : nodes.values()) {
-            await(node.calls.close());
-            await(node.reader.close());
-        }
+        await(CompletableFuture.allOf(closing.keySet().toArray(CompletableFuture[]::new)));
         await(client.shutdownAsync(0, 0, TimeUnit.MILLISECONDS));
     }
 
@@ -125,30 +125,22 @@ public final class LettuceConnector extends Connector {
         work.orTimeout(1, TimeUnit.SECONDS).exceptionally(late -> null).join();
     }
 
-    private static final class Word implements ProtocolKeyword {
-        private final byte[] bytes;
-
-        Word(byte[] bytes) {
-            this.bytes = bytes;
-        }
-
+    private record Name(Words words) implements ProtocolKeyword {
         @Override
         public byte[] getBytes() {
-            return bytes;
+            return words.get(0);
         }
 
         @Override
         public String toString() {
-            return Request.text(bytes);
+            return Words.text(getBytes());
         }
     }
 
     /** Any reply. Lettuce's own outputs need to know its shape before. */
     private static final class Output extends CommandOutput<byte[], byte[], Object> {
-        /** Lists that are not complete, the innermost last, and how many elements each lacks. */
+        /** Lists that are not complete, the innermost first. */
         private final Deque<List<Object>> lists = new ArrayDeque<>();
-
-        private final Deque<Integer> missing = new ArrayDeque<>();
 
         Output() {
             super(CODEC, null);
@@ -175,182 +167,62 @@ public final class LettuceConnector extends Connector {
 
         @Override
         public void multi(int count) {
-            if (count > 0) {
-                lists.addLast(new ArrayList<>(count));
-                missing.addLast(count);
-            } else {
-                add(count < 0 ? null : List.of());
+            List<Object> list = new ArrayList<>();
+            add(count < 0 ? null : list);
+            lists.push(list);
+        }
+
+        @Override
+        public void complete(int depth) {
+            if (depth < lists.size()) {
+                lists.pop();
             }
         }
 
         private void add(Object value) {
-            Object element = value;
-            while (!lists.isEmpty()) {
-                lists.getLast().add(element);
-                int left = missing.removeLast() - 1;
-                if (left > 0) {
-                    missing.addLast(left);
-                    return;
-                }
-                element = lists.removeLast();
+            if (lists.isEmpty()) {
+                output = value;
+            } else {
+                lists.peek().add(value);
             }
-            output = element;
         }
     }
 
-    /** A command. If its reply is overdue, other calls may still get theirs: only a connection that is silent is closed. */
-    private static final class Reply extends AsyncCommand<byte[], byte[], Object> {
-        private final Line line;
-        private final StatefulRedisConnection<byte[], byte[]> connection;
-        private final long sent = Locks.now();
-
-        Reply(Line line, StatefulRedisConnection<byte[], byte[]> connection, Words words) {
-            super(new Command<>(new Word(words.get(0)), new Output(), arguments(words)));
-            this.line = line;
-            this.connection = connection;
-        }
-
-        private static CommandArgs<byte[], byte[]> arguments(Words words) {
-            CommandArgs<byte[], byte[]> arguments = new CommandArgs<>(CODEC);
-            words.subList(1, words.size()).forEach(arguments::add);
-            return arguments;
-        }
-
-        @Override
-        public void complete() {
-            line.silentSince = Request.NONE;
-            super.complete();
-        }
-
-        @Override
-        public boolean cancel(boolean mayInterrupt) {
-            line.silentSince = Math.min(line.silentSince, sent);
-            if (Locks.now() - line.silentSince >= Session.CALL_TIMEOUT) {
-                connection.closeAsync();
-            }
-            return super.cancel(mayInterrupt);
-        }
-    }
-
-    /** A connection, which is made again when it is needed and was closed. */
-    private final class Line {
+    private final class LettuceLine extends SharedLine<StatefulRedisConnection<byte[], byte[]>> {
         private final RedisURI uri;
-        private CompletableFuture<StatefulRedisConnection<byte[], byte[]>> opening;
-        private CompletableFuture<Void> closing = CompletableFuture.completedFuture(null);
-        /** When the first overdue call was sent since the last reply. */
-        volatile long silentSince = Request.NONE;
 
-        Line(RedisURI uri) {
+        LettuceLine(RedisURI uri) {
             this.uri = uri;
         }
 
-        synchronized CompletableFuture<StatefulRedisConnection<byte[], byte[]>> connection() {
-            if (opening == null
-                    || (opening.isDone()
-                            && (opening.isCompletedExceptionally()
-                                    || !opening.join().isOpen()))) {
-                CompletableFuture<StatefulRedisConnection<byte[], byte[]>> connecting =
-                        client.connectAsync(CODEC, uri).toCompletableFuture();
-                silentSince = Request.NONE;
-                opening = connecting.copy().orTimeout(Session.CALL_TIMEOUT, TimeUnit.NANOSECONDS);
-                opening.exceptionally(late -> {
-                    connecting.thenAccept(StatefulRedisConnection::closeAsync);
-                    return null;
-                });
+        @Override
+        CompletableFuture<StatefulRedisConnection<byte[], byte[]>> connect() {
+            return client.connectAsync(CODEC, uri).toCompletableFuture();
+        }
+
+        @Override
+        boolean isOpen(StatefulRedisConnection<byte[], byte[]> connection) {
+            return connection.isOpen();
+        }
+
+        @Override
+        void close(StatefulRedisConnection<byte[], byte[]> connection) {
+            CompletableFuture<Void> end = connection.closeAsync().exceptionally(failed -> null);
+            closing.put(end, true);
+            end.thenRun(() -> closing.remove(end));
+        }
+
+        @Override
+        List<? extends CompletableFuture<Object>> dispatch(
+                StatefulRedisConnection<byte[], byte[]> connection, List<Words> calls) {
+            List<AsyncCommand<byte[], byte[], Object>> sent = new ArrayList<>();
+            for (Words words : calls) {
+                CommandArgs<byte[], byte[]> arguments = new CommandArgs<>(CODEC);
+                words.subList(1, words.size()).forEach(arguments::add);
+                sent.add(new AsyncCommand<>(new Command<>(new Name(words), new Output(), arguments)));
             }
-            return opening;
-        }
-
-        /** Closes the connection. The future includes earlier ones, and never fails. */
-        synchronized CompletableFuture<Void> close() {
-            if (opening != null) {
-                CompletableFuture<Void> next = opening.thenCompose(StatefulRedisConnection::closeAsync);
-                closing = CompletableFuture.allOf(closing, next).exceptionally(failed -> null);
-                opening = null;
-                silentSince = Request.NONE;
-            }
-            return closing;
-        }
-    }
-
-    private final class LettuceNode implements Node {
-        private final String name;
-        private final Line calls;
-        private final Line reader;
-
-        LettuceNode(String name, RedisURI uri) {
-            this.name = name;
-            calls = new Line(uri);
-            reader = new Line(uri);
-        }
-
-        @Override
-        public String name() {
-            return name;
-        }
-
-        @Override
-        public CompletableFuture<Object> call(Words words, long timeout) {
-            CompletableFuture<StatefulRedisConnection<byte[], byte[]>> connection = calls.connection();
-            return connection.isDone() && !connection.isCompletedExceptionally()
-                    ? send(connection.join(), words)
-                    : connection.thenCompose(opened -> send(opened, words));
-        }
-
-        private Reply send(StatefulRedisConnection<byte[], byte[]> connection, Words words) {
-            Reply reply = new Reply(calls, connection, words);
-            connection.dispatch(reply);
-            return reply;
-        }
-
-        @Override
-        public List<Object> read(List<Words> words, long timeout) {
-            try {
-                // The first call finds its connection ready.
-                calls.connection();
-                StatefulRedisConnection<byte[], byte[]> connection =
-                        reader.connection().get(Session.CALL_TIMEOUT, TimeUnit.NANOSECONDS);
-                long begin = Locks.now();
-                long until = begin + timeout;
-                List<Reply> sent = words.stream()
-                        .map(each -> new Reply(reader, connection, each))
-                        .toList();
-                connection.dispatch(sent);
-                List<Object> replies = new ArrayList<>();
-                for (Reply reply : sent) {
-                    replies.add(take(reply, until));
-                }
-                if (calls.silentSince < begin) {
-                    // The server answers, but not there.
-                    calls.close();
-                }
-                return replies;
-            } catch (InterruptedException | TimeoutException | ExecutionException error) {
-                reader.close();
-                throw LockException.noReply(error);
-            }
-        }
-
-        private Object take(Reply reply, long until) throws InterruptedException, TimeoutException, ExecutionException {
-            try {
-                return reply.get(Math.max(1, until - Locks.now()), TimeUnit.NANOSECONDS);
-            } catch (ExecutionException error) {
-                if (isReply(error.getCause())) {
-                    return LockException.ofReply(error.getCause().getMessage());
-                }
-                throw error;
-            }
-        }
-
-        @Override
-        public void reset() {
-            calls.close();
-            reader.close();
-        }
-
-        @Override
-        public void closeReader() {
-            reader.close();
+            connection.dispatch(sent);
+            return sent;
         }
     }
 }

@@ -79,14 +79,14 @@ public class LockException extends RuntimeException {
         return code.equals(other);
     }
 
+    /** Whether a reply is an error with this code. */
+    static boolean is(Object reply, String code) {
+        return reply instanceof LockException error && error.is(code);
+    }
+
     /** Whether the same call may succeed soon. */
     boolean isTransient() {
         return kind == Kind.UNAVAILABLE && (code.isEmpty() || TRANSIENT.contains(code));
-    }
-
-    /** Whether the number of the call holds nothing. */
-    boolean isEnd() {
-        return kind == Kind.LOST || is("WRONGTYPE");
     }
 
     static LockException of(Kind kind, String text) {

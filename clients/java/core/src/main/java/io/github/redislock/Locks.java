@@ -1,25 +1,28 @@
 // SPDX-License-Identifier: MIT
 package io.github.redislock;
 
+import static java.util.concurrent.TimeUnit.SECONDS;
+
 import java.lang.ref.ReferenceQueue;
 import java.net.InetAddress;
 import java.net.UnknownHostException;
 import java.time.Duration;
 import java.util.ArrayList;
+import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.UUID;
-import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.Executor;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.LinkedBlockingQueue;
 import java.util.concurrent.RejectedExecutionException;
+import java.util.concurrent.SynchronousQueue;
 import java.util.concurrent.ThreadPoolExecutor;
-import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicLong;
 import java.util.concurrent.locks.ReentrantLock;
 import java.util.function.Consumer;
 import java.util.function.Supplier;
+import java.util.stream.Stream;
 
 /**
  * The locks of this process on a server, the primary of Sentinels, or a cluster. All waits and holds share one session for each
@@ -31,15 +34,12 @@ public final class Locks implements AutoCloseable {
 
     private static final long START = System.nanoTime();
 
+    final Builder settings;
     final Connector connector;
-    final String name;
-    final long ttl;
-    final long grace;
-    final long patience;
-    private final long renewedLease;
-    final Executor executor;
-    private final ExecutorService ownExecutor;
-    private final Consumer<LockEvent> listener;
+    /** Runs the calls of futures. */
+    private final Executor calls;
+    /** Runs the dependents of futures. They may block until another lock is granted, so they need no thread for calls. */
+    private final Executor results;
 
     final ReferenceQueue<Hold> dropped = new ReferenceQueue<>();
 
@@ -47,10 +47,10 @@ public final class Locks implements AutoCloseable {
     /** Work for after the mutex: listeners and futures run code of the application. */
     private List<Runnable> afterwards = new ArrayList<>();
 
-    private final Map<String, Session> sessions = new ConcurrentHashMap<>();
+    private final Map<String, Session> sessions = new HashMap<>();
 
     @SuppressWarnings("ThreadLocalUsage") // Each object has owners of its own.
-    private final ThreadLocal<Owner> owners = new ThreadLocal<>();
+    final ThreadLocal<Owner> owners = ThreadLocal.withInitial(this::newOwner);
 
     private final AtomicLong lastOwner = new AtomicLong();
     private final String ownerPrefix;
@@ -62,43 +62,35 @@ public final class Locks implements AutoCloseable {
     }
 
     private Locks(Builder settings) {
-        connector = settings.connector;
-        name = settings.name;
-        ttl = settings.ttl;
-        grace = settings.grace;
-        patience = settings.patience;
-        renewedLease = settings.renewedLease;
-        listener = settings.listener;
-        ownerPrefix = name + ":" + UUID.randomUUID().toString().substring(24) + ":";
-        if (grace > ttl) {
+        if (settings.grace > settings.ttl) {
             throw LockException.misuse("grace must be at most the TTL");
         }
-        if (settings.executor == null) {
-            ThreadPoolExecutor threads = new ThreadPoolExecutor(
-                    CALL_CONNECTIONS,
-                    CALL_CONNECTIONS,
-                    1,
-                    TimeUnit.SECONDS,
-                    new LinkedBlockingQueue<>(),
-                    Locks::newThread);
-            threads.allowCoreThreadTimeOut(true);
-            ownExecutor = threads;
+        this.settings = settings;
+        connector = settings.connector;
+        ownerPrefix = settings.name + ":" + UUID.randomUUID().toString().substring(24) + ":";
+        if (settings.executor != null) {
+            calls = settings.executor;
+            results = settings.executor;
         } else {
-            ownExecutor = null;
+            ThreadPoolExecutor threads = new ThreadPoolExecutor(
+                    CALL_CONNECTIONS, CALL_CONNECTIONS, 1, SECONDS, new LinkedBlockingQueue<>(), Locks::newThread);
+            threads.allowCoreThreadTimeOut(true);
+            calls = threads;
+            results = new ThreadPoolExecutor(
+                    0, Integer.MAX_VALUE, 1, SECONDS, new SynchronousQueue<>(), Locks::newThread);
         }
-        executor = settings.executor == null ? ownExecutor : settings.executor;
     }
 
     /** Settings of {@link Locks}. */
-    public static final class Builder {
-        private final Connector connector;
-        private String name = defaultName();
-        private long ttl = TimeUnit.SECONDS.toNanos(30);
-        private long grace = TimeUnit.SECONDS.toNanos(3);
-        private long patience = TimeUnit.SECONDS.toNanos(5);
-        private long renewedLease = Request.NONE;
-        private Consumer<LockEvent> listener;
-        private Executor executor;
+    public static final class Builder implements Cloneable {
+        final Connector connector;
+        String name = defaultName();
+        long ttl = SECONDS.toNanos(30);
+        long grace = SECONDS.toNanos(3);
+        long patience = SECONDS.toNanos(5);
+        long renewedLease = Words.NONE;
+        Consumer<LockEvent> listener;
+        Executor executor;
 
         /** Settings for the locks on a server, the primary of Sentinels, or a cluster. */
         public Builder(Connector connector) {
@@ -107,14 +99,14 @@ public final class Locks implements AutoCloseable {
 
         /** The name of the session for operators. {@code <host>/<process>/<random>} by default. */
         public Builder name(String name) {
-            Request.bytes("name", name);
+            Words.bytes("name", name);
             this.name = name;
             return this;
         }
 
         /** The session ends if this process is silent for this time. 30 s by default. */
         public Builder ttl(Duration ttl) {
-            this.ttl = Request.time("ttl", ttl, 1_000_000);
+            this.ttl = Words.nanoseconds("ttl", ttl, 1_000_000);
             return this;
         }
 
@@ -123,13 +115,13 @@ public final class Locks implements AutoCloseable {
          * each heartbeat its holds are proven. With zero they end with the connection, and nothing is ever proven.
          */
         public Builder grace(Duration grace) {
-            this.grace = grace.isZero() ? 0 : Request.time("grace", grace, 100_000_000);
+            this.grace = grace.isZero() ? 0 : Words.nanoseconds("grace", grace, 100_000_000);
             return this;
         }
 
         /** Limits a try or a release, and a wait without a limit, while no server answers. 5 s by default. */
         public Builder patience(Duration patience) {
-            this.patience = Request.time("patience", patience, 1_000_000);
+            this.patience = Words.nanoseconds("patience", patience, 1_000_000);
             return this;
         }
 
@@ -138,7 +130,7 @@ public final class Locks implements AutoCloseable {
          * chooses it: {@code lock.default-lease}, 30 s. It is at least three times the grace.
          */
         public Builder renewedLease(Duration lease) {
-            this.renewedLease = Request.time("renewedLease", lease, 1_000_000);
+            this.renewedLease = Words.nanoseconds("renewedLease", lease, 1_000_000);
             return this;
         }
 
@@ -151,7 +143,10 @@ public final class Locks implements AutoCloseable {
             return this;
         }
 
-        /** Runs calls for futures, and their dependents. By default at most 20 threads, which end when they are idle. */
+        /**
+         * Runs calls for futures, and their dependents. By default at most 20 threads call, and further ones run the dependents,
+         * which may block. They end when they are idle.
+         */
         public Builder executor(Executor executor) {
             this.executor = executor;
             return this;
@@ -159,7 +154,11 @@ public final class Locks implements AutoCloseable {
 
         /** Makes the locks. Makes no call. */
         public Locks build() {
-            return new Locks(this);
+            try {
+                return new Locks((Builder) clone());
+            } catch (CloneNotSupportedException impossible) {
+                throw new AssertionError(impossible);
+            }
         }
     }
 
@@ -177,19 +176,20 @@ public final class Locks implements AutoCloseable {
     /** The lock with this key. Makes no call: {@link RedisLock#acquire} does. */
     @CheckReturnValue
     public RedisLock lock(String key) {
-        return new RedisLock(this, new Request(Request.keys(key), renewedLease));
+        return lockAll(key);
     }
 
     /** The lock with this key of bytes. Makes no call. */
     @CheckReturnValue
     public RedisLock lock(byte[] key) {
-        return new RedisLock(this, new Request(List.of(Request.bytes("key", key)), renewedLease));
+        return new RedisLock(this, List.of(Words.bytes("key", key)));
     }
 
     /** Several locks, which are granted together or not at all. Their order does not matter. Makes no call. */
     @CheckReturnValue
     public RedisLock lockAll(String... keys) {
-        return new RedisLock(this, new Request(Request.keys(keys), renewedLease));
+        return new RedisLock(
+                this, Stream.of(keys).map(key -> Words.bytes("key", key)).toList());
     }
 
     /**
@@ -199,9 +199,10 @@ public final class Locks implements AutoCloseable {
     @Override
     public void close() {
         isClosed = true;
-        sessions.values().forEach(Session::close);
-        if (ownExecutor != null) {
-            ownExecutor.shutdown();
+        locked(() -> List.copyOf(sessions.values())).forEach(Session::close);
+        if (settings.executor == null) {
+            ((ExecutorService) calls).shutdown();
+            ((ExecutorService) results).shutdown();
         }
         connector.close();
     }
@@ -210,7 +211,7 @@ public final class Locks implements AutoCloseable {
         return System.nanoTime() - START;
     }
 
-    private Connector.Node node(byte[] key) {
+    Connector.Node node(byte[] key) {
         try {
             return connector.node(key);
         } catch (RuntimeException error) {
@@ -218,21 +219,12 @@ public final class Locks implements AutoCloseable {
         }
     }
 
-    void refresh() {
-        try {
-            connector.refresh();
-        } catch (RuntimeException error) {
-            throw connector.error(error);
-        }
-    }
-
-    Session sessionOf(byte[] key) {
-        Connector.Node node = node(key);
+    /** The session on a node. Under the mutex. */
+    Session session(Connector.Node node) {
         if (isClosed) {
             throw LockException.of(LockException.Kind.CANCELLED, "the locks are closed");
         }
-        Session session = sessions.get(node.name());
-        return session != null ? session : sessions.computeIfAbsent(node.name(), each -> new Session(node, this));
+        return sessions.computeIfAbsent(node.name(), each -> new Session(node, this));
     }
 
     /** The next acquire opens another session on the node. */
@@ -241,40 +233,38 @@ public final class Locks implements AutoCloseable {
     }
 
     Owner newOwner() {
-        return new Owner(Request.bytes("owner", ownerPrefix + lastOwner.incrementAndGet()));
-    }
-
-    Owner threadOwner() {
-        Owner owner = owners.get();
-        if (owner == null) {
-            owner = newOwner();
-            owners.set(owner);
-        }
-        return owner;
+        return new Owner(Words.bytes("owner", ownerPrefix + lastOwner.incrementAndGet()));
     }
 
     /** The reply to a command that needs no session. */
-    Object execute(Request request, Words words) {
+    Object execute(RedisLock lock, Words words) {
         try {
-            Object reply = connector.answer(node(request.key()), words, Session.CALL_TIMEOUT);
-            if (reply instanceof LockException error && error.is("MOVED")) {
-                refresh();
-                reply = connector.answer(node(request.key()), words, Session.CALL_TIMEOUT);
+            Object reply = node(lock.key()).calls().send(words, Session.CALL_TIMEOUT);
+            if (LockException.is(reply, "MOVED")) {
+                connector.refresh();
+                reply = node(lock.key()).calls().send(words, Session.CALL_TIMEOUT);
             }
             if (reply instanceof LockException error) {
                 throw error;
             }
             return reply;
-        } catch (LockException error) {
-            throw error.forCaller(request.name);
+        } catch (RuntimeException error) {
+            throw connector.error(error).forCaller(lock.name);
         }
     }
 
-    /**
-     * Does work for futures in the executor, or in a thread of its own if that refuses it. The calling thread may belong to a
-     * client library, which must not wait for its own reply.
-     */
+    /** Makes calls for futures. */
     void async(Runnable work) {
+        execute(calls, work);
+    }
+
+    /** Completes a future of the application. */
+    void result(Runnable work) {
+        execute(results, work);
+    }
+
+    /** Work has a thread of its own if the executor refuses it: the calling thread may be needed elsewhere. */
+    private static void execute(Executor executor, Runnable work) {
         try {
             executor.execute(work);
         } catch (RejectedExecutionException refused) {
@@ -316,9 +306,9 @@ public final class Locks implements AutoCloseable {
     }
 
     void notify(String label, String event, String outcome, long since) {
-        if (listener != null) {
+        if (settings.listener != null) {
             try {
-                listener.accept(new LockEvent(label, event, outcome, Duration.ofNanos(now() - since)));
+                settings.listener.accept(new LockEvent(label, event, outcome, Duration.ofNanos(now() - since)));
             } catch (RuntimeException | Error error) {
                 Session.warn("a listener of locks failed", error);
             }
@@ -326,13 +316,13 @@ public final class Locks implements AutoCloseable {
     }
 
     /** Leaves to the readers to release holds to which the application has no reference any longer. Under the mutex. */
-    void discardDropped() {
+    void endDropped() {
         for (Object each = dropped.poll(); each != null; each = dropped.poll()) {
             Acquire acquire = ((Hold.Dropped) each).acquire;
-            if (acquire.state == Acquire.State.HELD && !acquire.isHandedOver && !acquire.isReleasing) {
-                acquire.session.discard(acquire, Acquire.RELEASED);
-                later(() -> Session.warn(
-                        acquire.request.name + ": a hold was never released; use try-with-resources", null));
+            if (acquire.state == Acquire.State.HELD && !acquire.isReleasing) {
+                acquire.session.end(acquire, "released", true);
+                later(() ->
+                        Session.warn(acquire.lock.name + ": a hold was never released; use try-with-resources", null));
             }
         }
     }

@@ -17,9 +17,9 @@ final class Owner {
         this.name = name;
     }
 
-    Owner retire(Request request, Locks locks) {
-        retired.addAll(request.ids);
-        next = next == null ? locks.newOwner() : next;
+    Owner retire(RedisLock lock) {
+        retired.addAll(lock.ids);
+        next = next == null ? lock.locks.newOwner() : next;
         return next;
     }
 }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 package io.github.redislock;
 
-import static io.github.redislock.Request.NONE;
+import static io.github.redislock.Words.NONE;
 
+import java.nio.ByteBuffer;
 import java.time.Duration;
 import java.util.HexFormat;
 import java.util.List;
@@ -10,6 +11,7 @@ import java.util.Map;
 import java.util.Optional;
 import java.util.concurrent.CompletableFuture;
 import java.util.function.Consumer;
+import java.util.stream.Collectors;
 
 /**
  * A lock, or several locks, with options. It holds nothing itself: {@link #acquire} returns a {@link Hold}. It does not change:
@@ -19,7 +21,7 @@ import java.util.function.Consumer;
  * holds gets {@code DEADLOCK}, and so do threads that wait for each other.
  */
 @CheckReturnValue
-public final class RedisLock {
+public final class RedisLock implements Cloneable {
     /** Work under a lock. */
     @FunctionalInterface
     public interface Body<T, E extends Exception> {
@@ -28,40 +30,97 @@ public final class RedisLock {
     }
 
     final Locks locks;
-    final Request request;
+    final List<byte[]> keys;
+    /** The keys, comparable. */
+    final List<ByteBuffer> ids;
 
-    RedisLock(Locks locks, Request request) {
+    final String name;
+    long wait = NONE;
+    long lease = NONE;
+    long maxHold = NONE;
+    boolean isShared;
+    int limit;
+    boolean isFenced;
+    boolean isReentrant;
+    byte[] owner;
+    String label;
+
+    RedisLock(Locks locks, List<byte[]> keys) {
+        if (keys.isEmpty()) {
+            throw LockException.misuse("a lock needs a key");
+        }
         this.locks = locks;
-        this.request = request.checked();
+        this.keys = keys;
+        ids = keys.stream().map(ByteBuffer::wrap).toList();
+        name = keys.stream().map(Words::text).collect(Collectors.joining(", "));
     }
 
-    private RedisLock set(Consumer<Request> option) {
-        Request copy = request.copy();
-        option.accept(copy);
-        return new RedisLock(locks, copy);
+    private RedisLock set(Consumer<RedisLock> option) {
+        try {
+            RedisLock copy = (RedisLock) clone();
+            option.accept(copy);
+            if (copy.lease != NONE && copy.maxHold != NONE) {
+                throw LockException.misuse(
+                        "maxHold limits renewals, and a hold with a lease has none; use one of them");
+            } else if (copy.limit > 0 && isSeveral()) {
+                throw LockException.misuse("a limit is not available for several locks");
+            }
+            return copy;
+        } catch (CloneNotSupportedException impossible) {
+            throw new AssertionError(impossible);
+        }
+    }
+
+    byte[] key() {
+        return keys.get(0);
+    }
+
+    boolean isSeveral() {
+        return keys.size() > 1;
+    }
+
+    /** The first words of a call: {@code ACQUIRE}, {@code RENEW} or {@code RELEASE}. */
+    Words words(String verb, byte[] holder) {
+        Words words = isSeveral() ? Words.of("LOCK.M" + verb, keys.size()) : Words.of("LOCK." + verb);
+        words.addAll(keys);
+        return words.and((Object) holder);
+    }
+
+    /** Appends the lease of a hold. Without one, the server renews the hold, and ends it with the session. */
+    @CanIgnoreReturnValue
+    Words bind(Words words, long lease, long maxHold) {
+        if (lease != NONE) {
+            return words.time("PX", lease);
+        }
+        long renewed = locks.settings.renewedLease;
+        words.time("PX", renewed);
+        if (renewed != NONE || maxHold != NONE) {
+            words.and("WATCHDOG");
+        }
+        return words.time("MAX", maxHold).and("EPHEMERAL");
     }
 
     /** Limits the wait of {@link #acquire}. No limit by default; zero does not wait. */
     public RedisLock waiting(Duration wait) {
-        long time = Request.time("wait", wait, 0);
+        long time = Words.nanoseconds("wait", wait, 0);
         return set(copy -> copy.wait = time);
     }
 
     /** Ends the hold after this time, at least 1 ms. By default the server renews the hold while this process lives. */
     public RedisLock lease(Duration lease) {
-        long time = Request.time("lease", lease, 1_000_000);
+        long time = Words.nanoseconds("lease", lease, 1_000_000);
         return set(copy -> copy.lease = time);
     }
 
     /** The age at which the server stops the renewals of a hold without a lease. No limit by default. */
     public RedisLock maxHold(Duration age) {
-        long time = Request.time("maxHold", age, 1_000_000);
+        long time = Words.nanoseconds("maxHold", age, 1_000_000);
         return set(copy -> copy.maxHold = time);
     }
 
     /** Admits other shared holders: a reader. */
     public RedisLock shared() {
-        return set(copy -> copy.shared = true);
+        return set(copy -> copy.isShared = true);
     }
 
     /** Admits this number of holders at most: a semaphore. Not for several locks. */
@@ -70,29 +129,29 @@ public final class RedisLock {
             throw LockException.misuse("limit must be at least 1, and is " + permits);
         }
         return set(copy -> {
-            copy.shared = true;
+            copy.isShared = true;
             copy.limit = permits;
         });
     }
 
     /** Gives each hold a {@link Hold#token} greater than those of all earlier holds. */
     public RedisLock fence() {
-        return set(copy -> copy.fence = true);
+        return set(copy -> copy.isFenced = true);
     }
 
     /** Lets an owner acquire a lock that it holds. Without this it gets {@code DEADLOCK}. */
     public RedisLock reentrant() {
-        return set(copy -> copy.reentrant = true);
+        return set(copy -> copy.isReentrant = true);
     }
 
     /** Names the holder on the server. By default each thread has an owner of its own. */
     public RedisLock owner(String owner) {
-        return owner(Request.bytes("owner", owner));
+        return owner(Words.bytes("owner", owner));
     }
 
     /** Names the holder on the server by bytes. */
     public RedisLock owner(byte[] owner) {
-        byte[] bytes = Request.bytes("owner", owner);
+        byte[] bytes = Words.bytes("owner", owner);
         if (bytes.length == 1 && bytes[0] == '*') {
             throw LockException.misuse("owner must not be *");
         }
@@ -105,8 +164,8 @@ public final class RedisLock {
     }
 
     Acquiring acquiring(long wait, boolean mustSucceed) {
-        Owner owner = request.owner == null ? locks.threadOwner() : new Owner(request.owner);
-        return new Acquiring(this, wait, owner, null, mustSucceed);
+        Owner holder = owner == null ? locks.owners.get() : new Owner(owner);
+        return new Acquiring(this, wait, holder, null, mustSucceed);
     }
 
     /**
@@ -116,7 +175,7 @@ public final class RedisLock {
      *     UNAVAILABLE}; {@code CANCELLED} if {@link Locks} is closed meanwhile
      */
     public Hold acquire() throws InterruptedException {
-        return acquiring(request.wait, true).run();
+        return acquiring(wait, true).run(true);
     }
 
     /** Returns a hold if the lock is free, and otherwise nothing. Fails as {@link #acquire}. */
@@ -127,7 +186,7 @@ public final class RedisLock {
     /** Waits for this time at most, and returns nothing if the lock was not granted. Fails as {@link #acquire}. */
     public Optional<Hold> tryAcquire(Duration wait) throws InterruptedException {
         return Optional.ofNullable(
-                acquiring(Request.time("wait", wait, 0), false).run());
+                acquiring(Words.nanoseconds("wait", wait, 0), false).run(true));
     }
 
     /**
@@ -135,7 +194,7 @@ public final class RedisLock {
      * leaves no wait and no hold behind. The future fails as {@link #acquire}. Dependents run in the executor of {@link Locks}.
      */
     public CompletableFuture<Hold> acquireAsync() {
-        return acquiring(request.wait, true).start(locks);
+        return acquiring(wait, true).start();
     }
 
     /**
@@ -159,9 +218,9 @@ public final class RedisLock {
     public Hold attach(String ticket) throws InterruptedException {
         String[] parts = ticket.split("\\|", 3);
         try {
-            Owner owner = new Owner(HexFormat.of().parseHex(parts[0]));
-            Words from = Words.of("FROM", Request.bytes("name", parts[2]), Long.parseLong(parts[1]));
-            return new Acquiring(this, NONE, owner, from, true).run();
+            Owner holder = new Owner(HexFormat.of().parseHex(parts[0]));
+            Words from = Words.of("FROM", Words.bytes("name", parts[2]), Long.parseLong(parts[1]));
+            return new Acquiring(this, NONE, holder, from, true).run(true);
         } catch (IllegalArgumentException | ArrayIndexOutOfBoundsException error) {
             throw LockException.misuse("the ticket was not made by handOver()");
         }
@@ -170,7 +229,7 @@ public final class RedisLock {
     /** Holders, waiters and more, as {@code LOCK.INFO} replies. Nothing if the lock is free. */
     @SuppressWarnings("unchecked")
     public Optional<Map<String, Object>> query() {
-        Object reply = locks.execute(request, Words.of("LOCK.INFO", request.key()));
+        Object reply = locks.execute(this, Words.of("LOCK.INFO", key()));
         if (reply == null) {
             return Optional.empty();
         }
@@ -185,7 +244,7 @@ public final class RedisLock {
     /** Takes the lock from its holders ({@code LOCK.BREAK}). Returns whether there was one. */
     @CanIgnoreReturnValue
     public boolean forceRelease() {
-        return !Long.valueOf(0).equals(locks.execute(request, Words.of("LOCK.BREAK", request.key())));
+        return !Long.valueOf(0).equals(locks.execute(this, Words.of("LOCK.BREAK", key())));
     }
 
     /** The lock with the interface of {@code java.util.concurrent}, re-entrant for each thread. */
@@ -195,6 +254,6 @@ public final class RedisLock {
 
     @Override
     public String toString() {
-        return "RedisLock of " + request.name;
+        return "RedisLock of " + name;
     }
 }

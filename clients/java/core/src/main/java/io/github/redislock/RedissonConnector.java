@@ -2,15 +2,11 @@
 package io.github.redislock;
 
 import java.nio.charset.StandardCharsets;
-import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentHashMap;
-import java.util.concurrent.ExecutionException;
-import java.util.concurrent.TimeUnit;
-import java.util.concurrent.TimeoutException;
 import org.redisson.Redisson;
 import org.redisson.api.RedissonClient;
 import org.redisson.client.RedisClient;
@@ -37,7 +33,7 @@ public final class RedissonConnector extends Connector {
     private final ConnectionManager manager;
     private final boolean isCluster;
     private final Map<Integer, Moved> moved = new ConcurrentHashMap<>();
-    private final Map<String, RedissonNode> nodes = new ConcurrentHashMap<>();
+    private final Map<String, Node> nodes = new ConcurrentHashMap<>();
 
     /** Uses the connections of a client that {@code Redisson.create} has made. It stays open. Makes no call. */
     public RedissonConnector(RedissonClient client) {
@@ -65,8 +61,9 @@ public final class RedissonConnector extends Connector {
         String name = isCluster
                 ? client.getAddr().getHostString() + ":" + client.getAddr().getPort()
                 : "";
-        RedissonNode node = nodes.computeIfAbsent(name, RedissonNode::new);
-        node.client = client;
+        Node node = nodes.computeIfAbsent(name, each -> new Node(each, new RedissonLine(), new RedissonLine()));
+        ((RedissonLine) node.calls()).client = client;
+        ((RedissonLine) node.reader()).client = client;
         return node;
     }
 
@@ -86,13 +83,13 @@ public final class RedissonConnector extends Connector {
 
     @Override
     boolean isReply(Throwable failure) {
-        // The nodes make a LockException of each failure.
+        // The lines make a LockException of each failure.
         return false;
     }
 
     @Override
     void close() {
-        nodes.values().forEach(RedissonNode::reset);
+        nodes.values().forEach(Node::reset);
     }
 
     /** The failure that Redisson reports for a reply. Its text must not show the arguments, as a session's id is secret. */
@@ -171,14 +168,7 @@ public final class RedissonConnector extends Connector {
         }
 
         CompletableFuture<Object> send(Words words) {
-            CompletableFuture<Object> reply = new CompletableFuture<>() {
-                @Override
-                public boolean cancel(boolean mayInterrupt) {
-                    // Nothing is known about the calls after an overdue one.
-                    close();
-                    return super.cancel(mayInterrupt);
-                }
-            };
+            CompletableFuture<Object> reply = new CompletableFuture<>();
             Call call = new Call(reply, words);
             pending.add(call);
             reply.whenComplete((value, error) -> pending.remove(call));
@@ -191,118 +181,33 @@ public final class RedissonConnector extends Connector {
         }
     }
 
-    /** A connection, which is made again when it is needed and was closed. */
-    private final class Line {
-        private volatile CompletableFuture<Channel> opening;
+    private final class RedissonLine extends SharedLine<Channel> {
+        /** The client of the present primary. */
+        private volatile RedisClient client;
 
-        CompletableFuture<Channel> channel(RedisClient client) {
-            CompletableFuture<Channel> present = opening;
-            return isUsable(present) ? present : reopen(client);
-        }
-
-        private boolean isUsable(CompletableFuture<Channel> present) {
-            return present != null
-                    && (!present.isDone()
-                            || (!present.isCompletedExceptionally()
-                                    && present.join().isOpen()));
-        }
-
-        private synchronized CompletableFuture<Channel> reopen(RedisClient client) {
+        @Override
+        CompletableFuture<Channel> connect() {
             if (manager.getServiceManager().isShuttingDown()) {
                 return CompletableFuture.failedFuture(new java.io.IOException("Redisson is shut down"));
-            } else if (!isUsable(opening)) {
-                CompletableFuture<RedisConnection> connecting =
-                        client.connectAsync().toCompletableFuture();
-                opening = connecting.thenApply(Channel::new).orTimeout(Session.CALL_TIMEOUT, TimeUnit.NANOSECONDS);
-                opening.exceptionally(late -> {
-                    connecting.thenAccept(RedisConnection::closeAsync);
-                    return null;
-                });
             }
-            return opening;
-        }
-
-        synchronized void close() {
-            if (opening != null) {
-                opening.thenAccept(Channel::close);
-                opening = null;
-            }
-        }
-    }
-
-    private final class RedissonNode implements Node {
-        private final String name;
-        private final Line calls = new Line();
-        private final Line reader = new Line();
-        /** The client of the present primary. */
-        volatile RedisClient client;
-
-        RedissonNode(String name) {
-            this.name = name;
+            // Sentinels may have another primary.
+            RedisClient present = isCluster ? client : manager.getWriteEntry(0).getClient();
+            return present.connectAsync().toCompletableFuture().thenApply(Channel::new);
         }
 
         @Override
-        public String name() {
-            return name;
-        }
-
-        private RedisClient client() {
-            if (!isCluster) {
-                // Sentinels may have another primary.
-                client = manager.getWriteEntry(0).getClient();
-            }
-            return client;
+        boolean isOpen(Channel channel) {
+            return channel.isOpen();
         }
 
         @Override
-        public CompletableFuture<Object> call(Words words, long timeout) {
-            CompletableFuture<Channel> channel = calls.channel(client());
-            return channel.isDone() && !channel.isCompletedExceptionally()
-                    ? channel.join().send(words)
-                    : channel.thenCompose(opened -> opened.send(words));
+        void close(Channel channel) {
+            channel.close();
         }
 
         @Override
-        public List<Object> read(List<Words> words, long timeout) {
-            try {
-                // The first call finds its connection ready.
-                calls.channel(client());
-                Channel channel = reader.channel(client()).get(Session.CALL_TIMEOUT, TimeUnit.NANOSECONDS);
-                long until = Locks.now() + timeout;
-                List<CompletableFuture<Object>> sent =
-                        words.stream().map(channel::send).toList();
-                List<Object> replies = new ArrayList<>();
-                for (CompletableFuture<Object> reply : sent) {
-                    replies.add(take(reply, until));
-                }
-                return replies;
-            } catch (InterruptedException | TimeoutException | ExecutionException error) {
-                reader.close();
-                throw LockException.noReply(error);
-            }
-        }
-
-        private Object take(CompletableFuture<Object> reply, long until)
-                throws InterruptedException, TimeoutException, ExecutionException {
-            try {
-                return reply.get(Math.max(1, until - Locks.now()), TimeUnit.NANOSECONDS);
-            } catch (ExecutionException error) {
-                if (error.getCause() instanceof LockException known && !known.is("")) {
-                    return known;
-                }
-                throw error;
-            }
-        }
-
-        @Override
-        public void reset() {
-            calls.close();
-            reader.close();
-        }
-
-        @Override
-        public void closeReader() {
-            reader.close();
+        List<CompletableFuture<Object>> dispatch(Channel channel, List<Words> calls) {
+            return calls.stream().map(channel::send).toList();
         }
     }
 }

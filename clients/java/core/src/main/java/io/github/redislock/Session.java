@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: MIT
 package io.github.redislock;
 
-import static io.github.redislock.Request.NONE;
+import static io.github.redislock.Words.NONE;
 
 import io.github.redislock.Acquire.State;
 import java.lang.System.Logger.Level;
-import java.nio.ByteBuffer;
 import java.util.ArrayList;
 import java.util.Collections;
 import java.util.HashMap;
-import java.util.LinkedHashMap;
+import java.util.LinkedHashSet;
 import java.util.List;
 import java.util.Map;
+import java.util.Set;
 import java.util.TreeMap;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.TimeUnit;
-import java.util.function.Function;
-import java.util.stream.Stream;
+import java.util.concurrent.locks.LockSupport;
+import java.util.function.Consumer;
 
 /**
  * The presence of this process on one server: its numbers, holds and waits, and the loop that reads events. Rules R1 to R23 are
@@ -38,6 +38,8 @@ final class Session {
     /** Limit for the last call of a session. */
     static final long CLOSE_TIMEOUT = TimeUnit.SECONDS.toNanos(1);
 
+    private static final Set<String> MOVING = Set.of("MOVED", "ASK", "TRYAGAIN");
+    private static final long NEVER = Long.MIN_VALUE / 2;
     private static final System.Logger LOG = System.getLogger(Session.class.getPackageName());
 
     final Connector.Node node;
@@ -46,36 +48,30 @@ final class Session {
     // The mutex of Locks protects all that follows.
     byte[] id;
     /** All holds are declared, and an EVENTS has confirmed them. */
-    volatile boolean isUp;
-    /** Why waits fail now. */
-    private LockException failure;
-    /** The last failure of the reader. */
-    private LockException lastFailure;
-    /** Completes and is replaced when one of the two above changes, or a hold was declared. */
-    private CompletableFuture<Void> changed = new CompletableFuture<>();
+    private boolean isUp;
+    /** The last failure of the reader, and when the first failure in sequence happened. */
+    volatile LockException failure;
 
-    /** The acquires by number, each in one of these at most. */
-    private final Map<Long, Acquire> asked = new LinkedHashMap<>();
+    private long failing = NONE;
+    /** The failures have lasted for the patience. */
+    private boolean isLong;
 
-    private final Map<Long, Acquire> held = new HashMap<>();
-    /** Acquires that are over for their callers, and must be cancelled. */
-    private final TreeMap<Long, Acquire> undo = new TreeMap<>();
-    /** Holds that this session must declare (R3), and acquires that may have become holds. */
-    private final List<Acquire> undeclared = new ArrayList<>();
+    /** All that are asked, held, or to undo, by their numbers. */
+    private final TreeMap<Long, Acquire> acquires = new TreeMap<>();
+    /** Holds to declare (R3), and acquires to undo. */
+    private final Set<Acquire> unsettled = new LinkedHashSet<>();
+    /** Calls for the reader. */
+    final Set<Call> repeats = new LinkedHashSet<>();
 
     private long lastNumber;
     private long beat;
     private long seen;
-    /** Whether the previous LOCK.EVENTS was answered. If not, the next one does not wait in the server. */
-    private boolean isPolled;
+    /** When the last confirming LOCK.EVENTS was sent: with the present id, and in any session that had its holds before. */
+    private long confirmed = NEVER;
 
-    private long confirmed;
-    /** When the last LOCK.EVENTS was sent whose reply had all events. Events that arrive now are later. */
-    private volatile long eventsKnown;
-
-    private volatile long safeUntil;
+    private long lastConfirmed = NEVER;
     private boolean isInJeopardy;
-    volatile boolean isClosed;
+    private boolean isClosed;
     private Thread reader;
     /** The server has answered the reader that another node has a lock. */
     private boolean hasMoved;
@@ -89,8 +85,22 @@ final class Session {
 
     // The life of an acquire, under the mutex.
 
-    void start() {
-        if (reader == null && !isClosed && !locks.isClosed) {
+    boolean isReader() {
+        return Thread.currentThread() == reader;
+    }
+
+    /** Whether the server has answered the last call of the reader. */
+    boolean isAnswering() {
+        return isUp && failing == NONE;
+    }
+
+    /** Gives the acquire the next number. The server does not know it yet. */
+    void enrol(Acquire acquire) {
+        acquire.session = this;
+        acquire.id = null;
+        acquire.n = ++lastNumber;
+        acquires.put(acquire.n, acquire);
+        if (reader == null && !isClosed) {
             Thread thread = new Thread(this::read, "redis-lock-" + node.name());
             thread.setDaemon(true);
             thread.start();
@@ -98,476 +108,502 @@ final class Session {
         }
     }
 
-    boolean isReader() {
-        return Thread.currentThread() == reader;
-    }
-
-    /** Whether an acquire of this lock can be sent. */
-    boolean isReady(Request request) {
-        return isUp && undeclared.stream().noneMatch(each -> each.request.ids.equals(request.ids));
-    }
-
-    /** Whether an earlier call of this owner may be late, or another process may hold the lock under its name. */
-    boolean isRetired(Owner owner, Request request) {
-        return !Collections.disjoint(owner.retired, request.ids)
-                || Stream.concat(undo.values().stream(), undeclared.stream())
-                        .anyMatch(each -> each.matches(State.OVER, owner, request));
-    }
-
-    /** Whether another owner would wait for this one. */
-    boolean holds(Owner owner, Request request) {
-        return held.values().stream().anyMatch(each -> !each.isHandedOver && each.matches(State.HELD, owner, request));
-    }
-
-    /** The pause of a call that cannot be sent now. */
-    Work.Pause pause(boolean isTry, long giveUp) {
-        if (isClosed || locks.isClosed) {
-            throw LockException.of(LockException.Kind.CANCELLED, "the locks are closed");
-        } else if (failure != null && (isTry || giveUp == NONE || !failure.isTransient())) {
-            throw failure;
-        } else if (Locks.now() >= giveUp || isReader()) {
-            String why = lastFailure == null ? "" : " (" + lastFailure.getMessage() + ")";
-            throw LockException.of(
-                    !isTry && isAnswering() ? LockException.Kind.TIMED_OUT : LockException.Kind.UNAVAILABLE,
-                    "no connection to the server; try again" + why);
+    /** Takes an acquire of another session, or of the previous one on this server. */
+    private void adopt(Acquire acquire) {
+        Session former = acquire.session;
+        if (acquire.state == State.ASKED && acquire.id != null) {
+            // It may have been granted. Its caller asks again.
+            former.end(acquire, "restarted", true);
         }
-        return new Work.Pause(changed, giveUp);
+        former.acquires.remove(acquire.n);
+        former.unsettled.remove(acquire);
+        enrol(acquire);
+        if (acquire.state != State.ASKED) {
+            unsettled.add(acquire);
+        }
+        former.repeats.removeIf(each -> former != this && each.acquire == acquire && repeats.add(each));
+        lastConfirmed = Math.max(lastConfirmed, former.lastConfirmed);
     }
 
-    /** Whether the server has answered the last call of the reader. */
-    boolean isAnswering() {
-        return isUp && isPolled;
+    /** The owner, or another one if a call of it may be late. A thread does not wait for its own hold: that keeps its owner. */
+    Owner freeOwner(Owner owner, RedisLock lock) {
+        Owner free = owner;
+        while (lock.owner == null && isRetired(free, lock) && !holds(free, lock)) {
+            free = free.retire(lock);
+        }
+        return free;
     }
 
-    void enrol(Acquire acquire) {
-        acquire.session = this;
-        acquire.id = id;
-        acquire.n = ++lastNumber;
+    private boolean isRetired(Owner owner, RedisLock lock) {
+        return !Collections.disjoint(owner.retired, lock.ids)
+                || unsettled.stream().anyMatch(each -> each.state == State.UNDO && each.matches(owner, lock));
+    }
+
+    private boolean holds(Owner owner, RedisLock lock) {
+        return acquires.values().stream().anyMatch(each -> each.state == State.HELD && each.matches(owner, lock));
+    }
+
+    /** The words of an attempt. Null if the reader has to send it, or if it has failed. */
+    Words begin(Call call) {
+        Acquire acquire = call.acquire;
+        if (call.isOver()) {
+            return null;
+        } else if (isHopeless(call)) {
+            call.end(failure);
+            return null;
+        } else if (!canSend(acquire)) {
+            repeats.add(call);
+            return null;
+        }
+        call.session = this;
+        call.id = id;
+        call.n = acquire.n;
+        call.sent = Math.min(call.sent, Locks.now());
         if (acquire.state == State.ASKED) {
-            asked.put(acquire.n, acquire);
+            acquire.id = id;
+            acquire.sent = call.sent;
+        }
+        return acquire.words(call.verb, call.lease);
+    }
+
+    /** Whether a failure of the reader is one of the call. */
+    private boolean isHopeless(Call call) {
+        boolean isPatient = call.state == State.HELD || !(call.acquire.by.isTry || call.giveUp == NONE);
+        return isClosed || (failing != NONE && (!failure.isTransient() || (isLong && !isPatient)));
+    }
+
+    /** Only the reader calls a server that has stopped to answer it, so that no other thread waits there. */
+    private boolean canSend(Acquire acquire) {
+        // The server would refuse a release of a number that is not declared yet, and remember that (R23).
+        return (isReader() ? isUp : isAnswering())
+                && (acquire.state == State.ASKED
+                        ? unsettled.stream().noneMatch(each -> blocks(each, acquire))
+                        : acquire.isDeclared());
+    }
+
+    /** A late acquire of an owner must not be granted to its next one, and a hold must be declared before its lock is asked. */
+    private static boolean blocks(Acquire first, Acquire next) {
+        return first.state == State.HELD
+                ? !Collections.disjoint(first.lock.ids, next.lock.ids)
+                : first.matches(next.owner, next.lock);
+    }
+
+    /** Handles the reply to an attempt. Returns whether the call must be repeated. */
+    boolean answer(Call call, Object reply) {
+        Acquire acquire = call.acquire;
+        boolean isAsk = acquire.state == State.ASKED;
+        // R14: a reply counts only for the present number.
+        boolean isPresent = acquire.session == this && acquire.n == call.n && call.id == id;
+        if (call.isOver()) {
+            return false;
+        } else if (!(reply instanceof LockException error)) {
+            if (isPresent) {
+                answered(call, reply);
+            }
+            return !isPresent;
+        } else {
+            hasMoved |= error.is("MOVED");
+            call.isInDoubt |= error.is("");
+            acquire.isReleaseInDoubt |= acquire.isReleasing && error.is("");
+            call.error = error;
+            call.failing = Math.min(call.failing, Locks.now());
+            if (isPresent && isAsk && !call.isInDoubt) {
+                // The server has not executed it.
+                acquire.id = null;
+            }
+            boolean isLate = call.giveUp == NONE && Locks.now() - call.failing >= locks.settings.patience;
+            if (!isPresent || (error.isTransient() && !isLate)) {
+                return true;
+            } else if (isAsk && error.is("NOTOWNER") && acquire.by.from == null) {
+                // R12: the hold of a repeated acquire has ended.
+                end(acquire, "restarted", acquire.lock.isSeveral());
+            } else if (!isAsk
+                    && (error.is("NOTOWNER") || error.is("WRONGTYPE"))
+                    && (call.verb.equals("RELEASE") || !acquire.isReleasing)) {
+                String why = error.is("WRONGTYPE") ? "wrongtype" : "deleted";
+                end(acquire, acquire.isReleaseInDoubt ? "released" : why, acquire.lock.isSeveral());
+            } else {
+                call.end(error);
+            }
+            return false;
+        }
+    }
+
+    private void answered(Call call, Object reply) {
+        Acquire acquire = call.acquire;
+        if (acquire.state == State.HELD && call.verb.equals("RELEASE")) {
+            end(acquire, "released", false);
+        } else if (acquire.state == State.HELD) {
+            acquire.isProvisional = false;
+            if (call.lease != NONE) {
+                acquire.leaseEnds = call.sent + call.lease;
+            }
+            call.end(null);
+        } else if (reply == null) {
+            end(acquire, "timeout", false);
+        } else if (reply.equals(0L)) {
+            // An event follows.
+            call.error = null;
+        } else {
+            acquire.isProvisional = call.isInDoubt;
+            grant(acquire, reply, null, acquire.sent);
         }
     }
 
     /** Takes the grant from a reply, or from the fields of an event. Its lease may end this early, but not earlier. */
-    void grant(Acquire acquire, Object counts, Object tokens, long leaseStart) {
+    private void grant(Acquire acquire, Object counts, Object tokens, long leaseStart) {
         acquire.take(counts, tokens);
         acquire.granted = Locks.now();
-        if (acquire.request.lease != NONE) {
-            acquire.leaseEnds = leaseStart + acquire.request.lease;
+        if (acquire.lock.lease != NONE) {
+            acquire.leaseEnds = leaseStart + acquire.lock.lease;
         }
-        asked.remove(acquire.n);
-        held.put(acquire.n, acquire);
-        acquire.state = State.HELD;
-        signal(acquire);
+        leave(acquire, State.HELD);
     }
 
-    /** The acquire neither waits nor holds any longer. */
-    void over(Acquire acquire, String reason) {
-        boolean wasHeld = acquire.state == State.HELD && acquire.reference != null && !acquire.isHandedOver;
-        acquire.reason = reason;
-        acquire.state = State.OVER;
-        if (acquire.session == this) {
-            asked.remove(acquire.n, acquire);
-            held.remove(acquire.n, acquire);
+    private static void leave(Acquire acquire, State next) {
+        acquire.state = next;
+        List.copyOf(acquire.calls).forEach(each -> each.end(null));
+    }
+
+    /** Ends the wait or the hold for its caller. The reader cancels what may remain on the server. */
+    void end(Acquire acquire, String reason, boolean mayRemain) {
+        if (acquire.state != State.ASKED && acquire.state != State.HELD) {
+            return;
         }
-        if (wasHeld) {
+        boolean wasHeld = acquire.state == State.HELD;
+        acquire.reason = reason;
+        if (mayRemain && (wasHeld || acquire.id != null)) {
+            leave(acquire, State.UNDO);
+            unsettled.add(acquire);
+        } else {
+            undone(acquire);
+        }
+        if (wasHeld && acquire.reference != null && !reason.equals("handed over")) {
             notify(acquire, "held", acquire.isLost() ? "lost" : "released");
         }
         locks.later(() -> acquire.ended.complete(null));
-        signal(acquire);
     }
 
-    /** Ends an acquire for its caller. The reader cancels what the server may still have of it. */
-    void discard(Acquire acquire, String reason) {
-        if (acquire.state != State.OVER) {
-            over(acquire, reason);
-            if (!acquire.isUndeclared) {
-                undo.put(acquire.n, acquire);
-            }
+    private void undone(Acquire acquire) {
+        leave(acquire, State.OVER);
+        acquires.remove(acquire.n);
+        unsettled.remove(acquire);
+    }
+
+    /** Ends an acquire that failed or was cancelled, and cancels it at once if that is possible. */
+    void cancel(Acquire acquire) {
+        Words words = locks.locked(() -> {
+            end(acquire, "cancelled", true);
+            boolean canCancel = acquire.state == State.UNDO && isAnswering() && acquire.isDeclared();
+            return canCancel ? acquire.words("CANCEL", NONE) : null;
+        });
+        if (words != null) {
+            Object reply = node.calls().send(words, REPLY_GRACE);
+            locks.update(() -> cancelled(acquire, reply));
         }
     }
 
-    /** Cancels a discarded acquire if that can be done at once. Returns false if there is no answer. Not under the mutex. */
-    boolean cancelNow(Acquire acquire) {
-        Words words = locks.locked(
-                () -> isUp && acquire.session == this && undo.containsKey(acquire.n) ? acquire.cancelWords() : null);
-        long n = acquire.n;
-        boolean isAnswered = words != null && isAnswer(locks.connector.answer(node, words, REPLY_GRACE));
-        if (isAnswered) {
-            locks.update(() -> undone(n, acquire));
-        }
-        return words == null || isAnswered;
-    }
-
-    /** A named owner may wait for this. */
-    private void undone(long n, Acquire acquire) {
-        if (undo.remove(n, acquire)) {
-            signal();
+    private void cancelled(Acquire acquire, Object reply) {
+        if (isAnswer(reply) && acquire.isDeclared() && acquire.state == State.UNDO) {
+            undone(acquire);
         }
     }
 
-    private static boolean isAnswer(Object reply) {
-        return !(reply instanceof LockException error && error.isTransient());
-    }
-
-    private void signal(Acquire acquire) {
-        CompletableFuture<Void> old = acquire.changed;
-        acquire.changed = new CompletableFuture<>();
-        locks.later(() -> old.complete(null));
-    }
-
-    private void signal() {
-        CompletableFuture<Void> old = changed;
-        changed = new CompletableFuture<>();
-        locks.later(() -> old.complete(null));
+    /** Whether a repetition would get the same reply. */
+    private boolean isAnswer(Object reply) {
+        boolean isElsewhere = LockException.is(reply, "MOVED");
+        hasMoved |= isElsewhere;
+        return LockException.is(reply, "LATE")
+                || (isElsewhere && !locks.connector.isCluster())
+                || !(reply instanceof LockException error && error.isTransient());
     }
 
     private void notify(Acquire acquire, String name, String outcome) {
-        locks.later(() -> locks.notify(acquire.request.label, name, outcome, acquire.granted));
+        locks.later(() -> locks.notify(acquire.lock.label, name, outcome, acquire.granted));
     }
 
     /** Time for which no other owner can have the lock, even if the network fails. */
     long validFor(Acquire acquire) {
-        if (acquire.state != State.HELD || acquire.isReleasing || acquire.isUndeclared || !isUp) {
+        if (acquire.state != State.HELD || acquire.isReleasing || !acquire.isDeclared() || !isUp) {
             return 0;
         }
-        boolean needsSession =
-                acquire.request.lease == NONE || (acquire.isProvisional && acquire.granted >= eventsKnown);
+        boolean needsSession = acquire.lock.lease == NONE || (acquire.isProvisional && acquire.granted >= confirmed);
         // Without a lease, it has no end.
-        return Math.max(0, Math.min(acquire.leaseEnds, needsSession ? safeUntil : NONE) - Locks.now());
+        return Math.max(
+                0, Math.min(acquire.leaseEnds, needsSession ? confirmed + locks.settings.grace : NONE) - Locks.now());
     }
 
     // The reader.
 
     /** Heartbeat, events and losses: the only loop. */
     private void read() {
-        long failing = NONE;
         long pause = RETRY_PAUSE;
-        while (!isClosed) {
+        while (!locks.locked(() -> isClosed)) {
             try {
                 turn();
-                failing = NONE;
                 pause = RETRY_PAUSE;
+                if (hasMoved) {
+                    hasMoved = false;
+                    relocate();
+                }
                 continue;
             } catch (RuntimeException | Error thrown) {
                 LockException error = locks.connector.error(thrown);
-                failing = Math.min(failing, Locks.now());
-                boolean isLong = Locks.now() >= failing + locks.patience;
-                locks.update(() -> fail(error, isLong));
+                if (error.is("")) {
+                    node.reader().close();
+                }
+                locks.update(() -> fail(error));
             }
-            if (!isClosed && locks.connector.isCluster()) {
+            if (locks.connector.isCluster()) {
                 relocate();
-                leaveNode(failing);
             }
-            Work.Pause rest = new Work.Pause(locks.locked(() -> changed), Locks.now() + pause);
-            if (!isClosed) {
-                rest.awaitUninterrupted();
-            }
+            LockSupport.parkNanos(pause);
             pause = Math.min(2 * pause, MAX_RETRY_PAUSE);
         }
-        node.closeReader();
+        node.reader().close();
         ended.complete(null);
     }
 
-    /** Ends the session of a node that has failed for long and has no acquires: perhaps it has left the cluster. */
-    private void leaveNode(long failing) {
-        locks.update(() -> {
-            boolean isEmpty = asked.isEmpty() && held.isEmpty() && undo.isEmpty() && undeclared.isEmpty();
-            if (isEmpty && Locks.now() >= failing + locks.patience) {
-                isClosed = true;
-                locks.forget(this);
-                signal();
-            }
-        });
-    }
-
-    private void fail(LockException error, boolean isLong) {
-        isPolled = false;
-        lastFailure = error;
+    private void fail(LockException error) {
+        if (isClosed) {
+            return;
+        }
+        failure = error;
+        failing = Math.min(failing, Locks.now());
+        isLong = Locks.now() - failing >= locks.settings.patience;
         if (error.is("NOSESSION") || error.is("LATE")) {
             id = null;
             isUp = false;
-            safeUntil = 0;
-            signal();
+            confirmed = NEVER;
         }
         if (error.is("NOSESSION") || error.is("READONLY")) {
             locks.later(node::reset);
         }
         if (error.is("LATE")) {
             // R16: another process uses the id.
-            loseRenewed("late");
-        } else if (!error.isTransient() || isLong) {
-            failure = error;
-            for (Acquire each : List.copyOf(asked.values())) {
-                if (each.until == NONE || !error.isTransient()) {
-                    each.failure = error;
-                    signal(each);
-                }
-            }
-            signal();
+            endRenewed("late");
+        }
+        for (Acquire each : acquires.values()) {
+            List.copyOf(each.calls).stream().filter(this::isHopeless).forEach(call -> call.end(error));
         }
         checkClocks();
+        if (locks.connector.isCluster() && acquires.isEmpty() && Locks.now() - lastConfirmed >= locks.settings.ttl) {
+            // Perhaps the node has left the cluster.
+            isClosed = true;
+            locks.forget(this);
+        }
     }
 
+    /** The calls of a turn, and what their replies mean. */
+    private static final class Batch {
+        final List<Words> calls = new ArrayList<>();
+        final List<Consumer<Object>> handlers = new ArrayList<>();
+        /** The counts of the owners of declared holds. */
+        final Map<Acquire, Long> counts = new HashMap<>();
+        /** Why a hold was not declared. */
+        LockException failure;
+
+        void add(Words call, Consumer<Object> handler) {
+            calls.add(call);
+            handlers.add(handler);
+        }
+    }
+
+    /** Declares, undoes, repeats, and then polls (R3, R6, R13). */
     private void turn() {
         if (id == null) {
             open();
         }
-        try {
-            declare();
-            repeatCancels();
-        } catch (LockException error) {
-            // While the session is up, the heartbeat does not wait for them.
-            if (!isUp || !error.isTransient()) {
-                throw error;
-            }
-        }
+        settle();
         poll();
-        locks.update(() -> {
-            failure = null;
-            if (!isUp && !isClosed) {
-                isUp = true;
-                signal();
-            }
-        });
-        if (hasMoved) {
-            hasMoved = false;
-            relocate();
-        }
-    }
-
-    private Object readOne(Words words, long timeout) {
-        Object reply = node.read(List.of(words), timeout).get(0);
-        if (reply instanceof LockException error) {
-            throw error;
-        }
-        return reply;
     }
 
     private void open() {
-        List<?> reply = (List<?>) readOne(
-                Words.of("LOCK.SESSION", "OPEN", "NEW", ++beat, "TTL", Request.milliseconds(locks.ttl), "GRACE")
-                        .and(locks.grace / 1_000_000, "NAME", Request.bytes("name", locks.name)),
-                REPLY_GRACE);
+        Words words = Words.of(
+                        "LOCK.SESSION", "OPEN", "NEW", ++beat, "TTL", Words.milliseconds(locks.settings.ttl), "GRACE")
+                .and(locks.settings.grace / 1_000_000, "NAME", Words.bytes("name", locks.settings.name));
+        Object reply = node.reader().send(words, REPLY_GRACE);
+        if (reply instanceof LockException error) {
+            throw error;
+        }
         locks.update(() -> {
-            id = (byte[]) reply.get(0);
+            id = (byte[]) ((List<?>) reply).get(0);
             seen = 0;
-            isPolled = false;
-            safeUntil = 0;
-            leave(each -> this);
+            List.copyOf(acquires.values()).stream()
+                    .filter(each -> each.id != null || each.state != State.ASKED)
+                    .forEach(this::adopt);
         });
     }
 
-    /** Moves acquires to the list of those that a session must declare, holds first. */
-    private void leave(Function<Acquire, Session> successors) {
-        List<Acquire> all = new ArrayList<>(undeclared);
-        held.values().stream().filter(each -> !each.isUndeclared).forEach(all::add);
-        all.addAll(asked.values());
-        all.addAll(undo.values());
-        for (Acquire each : all) {
-            Session to = successors.apply(each);
-            if (to == null) {
-                continue;
-            }
-            undeclared.remove(each);
-            if (each.isHandedOver) {
-                // Its lease runs out.
-                over(each, "handed over");
-                continue;
-            }
-            if (each.state == State.ASKED) {
-                over(each, "restarted");
-            }
-            held.remove(each.n, each);
-            undo.remove(each.n, each);
-            each.isUndeclared = true;
-            each.session = to;
-            each.n = 0;
-            to.undeclared.add(each);
-            to.confirmed = Math.max(to.confirmed, confirmed);
-            to.start();
-        }
-        signal();
-    }
-
-    /** Declares holds. An acquire that is over may have become a hold: it is declared and cancelled. */
-    private void declare() {
-        List<Words> calls = new ArrayList<>();
-        List<Acquire> holds = new ArrayList<>();
-        List<Acquire> others = new ArrayList<>();
-        locks.update(() -> {
-            undeclared.forEach(each -> (each.state == State.HELD ? holds : others).add(each));
-            undeclared.stream().filter(each -> each.n == 0).forEach(this::enrol);
-            // Holds first, as a declaration takes any hold of its owner that has no number.
-            holds.forEach(each -> calls.add(each.declareWords()));
-            for (Acquire each : others) {
-                calls.add(each.declareWords());
-                calls.add(each.cancelWords());
-            }
-        });
-        if (calls.isEmpty()) {
+    private void settle() {
+        Batch batch = new Batch();
+        locks.update(() -> fill(batch));
+        if (batch.calls.isEmpty()) {
             return;
         }
-        List<Object> replies = node.read(calls, REPLY_GRACE + 1_000_000L * calls.size());
-        for (Object reply : replies) {
-            if (!isAnswer(reply) && !isMoved(reply) && !((LockException) reply).is("LATE")) {
-                throw (LockException) reply;
-            }
-        }
-        locks.update(() -> {
-            Map<List<ByteBuffer>, Long> counts = new HashMap<>();
-            for (int i = 0; i < holds.size(); i++) {
-                declared(holds.get(i), replies.get(i), counts);
-            }
-            for (int i = 0; i < others.size(); i++) {
-                Acquire each = others.get(i);
-                if (isMoved(replies.get(holds.size() + 2 * i + 1))) {
-                    each.n = 0;
-                } else {
-                    undeclared.remove(each);
-                    each.isUndeclared = false;
-                }
-            }
-            Map<List<ByteBuffer>, Long> ours = new HashMap<>();
-            holds.forEach(each -> ours.merge(each.holdKey(), 1L, Long::sum));
-            held.values().stream()
-                    .filter(each -> !holds.contains(each))
-                    .forEach(each -> ours.merge(each.holdKey(), 1L, Long::sum));
-            for (Acquire each : List.copyOf(held.values())) {
-                List<ByteBuffer> key = each.holdKey();
-                if (counts.containsKey(key) && counts.get(key) < ours.get(key)) {
-                    // R3, R22: another hold of this owner has ended, and nobody knows which.
-                    discard(each, "restarted");
-                }
-            }
-            signal();
-        });
-        hasMoved |= replies.stream().anyMatch(Session::isMoved);
-    }
-
-    private void declared(Acquire acquire, Object reply, Map<List<ByteBuffer>, Long> counts) {
-        if (isMoved(reply)) {
-            acquire.n = 0;
-            return;
-        }
-        undeclared.remove(acquire);
-        acquire.isUndeclared = false;
-        boolean isRefused = reply instanceof LockException;
-        if (acquire.state == State.HELD && isRefused) {
-            over(acquire, acquire.isReleaseInDoubt ? Acquire.RELEASED : "restarted");
-        } else if (acquire.state == State.HELD) {
-            held.put(acquire.n, acquire);
-            counts.merge(acquire.holdKey(), Collections.min(Replies.longs(reply)), Math::min);
-        } else if (!isRefused) {
-            undo.put(acquire.n, acquire);
-        }
-    }
-
-    private static boolean isMoved(Object reply) {
-        return reply instanceof LockException error && error.is("MOVED");
-    }
-
-    private void repeatCancels() {
-        List<Words> calls = new ArrayList<>();
-        List<Acquire> all = locks.locked(() -> {
-            locks.discardDropped();
-            undo.values().forEach(each -> calls.add(each.cancelWords()));
-            return List.copyOf(undo.values());
-        });
-        if (calls.isEmpty()) {
-            return;
-        }
-        List<Object> replies = node.read(calls, REPLY_GRACE);
+        List<Object> replies = node.reader().send(batch.calls, REPLY_GRACE + 1_000_000L * batch.calls.size());
         locks.update(() -> {
             for (int i = 0; i < replies.size(); i++) {
-                if (isAnswer(replies.get(i))) {
-                    undone(all.get(i).n, all.get(i));
-                }
+                batch.handlers.get(i).accept(replies.get(i));
+            }
+            checkCounts(batch.counts);
+            if (!isUp && batch.failure != null) {
+                throw batch.failure;
             }
         });
-        hasMoved |= replies.stream().anyMatch(Session::isMoved);
+    }
+
+    /** Adds declarations, cancels and repeated calls. */
+    private void fill(Batch batch) {
+        locks.endDropped();
+        // Holds first, as a declaration takes any hold of its owner that has no number.
+        unsettled.stream().filter(each -> each.state == State.HELD).forEach(each -> declare(each, batch));
+        for (Acquire each : unsettled) {
+            if (each.state == State.UNDO) {
+                if (!each.isDeclared()) {
+                    declare(each, batch);
+                }
+                batch.add(each.words("CANCEL", NONE), reply -> cancelled(each, reply));
+            }
+        }
+        List<Call> calls = List.copyOf(repeats);
+        repeats.clear();
+        for (Call each : calls) {
+            Words words = begin(each);
+            if (words != null) {
+                batch.add(words, reply -> {
+                    if (answer(each, reply)) {
+                        each.acquire.session.repeats.add(each);
+                    }
+                });
+            }
+        }
+    }
+
+    private void declare(Acquire acquire, Batch batch) {
+        batch.add(acquire.words("RENEW", acquire.leaseEnds == NONE ? NONE : acquire.leaseEnds - Locks.now()), reply -> {
+            if (!isAnswer(reply)) {
+                LockException error = (LockException) reply;
+                // Those of a slot that moves are declared elsewhere, or later.
+                batch.failure = MOVING.contains(error.code()) ? batch.failure : error;
+                return;
+            }
+            boolean isRefused = reply instanceof LockException;
+            acquire.id = id;
+            if (acquire.state == State.HELD && isRefused) {
+                end(acquire, acquire.isReleaseInDoubt ? "released" : "restarted", acquire.lock.isSeveral());
+            } else if (acquire.state == State.HELD) {
+                unsettled.remove(acquire);
+                batch.counts.put(acquire, Collections.min(Replies.longs(reply)));
+            }
+        });
+    }
+
+    /** R3, R22: if the server counts less, another hold of this owner has ended, and nobody knows which. */
+    private void checkCounts(Map<Acquire, Long> counts) {
+        if (!counts.isEmpty()) {
+            Map<List<?>, Long> ours = new HashMap<>();
+            acquires.values().stream()
+                    .filter(each -> each.state == State.HELD)
+                    .forEach(each -> ours.merge(each.holdKey(), 1L, Long::sum));
+            counts.forEach((each, count) -> {
+                if (count < ours.getOrDefault(each.holdKey(), 0L)) {
+                    end(each, "restarted", true);
+                }
+            });
+        }
+    }
+
+    /** The least number whose acquire, undo or declaration has no answer (R11). */
+    private long done() {
+        for (Acquire each : acquires.values()) {
+            if (each.state != State.HELD || !each.isDeclared()) {
+                return each.n;
+            }
+        }
+        return lastNumber + 1;
     }
 
     /** One LOCK.EVENTS: heartbeat, acknowledgement and events. */
     private void poll() {
-        long block =
-                isPolled && !hasMoved ? Math.min(EVENTS_BLOCK, (locks.grace == 0 ? locks.ttl : locks.grace) / 3) : 0;
-        Words words = locks.locked(() -> {
-            long done = Math.min(
-                    asked.isEmpty() ? lastNumber + 1 : asked.keySet().iterator().next(),
-                    undo.isEmpty() ? lastNumber + 1 : undo.firstKey());
-            for (Acquire each : undeclared) {
-                // Its declaration has no answer yet.
-                done = each.n == 0 ? done : Math.min(done, each.n);
-            }
-            return Words.of("LOCK.EVENTS", id == null ? "" : id, ++beat, seen, done, block / 1_000_000, EVENTS_COUNT);
+        Locks.Builder settings = locks.settings;
+        long longest = Math.min(EVENTS_BLOCK, (settings.grace == 0 ? settings.ttl : settings.grace) / 3);
+        long block = locks.locked(() -> {
+            boolean isBusy = !unsettled.isEmpty() || !repeats.isEmpty();
+            return !isAnswering() ? 0 : isBusy ? Math.min(RETRY_PAUSE, longest) : longest;
         });
         long sent = Locks.now();
-        List<?> events = (List<?>) readOne(words, block + REPLY_GRACE);
+        Words words = locks.locked(
+                () -> Words.of("LOCK.EVENTS", id, ++beat, seen, done()).and(block / 1_000_000, EVENTS_COUNT));
+        Object reply = node.reader().send(words, block + REPLY_GRACE);
+        if (reply instanceof LockException error) {
+            throw error;
+        }
         locks.update(() -> {
+            List<?> events = (List<?>) reply;
             events.forEach(each -> handle((List<?>) each));
-            isPolled = true;
             if (events.size() < EVENTS_COUNT) {
                 confirmed = sent;
-                eventsKnown = sent;
-                safeUntil = sent + locks.grace;
+                lastConfirmed = sent;
                 setJeopardy(false);
             }
-            expireLeases();
+            isUp = !isClosed;
+            failing = NONE;
+            isLong = false;
+            failure = null;
+            checkClocks();
         });
     }
 
     private void handle(List<?> event) {
         seen = (Long) event.get(0);
-        Long n = (Long) event.get(2);
-        Acquire acquire = asked.getOrDefault(n, held.get(n));
+        Acquire acquire = acquires.get((Long) event.get(2));
         String kind = Replies.text(event.get(1));
-        if (acquire == null) {
+        if (acquire == null || acquire.state == State.UNDO) {
             return;
-        } else if (kind.equals("granted")) {
-            if (acquire.state == State.ASKED) {
-                acquire.isProvisional = true;
-                Object tokens = event.size() > 4 ? event.get(4) : null;
-                grant(acquire, event.get(3), tokens, Math.max(acquire.sent, eventsKnown));
-            }
+        } else if (kind.equals("granted") && acquire.state == State.ASKED) {
+            acquire.isProvisional = true;
+            Object tokens = event.size() > 4 ? event.get(4) : null;
+            // The last confirming reply would have reported an earlier grant.
+            grant(acquire, event.get(3), tokens, Math.max(acquire.sent, confirmed));
         } else if (kind.equals("lost")) {
             String reason = Replies.text(event.get(3));
             if (reason.equals("moved") && acquire.state == State.HELD) {
-                held.remove(n);
-                acquire.n = 0;
-                acquire.isUndeclared = true;
-                undeclared.add(acquire);
+                // The number has ended here.
+                adopt(acquire);
                 hasMoved = true;
-                return;
-            }
-            over(acquire, reason);
-            if (acquire.request.isSeveral()) {
-                // Perhaps only one of the locks was lost.
-                undo.put(n, acquire);
+            } else {
+                // Perhaps only one of several locks was lost.
+                end(acquire, reason, acquire.lock.isSeveral());
             }
         }
     }
 
     /** Leaves acquires to the sessions on the nodes that serve their slots now. */
-    private void relocate() {
+    void relocate() {
         try {
             locks.connector.refresh();
         } catch (RuntimeException later) {
             return;
         }
-        locks.update(() -> leave(each -> {
+        for (Acquire each : locks.locked(() -> List.copyOf(acquires.values()))) {
             try {
-                Session to = locks.sessionOf(each.request.key());
-                return to == this ? null : to;
-            } catch (RuntimeException unknown) {
-                return null;
+                Connector.Node to = locks.node(each.lock.key());
+                locks.update(() -> {
+                    Session session = locks.session(to);
+                    if (session != this && each.session == this && each.state != State.OVER) {
+                        session.adopt(each);
+                    }
+                });
+            } catch (LockException later) {
+                // The reader tries again.
             }
-        }));
+        }
     }
 
     private List<Acquire> renewed() {
-        return Stream.concat(held.values().stream(), undeclared.stream())
-                .filter(each -> each.state == State.HELD && each.request.lease == NONE)
+        return acquires.values().stream()
+                .filter(each -> each.state == State.HELD && each.lock.lease == NONE)
                 .toList();
     }
 
@@ -578,50 +614,52 @@ final class Session {
         }
     }
 
-    private void loseRenewed(String reason) {
-        renewed().forEach(each -> discard(each, reason));
-    }
-
-    private void expireLeases() {
-        List.copyOf(held.values()).stream().filter(Acquire::isLost).forEach(each -> discard(each, "expired"));
+    private void endRenewed(String reason) {
+        renewed().forEach(each -> end(each, reason, true));
     }
 
     private void checkClocks() {
         long now = Locks.now();
-        if (now >= safeUntil) {
+        if (failing != NONE && now - confirmed >= locks.settings.grace) {
             setJeopardy(true);
         }
-        if (now >= confirmed + locks.ttl) {
-            loseRenewed("silent");
+        if (now - lastConfirmed >= locks.settings.ttl) {
+            endRenewed("silent");
         }
-        expireLeases();
+        List.copyOf(acquires.values()).stream()
+                .filter(each -> each.state == State.HELD && each.isLost())
+                .forEach(each -> end(each, "expired", true));
     }
 
     /** Ends all waits and renewed holds. A hold with a lease of its own remains until its lease ends. */
     void close() {
-        List<Acquire> all = locks.locked(() -> List.copyOf(undo.values()));
-        for (Acquire each : all) {
-            if (!cancelNow(each)) {
-                break;
+        List<Words> calls = new ArrayList<>();
+        locks.update(() -> {
+            LockException closed = LockException.of(LockException.Kind.CANCELLED, "the locks are closed");
+            for (Acquire each : List.copyOf(acquires.values())) {
+                List.copyOf(each.calls).forEach(call -> call.end(closed));
+                if (each.state == State.ASKED || each.lock.lease == NONE) {
+                    end(each, "closed", each.state == State.ASKED);
+                }
+                // The end of the session releases all others.
+                if (each.state == State.UNDO && each.lock.lease != NONE && each.isDeclared()) {
+                    calls.add(each.words("CANCEL", NONE));
+                }
             }
-        }
-        byte[] old = locks.locked(() -> {
+            failure = closed;
             isClosed = true;
             isUp = false;
-            for (Acquire each : List.copyOf(asked.values())) {
-                each.failure = LockException.of(LockException.Kind.CANCELLED, "the locks are closed");
-                signal(each);
+            if (id != null) {
+                calls.add(Words.of("LOCK.SESSION", "CLOSE", id));
             }
-            renewed().forEach(each -> over(each, "closed"));
-            signal();
-            return id;
         });
-        if (old != null) {
-            locks.connector.answer(node, Words.of("LOCK.SESSION", "CLOSE", old), CLOSE_TIMEOUT);
+        if (!calls.isEmpty()) {
+            node.calls().send(calls, CLOSE_TIMEOUT);
         }
-        node.closeReader();
+        node.reader().close();
         if (reader != null && !isReader()) {
-            new Work.Pause(ended, NONE).awaitUninterrupted();
+            LockSupport.unpark(reader);
+            ended.join();
         }
     }
 

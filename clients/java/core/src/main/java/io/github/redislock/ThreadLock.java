@@ -35,7 +35,7 @@ public final class ThreadLock implements Lock {
     /** Returns whether this thread has the lock. */
     private boolean enterAgain() {
         if (hasLost()) {
-            throw new IllegalMonitorStateException(lock.request.name + ": lost, and not unlocked yet");
+            throw new IllegalMonitorStateException(lock.name + ": lost, and not unlocked yet");
         }
         return enter(hold());
     }
@@ -60,7 +60,7 @@ public final class ThreadLock implements Lock {
     @Override
     public void lock() {
         if (!enterAgain()) {
-            enter(lock.acquiring(lock.request.wait, true).runUninterrupted());
+            enter(lock.acquiring(lock.wait, true).runUninterrupted());
         }
     }
 
@@ -97,7 +97,7 @@ public final class ThreadLock implements Lock {
     public void unlock() {
         Deque<Hold> holds = HOLDS.get().get(this);
         if (holds == null) {
-            throw new IllegalMonitorStateException(lock.request.name + ": not locked by this thread");
+            throw new IllegalMonitorStateException(lock.name + ": not locked by this thread");
         }
         Hold hold = holds.pop();
         if (!holds.isEmpty()) {
@@ -126,17 +126,17 @@ public final class ThreadLock implements Lock {
     public boolean equals(Object other) {
         return other instanceof ThreadLock that
                 && that.lock.locks == lock.locks
-                && that.lock.request.ids.equals(lock.request.ids)
-                && that.lock.request.shared == lock.request.shared;
+                && that.lock.ids.equals(lock.ids)
+                && that.lock.isShared == lock.isShared;
     }
 
     @Override
     public int hashCode() {
-        return Objects.hash(lock.request.ids, lock.request.shared);
+        return Objects.hash(lock.ids, lock.isShared);
     }
 
     @Override
     public String toString() {
-        return "ThreadLock of " + lock.request.name;
+        return "ThreadLock of " + lock.name;
     }
 }

@@ -73,23 +73,27 @@ class ClusterTest {
         return Fixture.text(nodes.get(node).call("CLUSTER", "MYID"));
     }
 
+    private static Locks locks(Connector connector) {
+        return new Locks.Builder(connector).ttl(Duration.ofSeconds(10)).build();
+    }
+
     private void connect(Fixture.Library library) {
         int port = nodes.get(1).port;
         if (library == Fixture.Library.LETTUCE) {
             RedisClusterClient cluster = RedisClusterClient.create("redis://127.0.0.1:" + port);
             client = cluster::shutdown;
-            locks = new Locks(new LettuceConnector(cluster));
+            locks = locks(new LettuceConnector(cluster));
         } else if (library == Fixture.Library.REDISSON) {
             Config config = new Config();
             config.useClusterServers().setScanInterval(500).addNodeAddress("redis://127.0.0.1:" + port);
             RedissonClient redisson = Redisson.create(config);
             client = () -> redisson.shutdown(0, 2, TimeUnit.SECONDS);
-            locks = new Locks(new RedissonConnector(redisson));
+            locks = locks(new RedissonConnector(redisson));
         } else {
             redis.clients.jedis.RedisClusterClient cluster =
                     redis.clients.jedis.RedisClusterClient.create(new HostAndPort("127.0.0.1", port));
             client = cluster;
-            locks = new Locks(new JedisConnector(cluster));
+            locks = locks(new JedisConnector(cluster));
         }
     }
 

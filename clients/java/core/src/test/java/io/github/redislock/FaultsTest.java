@@ -4,6 +4,7 @@ package io.github.redislock;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTimeout;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import io.github.redislock.LockException.Kind;
@@ -124,7 +125,9 @@ class FaultsTest extends Fixture {
         CompletableFuture<Hold> wait = locks.lock("k").owner("waiter").acquireAsync();
         untilWaiters(1);
         proxy.isSilent = true;
-        assertKind(Kind.UNAVAILABLE, () -> locks.lock("l").tryAcquire());
+        assertTimeout(
+                Duration.ofMillis(3500),
+                () -> assertKind(Kind.UNAVAILABLE, () -> locks.lock("l").tryAcquire()));
         LockException error = assertThrows(LockException.class, () -> {
             try {
                 wait.join();
@@ -153,6 +156,7 @@ class FaultsTest extends Fixture {
             Locks locks = locks(library, "redis://127.0.0.1:" + full.getLocalPort(), builder -> builder);
             RedisLock lock = locks.lock("k").waiting(Duration.ofMillis(100));
             assertKind(Kind.UNAVAILABLE, lock::acquire);
+            assertTimeout(Duration.ofMillis(5500), () -> assertKind(Kind.UNAVAILABLE, lock::tryAcquire));
         }
     }
 

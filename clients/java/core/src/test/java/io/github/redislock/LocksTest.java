@@ -5,6 +5,7 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertNotEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTimeoutPreemptively;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import io.github.redislock.LockException.Kind;
@@ -18,6 +19,7 @@ import java.util.concurrent.CancellationException;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
 import java.util.concurrent.ConcurrentLinkedQueue;
+import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.FutureTask;
 import java.util.concurrent.RejectedExecutionException;
@@ -28,6 +30,9 @@ import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.EnumSource;
+import redis.clients.jedis.Connection;
+import redis.clients.jedis.ConnectionPoolConfig;
+import redis.clients.jedis.RedisClient;
 
 @Timeout(60)
 class LocksTest extends Fixture {
@@ -332,6 +337,101 @@ class LocksTest extends Fixture {
         assertEquals("redis-lock-call", wait.get(5, TimeUnit.SECONDS));
     }
 
+    @ParameterizedTest
+    @EnumSource
+    void blockedDependentsDelayNoGrant(Library library) throws Exception {
+        Locks locks = locks(library);
+        CountDownLatch blocked = new CountDownLatch(25);
+        CountDownLatch end = new CountDownLatch(1);
+        List<CompletableFuture<Hold>> all = new ArrayList<>();
+        for (int number = 0; number < 25; number++) {
+            RedisLock lock = locks.lock("k").shared().owner("reader " + number);
+            all.add(lock.acquireAsync().thenApply(hold -> {
+                blocked.countDown();
+                awaitQuietly(end);
+                return hold;
+            }));
+        }
+        assertTrue(blocked.await(10, TimeUnit.SECONDS), () -> blocked + " dependents do not run");
+        Hold hold = locks.lock("l").acquireAsync().get(5, TimeUnit.SECONDS);
+        hold.releaseAsync().get(5, TimeUnit.SECONDS);
+        end.countDown();
+        for (CompletableFuture<Hold> each : all) {
+            each.get(5, TimeUnit.SECONDS).release();
+        }
+    }
+
+    private static void awaitQuietly(CountDownLatch latch) {
+        try {
+            assertTrue(latch.await(30, TimeUnit.SECONDS));
+        } catch (InterruptedException error) {
+            throw new IllegalStateException(error);
+        }
+    }
+
+    @ParameterizedTest
+    @EnumSource
+    void thousandsOfWaitsNeedFewThreads(Library library) throws Exception {
+        Locks locks = locks(library);
+        Hold hold = locks.lock("k").acquire();
+        List<CompletableFuture<Hold>> waits = new ArrayList<>();
+        for (int number = 0; number < 3000; number++) {
+            waits.add(locks.lock("k").owner("waiter " + number).acquireAsync());
+        }
+        untilWaiters(3000);
+        long threads = threads().stream()
+                .filter(each -> each.getName().equals("redis-lock-call"))
+                .count();
+        assertTrue(threads <= 20, () -> threads + " threads");
+        waits.forEach(each -> each.cancel(true));
+        untilWaiters(0);
+        hold.release();
+    }
+
+    @ParameterizedTest
+    @EnumSource
+    void interruptedThreadReleases(Library library) throws Exception {
+        Locks locks = locks(library);
+        Hold hold = locks.lock("k").acquire();
+        long turns = calls("lock.events");
+        Thread.currentThread().interrupt();
+        hold.extend();
+        hold.release();
+        assertTrue(Thread.interrupted());
+        assertFalse(server.jedis.exists("k"));
+        // An interrupted virtual thread cannot read from a socket. The reader would repeat both calls, in two turns.
+        assertTrue(calls("lock.events") <= turns + 1);
+    }
+
+    @Test
+    void exhaustedPoolDelaysCallsOnly() throws Exception {
+        ConnectionPoolConfig config = new ConnectionPoolConfig();
+        config.setMaxTotal(1);
+        RedisClient client = closed(RedisClient.builder()
+                .hostAndPort("127.0.0.1", server.port)
+                .poolConfig(config)
+                .build());
+        Locks locks = closed(new Locks(new JedisConnector(client)));
+        Hold first = locks.lock("l").acquire();
+        try (Connection taken = client.getPool().getResource()) {
+            assertTimeoutPreemptively(Duration.ofSeconds(20), () -> {
+                first.release();
+                locks.lock("k").tryAcquire().orElseThrow().release();
+                locks.close();
+            });
+            assertTrue(taken.ping());
+        }
+    }
+
+    @Test
+    void handedOverHoldIsNotAwaited() throws Exception {
+        Locks locks = locks(Library.LETTUCE);
+        Hold hold = locks.lock("k").lease(Duration.ofMillis(300)).acquire();
+        hold.handOver();
+        assertTimeoutPreemptively(Duration.ofSeconds(5), () -> assertFalse(hold.awaitLost(LONG)));
+        until("the lease has ended", () -> !server.jedis.exists("k"));
+    }
+
     private static boolean drop(Locks locks) throws InterruptedException {
         Hold hold = locks.lock("k").acquire();
         return hold.isLost() || hold.lost().isDone();
@@ -400,6 +500,7 @@ class LocksTest extends Fixture {
             locks.lock("k").lease(LONG).owner("job " + round).acquire().releaseAfter(Duration.ofMillis(1));
         }
         locks.lock("k").lease(LONG).acquire().releaseAfter(Duration.ofSeconds(1));
+        assertTrue(locks.lock("k").tryAcquire().isEmpty());
         assertTrue(server.jedis.pttl("k") <= 1000);
         assertFalse(events.stream().anyMatch(event -> event.outcome().equals("lost")), events::toString);
         until("the lease has ended", () -> !server.jedis.exists("k"));
