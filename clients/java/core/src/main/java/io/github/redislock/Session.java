@@ -8,6 +8,7 @@ import java.lang.System.Logger.Level;
 import java.nio.ByteBuffer;
 import java.util.ArrayList;
 import java.util.Collections;
+import java.util.Comparator;
 import java.util.HashMap;
 import java.util.LinkedHashMap;
 import java.util.List;
@@ -398,7 +399,9 @@ final class Session {
         locks.update(() -> {
             undeclared.forEach(each -> (each.state == State.HELD ? holds : others).add(each));
             undeclared.stream().filter(each -> each.n == 0).forEach(this::enrol);
-            // Holds first, as a declaration takes any hold of its owner that has no number.
+            // Holds first, as a declaration takes any hold of its owner that has no number: an exclusive one before
+            // shared ones.
+            holds.sort(Comparator.comparing(each -> each.request.shared));
             holds.forEach(each -> calls.add(each.declareWords()));
             for (Acquire each : others) {
                 calls.add(each.declareWords());

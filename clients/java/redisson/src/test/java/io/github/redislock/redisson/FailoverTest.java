@@ -20,6 +20,7 @@ import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.redisson.api.RFencedLock;
 import org.redisson.api.RLock;
+import org.redisson.api.RReadWriteLock;
 import org.redisson.api.RedissonClient;
 import org.redisson.config.Config;
 import redis.clients.jedis.Jedis;
@@ -173,6 +174,10 @@ class FailoverTest extends Fixture {
             locks.rxJava().getLock(name).unlock(7).blockingAwait();
             assertFalse(lock.isLocked());
         }
+        RReadWriteLock both = locks.getReadWriteLock("k");
+        both.readLock().lock();
+        assertFalse(elsewhere(() -> both.writeLock().tryLock()));
+        assertTrue(both.readLock().forceUnlock());
         RLock group = locks.getMultiLock(locks.getLock("k"), locks.getLock("a"));
         group.lock();
         assertTrue(locks.getLock("a").isHeldByCurrentThread());
@@ -184,6 +189,10 @@ class FailoverTest extends Fixture {
         useAll(locks);
         RLock renewed = locks.getLock("k");
         renewed.lock();
+        // Its number is greater than that of the reader.
+        RReadWriteLock both = locks.getReadWriteLock("a");
+        both.readLock().lock();
+        both.writeLock().lock();
         RLock leased = locks.getLock("b");
         leased.lock(60, SECONDS);
         FutureTask<Boolean> wait = thread(() -> {
@@ -204,6 +213,10 @@ class FailoverTest extends Fixture {
         renewed.unlock();
         assertTrue(wait.get(40, SECONDS));
         leased.unlock();
+        both.readLock().unlock();
+        assertTrue(both.writeLock().isHeldByCurrentThread());
+        assertFalse(both.readLock().isLocked());
+        both.writeLock().unlock();
         useAll(locks);
     }
 
