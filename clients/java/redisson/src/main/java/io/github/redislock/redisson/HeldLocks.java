@@ -33,7 +33,11 @@ final class HeldLocks {
     record Holder(String key, boolean isShared, long thread) {}
 
     /** An acquire of a thread. Times are in milliseconds. A lease of 0 means that the server renews the hold. */
-    record Request(RedisLock lock, Holder holder, long patience, long lease, boolean isOnce) {}
+    record Request(RedisLock lock, Holder holder, long patience, long lease, boolean isOnce) {
+        Request within(long time) {
+            return new Request(lock, holder, Math.max(0, time), lease, isOnce);
+        }
+    }
 
     /** A hold and the local time in nanoseconds at which its lease ends. */
     private record Entry(Hold hold, long leaseEnds) {
@@ -125,15 +129,21 @@ final class HeldLocks {
 
     /**
      * Acquires a lock without regard to interrupts. An interrupt is kept for later, and moves the wait to the end of the queue.
+     * The time limit remains.
      */
     Hold acquireUninterrupted(Request request) {
+        long began = System.nanoTime();
+        Request next = request;
         boolean isInterrupted = Thread.interrupted();
         try {
             while (true) {
                 try {
-                    return acquire(request);
+                    return acquire(next);
                 } catch (InterruptedException later) {
                     isInterrupted = true;
+                    if (request.patience != FOREVER) {
+                        next = request.within(request.patience - (System.nanoTime() - began) / 1_000_000);
+                    }
                 }
             }
         } finally {

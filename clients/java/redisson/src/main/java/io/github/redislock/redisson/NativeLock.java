@@ -11,6 +11,8 @@ import java.util.function.Function;
 import java.util.function.Supplier;
 import org.redisson.RedissonFencedLock;
 import org.redisson.api.RFuture;
+import org.redisson.client.codec.StringCodec;
+import org.redisson.client.protocol.RedisCommands;
 import org.redisson.command.CommandAsyncExecutor;
 import org.redisson.misc.CompletableFutureWrapper;
 
@@ -29,11 +31,13 @@ public class NativeLock extends RedissonFencedLock {
 
     final HeldLocks held;
     private final Kind kind;
+    final CommandAsyncExecutor executor;
     private final RedisLock lock;
 
     NativeLock(HeldLocks held, CommandAsyncExecutor executor, String name, Kind kind) {
         super(executor, name);
         this.held = held;
+        this.executor = executor;
         this.kind = kind;
         RedisLock plain = held.locks.lock(getRawName());
         lock = switch (kind) {
@@ -150,6 +154,18 @@ public class NativeLock extends RedissonFencedLock {
     /** Unlocks what the same client has locked without this package, or refuses to. */
     CompletableFuture<Void> unlockOther(long thread) {
         return super.unlockAsync(thread).toCompletableFuture();
+    }
+
+    // A replica may be late, so the primary answers.
+
+    @Override
+    public RFuture<Boolean> isExistsAsync() {
+        return executor.writeAsync(getRawName(), StringCodec.INSTANCE, RedisCommands.EXISTS, getRawName());
+    }
+
+    @Override
+    public RFuture<Long> remainTimeToLiveAsync() {
+        return executor.writeAsync(getRawName(), StringCodec.INSTANCE, RedisCommands.PTTL, getRawName());
     }
 
     /** A multi-lock sets the leases of its members in this way. */

@@ -11,6 +11,7 @@ import java.lang.reflect.Proxy;
 import java.time.Duration;
 import java.util.Arrays;
 import java.util.Map;
+import java.util.concurrent.TimeUnit;
 import java.util.function.BiFunction;
 import java.util.function.Function;
 import java.util.function.UnaryOperator;
@@ -49,6 +50,9 @@ public final class NativeLocks {
     private static final long MIN_GRACE = 100;
 
     private static final long MAX_GRACE = 3000;
+    /** Time in milliseconds between checks whether the client was shut down. */
+    private static final long SHUTDOWN_CHECK = 1000;
+
     private static final long MAX_TTL = 3_600_000;
 
     private final Redisson redisson;
@@ -68,12 +72,9 @@ public final class NativeLocks {
                         .patience(Duration.ofMillis((long) config.getTimeout() * (config.getRetryAttempts() + 1))))
                 .build();
         held = new HeldLocks(locks, redisson.getId());
-        // A client that is shut down directly takes its locks with it.
-        services.getGroup().terminationFuture().addListener(ended -> {
-            Thread closing = new Thread(held::close, "redis-lock-close");
-            closing.setDaemon(true);
-            closing.start();
-        });
+        // A client that is shut down directly takes its locks with it. Its threads may outlive it.
+        services.getGroup().terminationFuture().addListener(ended -> closeLater());
+        services.getGroup().next().schedule(() -> closeAfter(services), SHUTDOWN_CHECK, TimeUnit.MILLISECONDS);
     }
 
     /**
@@ -97,6 +98,20 @@ public final class NativeLocks {
             throw new IllegalArgumentException("pass the client of Redisson.create(), not " + redisson);
         }
         return new NativeLocks(ours, settings).client();
+    }
+
+    private void closeAfter(ServiceManager services) {
+        if (services.isShuttingDown()) {
+            closeLater();
+        } else {
+            services.getGroup().next().schedule(() -> closeAfter(services), SHUTDOWN_CHECK, TimeUnit.MILLISECONDS);
+        }
+    }
+
+    private void closeLater() {
+        Thread closing = new Thread(held::close, "redis-lock-close");
+        closing.setDaemon(true);
+        closing.start();
     }
 
     private RedissonClient client() {

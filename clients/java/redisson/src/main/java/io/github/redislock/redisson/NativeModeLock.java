@@ -42,12 +42,10 @@ public class NativeModeLock extends NativeLock {
             return result[ARGV[1]]
             """;
 
-    private final CommandAsyncExecutor executor;
     private final String mode;
 
     NativeModeLock(HeldLocks held, CommandAsyncExecutor executor, String name, Kind kind) {
         super(held, executor, name, kind);
-        this.executor = executor;
         mode = kind == Kind.READ ? "shared" : "exclusive";
     }
 

@@ -187,6 +187,10 @@ class FailoverTest extends Fixture {
     private void failOver(int failing, int next, Consumer<Server> promote) throws Exception {
         RedissonClient locks = natives();
         useAll(locks);
+        // A replica may be late.
+        for (String query : List.of("exists", "pttl", "eval")) {
+            assertFalse(servers.get(next).jedis.info("commandstats").contains("cmdstat_" + query + ":"), query);
+        }
         RLock renewed = locks.getLock("k");
         renewed.lock();
         // Its number is greater than that of the reader.
@@ -263,13 +267,25 @@ class FailoverTest extends Fixture {
         to.call("CLUSTER", "SETSLOT", "7629", "IMPORTING", ids[0]);
         from.call("CLUSTER", "SETSLOT", "7629", "MIGRATING", ids[1]);
         from.call("MIGRATE", "127.0.0.1", "" + to.port, "k", "0", "5000");
+        FutureTask<Boolean> other = thread(() -> {
+            locks.getLock("{k}:new").lock();
+            return locks.getLock("{k}:new").tryLock();
+        });
+        until("it is asked to go elsewhere", () -> from.jedis.info("errorstats").contains("errorstat_ASK:"));
+        FutureTask<Boolean> inner = thread(() -> {
+            lock.lockAsync(7).get();
+            lock.unlockAsync(7).get();
+            return true;
+        });
         for (Server node : List.of(to, from)) {
             node.call("CLUSTER", "SETSLOT", "7629", "NODE", ids[1]);
         }
-        until("it waits at the new node", () -> to.info("lock_waiters").equals("1"));
+        until("they wait at the new node", () -> to.info("lock_waiters").equals("2"));
+        assertTrue(other.get(20, SECONDS));
         assertTrue(lock.isHeldByCurrentThread());
         lock.unlock();
         assertTrue(wait.get(20, SECONDS));
+        assertTrue(inner.get(20, SECONDS));
         lock.lock();
         lock.unlock();
         assertFalse(lock.isLocked());

@@ -10,6 +10,8 @@ import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import io.github.redislock.Server;
+import io.netty.channel.EventLoopGroup;
+import io.netty.channel.nio.NioEventLoopGroup;
 import java.lang.reflect.Method;
 import java.lang.reflect.Proxy;
 import java.util.ArrayList;
@@ -544,6 +546,79 @@ class NativeLocksTest extends Fixture {
         NativeLocks.of(direct).getLock("k").lock();
         direct.shutdown();
         until("the lock is free", () -> !server.jedis.exists("k"));
+    }
+
+    @Test
+    @SuppressWarnings("deprecation")
+    void shutdownOfOtherStylesReleases() throws Exception {
+        RedissonClient reactive = natives();
+        reactive.getLock("k").lock();
+        reactive.reactive().shutdown();
+        assertFalse(server.jedis.exists("k"));
+        RedissonClient rx = natives();
+        rx.getLock("k").lock();
+        rx.rxJava().shutdown();
+        assertFalse(server.jedis.exists("k"));
+    }
+
+    /** Redisson does not end threads of the application. */
+    @Test
+    @SuppressWarnings("deprecation")
+    void shutdownOfAClientWithSharedThreadsEndsItsSession() throws Exception {
+        EventLoopGroup threads = new NioEventLoopGroup(2);
+        RedissonClient direct = redisson(config -> config.setEventLoopGroup(threads));
+        NativeLocks.of(direct).getLock("k").lock();
+        shutDown();
+        assertFalse(threads.isShuttingDown());
+        until("the lock is free", () -> !server.jedis.exists("k"));
+        threads.shutdownGracefully(0, 2, SECONDS).sync();
+    }
+
+    /** The id of the connection that reads events. */
+    private static long reader() throws Exception {
+        AtomicReference<String> reader = new AtomicReference<>();
+        until("a session reads", () -> {
+            reader.set(server.jedis
+                    .clientList()
+                    .lines()
+                    .filter(each -> each.contains(" cmd=lock.events "))
+                    .findFirst()
+                    .orElse(null));
+            return reader.get() != null;
+        });
+        return Long.parseLong(reader.get().substring(3, reader.get().indexOf(' ')));
+    }
+
+    @Test
+    void pingsOfRedissonCloseNoConnection() throws Exception {
+        RedissonClient locks = natives(config -> config.useSingleServer().setPingConnectionInterval(100));
+        locks.getLock("k").lock();
+        long first = reader();
+        long events = calls("lock.events");
+        until("the session has called", () -> calls("lock.events") > events + 3);
+        assertEquals(first, reader());
+        locks.getLock("k").unlock();
+    }
+
+    @Test
+    void interruptKeepsTheTimeLimit() throws Exception {
+        RFencedLock lock = natives().getFencedLock("k");
+        lock.lock();
+        AtomicReference<Thread> waiting = new AtomicReference<>();
+        long before = System.nanoTime();
+        FutureTask<Long> wait = thread(() -> {
+            waiting.set(Thread.currentThread());
+            return lock.tryLockAndGetToken(1, SECONDS);
+        });
+        untilWaiters(1);
+        while (!wait.isDone()) {
+            waiting.get().interrupt();
+            Thread.sleep(300);
+            assertTrue(System.nanoTime() - before < SECONDS.toNanos(10));
+        }
+        assertNull(wait.get());
+        assertTrue(System.nanoTime() - before < SECONDS.toNanos(2));
+        lock.unlock();
     }
 
     @Test
