@@ -18,6 +18,8 @@ import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
 import java.util.Map;
+import java.util.Set;
+import java.util.concurrent.Callable;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.ExecutorService;
@@ -33,8 +35,10 @@ import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.condition.EnabledForJreRange;
 import org.junit.jupiter.api.condition.JRE;
+import org.junit.jupiter.api.function.Executable;
 import org.redisson.Redisson;
 import org.redisson.api.LockOptions;
+import org.redisson.api.RCountDownLatch;
 import org.redisson.api.RFencedLock;
 import org.redisson.api.RFencedLockReactive;
 import org.redisson.api.RFencedLockRx;
@@ -42,6 +46,8 @@ import org.redisson.api.RFuture;
 import org.redisson.api.RLock;
 import org.redisson.api.RLockReactive;
 import org.redisson.api.RLockRx;
+import org.redisson.api.RPermitExpirableSemaphore;
+import org.redisson.api.RSemaphore;
 import org.redisson.api.RedissonClient;
 import org.redisson.api.RedissonReactiveClient;
 import org.redisson.api.RedissonRxClient;
@@ -532,6 +538,58 @@ class NativeLocksTest extends Fixture {
                 ExecutionException.class,
                 () -> locks.getLock("s").tryLockAsync().get());
         assertEquals(RedisException.class, failed.getCause().getClass());
+    }
+
+    private static void assertWrongType(Executable call) {
+        RedisException error = assertThrows(RedisException.class, call);
+        assertTrue(error.getMessage().contains("WRONGTYPE"), error::getMessage);
+    }
+
+    @Test
+    void locksAndOtherObjectsRefuseEachOther() throws Exception {
+        RedissonClient locks = natives();
+        RSemaphore semaphore = locks.getSemaphore("k");
+        RPermitExpirableSemaphore expirable = locks.getPermitExpirableSemaphore("k");
+        RCountDownLatch latch = locks.getCountDownLatch("k");
+        List<RLock> all = List.of(
+                locks.getLock("k"),
+                locks.getFencedLock("k"),
+                locks.getReadWriteLock("k").readLock(),
+                locks.getReadWriteLock("k").writeLock());
+        // Other methods that change a semaphore do not return in Redisson 3.27.2.
+        List<Executable> objects = List.of(
+                semaphore::tryAcquire, semaphore::release, expirable::availablePermits, latch::countDown, latch::await);
+        for (RLock lock : all) {
+            lock.lock();
+            Map<String, String> before = server.jedis.hgetAll("k");
+            Set<String> keys = server.jedis.keys("*");
+            for (Executable each : objects) {
+                // Some methods of Redisson 3.27.2 have another text.
+                assertThrows(RedisException.class, each);
+            }
+            assertWrongType(semaphore::availablePermits);
+            assertWrongType(latch::getCount);
+            assertFalse(latch.trySetCount(1));
+            assertEquals(before, server.jedis.hgetAll("k"));
+            assertEquals(keys, server.jedis.keys("*"));
+            lock.unlock();
+        }
+        List<Callable<Boolean>> makers =
+                List.of(() -> semaphore.trySetPermits(2), () -> expirable.trySetPermits(2), () -> latch.trySetCount(2));
+        for (Callable<Boolean> make : makers) {
+            assertTrue(make.call());
+            String before = server.jedis.get("k");
+            Set<String> keys = server.jedis.keys("*");
+            for (RLock lock : all) {
+                assertWrongType(lock::lock);
+                assertWrongType(lock::tryLock);
+                assertWrongType(() -> lock.tryLock(1, 1, SECONDS));
+                assertThrows(Exception.class, lock::unlock);
+            }
+            assertEquals(before, server.jedis.get("k"));
+            assertEquals(keys, server.jedis.keys("*"));
+            server.jedis.del("k");
+        }
     }
 
     @Test
