@@ -15,6 +15,7 @@ import org.redisson.client.RedisMovedException;
 import org.redisson.client.RedisOutOfMemoryException;
 import org.redisson.client.RedisRedirectException;
 import org.redisson.client.codec.ByteArrayCodec;
+import org.redisson.client.handler.PingConnectionHandler;
 import org.redisson.client.protocol.CommandData;
 import org.redisson.client.protocol.RedisCommand;
 import org.redisson.connection.ClientConnectionsEntry;
@@ -146,6 +147,10 @@ public final class RedissonConnector extends Connector {
         Channel(RedisConnection connection) {
             this.connection = connection;
             io.netty.channel.Channel channel = connection.getChannel();
+            if (channel.pipeline().get(PingConnectionHandler.class) != null) {
+                // A ping would wait for LOCK.EVENTS, and then close the connection.
+                channel.pipeline().remove(PingConnectionHandler.class);
+            }
             channel.closeFuture().addListener(closed -> {
                 // So Redisson does not connect it again. It may be writing just now, which does not allow another
                 // write.

@@ -7,6 +7,7 @@ import io.github.redislock.Acquire.State;
 import java.lang.System.Logger.Level;
 import java.util.ArrayList;
 import java.util.Collections;
+import java.util.Comparator;
 import java.util.HashMap;
 import java.util.LinkedHashSet;
 import java.util.List;
@@ -456,8 +457,11 @@ final class Session {
     /** Adds declarations, cancels and repeated calls. */
     private void fill(Batch batch) {
         locks.endDropped();
-        // Holds first, as a declaration takes any hold of its owner that has no number.
-        unsettled.stream().filter(each -> each.state == State.HELD).forEach(each -> declare(each, batch));
+        // Holds first, as a declaration takes any hold of its owner that has no number: an exclusive one before shared ones.
+        unsettled.stream()
+                .filter(each -> each.state == State.HELD)
+                .sorted(Comparator.comparing(each -> each.lock.isShared))
+                .forEach(each -> declare(each, batch));
         for (Acquire each : unsettled) {
             if (each.state == State.UNDO) {
                 if (!each.isDeclared()) {

@@ -22,13 +22,22 @@ import org.redisson.client.RedisException;
 
 /** The holds of the threads of a client. Owners have the names that Redisson gives them. */
 final class HeldLocks {
+    private static final String WRONG_TYPE =
+            " (another object of Redisson, or a read-write or fair lock of a client without"
+                    + " NativeLocks, may have this name)";
+
     /** A wait without a limit. */
     static final long FOREVER = -1;
 
-    private record Holder(String key, long thread) {}
+    /** A thread and a lock. Holds of a reader and of a writer are different. */
+    record Holder(String key, boolean isShared, long thread) {}
 
     /** An acquire of a thread. Times are in milliseconds. A lease of 0 means that the server renews the hold. */
-    record Request(RedisLock lock, String key, long thread, long patience, long lease, boolean isOnce) {}
+    record Request(RedisLock lock, Holder holder, long patience, long lease, boolean isOnce) {
+        Request within(long time) {
+            return new Request(lock, holder, Math.max(0, time), lease, isOnce);
+        }
+    }
 
     /** A hold and the local time in nanoseconds at which its lease ends. */
     private record Entry(Hold hold, long leaseEnds) {
@@ -38,7 +47,7 @@ final class HeldLocks {
     }
 
     final Locks locks;
-    private final String client;
+    final String client;
     /**
      * Runs what the application does with results. That may block until another lock is granted, so the number of threads has no
      * limit.
@@ -78,7 +87,7 @@ final class HeldLocks {
     }
 
     private RedisLock lock(Request request) {
-        RedisLock lock = request.lock.owner(client + ":" + request.thread);
+        RedisLock lock = request.lock.owner(client + ":" + request.holder.thread);
         return request.lease > 0 ? lock.lease(Duration.ofMillis(request.lease)) : lock;
     }
 
@@ -111,24 +120,30 @@ final class HeldLocks {
     }
 
     private RuntimeException failure(Request request, LockException error) {
-        if (error.kind() == Kind.DEADLOCK && request.isOnce && isHeld(request.key, request.thread)) {
-            return new IllegalMonitorStateException(
-                    "Lock '" + request.key + "' is non-reentrant and is already held by thread " + request.thread);
+        if (error.kind() == Kind.DEADLOCK && request.isOnce && isHeld(request.holder)) {
+            return new IllegalMonitorStateException("Lock '" + request.holder.key
+                    + "' is non-reentrant and is already held by thread " + request.holder.thread);
         }
         return failure(error);
     }
 
     /**
      * Acquires a lock without regard to interrupts. An interrupt is kept for later, and moves the wait to the end of the queue.
+     * The time limit remains.
      */
     Hold acquireUninterrupted(Request request) {
+        long began = System.nanoTime();
+        Request next = request;
         boolean isInterrupted = Thread.interrupted();
         try {
             while (true) {
                 try {
-                    return acquire(request);
+                    return acquire(next);
                 } catch (InterruptedException later) {
                     isInterrupted = true;
+                    if (request.patience != FOREVER) {
+                        next = request.within(request.patience - (System.nanoTime() - began) / 1_000_000);
+                    }
                 }
             }
         } finally {
@@ -151,7 +166,7 @@ final class HeldLocks {
             executor.execute(() -> {
                 Throwable cause = cause(error);
                 if (hold != null) {
-                    if (!future.complete(result.apply(hold)) && remove(new Holder(request.key, request.thread), hold)) {
+                    if (!future.complete(result.apply(hold)) && remove(request.holder, hold)) {
                         hold.releaseAsync();
                     }
                 } else if (cause instanceof LockException known && isNotGranted(request, known)) {
@@ -175,7 +190,7 @@ final class HeldLocks {
     }
 
     private void push(Request request, Hold hold) {
-        Holder holder = new Holder(request.key, request.thread);
+        Holder holder = request.holder;
         long end =
                 request.lease == 0 ? Long.MAX_VALUE : System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(request.lease);
         holds.compute(holder, (same, present) -> {
@@ -217,14 +232,14 @@ final class HeldLocks {
         return valid[0];
     }
 
-    boolean isHeld(String key, long thread) {
-        return valid(new Holder(key, thread)) != null;
+    private boolean isHeld(Holder holder) {
+        return valid(holder) != null;
     }
 
     /** Takes the hold of a thread that ends first, or null if the thread has lost the lock, or has none. */
-    private Hold pop(String key, long thread) {
+    private Hold pop(Holder holder) {
         Hold[] first = new Hold[1];
-        holds.computeIfPresent(new Holder(key, thread), (same, all) -> {
+        holds.computeIfPresent(holder, (same, all) -> {
             if (isLost(all)) {
                 return null;
             }
@@ -235,8 +250,8 @@ final class HeldLocks {
     }
 
     /** Returns false if the thread has no hold here, or has lost it. */
-    boolean release(String key, long thread) {
-        Hold hold = pop(key, thread);
+    boolean release(Holder holder) {
+        Hold hold = pop(holder);
         try {
             if (hold != null && !hold.isLost()) {
                 hold.release();
@@ -250,8 +265,8 @@ final class HeldLocks {
     }
 
     /** Releases the hold that ends first. The result is false if the thread has no hold here, or has lost the lock. */
-    CompletableFuture<Boolean> releaseAsync(String key, long thread) {
-        Hold hold = pop(key, thread);
+    CompletableFuture<Boolean> releaseAsync(Holder holder) {
+        Hold hold = pop(holder);
         if (hold == null || hold.isLost()) {
             return CompletableFuture.completedFuture(hold != null);
         }
@@ -266,10 +281,11 @@ final class HeldLocks {
                         executor);
     }
 
-    /** Sets the lease of a lock, unless the server renews it. Returns false if this client does not hold it. */
-    boolean extend(String key, long milliseconds) {
+    /** Sets the lease of a lock for any thread, unless the server renews it. Returns false if this client does not hold it. */
+    boolean extend(Holder holder, long milliseconds) {
         for (Holder each : holds.keySet()) {
-            Entry entry = each.key.equals(key) ? valid(each) : null;
+            boolean isSame = each.key.equals(holder.key) && each.isShared == holder.isShared;
+            Entry entry = isSame ? valid(each) : null;
             try {
                 if (entry != null) {
                     if (!entry.isRenewed()) {
@@ -287,6 +303,7 @@ final class HeldLocks {
     }
 
     private static RedisException failure(LockException error) {
-        return new RedisException(error.getMessage(), error);
+        String hint = error.code().equals("WRONGTYPE") ? WRONG_TYPE : "";
+        return new RedisException(error.getMessage() + hint, error);
     }
 }

@@ -3,6 +3,7 @@ package io.github.redislock.redisson;
 
 import io.github.redislock.Hold;
 import io.github.redislock.RedisLock;
+import io.github.redislock.redisson.HeldLocks.Holder;
 import io.github.redislock.redisson.HeldLocks.Request;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.TimeUnit;
@@ -10,6 +11,8 @@ import java.util.function.Function;
 import java.util.function.Supplier;
 import org.redisson.RedissonFencedLock;
 import org.redisson.api.RFuture;
+import org.redisson.client.codec.StringCodec;
+import org.redisson.client.protocol.RedisCommands;
 import org.redisson.command.CommandAsyncExecutor;
 import org.redisson.misc.CompletableFutureWrapper;
 
@@ -21,21 +24,28 @@ public class NativeLock extends RedissonFencedLock {
     enum Kind {
         PLAIN,
         NON_REENTRANT,
-        FENCED
+        FENCED,
+        READ,
+        WRITE
     }
 
-    private final HeldLocks held;
+    final HeldLocks held;
     private final Kind kind;
+    final CommandAsyncExecutor executor;
     private final RedisLock lock;
 
     NativeLock(HeldLocks held, CommandAsyncExecutor executor, String name, Kind kind) {
         super(executor, name);
         this.held = held;
+        this.executor = executor;
         this.kind = kind;
         RedisLock plain = held.locks.lock(getRawName());
-        lock = kind == Kind.NON_REENTRANT
-                ? plain
-                : kind == Kind.FENCED ? plain.reentrant().fence() : plain.reentrant();
+        lock = switch (kind) {
+            case NON_REENTRANT -> plain;
+            case FENCED -> plain.reentrant().fence();
+            case READ -> plain.reentrant().shared();
+            case PLAIN, WRITE -> plain.reentrant();
+        };
     }
 
     private static long thread() {
@@ -53,7 +63,11 @@ public class NativeLock extends RedissonFencedLock {
 
     private Request request(long thread, long milliseconds, long lease, TimeUnit unit) {
         long time = lease <= 0 ? 0 : Math.max(1, unit.toMillis(lease));
-        return new Request(lock, getRawName(), thread, milliseconds, time, kind == Kind.NON_REENTRANT);
+        return new Request(lock, holder(thread), milliseconds, time, kind == Kind.NON_REENTRANT);
+    }
+
+    private Holder holder(long thread) {
+        return new Holder(getRawName(), kind == Kind.READ, thread);
     }
 
     private static Long token(Hold hold) {
@@ -97,7 +111,7 @@ public class NativeLock extends RedissonFencedLock {
 
     @Override
     public void unlock() {
-        if (!held.release(getRawName(), thread())) {
+        if (!held.release(holder(thread()))) {
             super.unlock();
         }
     }
@@ -131,18 +145,34 @@ public class NativeLock extends RedissonFencedLock {
 
     @Override
     public RFuture<Void> unlockAsync(long threadId) {
-        CompletableFuture<Void> all = held.releaseAsync(getRawName(), threadId)
-                .thenCompose(isReleased -> isReleased
-                        ? CompletableFuture.completedFuture(null)
-                        : super.unlockAsync(threadId).toCompletableFuture());
+        CompletableFuture<Void> all = held.releaseAsync(holder(threadId))
+                .thenCompose(
+                        isReleased -> isReleased ? CompletableFuture.completedFuture(null) : unlockOther(threadId));
         return new CompletableFutureWrapper<>(all);
+    }
+
+    /** Unlocks what the same client has locked without this package, or refuses to. */
+    CompletableFuture<Void> unlockOther(long thread) {
+        return super.unlockAsync(thread).toCompletableFuture();
+    }
+
+    // A replica may be late, so the primary answers.
+
+    @Override
+    public RFuture<Boolean> isExistsAsync() {
+        return executor.writeAsync(getRawName(), StringCodec.INSTANCE, RedisCommands.EXISTS, getRawName());
+    }
+
+    @Override
+    public RFuture<Long> remainTimeToLiveAsync() {
+        return executor.writeAsync(getRawName(), StringCodec.INSTANCE, RedisCommands.PTTL, getRawName());
     }
 
     /** A multi-lock sets the leases of its members in this way. */
     @Override
     public RFuture<Boolean> expireAsync(long timeToLive, TimeUnit timeUnit) {
         CompletableFuture<Boolean> all = CompletableFuture.supplyAsync(
-                        () -> held.extend(getRawName(), timeUnit.toMillis(timeToLive)))
+                        () -> held.extend(holder(0), timeUnit.toMillis(timeToLive)))
                 .thenCompose(isHeld -> isHeld
                         ? CompletableFuture.completedFuture(true)
                         : super.expireAsync(timeToLive, timeUnit).toCompletableFuture());

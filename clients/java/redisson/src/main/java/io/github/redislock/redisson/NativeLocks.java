@@ -3,14 +3,17 @@ package io.github.redislock.redisson;
 
 import io.github.redislock.Locks;
 import io.github.redislock.RedissonConnector;
+import io.github.redislock.redisson.NativeLock.Kind;
 import java.lang.reflect.InvocationHandler;
 import java.lang.reflect.InvocationTargetException;
 import java.lang.reflect.Method;
 import java.lang.reflect.Proxy;
 import java.time.Duration;
 import java.util.Arrays;
-import java.util.Set;
+import java.util.Map;
+import java.util.concurrent.TimeUnit;
 import java.util.function.BiFunction;
+import java.util.function.Function;
 import java.util.function.UnaryOperator;
 import java.util.stream.Stream;
 import org.redisson.Redisson;
@@ -35,13 +38,21 @@ import org.redisson.rx.RxProxyBuilder;
  */
 public final class NativeLocks {
     /** The methods that return one lock. */
-    private static final Set<String> LOCKS = Set.of(
-            "getLock", "getFairLock", "getSpinLock", "getFencedLock", "getNonReentrantLock", "getNonReentrantFairLock");
+    private static final Map<String, Kind> LOCKS = Map.of(
+            "getLock", Kind.PLAIN,
+            "getFairLock", Kind.PLAIN,
+            "getSpinLock", Kind.PLAIN,
+            "getFencedLock", Kind.FENCED,
+            "getNonReentrantLock", Kind.NON_REENTRANT,
+            "getNonReentrantFairLock", Kind.NON_REENTRANT);
 
     /** Limits in milliseconds. The longest TTL is the limit of the server. */
     private static final long MIN_GRACE = 100;
 
     private static final long MAX_GRACE = 3000;
+    /** Time in milliseconds between checks whether the client was shut down. */
+    private static final long SHUTDOWN_CHECK = 1000;
+
     private static final long MAX_TTL = 3_600_000;
 
     private final Redisson redisson;
@@ -61,12 +72,9 @@ public final class NativeLocks {
                         .patience(Duration.ofMillis((long) config.getTimeout() * (config.getRetryAttempts() + 1))))
                 .build();
         held = new HeldLocks(locks, redisson.getId());
-        // A client that is shut down directly takes its locks with it.
-        services.getGroup().terminationFuture().addListener(ended -> {
-            Thread closing = new Thread(held::close, "redis-lock-close");
-            closing.setDaemon(true);
-            closing.start();
-        });
+        // A client that is shut down directly takes its locks with it. Its threads may outlive it.
+        services.getGroup().terminationFuture().addListener(ended -> closeLater());
+        services.getGroup().next().schedule(() -> closeAfter(services), SHUTDOWN_CHECK, TimeUnit.MILLISECONDS);
     }
 
     /**
@@ -92,72 +100,84 @@ public final class NativeLocks {
         return new NativeLocks(ours, settings).client();
     }
 
+    private void closeAfter(ServiceManager services) {
+        if (services.isShuttingDown()) {
+            closeLater();
+        } else {
+            services.getGroup().next().schedule(() -> closeAfter(services), SHUTDOWN_CHECK, TimeUnit.MILLISECONDS);
+        }
+    }
+
+    private void closeLater() {
+        Thread closing = new Thread(held::close, "redis-lock-close");
+        closing.setDaemon(true);
+        closing.start();
+    }
+
     private RedissonClient client() {
-        return proxy(RedissonClient.class, redisson, (method, arguments) -> {
+        RedissonReactive reactive = (RedissonReactive) redisson.reactive();
+        RedissonRx rx = (RedissonRx) redisson.rxJava();
+        return proxy(RedissonClient.class, redisson, (lock, type) -> lock, name -> switch (name) {
+            case "reactive" ->
+                proxy(
+                        RedissonReactiveClient.class,
+                        reactive,
+                        (lock, type) -> ReactiveProxyBuilder.create(reactive.getCommandExecutor(), lock, type),
+                        none -> null);
+            case "rxJava" ->
+                proxy(
+                        RedissonRxClient.class,
+                        rx,
+                        (lock, type) -> RxProxyBuilder.create(rx.getCommandExecutor(), lock, type),
+                        none -> null);
+            default -> null;
+        });
+    }
+
+    /** A client whose locks have a style, and that passes all other calls on. */
+    private <T> T proxy(
+            Class<T> type, T theirs, BiFunction<RLock, Class<?>, Object> style, Function<String, Object> more) {
+        return proxy(type, theirs, (method, arguments) -> {
             String name = method.getName();
-            if (LOCKS.contains(name)) {
-                return lock(method, arguments);
-            } else if (name.equals("reactive")) {
-                return reactive((RedissonReactive) redisson.reactive());
-            } else if (name.equals("rxJava")) {
-                return rx((RedissonRx) redisson.rxJava());
+            Kind kind = LOCKS.get(name);
+            if (kind != null) {
+                return style.apply(lock(name(arguments), kind), method.getReturnType());
+            } else if (name.equals("getReadWriteLock")) {
+                String key = name(arguments);
+                return proxy(
+                        method.getReturnType(),
+                        key,
+                        (view, none) -> style.apply(
+                                lock(key, view.getName().equals("readLock") ? Kind.READ : Kind.WRITE),
+                                view.getReturnType()));
+            } else if (name.equals("getMultiLock") && arguments[0] instanceof RLockReactive[] members) {
+                return style.apply(group(Arrays.stream(members).map(RLockReactive::getName)), method.getReturnType());
+            } else if (name.equals("getMultiLock") && arguments[0] instanceof RLockRx[] members) {
+                return style.apply(group(Arrays.stream(members).map(RLockRx::getName)), method.getReturnType());
             } else if (name.startsWith("shutdown")) {
                 held.close();
             }
-            return null;
+            return more.apply(name);
         });
     }
 
-    private RedissonReactiveClient reactive(RedissonReactive theirs) {
-        return proxy(RedissonReactiveClient.class, theirs, (method, arguments) -> {
-            RLock lock = lockOrGroup(method, arguments);
-            return lock == null
-                    ? null
-                    : ReactiveProxyBuilder.create(theirs.getCommandExecutor(), lock, method.getReturnType());
-        });
+    private static String name(Object[] arguments) {
+        return arguments[0] instanceof CommonParams options ? options.getName() : (String) arguments[0];
     }
 
-    private RedissonRxClient rx(RedissonRx theirs) {
-        return proxy(RedissonRxClient.class, theirs, (method, arguments) -> {
-            RLock lock = lockOrGroup(method, arguments);
-            return lock == null
-                    ? null
-                    : RxProxyBuilder.create(theirs.getCommandExecutor(), lock, method.getReturnType());
-        });
-    }
-
-    /** The lock that a method of another style returns, or null if it is not one of these. */
-    private RLock lockOrGroup(Method method, Object[] arguments) {
-        if (LOCKS.contains(method.getName())) {
-            return lock(method, arguments);
-        } else if (method.getName().equals("getMultiLock") && arguments[0] instanceof RLockReactive[] members) {
-            return group(Arrays.stream(members).map(RLockReactive::getName));
-        } else if (method.getName().equals("getMultiLock") && arguments[0] instanceof RLockRx[] members) {
-            return group(Arrays.stream(members).map(RLockRx::getName));
-        }
-        return null;
-    }
-
-    private NativeLock lock(Method method, Object[] arguments) {
-        String name = method.getName();
-        return lock(
-                arguments[0] instanceof CommonParams options ? options.getName() : (String) arguments[0],
-                name.equals("getFencedLock")
-                        ? NativeLock.Kind.FENCED
-                        : name.startsWith("getNonReentrant") ? NativeLock.Kind.NON_REENTRANT : NativeLock.Kind.PLAIN);
-    }
-
-    private NativeLock lock(String name, NativeLock.Kind kind) {
-        return new NativeLock(held, redisson.getCommandExecutor(), name, kind);
+    private NativeLock lock(String name, Kind kind) {
+        return switch (kind) {
+            case READ, WRITE -> new NativeModeLock(held, redisson.getCommandExecutor(), name, kind);
+            default -> new NativeLock(held, redisson.getCommandExecutor(), name, kind);
+        };
     }
 
     private RLock group(Stream<String> names) {
-        return new RedissonMultiLock(
-                names.map(name -> lock(name, NativeLock.Kind.PLAIN)).toArray(RLock[]::new));
+        return new RedissonMultiLock(names.map(name -> lock(name, Kind.PLAIN)).toArray(RLock[]::new));
     }
 
     /** An object that passes a call on if the function returns null for it. */
-    private static <T> T proxy(Class<T> type, T theirs, BiFunction<Method, Object[], Object> own) {
+    private static <T> T proxy(Class<T> type, Object theirs, BiFunction<Method, Object[], Object> own) {
         InvocationHandler handler = (proxy, method, arguments) -> {
             if (method.getDeclaringClass() == Object.class) {
                 return switch (method.getName()) {

@@ -20,6 +20,7 @@ import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.redisson.api.RFencedLock;
 import org.redisson.api.RLock;
+import org.redisson.api.RReadWriteLock;
 import org.redisson.api.RedissonClient;
 import org.redisson.config.Config;
 import redis.clients.jedis.Jedis;
@@ -173,6 +174,10 @@ class FailoverTest extends Fixture {
             locks.rxJava().getLock(name).unlock(7).blockingAwait();
             assertFalse(lock.isLocked());
         }
+        RReadWriteLock both = locks.getReadWriteLock("k");
+        both.readLock().lock();
+        assertFalse(elsewhere(() -> both.writeLock().tryLock()));
+        assertTrue(both.readLock().forceUnlock());
         RLock group = locks.getMultiLock(locks.getLock("k"), locks.getLock("a"));
         group.lock();
         assertTrue(locks.getLock("a").isHeldByCurrentThread());
@@ -182,8 +187,16 @@ class FailoverTest extends Fixture {
     private void failOver(int failing, int next, Consumer<Server> promote) throws Exception {
         RedissonClient locks = natives();
         useAll(locks);
+        // A replica may be late.
+        for (String query : List.of("exists", "pttl", "eval")) {
+            assertFalse(servers.get(next).jedis.info("commandstats").contains("cmdstat_" + query + ":"), query);
+        }
         RLock renewed = locks.getLock("k");
         renewed.lock();
+        // Its number is greater than that of the reader.
+        RReadWriteLock both = locks.getReadWriteLock("a");
+        both.readLock().lock();
+        both.writeLock().lock();
         RLock leased = locks.getLock("b");
         leased.lock(60, SECONDS);
         FutureTask<Boolean> wait = thread(() -> {
@@ -204,6 +217,10 @@ class FailoverTest extends Fixture {
         renewed.unlock();
         assertTrue(wait.get(40, SECONDS));
         leased.unlock();
+        both.readLock().unlock();
+        assertTrue(both.writeLock().isHeldByCurrentThread());
+        assertFalse(both.readLock().isLocked());
+        both.writeLock().unlock();
         useAll(locks);
     }
 
@@ -250,13 +267,25 @@ class FailoverTest extends Fixture {
         to.call("CLUSTER", "SETSLOT", "7629", "IMPORTING", ids[0]);
         from.call("CLUSTER", "SETSLOT", "7629", "MIGRATING", ids[1]);
         from.call("MIGRATE", "127.0.0.1", "" + to.port, "k", "0", "5000");
+        FutureTask<Boolean> other = thread(() -> {
+            locks.getLock("{k}:new").lock();
+            return locks.getLock("{k}:new").tryLock();
+        });
+        until("it is asked to go elsewhere", () -> from.jedis.info("errorstats").contains("errorstat_ASK:"));
+        FutureTask<Boolean> inner = thread(() -> {
+            lock.lockAsync(7).get();
+            lock.unlockAsync(7).get();
+            return true;
+        });
         for (Server node : List.of(to, from)) {
             node.call("CLUSTER", "SETSLOT", "7629", "NODE", ids[1]);
         }
-        until("it waits at the new node", () -> to.info("lock_waiters").equals("1"));
+        until("they wait at the new node", () -> to.info("lock_waiters").equals("2"));
+        assertTrue(other.get(20, SECONDS));
         assertTrue(lock.isHeldByCurrentThread());
         lock.unlock();
         assertTrue(wait.get(20, SECONDS));
+        assertTrue(inner.get(20, SECONDS));
         lock.lock();
         lock.unlock();
         assertFalse(lock.isLocked());

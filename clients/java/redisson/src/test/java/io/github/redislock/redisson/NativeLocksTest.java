@@ -10,12 +10,16 @@ import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import io.github.redislock.Server;
+import io.netty.channel.EventLoopGroup;
+import io.netty.channel.nio.NioEventLoopGroup;
 import java.lang.reflect.Method;
 import java.lang.reflect.Proxy;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
 import java.util.Map;
+import java.util.Set;
+import java.util.concurrent.Callable;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.ExecutorService;
@@ -31,8 +35,10 @@ import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.condition.EnabledForJreRange;
 import org.junit.jupiter.api.condition.JRE;
+import org.junit.jupiter.api.function.Executable;
 import org.redisson.Redisson;
 import org.redisson.api.LockOptions;
+import org.redisson.api.RCountDownLatch;
 import org.redisson.api.RFencedLock;
 import org.redisson.api.RFencedLockReactive;
 import org.redisson.api.RFencedLockRx;
@@ -40,6 +46,8 @@ import org.redisson.api.RFuture;
 import org.redisson.api.RLock;
 import org.redisson.api.RLockReactive;
 import org.redisson.api.RLockRx;
+import org.redisson.api.RPermitExpirableSemaphore;
+import org.redisson.api.RSemaphore;
 import org.redisson.api.RedissonClient;
 import org.redisson.api.RedissonReactiveClient;
 import org.redisson.api.RedissonRxClient;
@@ -361,7 +369,8 @@ class NativeLocksTest extends Fixture {
         assertTrue(lock.tryLockAsync(7).get());
         assertEquals(1, server.jedis.hlen("k"));
         RFuture<Boolean> wait = lock.tryLockAsync(5000, -1, MILLISECONDS, 9);
-        RFuture<Void> second = lock.lockAsync(1, SECONDS, 10);
+        untilWaiters(1);
+        RFuture<Void> second = lock.lockAsync(20, SECONDS, 10);
         RFuture<Void> cancelled = lock.lockAsync(11);
         untilWaiters(3);
         cancelled.cancel(true);
@@ -373,7 +382,7 @@ class NativeLocksTest extends Fixture {
         assertTrue(lock.isLockedAsync().get());
         lock.unlockAsync(9).get();
         second.get();
-        assertTrue(lock.remainTimeToLiveAsync().get() <= 1000);
+        assertTrue(lock.remainTimeToLiveAsync().get() <= 20_000);
         lock.unlockAsync(10).get();
         lock.lockAsync().get();
         assertTrue(lock.tryLockAsync().get());
@@ -532,6 +541,58 @@ class NativeLocksTest extends Fixture {
         assertEquals(RedisException.class, failed.getCause().getClass());
     }
 
+    private static void assertWrongType(Executable call) {
+        RedisException error = assertThrows(RedisException.class, call);
+        assertTrue(error.getMessage().contains("WRONGTYPE"), error::getMessage);
+    }
+
+    @Test
+    void locksAndOtherObjectsRefuseEachOther() throws Exception {
+        RedissonClient locks = natives();
+        RSemaphore semaphore = locks.getSemaphore("k");
+        RPermitExpirableSemaphore expirable = locks.getPermitExpirableSemaphore("k");
+        RCountDownLatch latch = locks.getCountDownLatch("k");
+        List<RLock> all = List.of(
+                locks.getLock("k"),
+                locks.getFencedLock("k"),
+                locks.getReadWriteLock("k").readLock(),
+                locks.getReadWriteLock("k").writeLock());
+        // Other methods that change a semaphore do not return in Redisson 3.27.2.
+        List<Executable> objects = List.of(
+                semaphore::tryAcquire, semaphore::release, expirable::availablePermits, latch::countDown, latch::await);
+        for (RLock lock : all) {
+            lock.lock();
+            Map<String, String> before = server.jedis.hgetAll("k");
+            Set<String> keys = server.jedis.keys("*");
+            for (Executable each : objects) {
+                // Some methods of Redisson 3.27.2 have another text.
+                assertThrows(RedisException.class, each);
+            }
+            assertWrongType(semaphore::availablePermits);
+            assertWrongType(latch::getCount);
+            assertFalse(latch.trySetCount(1));
+            assertEquals(before, server.jedis.hgetAll("k"));
+            assertEquals(keys, server.jedis.keys("*"));
+            lock.unlock();
+        }
+        List<Callable<Boolean>> makers =
+                List.of(() -> semaphore.trySetPermits(2), () -> expirable.trySetPermits(2), () -> latch.trySetCount(2));
+        for (Callable<Boolean> make : makers) {
+            assertTrue(make.call());
+            String before = server.jedis.get("k");
+            Set<String> keys = server.jedis.keys("*");
+            for (RLock lock : all) {
+                assertWrongType(lock::lock);
+                assertWrongType(lock::tryLock);
+                assertWrongType(() -> lock.tryLock(1, 1, SECONDS));
+                assertThrows(Exception.class, lock::unlock);
+            }
+            assertEquals(before, server.jedis.get("k"));
+            assertEquals(keys, server.jedis.keys("*"));
+            server.jedis.del("k");
+        }
+    }
+
     @Test
     void shutdownReleasesWhatHasNoLease() throws Exception {
         RedissonClient locks = natives();
@@ -544,6 +605,79 @@ class NativeLocksTest extends Fixture {
         NativeLocks.of(direct).getLock("k").lock();
         direct.shutdown();
         until("the lock is free", () -> !server.jedis.exists("k"));
+    }
+
+    @Test
+    @SuppressWarnings("deprecation")
+    void shutdownOfOtherStylesReleases() throws Exception {
+        RedissonClient reactive = natives();
+        reactive.getLock("k").lock();
+        reactive.reactive().shutdown();
+        assertFalse(server.jedis.exists("k"));
+        RedissonClient rx = natives();
+        rx.getLock("k").lock();
+        rx.rxJava().shutdown();
+        assertFalse(server.jedis.exists("k"));
+    }
+
+    /** Redisson does not end threads of the application. */
+    @Test
+    @SuppressWarnings("deprecation")
+    void shutdownOfAClientWithSharedThreadsEndsItsSession() throws Exception {
+        EventLoopGroup threads = new NioEventLoopGroup(2);
+        RedissonClient direct = redisson(config -> config.setEventLoopGroup(threads));
+        NativeLocks.of(direct).getLock("k").lock();
+        shutDown();
+        assertFalse(threads.isShuttingDown());
+        until("the lock is free", () -> !server.jedis.exists("k"));
+        threads.shutdownGracefully(0, 2, SECONDS).sync();
+    }
+
+    /** The id of the connection that reads events. */
+    private static long reader() throws Exception {
+        AtomicReference<String> reader = new AtomicReference<>();
+        until("a session reads", () -> {
+            reader.set(server.jedis
+                    .clientList()
+                    .lines()
+                    .filter(each -> each.contains(" cmd=lock.events "))
+                    .findFirst()
+                    .orElse(null));
+            return reader.get() != null;
+        });
+        return Long.parseLong(reader.get().substring(3, reader.get().indexOf(' ')));
+    }
+
+    @Test
+    void pingsOfRedissonCloseNoConnection() throws Exception {
+        RedissonClient locks = natives(config -> config.useSingleServer().setPingConnectionInterval(100));
+        locks.getLock("k").lock();
+        long first = reader();
+        long events = calls("lock.events");
+        until("the session has called", () -> calls("lock.events") > events + 3);
+        assertEquals(first, reader());
+        locks.getLock("k").unlock();
+    }
+
+    @Test
+    void interruptKeepsTheTimeLimit() throws Exception {
+        RFencedLock lock = natives().getFencedLock("k");
+        lock.lock();
+        AtomicReference<Thread> waiting = new AtomicReference<>();
+        long before = System.nanoTime();
+        FutureTask<Long> wait = thread(() -> {
+            waiting.set(Thread.currentThread());
+            return lock.tryLockAndGetToken(1, SECONDS);
+        });
+        untilWaiters(1);
+        while (!wait.isDone()) {
+            waiting.get().interrupt();
+            Thread.sleep(300);
+            assertTrue(System.nanoTime() - before < SECONDS.toNanos(10));
+        }
+        assertNull(wait.get());
+        assertTrue(System.nanoTime() - before < SECONDS.toNanos(2));
+        lock.unlock();
     }
 
     @Test
