@@ -130,8 +130,8 @@ pub(crate) struct Node {
     reader: Shared,
     /// All calls of tasks share one connection.
     calls: Shared,
-    /// Each call of a thread has a connection of its own, as it blocks that thread.
-    idle: Mutex<Vec<Connection>>,
+    /// Each call of a thread has a connection of its own, as it blocks that thread. Its limit for a reply is expensive to set.
+    idle: Mutex<Vec<(Connection, Duration)>>,
 }
 
 /// A connection that tasks share.
@@ -176,17 +176,19 @@ impl Node {
         loop {
             let idle = locked(&self.idle).pop();
             let is_new = idle.is_none();
-            let mut connection = match idle {
-                Some(connection) => connection,
+            let (mut connection, usual) = match idle {
+                Some(idle) => idle,
                 None => {
                     let client = self.server.client(&self.name).await.map_err(Error::unsent)?;
-                    client
-                        .get_connection_with_timeout(CALL_TIMEOUT)
-                        .map_err(|error| Error::from(error).unsent())?
+                    let connection = client.get_connection_with_timeout(CALL_TIMEOUT);
+                    let connection = connection.map_err(|error| Error::from(error).unsent())?;
+                    connection.set_write_timeout(Some(CALL_TIMEOUT))?;
+                    (connection, Duration::ZERO)
                 }
             };
-            connection.set_write_timeout(Some(CALL_TIMEOUT))?;
-            connection.set_read_timeout(Some(limit))?;
+            if limit != usual {
+                connection.set_read_timeout(Some(limit))?;
+            }
             match connection.req_packed_command(call) {
                 // The server may have closed an idle connection. The calls have numbers, so they are sent again.
                 Err(error) if !is_new && error.code().is_none() && !error.is_timeout() => {}
@@ -195,7 +197,7 @@ impl Node {
                     match &reply {
                         Err(error) if error.is_of_former_primary() => locked(&self.idle).clear(),
                         Err(error) if error.is_unanswered() => {}
-                        _ => locked(&self.idle).push(connection),
+                        _ => locked(&self.idle).push((connection, limit)),
                     }
                     return reply;
                 }

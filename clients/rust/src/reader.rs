@@ -83,11 +83,8 @@ impl Core {
         let (mut declared, mut undone, mut calls, mut block) =
             (Vec::new(), Vec::new(), Vec::new(), Duration::ZERO);
         self.update(|state| {
-            let done = state.done(node);
-            let mut unsettled = state.numbers(node, |each| match each.place {
-                Place::Held => !each.is_known,
-                place => place == Place::Undo,
-            });
+            let (mut unsettled, done) = state.unsettled(node);
+            unsettled.retain(|n| state.acquires[n].place != Place::Asked);
             // An acquire that is over may have no hold. It must not take that of another one of its owner.
             unsettled.sort_by_key(|n| state.acquires[n].place);
             let Some(session) = state.session(node) else { return };
@@ -159,8 +156,11 @@ impl Core {
         let (is_up, has_moved) = self.update(|state| {
             let has_moved =
                 events.iter().filter(|event| state.handle(node, self.server.is_cluster(), event)).count() > 0;
-            // A hold that was lost stays lost.
-            state.end_renewed(node, "silent", Some(self.settings.ttl));
+            let Some(session) = state.session(node) else { return (true, false) };
+            if !session.is_up || left(session.confirmed + self.settings.ttl).is_zero() {
+                // A hold that was lost stays lost.
+                state.end_renewed(node, "silent", Some(self.settings.ttl));
+            }
             let Some(session) = state.session(node) else { return (true, false) };
             if events.len() < EVENTS_COUNT {
                 session.confirmed = sent;

@@ -5,7 +5,7 @@
 //! Rules R1 to R23 are those of `docs/sessions.md`. Three inputs move an acquire from one place to the next: a reply, an event
 //! and the clock.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
@@ -57,6 +57,8 @@ pub(crate) struct Prepared {
 pub(crate) struct State {
     /// All acquires that are not over, on all nodes. No number is used twice.
     pub(crate) acquires: BTreeMap<u64, Acquire>,
+    /// The numbers of all that are no declared holds, and perhaps some more. So no call looks at each hold.
+    unsettled: BTreeSet<u64>,
     pub(crate) sessions: HashMap<String, Session>,
     pub(crate) background: Option<Background>,
     /// The end of the background, once the locks are closed.
@@ -140,10 +142,14 @@ impl State {
         self.acquires.iter().filter(|(_, each)| each.is_at(node) && is(each)).map(|(n, _)| *n).collect()
     }
 
-    /// The least number whose acquire, undo or declaration has no answer (R11).
-    pub(crate) fn done(&self, node: &Arc<Node>) -> u64 {
-        let is_pending = |each: &Acquire| each.is_at(node) && (each.place != Place::Held || !each.is_known);
-        self.acquires.iter().find(|(_, each)| is_pending(each)).map_or(self.last_n + 1, |(n, _)| *n)
+    /// The acquires on a node without an answer, and the least of their numbers (R11).
+    pub(crate) fn unsettled(&mut self, node: &Arc<Node>) -> (Vec<u64>, u64) {
+        let acquires = &self.acquires;
+        let is_pending = |each: &Acquire| each.place != Place::Held || !each.is_known;
+        self.unsettled.retain(|n| acquires.get(n).is_some_and(is_pending));
+        let of_node: Vec<u64> = self.unsettled.iter().copied().filter(|n| acquires[n].is_at(node)).collect();
+        let done = of_node.first().copied().unwrap_or(self.last_n + 1);
+        (of_node, done)
     }
 
     /// Gives an acquire the next number, for the present session of its node. That does not know it yet.
@@ -153,6 +159,7 @@ impl State {
         acquire.claim.n.store(self.last_n, Ordering::Relaxed);
         acquire.claim.changed.notify_waiters();
         self.acquires.insert(self.last_n, acquire);
+        self.unsettled.insert(self.last_n);
     }
 
     /// Leaves an acquire to the reader of another session, or node. A wait asks again, as it may still be granted.
@@ -208,10 +215,12 @@ impl State {
             self.events.push(Event::of(acquire, "held", outcome));
         }
         let may_remain = may_remain && (acquire.place == Place::Held || acquire.is_known);
-        acquire.place = Place::Undo;
-        self.undos += 1;
-        if !may_remain {
-            self.undone(n);
+        if may_remain {
+            acquire.place = Place::Undo;
+            self.undos += 1;
+            self.unsettled.insert(n);
+        } else {
+            self.acquires.remove(&n);
         }
     }
 
@@ -229,15 +238,15 @@ impl State {
             self.acquires.remove(&n);
             self.undos -= 1;
             // Another acquire of this owner may wait for that.
-            let waiting = self.acquires.values().filter(|each| each.place == Place::Asked && !each.is_known);
+            let waiting = self.unsettled.iter().filter_map(|n| self.acquires.get(n));
             waiting.for_each(|each| each.claim.changed.notify_waiters());
         }
     }
 
     /// Whether an earlier acquire of this owner may still be on the server. Then hold counts would be wrong.
     pub(crate) fn is_owner_late(&self, claim: &Claim) -> bool {
-        self.undos > 0
-            && self.acquires.values().any(|each| each.place == Place::Undo && each.claim.collides(claim))
+        let is_late = |each: &Acquire| each.place == Place::Undo && each.claim.collides(claim);
+        self.undos > 0 && self.unsettled.iter().any(|n| self.acquires.get(n).is_some_and(is_late))
     }
 
     /// The holds of an owner that has a new one: those that the server knows, and those of this process.

@@ -457,7 +457,7 @@ final class Session {
     /** Adds declarations, cancels and repeated calls. */
     private void fill(Batch batch) {
         locks.endDropped();
-        // Holds first, as a declaration takes any hold of its owner that has no number: an exclusive one before shared ones.
+        // Holds first, as a declaration takes any hold of its owner without a number. Exclusive ones first.
         unsettled.stream()
                 .filter(each -> each.state == State.HELD)
                 .sorted(Comparator.comparing(each -> each.lock.isShared))
