@@ -105,7 +105,7 @@ fn connections_have_addresses_and_names(flavor: Flavor) {
             [holder.id, waiter.id, session.reader.id].map(|id| shown(&mut a, id));
         assert_eq!(of_holder[2], "checkout-7");
         assert_eq!(of_waiter[2], "nil");
-        assert_eq!(peers(&mut a, "LOCK.INFO k"), [of_holder.clone()]);
+        assert_eq!(peers(&mut a, "LOCK.INFO k"), std::slice::from_ref(&of_holder));
         assert_eq!(peers(&mut a, "LOCK.WAITERS k"), [of_waiter.clone(), of_session.clone()]);
         assert_eq!(peers(&mut a, "LOCK.BLOCKERS carol"), [of_holder, of_waiter]);
         // A hold of a session has the session's reader.
