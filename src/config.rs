@@ -69,7 +69,7 @@ const NUMBERS: [NumberSetting; 11] = [
         max: MAX_MS,
         value: &MAX_SESSION_TTL,
     },
-    NumberSetting { name: c"log-max-len", default: 128, min: 0, max: 10_000, value: &LOG_MAX_LEN },
+    NumberSetting { name: c"log-max-len", default: 128, min: 0, max: 1_000, value: &LOG_MAX_LEN },
     NumberSetting { name: c"log-waits-over", default: 10_000, min: 0, max: MAX_MS, value: &LOG_WAITS_OVER },
     NumberSetting { name: c"quarantine", default: 0, min: 0, max: MAX_MS, value: &QUARANTINE },
 ];

@@ -31,7 +31,7 @@ impl Command for Log {
         summary:
             c"Lists the last incidents: long waits, lost holds, deadlocks, revoked grants and ended sessions.",
         reply: "An array of maps, the latest first.",
-        complexity: c"O(N) where N incidents are listed",
+        complexity: c"O(N) where N incidents are remembered",
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Error> {
@@ -41,11 +41,10 @@ impl Command for Log {
         let db = ctx.db();
         let reader = Caller::of(ctx).access();
         // Outside of `with`: the check of permissions asks the server.
+        let is_of_db = |entry: &&LogEntry| entry.lock.as_ref().is_none_or(|lock| lock.db == db);
         let entries: Vec<LogEntry> =
-            driver::with(ctx, |driver| driver.locks.log().latest().cloned().collect());
-        let is_visible = |entry: &LogEntry| {
-            entry.lock.as_ref().is_none_or(|lock| lock.db == db && reader.may_read(&lock.key))
-        };
+            driver::with(ctx, |driver| driver.locks.log().latest().filter(is_of_db).cloned().collect());
+        let is_visible = |entry: &LogEntry| entry.lock.as_ref().is_none_or(|lock| reader.may_read(&lock.key));
         let visible: Vec<LogEntry> =
             entries.into_iter().filter(is_visible).take(options.count.get()).collect();
         ctx.reply_array(visible.len());

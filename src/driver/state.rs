@@ -258,9 +258,10 @@ impl Driver {
         }
     }
 
-    /// Revokes a grant that has not reached its client.
-    pub(super) fn revoke(&mut self, id: WaiterId) {
+    /// Revokes a grant that has not reached its client, or that too few replicas have acknowledged.
+    pub(super) fn revoke(&mut self, id: WaiterId, reason: &'static str) {
         self.stats.revoked += 1;
+        self.locks.log_revoked(id, reason);
         self.locks.undelivered(id);
     }
 
@@ -431,7 +432,7 @@ fn on_disconnect(ctx: Ctx<'_>, client: u64) {
             if has_reached {
                 driver.locks.delivered(id, now);
             } else {
-                driver.revoke(id);
+                driver.revoke(id, "undelivered");
             }
         }
         follows |= driver.locks.connection_closed(ConnectionId(client), now);

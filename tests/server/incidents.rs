@@ -144,17 +144,21 @@ fn broken_locks_name_the_caller(flavor: Flavor) {
 }
 
 fn expired_leases_are_logged(flavor: Flavor) {
-    in_world(flavor, |world| {
-        let mut a = world.client();
+    configured(flavor, |world, a| {
         a.call("LOCK.ACQUIRE k alice PX 30");
         let mut b = world.waiting("LOCK.ACQUIRE k bob PX 100000 BLOCK 0");
         assert_eq!(b.recv(), "1");
-        until_logged(&mut a, "lost k alice nil expired");
+        assert_eq!(log(a), ["lost k alice nil expired", "wait k bob alice granted"]);
+        // A fenced hold.
+        a.call("LOCK.ACQUIRE f dave FENCE PX 30");
+        let mut b = world.waiting("LOCK.ACQUIRE f erin PX 100000 BLOCK 0");
+        assert_eq!(b.recv(), "1");
+        assert_eq!(log(a)[2..], ["lost f dave nil expired", "wait f erin dave granted"]);
         // With events, also without waiters.
         a.call("CONFIG SET lock.events yes");
         a.call("LOCK.ACQUIRE l carol PX 30");
-        until_logged(&mut a, "lost l carol nil expired");
-        assert_eq!(log(&mut a).len(), 2);
+        until_logged(a, "lost l carol nil expired");
+        assert_eq!(log(a).len(), 5);
     });
 }
 
@@ -177,6 +181,13 @@ fn losses_of_sessions_are_logged(flavor: Flavor) {
             assert_eq!(of_key.len(), 1, "{lines:?}");
             assert!(of_key[0].ends_with(reason), "{lines:?}");
         }
+        // A notice to the owner makes no second entry.
+        a.call("CONFIG SET lock.events yes");
+        assert_eq!(session.acquire("noted", "alice", "EPHEMERAL").1, "1");
+        a.call("DEL noted");
+        session.some_events();
+        until("owners are notified", || a.info("lock", "lock_owners_told") == "1");
+        assert_eq!(log(&mut a)[3..], ["lost noted alice nil deleted"]);
     });
 }
 

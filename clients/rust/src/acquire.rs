@@ -120,7 +120,7 @@ impl Acquire {
     /// A call of `ACQUIRE`, `RENEW`, `RELEASE` or `CANCEL`.
     pub(crate) fn call(&self, verb: &str, id: &str, lease: Option<Duration>) -> Cmd {
         let claim = &self.claim;
-        let age = now().saturating_sub(self.granted);
+        let age = if self.place == Place::Held { now().saturating_sub(self.granted) } else { Duration::ZERO };
         let max_hold = claim.request.max_hold.map(|max| max.saturating_sub(age));
         let mut call = claim.request.call(verb, &claim.owner, lease, max_hold);
         call.arg("SESSION").arg(id).arg(claim.n());

@@ -401,9 +401,9 @@ impl Core {
             let is_asked = state.get(claim, Place::Asked).is_some();
             state.end(claim.n(), if is_asked { "cancelled" } else { "released" }, true);
             state.serving(claim).filter(|(each, session)| each.is_known && session.failure.is_none())?;
-            Some((state.prepare(claim, "CANCEL", None)?, state.background.clone()?.handle))
+            Some((state.prepare(claim, "CANCEL", None)?, state.background.clone()?))
         });
-        let Some((prepared, handle)) = call else { return };
+        let Some((prepared, background)) = call else { return };
         let core = Arc::clone(self);
         let cancel = async move {
             let reply = prepared.node.call(&prepared.call, REPLY_GRACE, core.is_blocking).await;
@@ -415,9 +415,9 @@ impl Core {
             });
         };
         if self.is_blocking {
-            run(self.background(), cancel);
+            run(Some(background), cancel);
         } else {
-            handle.spawn(cancel);
+            background.handle.spawn(cancel);
         }
     }
 
@@ -547,7 +547,8 @@ impl Core {
             let is_revocable = hold.revocable_since.is_some_and(|since| session.confirmed <= since);
             let is_limited = claim.request.lease.is_none() || is_revocable;
             let safe = if is_limited { session.confirmed + self.settings.grace } else { Moment::MAX };
-            (hold.place == Place::Held && hold.is_known).then(|| left(hold.lease_ends.min(safe)))
+            (hold.place == Place::Held && hold.is_known && !hold.is_releasing)
+                .then(|| left(hold.lease_ends.min(safe)))
         })
         .unwrap_or_default()
     }

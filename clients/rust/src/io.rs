@@ -173,36 +173,30 @@ impl Node {
     }
 
     async fn call_blocking(&self, call: &[u8], limit: Duration) -> Result<Value> {
-        loop {
-            let idle = locked(&self.idle).pop();
-            let is_new = idle.is_none();
-            let (mut connection, usual) = match idle {
-                Some(idle) => idle,
-                None => {
-                    let client = self.server.client(&self.name).await.map_err(Error::unsent)?;
-                    let connection = client.get_connection_with_timeout(CALL_TIMEOUT);
-                    let connection = connection.map_err(|error| Error::from(error).unsent())?;
-                    connection.set_write_timeout(Some(CALL_TIMEOUT))?;
-                    (connection, Duration::ZERO)
-                }
-            };
-            if limit != usual {
-                connection.set_read_timeout(Some(limit))?;
+        let idle = locked(&self.idle).pop();
+        let (mut connection, usual) = match idle {
+            Some(idle) => idle,
+            None => {
+                let client = self.server.client(&self.name).await.map_err(Error::unsent)?;
+                let connection = client.get_connection_with_timeout(CALL_TIMEOUT.min(limit));
+                let connection = connection.map_err(|error| Error::from(error).unsent())?;
+                connection.set_write_timeout(Some(CALL_TIMEOUT))?;
+                (connection, Duration::ZERO)
             }
-            match connection.req_packed_command(call) {
-                // The server may have closed an idle connection. The calls have numbers, so they are sent again.
-                Err(error) if !is_new && error.code().is_none() && !error.is_timeout() => {}
-                reply => {
-                    let reply = reply.and_then(Value::extract_error).map_err(Error::from);
-                    match &reply {
-                        Err(error) if error.is_of_former_primary() => locked(&self.idle).clear(),
-                        Err(error) if error.is_unanswered() => {}
-                        _ => locked(&self.idle).push((connection, limit)),
-                    }
-                    return reply;
-                }
-            }
+        };
+        if limit != usual {
+            connection.set_read_timeout(Some(limit))?;
         }
+        let reply = connection.req_packed_command(call);
+        let reply = reply.and_then(Value::extract_error).map_err(Error::from);
+        match &reply {
+            // The server may have closed the other idle connections, too, or is no longer the primary.
+            Err(error) if error.is_of_former_primary() || error.is_unanswered() => {
+                locked(&self.idle).clear();
+            }
+            _ => locked(&self.idle).push((connection, limit)),
+        }
+        reply
     }
 
     /// The replies to calls over the reader's connection, in one round trip.

@@ -239,6 +239,7 @@ impl State {
             self.undos -= 1;
             // Another acquire of this owner may wait for that.
             let waiting = self.unsettled.iter().filter_map(|n| self.acquires.get(n));
+            let waiting = waiting.filter(|each| each.place == Place::Asked && !each.is_known);
             waiting.for_each(|each| each.claim.changed.notify_waiters());
         }
     }

@@ -62,9 +62,13 @@ impl LockManager {
         request.bind.is_some() || self.parts.table.any_ready()
     }
 
+    /// Logs that a grant is revoked for this reason.
+    pub(crate) fn log_revoked(&mut self, id: WaiterId, reason: &'static str) {
+        self.parts.log_revoked(id, reason);
+    }
+
     /// Marks a grant for revocation: its client went away before the answer.
     pub(crate) fn undelivered(&mut self, id: WaiterId) {
-        self.parts.log_revoked(id, "undelivered");
         self.parts.mark_for_revocation(id);
     }
 }

@@ -25,7 +25,7 @@ pub(crate) fn block(
     if blocked.is_err() {
         with(ctx, |driver| {
             if !driver.locks.leave(id) {
-                driver.revoke(id);
+                driver.revoke(id, "undelivered");
             }
         });
         dispatch(ctx, start.now);
@@ -142,7 +142,7 @@ impl BlockedClient for Callbacks {
                 }
             }
             if wait.is_some_and(|wait| wait.has_grant()) {
-                driver.revoke(id);
+                driver.revoke(id, "undelivered");
                 driver.schedule_soon(ctx);
             }
             has_grant
@@ -161,7 +161,7 @@ fn leave_queue(driver: &mut Driver, ctx: Ctx<'_>, handle: ClientHandle) {
         return;
     };
     if driver.replica_waits.remove(id) {
-        driver.revoke(id);
+        driver.revoke(id, "undelivered");
     }
     driver.locks.leave_at(id, ctx.now());
     driver.blocked.end(id, WaitOutcome::Left);

@@ -59,7 +59,7 @@ fn end_calls(ctx: Ctx<'_>, progress: Option<&Progress>) {
                         driver.locks.tell_session(number, id, granted);
                     }
                     (_, ReplicaWaitEnd::Missed { .. }) if is_in_flight => {
-                        driver.revoke(id);
+                        driver.revoke(id, "noreplicas");
                         driver.locks.note_unacknowledged(number);
                         driver.stats.replicas_missed += 1;
                         any_revoked = true;
@@ -78,7 +78,7 @@ fn end_calls(ctx: Ctx<'_>, progress: Option<&Progress>) {
                     WaitOutcome::HoldAcknowledged(standing)
                 }
                 (AwaitedWrite::Grant(_), ReplicaWaitEnd::Missed { got, of }) => {
-                    driver.revoke(id);
+                    driver.revoke(id, "noreplicas");
                     any_revoked = true;
                     WaitOutcome::NotAcknowledged { got, of, revoked: true }
                 }

@@ -11,7 +11,7 @@ use crate::server::{Ctx, OK};
 
 /// A connected client, as in `CLIENT LIST`.
 pub(crate) struct Peer {
-    /// `host:port`. For a Unix socket, the host is its path.
+    /// `host:port`. The host of a Unix socket is `/unixsocket`.
     pub(crate) address: String,
     /// Empty without `CLIENT SETNAME`, or if the server cannot report it (before Redis 7.0.3).
     pub(crate) name: Vec<u8>,

@@ -150,7 +150,10 @@ fn native_commands_report_redisson_holds(flavor: Flavor, version: Version) {
             listed.starts_with("[[key, k, mode, exclusive, holders, 1, waiters, 1, longest, "),
             "{listed}"
         );
-        assert_eq!(native.call("LOCK.BLOCKERS native"), format!("[[owner, {owner}, key, k, client, nil]]"));
+        assert_eq!(
+            native.call("LOCK.BLOCKERS native"),
+            format!("[[owner, {owner}, key, k, client, nil, address, nil, name, nil]]")
+        );
         waiter.close();
         for holds in (1..=2).rev() {
             java.call("unlock plain k");

@@ -169,7 +169,7 @@ impl Stored {
         let info = format!(
             "[mode, exclusive, ttl, {ttl}, token, nil, holders, \
              [[owner, {owner}, mode, exclusive, holds, {holds}, ttl, {ttl}, \
-             since, nil, client, nil, watchdog, nil, ephemeral, nil, session, nil]], waiters, 0]"
+             since, nil, client, nil, address, nil, name, nil, watchdog, nil, ephemeral, nil, session, nil]], waiters, 0]"
         );
         prop_assert_eq!(&self.info, &info);
         Ok(())

@@ -4,7 +4,7 @@
 
 use super::Parts;
 use crate::core::log::{Cause, Incident, LogEntry};
-use crate::core::sessions::Loss;
+use crate::core::sessions::{Loss, ParkedWait};
 use crate::core::table::LockIdx;
 use crate::core::{Decision, HoldEvent, LockId, LossReason, MonoUs, Owner, SessionKey, WaiterId};
 
@@ -32,7 +32,7 @@ impl Parts {
         self.log_long_wait(id, waited, reason, None);
     }
 
-    /// Logs a long wait. Its cause is the known holder of the lock, or else the owner that has just released it.
+    /// Logs a long wait. Its cause is the owner that has just released the lock, or else the last known holder.
     pub(in crate::core::manager) fn log_long_wait(
         &mut self,
         id: WaiterId,
@@ -42,18 +42,30 @@ impl Parts {
     ) {
         let Some(wait) = self.waiters.get(id) else { return };
         let owner = wait.request().owner.clone();
-        let known = self.state(wait.lock()).and_then(|state| state.plain_hold()).map(|hold| &hold.owner);
-        let cause = known.or(releasing).map_or(Cause::Unknown, |holder| Cause::Holder(holder.clone()));
+        let known = || self.state(wait.lock())?.known_holder();
+        let holder = releasing.or_else(known).filter(|holder| **holder != owner);
+        let cause = holder.map_or(Cause::Unknown, |holder| Cause::Holder(holder.clone()));
         let lock = self.name(wait.lock());
         self.log_incident(Incident::Wait, lock, owner, reason, (cause, Some(waited)));
     }
 
     /// Logs a hold of a session that ended without a call of the session. `LOCK.BREAK` logs the owners itself.
     pub(super) fn log_loss(&mut self, loss: &Loss, why: LossReason) {
-        if let (Some((lock, owner)), false) =
-            (&loss.hold, matches!(why, LossReason::Broken | LossReason::Taken))
-        {
+        let Some((lock, owner)) = &loss.hold else { return };
+        // A notice about the hold follows. After its maximum age, a hold remains until its lease ends.
+        let is_noted = self.state(*lock).is_some_and(|state| state.held().get(owner).is_some());
+        let is_loss = !matches!(why, LossReason::Broken | LossReason::Taken | LossReason::Max);
+        if is_loss && !is_noted {
             self.log_lost(*lock, owner.clone(), why.name());
+        }
+    }
+
+    /// Logs the end of a wait that was passed over, if it was long.
+    pub(super) fn log_parked_wait(&mut self, parked: &ParkedWait) {
+        let waited = self.input_at.mono.saturating_sub(parked.wait.since);
+        if self.log.logs_wait(waited) {
+            let (lock, owner) = (Some(parked.name.clone()), parked.wait.request.owner.clone());
+            self.log_incident(Incident::Wait, lock, owner, "timeout", (Cause::Unknown, Some(waited)));
         }
     }
 
@@ -69,14 +81,14 @@ impl Parts {
     /// Logs the end of the known holder's lease. Without notices, the holders of most locks are not known.
     pub(in crate::core::manager) fn log_expired(&mut self, lock: LockIdx, event: HoldEvent) {
         // A deletion is how external clients release a lock.
-        if self.notifies_owners || !matches!(event, HoldEvent::Expired | HoldEvent::Evicted) {
+        if !matches!(event, HoldEvent::Expired | HoldEvent::Evicted) {
             return;
         }
-        if let Some(hold) = self.state(lock).and_then(|state| state.plain_hold()) {
-            let owner = hold.owner.clone();
-            if self.bindings.numbers(lock, &owner).next().is_none() {
-                self.log_lost(lock, owner, event.name());
-            }
+        // Otherwise a notice follows.
+        let Some(state) = self.state(lock).filter(|state| state.held().is_empty()) else { return };
+        let Some(owner) = state.known_holder().cloned() else { return };
+        if self.bindings.numbers(lock, &owner).next().is_none() {
+            self.log_lost(lock, owner, event.name());
         }
     }
 

@@ -8,7 +8,7 @@ use crate::core::queue::wait_queue::WaitQueue;
 use crate::core::schedule::Calendar;
 use crate::core::table::LockIdx;
 use crate::core::unconfirmed::Unconfirmed;
-use crate::core::{Hold, HoldEvent, LockId, MonoUs, Now, Statistics, WaiterId, WallMs};
+use crate::core::{Hold, HoldEvent, LockId, MonoUs, Now, Owner, Statistics, WaiterId, WallMs};
 
 /// State of one lock, apart from the content of its key.
 #[derive(Default)]
@@ -25,6 +25,8 @@ pub(in crate::core::manager) struct LockState {
     was_changed: bool,
     /// The sole, plain, exclusive hold of the lock, if known. The next call will probably find it.
     plain_hold: Option<Hold>,
+    /// The sole holder while the lock has waiters, if it is not in `plain_hold`: for the log.
+    other_holder: Option<Owner>,
     /// Time of the grant of the exclusive hold, if known.
     held_since: Option<MonoUs>,
     /// Number of holders at the end of the last step, if the lock has more grants and bindings than one step
@@ -149,7 +151,20 @@ impl LockState {
     /// Forgets the remembered hold if the lock has no waiters left.
     pub(super) fn forget_unwanted_hold(&mut self) {
         if self.queue.is_empty() {
-            self.plain_hold = None;
+            (self.plain_hold, self.other_holder) = (None, None);
+        }
+    }
+
+    /// The last known sole holder, while the lock has waiters.
+    pub(in crate::core::manager) fn known_holder(&self) -> Option<&Owner> {
+        self.plain_hold.as_ref().map(|hold| &hold.owner).or(self.other_holder.as_ref())
+    }
+
+    /// Records the sole holder, if it is not the plain hold.
+    #[inline(always)]
+    pub(in crate::core::manager) fn note_other_holder(&mut self, holder: Option<&Owner>) {
+        if self.other_holder.as_ref() != holder {
+            self.other_holder = holder.filter(|_| !self.queue.is_empty()).cloned();
         }
     }
 
@@ -180,6 +195,9 @@ impl LockState {
         has_bundles: bool,
     ) {
         self.was_changed = has_bundles;
+        if let Some(hold) = self.plain_hold.take().filter(|_| !self.queue.is_empty()) {
+            self.other_holder = Some(hold.owner);
+        }
         self.forget_hold();
         self.held.mark_unverified(ended_by);
     }

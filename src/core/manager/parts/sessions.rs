@@ -218,6 +218,7 @@ impl Parts {
         for _ in 0..4 * self.portion.0 {
             let Some((id, parked)) = self.sessions.pop_parked(now.mono) else { return };
             self.statistics.count(Counted::TimedOut);
+            self.log_parked_wait(&parked);
             self.forget_requirement(id, &parked.wait.request);
             if let Some(call) = parked.wait.request.number() {
                 self.lose_wait(call.number.session, call.number.n, LossReason::TimedOut);

@@ -55,6 +55,7 @@ impl Step<'_> {
             if handed_over || state.plain_hold() != plain {
                 state.set_plain_hold(plain);
             }
+            state.note_other_holder(alone.filter(|_| plain.is_none()).map(|(hold, _)| &hold.owner));
             if alone.is_none() {
                 state.take_held_since();
             }
