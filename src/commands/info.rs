@@ -108,10 +108,7 @@ fn entry(ctx: Ctx<'_>, (lock, held): (LockId, Held)) -> bool {
     ctx.reply_bulk(b"ephemeral");
     number(known.as_ref().map(|hold| hold.ephemeral.into()));
     ctx.reply_bulk(b"session");
-    match known.and_then(|hold| hold.session) {
-        Some(name) => ctx.reply_bulk(&name),
-        None => ctx.reply_null(),
-    }
+    super::reply_bulk_or_null(ctx, known.as_ref().and_then(|hold| hold.session.as_deref()));
     true
 }
 

@@ -3,8 +3,8 @@
 //! `LOCK.LOG`
 
 use super::args::Cursor;
-use super::milliseconds;
 use super::options::{options, LogCount};
+use super::{milliseconds, reply_bulk_or_null};
 use crate::core::{Cause, LogEntry};
 use crate::driver;
 use crate::error::Error;
@@ -64,11 +64,11 @@ fn reply(ctx: Ctx<'_>, entry: &LogEntry, may_read: impl Fn(&[u8]) -> bool) {
     ctx.reply_bulk(b"event");
     ctx.reply_bulk(entry.incident.name().as_bytes());
     ctx.reply_bulk(b"key");
-    bulk_or_nil(ctx, entry.lock.as_ref().map(|lock| &*lock.key));
+    reply_bulk_or_null(ctx, entry.lock.as_ref().map(|lock| &*lock.key));
     ctx.reply_bulk(b"owner");
     ctx.reply_bulk(entry.owner.as_bytes());
     ctx.reply_bulk(b"by");
-    bulk_or_nil(
+    reply_bulk_or_null(
         ctx,
         match &entry.cause {
             Cause::Unknown => None,
@@ -85,11 +85,4 @@ fn reply(ctx: Ctx<'_>, entry: &LogEntry, may_read: impl Fn(&[u8]) -> bool) {
     }
     ctx.reply_bulk(b"reason");
     ctx.reply_bulk(entry.reason.as_bytes());
-}
-
-fn bulk_or_nil(ctx: Ctx<'_>, text: Option<&[u8]>) {
-    match text {
-        Some(text) => ctx.reply_bulk(text),
-        None => ctx.reply_null(),
-    }
 }

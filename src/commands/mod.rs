@@ -218,15 +218,17 @@ fn reply_client(ctx: Ctx<'_>, client: Option<ConnectionId>) {
         Some((id, _)) => ctx.reply_integer(*id),
         None => ctx.reply_null(),
     }
-    let texts =
-        peer.as_ref().map(|(_, Peer { address, name })| [address.as_bytes(), name]).unwrap_or_default();
-    for (field, text) in [&b"address"[..], b"name"].into_iter().zip(texts) {
-        ctx.reply_bulk(field);
-        if text.is_empty() {
-            ctx.reply_null();
-        } else {
-            ctx.reply_bulk(text);
-        }
+    let peer = peer.as_ref().map(|(_, peer)| peer);
+    ctx.reply_bulk(b"address");
+    reply_bulk_or_null(ctx, peer.map(|peer| peer.address.as_bytes()));
+    ctx.reply_bulk(b"name");
+    reply_bulk_or_null(ctx, peer.map(|peer| &*peer.name).filter(|name| !name.is_empty()));
+}
+
+fn reply_bulk_or_null(ctx: Ctx<'_>, text: Option<&[u8]>) {
+    match text {
+        Some(text) => ctx.reply_bulk(text),
+        None => ctx.reply_null(),
     }
 }
 

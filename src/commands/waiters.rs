@@ -49,7 +49,6 @@ impl Command for Waiters {
 }
 
 fn entry(ctx: Ctx<'_>, id: WaiterId) -> bool {
-    let client = driver::with(ctx, |driver| driver.client_of(id));
     driver::with(ctx, |driver| {
         let Some(waiter) = driver.locks.waiter(id, ctx.now()) else { return false };
         ctx.reply_map(7);
@@ -61,7 +60,7 @@ fn entry(ctx: Ctx<'_>, id: WaiterId) -> bool {
         ctx.reply_integer(milliseconds(waiter.waited_us));
         ctx.reply_bulk(b"remaining");
         ctx.reply_integer(waiter.remaining_us.map_or(-1, milliseconds));
-        super::reply_client(ctx, client);
+        super::reply_client(ctx, driver.client_of(id));
         true
     })
 }

@@ -5,10 +5,8 @@
 
 use std::collections::VecDeque;
 
+use super::statistics::MAX_REMEMBERED_KEY_LEN;
 use super::{LockId, MonoUs, Owner, WallMs};
-
-/// Locks with longer names are left out, to limit memory.
-const MAX_KEY_LEN: usize = 1024;
 
 /// A longer cycle is logged without its text, to limit memory.
 const MAX_CYCLE: usize = 16;
@@ -99,7 +97,9 @@ impl Log {
     /// Adds an incident, and drops the oldest one if there are too many.
     #[cold]
     pub(super) fn push(&mut self, entry: LogEntry) {
-        if self.max_len == 0 || entry.lock.as_ref().is_some_and(|lock| lock.key.len() > MAX_KEY_LEN) {
+        if self.max_len == 0
+            || entry.lock.as_ref().is_some_and(|lock| lock.key.len() > MAX_REMEMBERED_KEY_LEN)
+        {
             return;
         }
         if self.entries.len() == self.max_len {
@@ -122,7 +122,8 @@ impl Log {
 impl Cause {
     /// A cycle of owners that wait for each other, and its locks.
     pub(crate) fn of_cycle(text: String, locks: Vec<LockId>) -> Cause {
-        let is_short = locks.len() <= MAX_CYCLE && locks.iter().all(|lock| lock.key.len() <= MAX_KEY_LEN);
+        let is_short =
+            locks.len() <= MAX_CYCLE && locks.iter().all(|lock| lock.key.len() <= MAX_REMEMBERED_KEY_LEN);
         if is_short {
             Cause::Text(text, locks)
         } else {
@@ -133,7 +134,7 @@ impl Cause {
 
 #[cfg(test)]
 mod tests {
-    use super::{Cause, Incident, Log, LogEntry, MAX_KEY_LEN};
+    use super::{Cause, Incident, Log, LogEntry, MAX_REMEMBERED_KEY_LEN};
     use crate::core::{LockId, Owner};
 
     fn entry(key_len: usize) -> LogEntry {
@@ -159,7 +160,7 @@ mod tests {
             log.push(entry(1));
         }
         assert_eq!(log.latest().map(|entry| entry.id).collect::<Vec<_>>(), [5, 4, 3]);
-        log.push(entry(MAX_KEY_LEN + 1));
+        log.push(entry(MAX_REMEMBERED_KEY_LEN + 1));
         assert_eq!(log.len(), 3, "the key is too long");
         log.set_limits(2, 0);
         assert_eq!(log.latest().map(|entry| entry.id).collect::<Vec<_>>(), [5, 4]);
@@ -184,6 +185,9 @@ mod tests {
         let lock = |key: &[u8]| LockId { db: 0, key: key.into() };
         assert!(matches!(Cause::of_cycle("a".into(), vec![lock(b"k"); 16]), Cause::Text(..)));
         assert_eq!(Cause::of_cycle("a".into(), vec![lock(b"k"); 17]), Cause::Unknown);
-        assert_eq!(Cause::of_cycle("a".into(), vec![lock(&[b'k'; MAX_KEY_LEN + 1])]), Cause::Unknown);
+        assert_eq!(
+            Cause::of_cycle("a".into(), vec![lock(&[b'k'; MAX_REMEMBERED_KEY_LEN + 1])]),
+            Cause::Unknown
+        );
     }
 }

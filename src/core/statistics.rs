@@ -18,7 +18,7 @@ const DIGITS: u8 = 2;
 const TOP_LOCKS: usize = 128;
 
 /// Locks with longer names are left out, to limit memory.
-const MAX_TOP_KEY_LEN: usize = 1024;
+pub(super) const MAX_REMEMBERED_KEY_LEN: usize = 1024;
 
 /// Counters of events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -177,7 +177,7 @@ impl Statistics {
     #[inline(always)]
     pub(super) fn waited(&mut self, lock: &LockId, place: &mut u32, us: MonoUs) {
         self.waits.record(us);
-        if lock.key.len() <= MAX_TOP_KEY_LEN {
+        if lock.key.len() <= MAX_REMEMBERED_KEY_LEN {
             self.top.record(lock, place, us);
         }
     }

@@ -68,9 +68,9 @@ impl Settings {
         /// Limit for a try or a release, and for a wait without a limit, while no server answers; 5 s by default.
         patience(patience: Duration) sets patience = patience;
 
-        /// Is called with each [`Event`]. The task or thread whose call causes the event calls it. For all other events a thread
-        /// of the package does so, one event after the other. It may release holds and try to acquire locks, but a wait inside
-        /// it fails with [`ErrorKind::Misuse`]. A panic of it is logged.
+        /// Is called with each [`Event`]. The task or thread whose call causes the event calls it. A thread of the package calls
+        /// it with all other events, in their order. It may release holds and try to acquire locks, but a wait inside it fails
+        /// with [`ErrorKind::Misuse`]. A panic of it is logged.
         listener(listener: impl Fn(&Event) + Send + Sync + 'static) sets listener = Some(Box::new(listener));
 
         /// Is called with each error that disturbs the session, such as a broken connection. The session continues, so this is

@@ -9,7 +9,6 @@ import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
-import io.github.redislock.Server;
 import io.netty.channel.EventLoopGroup;
 import io.netty.channel.nio.NioEventLoopGroup;
 import java.lang.reflect.Method;
@@ -28,9 +27,6 @@ import java.util.concurrent.Future;
 import java.util.concurrent.FutureTask;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.atomic.AtomicReference;
-import org.junit.jupiter.api.AfterAll;
-import org.junit.jupiter.api.AfterEach;
-import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.condition.EnabledForJreRange;
@@ -58,31 +54,7 @@ import reactor.core.Disposable;
 
 /** Each method of the interfaces, on one server. */
 @Timeout(60)
-class NativeLocksTest extends Fixture {
-    private static Server server;
-
-    @BeforeAll
-    static void start() throws Exception {
-        server = new Server();
-    }
-
-    @AfterAll
-    static void stop() throws Exception {
-        server.close();
-    }
-
-    @AfterEach
-    void nothingStays() {
-        assertEquals("0", server.info("lock_waiters"));
-        assertEquals("0", server.info("lock_internal_errors"));
-        server.jedis.flushAll();
-    }
-
-    @Override
-    void configure(Config config) {
-        single(config, server.uri());
-    }
-
+class NativeLocksTest extends OneServerFixture {
     private static long calls(String command) {
         String line = server.jedis
                 .info("commandstats")

@@ -8,7 +8,6 @@ import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
-import io.github.redislock.Server;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
@@ -17,9 +16,6 @@ import java.util.concurrent.ExecutionException;
 import java.util.concurrent.FutureTask;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.locks.ReadWriteLock;
-import org.junit.jupiter.api.AfterAll;
-import org.junit.jupiter.api.AfterEach;
-import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.redisson.api.RLock;
@@ -29,35 +25,10 @@ import org.redisson.api.RReadWriteLock;
 import org.redisson.api.RedissonClient;
 import org.redisson.api.options.CommonOptions;
 import org.redisson.client.RedisException;
-import org.redisson.config.Config;
 
 /** Read-write locks, on one server. */
 @Timeout(60)
-class ReadWriteLockTest extends Fixture {
-    private static Server server;
-
-    @BeforeAll
-    static void start() throws Exception {
-        server = new Server();
-    }
-
-    @AfterAll
-    static void stop() throws Exception {
-        server.close();
-    }
-
-    @AfterEach
-    void nothingStays() {
-        assertEquals("0", server.info("lock_waiters"));
-        assertEquals("0", server.info("lock_internal_errors"));
-        server.jedis.flushAll();
-    }
-
-    @Override
-    void configure(Config config) {
-        single(config, server.uri());
-    }
-
+class ReadWriteLockTest extends OneServerFixture {
     private static void untilWaiters(int count) throws Exception {
         until(count + " wait", () -> server.info("lock_waiters").equals("" + count));
     }

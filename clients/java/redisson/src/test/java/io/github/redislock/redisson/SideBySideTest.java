@@ -7,46 +7,18 @@ import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
-import io.github.redislock.Server;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.concurrent.FutureTask;
 import java.util.concurrent.atomic.AtomicInteger;
-import org.junit.jupiter.api.AfterAll;
-import org.junit.jupiter.api.AfterEach;
-import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.redisson.api.RLock;
 import org.redisson.api.RedissonClient;
-import org.redisson.config.Config;
 
 /** Clients with and without native locks. */
 @Timeout(60)
-class SideBySideTest extends Fixture {
-    private static Server server;
-
-    @BeforeAll
-    static void start() throws Exception {
-        server = new Server();
-    }
-
-    @AfterAll
-    static void stop() throws Exception {
-        server.close();
-    }
-
-    @AfterEach
-    void nothingStays() {
-        assertEquals("0", server.info("lock_waiters"));
-        server.jedis.flushAll();
-    }
-
-    @Override
-    void configure(Config config) {
-        single(config, server.uri());
-    }
-
+class SideBySideTest extends OneServerFixture {
     @Test
     void bothSeeTheHoldsOfTheOther() throws Exception {
         RedissonClient natives = natives();

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: MIT
+package io.github.redislock.redisson;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+
+import io.github.redislock.Server;
+import org.junit.jupiter.api.AfterAll;
+import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.BeforeAll;
+import org.redisson.config.Config;
+
+/** A server for each class of tests. No test leaves a waiter, an internal error or a key. */
+abstract class OneServerFixture extends Fixture {
+    static Server server;
+
+    @BeforeAll
+    static void start() throws Exception {
+        server = new Server();
+    }
+
+    @AfterAll
+    static void stop() throws Exception {
+        server.close();
+    }
+
+    @AfterEach
+    void nothingStays() {
+        assertEquals("0", server.info("lock_waiters"));
+        assertEquals("0", server.info("lock_internal_errors"));
+        server.jedis.flushAll();
+    }
+
+    @Override
+    void configure(Config config) {
+        single(config, server.uri());
+    }
+}
