@@ -35,8 +35,9 @@ fi
 
 # This build has more compiler checks than a user's build. A separate folder is needed: compiled files are not checked again.
 target=$out/checked
-# Most tests are idle most of the time, so three classes run at once.
-maven -Plint -DforkCount=3 verify
+# Most tests are idle most of the time, so three classes run at once. See tests/retried.txt.
+maven -Plint -DforkCount=3 -Dsurefire.rerunFailingTestsCount=2 verify
+grep -A 5 "Flakes:" "$out/why" || true
 # Virtual threads need a newer Java than the build. Without one, their tests are skipped.
 for java in /usr/lib/jvm/*/bin/java; do
     case $("$java" --version 2>/dev/null) in "openjdk 2"[1-9]*) newer=$java ;; esac

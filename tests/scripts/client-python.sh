@@ -44,9 +44,9 @@ export PYTHONDONTWRITEBYTECODE=1 REDIS_PY_5="$PWD/../../$venv/redis-5"
 "$python" -m ruff check --no-cache .
 "$python" -m mypy --cache-dir="$up/mypy" src
 ! command -v npx >/dev/null || timeout --kill-after=5 300 npx --yes pyright@1.1.414 --pythonpath "$python" src
-# The time limits end a test that hangs.
+# The time limits end a test that hangs. See tests/retried.txt.
 PYTHONPATH=src timeout --kill-after=10 1200 "$python" -m pytest -q -p no:cacheprovider -p no:asyncio \
-    --timeout=100 --numprocesses=4 tests
+    --timeout=100 --numprocesses=4 --reruns 2 -r R tests
 timeout --kill-after=10 900 "$python" acceptance/run.py "$up"
 cd ../..
 exec timeout --kill-after=10 900 python3 tests/scripts/first_use.py python

@@ -34,7 +34,8 @@ def test_a_broken_connection_changes_nothing(server, proxy, flavor):
         client = session_of(server)["client"]
     server.give("b")
     wait.end().release()
-    assert not hold.lost and owns(server, hold) and server.calls("lock.acquire") == 3
+    # If the first cut hits the reply of the wait, that call is repeated.
+    assert not hold.lost and owns(server, hold) and server.calls("lock.acquire") in (3, 4)
     hold.release()
     assert {event.event for event in events} == {"waited", "held"} and all(event.outcome != "lost" for event in events)
 

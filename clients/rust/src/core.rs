@@ -233,7 +233,20 @@ impl Core {
 
     /// Adds an acquire to the session of the node that serves it.
     async fn enrol(self: &Arc<Self>, claim: Claim) -> Result<Guard> {
-        let (name, claim) = (self.server.node_of(&claim.request.keys[0]).await?, Arc::new(claim));
+        let give_up = if claim.is_try || claim.until == Moment::MAX {
+            after(self.settings.patience)
+        } else {
+            claim.until
+        };
+        let name = loop {
+            match self.server.node_of(&claim.request.keys[0]).await {
+                Err(error) if error.is_transient() && !left(give_up).is_zero() && !self.closing.is_open() => {
+                    self.closing.limit(sleep(RETRY_PAUSE)).await;
+                }
+                name => break name?,
+            }
+        };
+        let claim = Arc::new(claim);
         self.update(|state| {
             let node = state.node(self, &name, true)?;
             state.insert(Acquire::new(Arc::clone(&claim), node));

@@ -4,12 +4,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Mutex;
 use std::thread;
 
-use redis::{cmd, Client, ConnectionAddr, FromRedisValue, Value};
+use redis::{cmd, Client, Cmd, ConnectionAddr, FromRedisValue, Value};
 use tokio::runtime::Builder;
+use tokio::time::timeout;
 
 use crate::clock::{left, now, Moment};
 use crate::error::{Error, ErrorKind, Result};
-use crate::io::{ask, locked, RETRY_PAUSE};
+use crate::io::{ask, locked, CALL_TIMEOUT, RETRY_PAUSE};
 
 /// The server with the locks: a single one, the primary of a Sentinel setup, or a cluster.
 ///
@@ -20,25 +21,14 @@ pub struct Server(Kind);
 #[derive(Debug)]
 enum Kind {
     Single(Client),
-    /// The lookup begins with the Sentinel that is `first`: one that answers, as a silent one costs the time of the call.
-    Sentinel {
-        sentinels: Vec<Client>,
-        first: AtomicUsize,
-        name: String,
-        primary: Client,
-    },
-    Cluster {
-        seeds: Vec<Client>,
-        slots: Mutex<Slots>,
-    },
+    Sentinel { sentinels: Vec<Client>, first: AtomicUsize, name: String, primary: Client },
+    Cluster { seeds: Vec<Client>, first: AtomicUsize, slots: Mutex<Slots> },
 }
 
 #[derive(Debug, Default)]
 struct Slots {
     /// The first and the last slot of each range, and the address of the node that serves it.
     ranges: Vec<(u16, u16, String)>,
-    /// The node that answered last.
-    last: Option<Client>,
     refreshed: Moment,
 }
 
@@ -69,7 +59,8 @@ impl Server {
 
     /// A cluster, found by any of these nodes. Connections to all nodes have the options of the first one.
     pub fn cluster(nodes: impl IntoIterator<Item = Client>) -> Server {
-        Server(Kind::Cluster { seeds: nodes.into_iter().collect(), slots: Mutex::default() })
+        let (seeds, first) = (nodes.into_iter().collect(), AtomicUsize::new(0));
+        Server(Kind::Cluster { seeds, first, slots: Mutex::default() })
     }
 
     /// The client of the server, or of the present primary of a Sentinel setup. Blocks the thread.
@@ -101,24 +92,12 @@ impl Server {
             Kind::Sentinel { sentinels, first, name, primary } => {
                 let mut call = cmd("SENTINEL");
                 call.arg("GET-MASTER-ADDR-BY-NAME").arg(name);
-                let mut error = nobody();
-                let start = first.load(Ordering::Relaxed);
-                for i in start..start + sentinels.len() {
-                    // The time of the call may end here.
-                    first.store(i + 1, Ordering::Relaxed);
-                    let sentinel = &sentinels[i % sentinels.len()];
-                    match ask(sentinel, &call).await.and_then(parse::<Option<(String, u16)>>) {
-                        Ok(Some((host, port))) => {
-                            first.store(i, Ordering::Relaxed);
-                            return at(primary, &format!("{host}:{port}"));
-                        }
-                        Ok(None) => {
-                            error = Error::new(ErrorKind::Unavailable, format!("no Sentinel knows {name}"))
-                        }
-                        Err(failed) => error = failed,
-                    }
-                }
-                Err(error)
+                let address = |value, _: &Client| {
+                    let none = || Error::new(ErrorKind::Unavailable, format!("no Sentinel knows {name}"));
+                    parse::<Option<(String, u16)>>(value)?.ok_or_else(none)
+                };
+                let (host, port) = first_answer(sentinels, first, &call, address).await?;
+                at(primary, &format!("{host}:{port}"))
             }
         }
     }
@@ -142,7 +121,7 @@ impl Server {
 
     /// Asks the cluster which node serves which slot.
     pub(crate) async fn refresh(&self) -> Result<()> {
-        let Kind::Cluster { seeds, slots } = &self.0 else { return Ok(()) };
+        let Kind::Cluster { seeds, first, slots } = &self.0 else { return Ok(()) };
         let mut nodes: Vec<Client> = seeds.clone();
         {
             let mut slots = locked(slots);
@@ -153,25 +132,37 @@ impl Server {
             for (_, _, node) in &slots.ranges {
                 nodes.extend(at(seeds.first().ok_or_else(nobody)?, node));
             }
-            nodes.splice(0..0, slots.last.clone());
         }
         let mut call = cmd("CLUSTER");
         call.arg("SLOTS");
-        let mut error = nobody();
-        for node in nodes {
-            let reply = ask(&node, &call).await.and_then(parse::<Vec<(u16, u16, Value)>>);
-            match reply.map(|ranges| ranges_of(ranges, &node)) {
-                Ok(ranges) if !ranges.is_empty() => {
-                    let mut slots = locked(slots);
-                    (slots.ranges, slots.last) = (ranges, Some(node));
-                    return Ok(());
-                }
-                Ok(_) => {}
-                Err(failed) => error = failed,
-            }
-        }
-        Err(error)
+        let find = first_answer(&nodes, first, &call, ranges_of);
+        let ranges = timeout(CALL_TIMEOUT, find).await.unwrap_or_else(|_| Err(nobody()))?;
+        locked(slots).ranges = ranges;
+        Ok(())
     }
+}
+
+/// The first answer of any of these servers, beginning with the one that answered last: a silent one costs the time of the caller,
+/// so the next search begins after it.
+async fn first_answer<T>(
+    servers: &[Client],
+    first: &AtomicUsize,
+    call: &Cmd,
+    read: impl Fn(Value, &Client) -> Result<T>,
+) -> Result<T> {
+    let (start, mut error) = (first.load(Ordering::Relaxed), nobody());
+    for i in start..start + servers.len() {
+        first.store(i + 1, Ordering::Relaxed);
+        let server = &servers[i % servers.len()];
+        match ask(server, call).await.and_then(|value| read(value, server)) {
+            Ok(answer) => {
+                first.store(i, Ordering::Relaxed);
+                return Ok(answer);
+            }
+            Err(failed) => error = failed,
+        }
+    }
+    Err(error)
 }
 
 fn nobody() -> Error {
@@ -182,9 +173,12 @@ fn parse<T: FromRedisValue>(value: Value) -> Result<T> {
     T::from_redis_value(value).map_err(|error| redis::RedisError::from(error).into())
 }
 
-fn ranges_of(ranges: Vec<(u16, u16, Value)>, asked: &Client) -> Vec<(u16, u16, String)> {
-    let ranges = ranges.into_iter().filter_map(|(first, last, nodes)| {
-        let Value::Array(mut primary) = nodes else { return None };
+/// The ranges in a reply: the first and the last slot, the primary, and any number of replicas.
+fn ranges_of(reply: Value, asked: &Client) -> Result<Vec<(u16, u16, String)>> {
+    let ranges = parse::<Vec<Vec<Value>>>(reply)?.into_iter().filter_map(|range| {
+        let mut parts = range.into_iter();
+        let (first, last) = (parse(parts.next()?).ok()?, parse(parts.next()?).ok()?);
+        let Value::Array(mut primary) = parts.next()? else { return None };
         primary.truncate(2);
         let (host, port) = parse::<(Option<String>, u16)>(Value::Array(primary)).ok()?;
         // A node without a known address is the one that was asked.
@@ -195,7 +189,8 @@ fn ranges_of(ranges: Vec<(u16, u16, Value)>, asked: &Client) -> Vec<(u16, u16, S
             })?;
         Some((first, last, format!("{host}:{port}")))
     });
-    ranges.collect()
+    // A node that has left the cluster knows none.
+    Some(ranges.collect::<Vec<_>>()).filter(|ranges| !ranges.is_empty()).ok_or_else(nobody)
 }
 
 /// A client with the same options for another address.
