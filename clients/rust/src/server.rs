@@ -142,8 +142,8 @@ impl Server {
     }
 }
 
-/// The first answer of any of these servers, beginning with the one that answered last: a silent one costs the time of the caller,
-/// so the next search begins after it.
+/// The first answer of any of these servers, beginning with the one that answered last. A silent one can cost all time of the
+/// caller, so the next search begins after it.
 async fn first_answer<T>(
     servers: &[Client],
     first: &AtomicUsize,
