@@ -95,6 +95,8 @@ def main():
     name = sys.argv[1]
     language, readme = LANGUAGES[name], (ROOT / "clients" / name / "README.md").read_text()
     program = first(readme, language.tag)
+    if name == "python":
+        assert program == first((ROOT / "README.md").read_text(), "python"), "README.md has another program"
     with tempfile.TemporaryDirectory() as folder:
         project = Path(folder, "project")
         project.mkdir()
