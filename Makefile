@@ -102,7 +102,8 @@ test-clients: ## Runs lints, type checks, tests, and other projects' tests of th
 	cargo build --release
 	# They are idle most of the time, so three run at once. Each one's output stays in one piece.
 	$(MAKE) --jobs 3 --output-sync --keep-going $(CLIENTS:%=test-client-%) || failed+=("one of $(CLIENTS)")
-	cargo test --doc --package redis-lock-client || failed+=(rust)
+	# With the whole workspace, the packages have the features of the other tests, so nothing is built twice.
+	cargo test --doc --workspace || failed+=(rust)
 	python3 tests/scripts/first_use.py rust || failed+=("the first program of rust")
 	[ $${#failed[@]} = 0 ] || { echo "FAILED: $${failed[*]}" >&2; exit 1; }
 

@@ -282,5 +282,10 @@ fn every_short_history_of_sessions_matches_the_model() {
 
 #[test]
 fn long_every_history_of_sessions_matches_the_model() {
+    explore_all(16_000);
+}
+
+#[test]
+fn weekly_every_history_of_sessions_matches_the_model() {
     explore_all(40_000);
 }
