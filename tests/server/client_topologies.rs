@@ -185,7 +185,8 @@ fn tasks_find_the_cluster_nodes(flavor: Flavor) {
 
 fn holds_and_waits_move_with_their_slot(flavor: Flavor) {
     let cluster = Cluster::start(flavor);
-    let locks = in_cluster(&cluster, 0);
+    let (locks, late) = (in_cluster(&cluster, 0), in_cluster(&cluster, 0));
+    assert!(late.lock("b").query().unwrap().is_none());
     let [hold, leased] =
         [locks.lock("b"), locks.lock("{b}2").lease(MAX_WAIT)].map(|lock| lock.acquire().unwrap());
     thread::scope(|scope| {
@@ -196,6 +197,8 @@ fn holds_and_waits_move_with_their_slot(flavor: Flavor) {
         until("the hold is safe at the new node", || !hold.valid_for().is_zero());
         assert_held(&hold, &cluster.nodes[1].client().call("LOCK.INFO b"));
         assert!(cluster.nodes[1].client().call("LOCK.INFO b").contains("ephemeral, 1"));
+        // These locks have made no call since the move.
+        assert!(late.lock("b").query().unwrap().is_some());
         hold.release().unwrap();
         leased.release().unwrap();
         wait.join().unwrap();

@@ -536,12 +536,20 @@ impl Core {
         Ok(format!("{owner}|{n}|{}", self.settings.name))
     }
 
-    /// Sends a call to the node that serves the key, once.
+    /// Sends a call to the node that serves the key. It is sent again only if the slot of the key has moved.
     pub(crate) async fn execute(self: &Arc<Self>, key: &[u8], call: &Cmd) -> Result<Value> {
         self.check_process()?;
-        let name = self.server.node_of(key).await?;
-        let node: Arc<Node> = self.update(|state| state.node(self, &name, false))?;
-        node.call(call, CALL_TIMEOUT, self.is_blocking).await
+        let mut is_second = false;
+        loop {
+            let name = self.server.node_of(key).await?;
+            let node: Arc<Node> = self.update(|state| state.node(self, &name, false))?;
+            let reply = node.call(call, CALL_TIMEOUT, self.is_blocking).await;
+            let is_moved = reply.as_ref().is_err_and(|error| self.is_moved(error));
+            if is_second || !is_moved || self.server.refresh().await.is_err() {
+                return reply;
+            }
+            is_second = true;
+        }
     }
 
     /// Whether the hold ended before its release.

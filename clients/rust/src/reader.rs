@@ -256,7 +256,7 @@ impl Core {
         node.disconnect().await;
     }
 
-    fn is_moved(&self, error: &Error) -> bool {
+    pub(crate) fn is_moved(&self, error: &Error) -> bool {
         self.server.is_cluster() && error.is("MOVED")
     }
 }
