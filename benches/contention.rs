@@ -179,13 +179,18 @@ impl Table {
     }
 }
 
+fn line(contender: Contender, name: &str, points: Vec<(f64, f64)>) -> Line {
+    let is_ours = matches!(contender, Native(_));
+    Line { name: if is_ours { "this module" } else { name }.to_owned(), is_ours, points }
+}
+
 fn draw(table: &Table) -> Outcome<()> {
     let curve = |of: &dyn Fn(&str, usize) -> Option<f64>| -> Vec<Line> {
         let names = CONTENDERS.into_iter().filter(|(contender, _)| !matches!(contender, Native(2 | 4)));
         let points = |name| {
             CLIENTS.iter().filter_map(|clients| Some((*clients as f64, of(name, *clients)?))).collect()
         };
-        names.map(|(_, name)| Line { name: name.to_owned(), points: points(name) }).collect()
+        names.map(|(contender, name)| line(contender, name, points(name))).collect()
     };
     let clients = Axis { label: "clients in a closed loop on one lock", is_logarithmic: true };
     let axis = |label| Axis { label, is_logarithmic: true };
@@ -203,9 +208,9 @@ fn draw(table: &Table) -> Outcome<()> {
     let lines: Vec<Line> = CONTENDERS
         .into_iter()
         .filter(|(contender, _)| matches!(contender, Native(1) | Advisory | RedissonClients))
-        .filter_map(|(_, name)| {
+        .filter_map(|(contender, name)| {
             let points = table.get(name, 50, |cell| cell.hand_overs.distribution())?;
-            Some(Line { name: name.to_owned(), points })
+            Some(line(contender, name, points))
         })
         .collect();
     let share = Axis { label: "share of the hand-overs", is_logarithmic: false };

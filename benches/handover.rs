@@ -64,8 +64,12 @@ fn main() -> Outcome<()> {
         &Axis { label: "clients that wait", is_logarithmic: true },
         &Axis { label: "microseconds of the server's time", is_logarithmic: true },
         &[
-            Line { name: "LOCK.ACQUIRE … BLOCK".to_owned(), points: native },
-            Line { name: "Redisson's publish/subscribe protocol".to_owned(), points: protocol },
+            Line { name: "this module".to_owned(), is_ours: true, points: native },
+            Line {
+                name: "Redisson's publish/subscribe protocol".to_owned(),
+                is_ours: false,
+                points: protocol,
+            },
         ],
     )?;
     results.finish(&mut server)

@@ -109,7 +109,11 @@ fn main() -> Outcome<()> {
     );
     println!("a lease ends within {PROMISE:?} on an idle server, and never early: {}", verdict(&leases));
 
-    let line = |name: &str, samples: &Samples| Line { name: name.to_owned(), points: samples.distribution() };
+    let line = |name: &str, samples: &Samples| Line {
+        name: name.to_owned(),
+        is_ours: name != "PING",
+        points: samples.distribution(),
+    };
     picture::draw(
         "latency",
         "From a release to the next waiter's reply, and a PING",

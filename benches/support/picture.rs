@@ -9,10 +9,13 @@ use super::{results, Outcome};
 
 const WIDTH: f64 = 920.0;
 const HEIGHT: f64 = 400.0;
-/// The margins of the chart: left, right (with the names of the lines), above, below.
+/// The margins of the chart: left, right (with the names of some lines), above, below.
 const MARGINS: [f64; 4] = [75.0, 260.0, 45.0, 55.0];
 /// Colors of the lines. They can be distinguished with color blindness, too.
 const COLOURS: [&str; 6] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"];
+
+/// The least number of points of a distribution, whose points are not marked.
+const MIN_DISTRIBUTION: usize = 20;
 
 /// An axis of the chart.
 pub struct Axis {
@@ -22,6 +25,8 @@ pub struct Axis {
 
 pub struct Line {
     pub name: String,
+    /// Whether it shows this module.
+    pub is_ours: bool,
     pub points: Vec<(f64, f64)>,
 }
 
@@ -100,22 +105,43 @@ fn svg(title: &str, x: &Axis, y: &Axis, lines: &[Line]) -> Outcome<String> {
         f64::midpoint(above, bottom),
         y.label
     )?;
-    for (number, (line, colour)) in lines.iter().zip(COLOURS).enumerate() {
+    for (line, colour) in lines.iter().zip(COLOURS) {
         let mut path = String::new();
         for (at, (x, y)) in line.points.iter().enumerate() {
             let letter = if at == 0 { 'M' } else { 'L' };
             write!(path, "{letter}{:.1} {:.1}", across.place(*x), up.place(*y))?;
         }
-        writeln!(svg, "<path d=\"{path}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"/>")?;
-        if line.points.len() < 20 {
+        writeln!(
+            svg,
+            "<path d=\"{path}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"{}\"/>",
+            if line.is_ours { 4 } else { 2 }
+        )?;
+        if line.points.len() < MIN_DISTRIBUTION {
             for (x, y) in &line.points {
                 let (x, y) = (across.place(*x), up.place(*y));
                 writeln!(svg, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3.5\" fill=\"{colour}\"/>")?;
             }
         }
-        let y = above + 20.0 + 18.0 * number as f64;
-        writeln!(svg, "<path d=\"M{} {}h24\" stroke=\"{colour}\" stroke-width=\"3\"/>", far + 12.0, y - 4.0)?;
-        writeln!(svg, "<text x=\"{}\" y=\"{y}\">{}</text>", far + 45.0, line.name)?;
+    }
+    // Each line has its name at its end, in its color. Names at almost the same height are moved down. Distributions end at the
+    // same height, so their names are beside the chart.
+    let mut names: Vec<_> = lines
+        .iter()
+        .zip(COLOURS)
+        .filter_map(|(line, colour)| {
+            let (x, y) = line.points.last()?;
+            let is_distribution = line.points.len() >= MIN_DISTRIBUTION;
+            Some((up.place(*y), if is_distribution { far } else { across.place(*x) }, line, colour))
+        })
+        .collect();
+    names.sort_by(|one, other| one.0.total_cmp(&other.0));
+    let mut free = above;
+    for (y, x, line, colour) in names {
+        let y = f64::max(y, free);
+        free = y + 16.0;
+        let weight = if line.is_ours { " font-weight=\"bold\"" } else { "" };
+        let (x, y) = (x + 10.0, y + 4.0);
+        writeln!(svg, "<text x=\"{x:.1}\" y=\"{y:.1}\" fill=\"{colour}\"{weight}>{}</text>", line.name)?;
     }
     svg += "</svg>\n";
     Ok(svg)
