@@ -30,7 +30,8 @@ MODULE :=
 TOOLS :=
 
 .PHONY: help run setup servers clients ready test test-long test-all test-clients test-matrix sanitize fuzz mutants porcupine \
-	soak evidence bench guard guard-record lint install install-module install-tools uninstall dist dist-server tools clean
+	soak evidence bench guard guard-record lint install install-module install-tools uninstall dist dist-server page-shots tools \
+	clean
 
 help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s  %s\n", $$1, $$2 }' Makefile
@@ -186,6 +187,12 @@ lint: ## Checks format, clippy, pyflakes, documentation, English, licenses, size
 	# A module has no public items, so its documentation links to private ones.
 	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" cargo doc --workspace --no-deps --document-private-items
 
+page-shots: tools ## Tests the page of locktop in headless Chromium, and takes the pictures of docs/tools
+	@$(call install,redis chromium)
+	$(if $(MODULE),,cargo build --release --package redis-lock)
+	python3 tests/scripts/page.py "$(or $(MODULE),target/release/libredis_lock.so)" \
+		"$(or $(TOOLS),target/tools)/locktop" docs/tools
+
 tools: ## Builds lockrun and locktop
 	@if [ -z "$(TOOLS)" ]; then
 		$(call install,rust cc)
@@ -291,6 +298,10 @@ for need in $(1); do
         ;;
     valgrind)
         command -v valgrind >/dev/null || missing+=(valgrind)
+        ;;
+    chromium)
+        command -v chromium >/dev/null || missing+=(chromium)
+        command -v pngquant >/dev/null || missing+=(pngquant)
         ;;
     tmux)
         command -v tmux >/dev/null || missing+=(tmux)

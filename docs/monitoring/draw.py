@@ -54,7 +54,7 @@ def draw_panel(axes, panel, prometheus, begin, end):
     axes.spines[["top", "right"]].set_visible(False)
     drawn = 0
     for target in panel["targets"]:
-        query = target["expr"].replace("$instance", ".*").replace("$__rate_interval", "1m")
+        query = target["expr"].replace("$server", ".*").replace("$__rate_interval", "1m")
         if panel["type"] == "stat":
             results = fetch(prometheus, "query", query=query, time=end)
             value = float(results[0]["value"][1]) if results else float("nan")

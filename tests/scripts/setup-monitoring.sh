@@ -1,18 +1,18 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# Extracts promtool and redis_exporter from Debian's packages into target/monitoring, for tests of docs/monitoring. Installs
-# nothing, and needs no root. Without the packages it prints SKIPPED; with REQUIRE_ALL_SERVERS=1 it fails.
+# Extracts promtool from Debian's package into target/monitoring, for tests of docs/monitoring. Installs nothing, and needs no
+# root. Without the package it prints SKIPPED; with REQUIRE_ALL_SERVERS=1 it fails.
 
 set -eu
 cd "$(dirname -- "$0")/../.."
 there=$PWD/target/monitoring
-[ ! -e "$there/redis_exporter" ] || exit 0
+[ ! -e "$there/promtool" ] || exit 0
 mkdir -p target
 tmp=$(mktemp -d "$PWD/target/.monitoring.XXXXXX")
 trap 'rm -rf "$tmp"' EXIT
 trap 'exit 1' HUP INT TERM
 download() {
-    (cd "$tmp" && apt-get -o APT::Sandbox::User=root download prometheus prometheus-redis-exporter) >"$tmp/log" 2>&1
+    (cd "$tmp" && apt-get -o APT::Sandbox::User=root download prometheus) >"$tmp/log" 2>&1
 }
 as_root=
 [ "$(id -u)" = 0 ] || as_root=sudo
@@ -23,10 +23,9 @@ if download || { $as_root apt-get update >/dev/null 2>&1 && download; }; then
     done
     mkdir -p "$there"
     mv "$tmp/root/usr/bin/promtool" "$there/promtool"
-    mv "$tmp/root/usr/bin/prometheus-redis-exporter" "$there/redis_exporter"
     "$there/promtool" --version 2>&1 | head -n 1
     exit 0
 fi
 tail -n 5 "$tmp/log" >&2
-echo "SKIPPED: promtool and redis_exporter cannot be downloaded; docs/monitoring is not tested" >&2
+echo "SKIPPED: promtool cannot be downloaded; docs/monitoring is not tested" >&2
 [ "${REQUIRE_ALL_SERVERS:-}" != 1 ]

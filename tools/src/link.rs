@@ -10,7 +10,7 @@ use redis::cluster_routing::{MultipleNodeRoutingInfo, RoutingInfo};
 use redis::{Cmd, Connection, FromRedisValue, RedisError, RedisResult};
 use redis_lock_client::Server;
 
-use crate::place::{explain, tcp, ServerOptions};
+use crate::place::{explain, tcp, ServerOptions, REPLY_TIMEOUT};
 
 /// Connects to a server or cluster. Each [`Connector::connect`] looks up the current primary.
 pub struct Connector(Kind);
@@ -25,7 +25,8 @@ enum Kind {
 pub struct Link(Open);
 
 enum Open {
-    One(Connection),
+    /// A server and its address.
+    One(Connection, String),
     Cluster(Box<ClusterConnection>),
 }
 
@@ -53,7 +54,8 @@ impl Connector {
         Ok(Link(match &self.0 {
             Kind::One(server) => {
                 let primary = server.primary().map_err(|error| std::io::Error::other(error.to_string()))?;
-                Open::One(primary.get_connection_with_timeout(timeout)?)
+                let address = primary.get_connection_info().addr().to_string();
+                Open::One(primary.get_connection_with_timeout(timeout)?, address)
             }
             Kind::Cluster(cluster) => {
                 let config = ClusterConfig::new().set_connection_timeout(timeout);
@@ -76,12 +78,12 @@ impl Link {
     ) -> RedisResult<T> {
         self.set_timeouts(timeout)?;
         match &mut self.0 {
-            Open::One(connection) => command.query(connection),
+            Open::One(connection, _) => command.query(connection),
             Open::Cluster(connection) => command.query(&mut **connection),
         }
     }
 
-    /// Calls every primary: one server, or all primaries of a cluster.
+    /// Calls every primary: one server, or all primaries of a cluster. Returns each reply with the address of its server.
     ///
     /// # Errors
     ///
@@ -90,22 +92,22 @@ impl Link {
         &mut self,
         timeout: Duration,
         command: &Cmd,
-    ) -> RedisResult<Vec<T>> {
+    ) -> RedisResult<Vec<(String, T)>> {
         self.set_timeouts(Some(timeout))?;
         match &mut self.0 {
-            Open::One(_) => Ok(vec![self.call_within(Some(timeout), command)?]),
+            Open::One(connection, address) => Ok(vec![(address.clone(), command.query(connection)?)]),
             Open::Cluster(connection) => {
                 let everywhere = RoutingInfo::MultiNode((MultipleNodeRoutingInfo::AllMasters, None));
                 let replies = connection.route_command(command, everywhere)?;
                 let replies = HashMap::<String, T>::from_redis_value(replies)?;
-                Ok(replies.into_values().collect())
+                Ok(replies.into_iter().collect())
             }
         }
     }
 
     fn set_timeouts(&mut self, timeout: Option<Duration>) -> RedisResult<()> {
         match &self.0 {
-            Open::One(connection) => {
+            Open::One(connection, _) => {
                 connection.set_write_timeout(timeout)?;
                 connection.set_read_timeout(timeout)
             }
@@ -114,6 +116,41 @@ impl Link {
                 connection.set_read_timeout(timeout)
             }
         }
+    }
+}
+
+/// A connection that is opened again after an error.
+pub struct Caller {
+    connector: Connector,
+    link: Option<Link>,
+}
+
+impl Caller {
+    /// Prepares calls with these options. Does not use the network yet.
+    ///
+    /// # Errors
+    ///
+    /// If a URL is invalid, or a file with a certificate cannot be read.
+    pub fn new(options: &ServerOptions) -> Result<Caller, String> {
+        Ok(Caller { connector: Connector::new(options)?, link: None })
+    }
+
+    /// Asks over the open connection, or over a new one.
+    ///
+    /// # Errors
+    ///
+    /// If no server is reachable, or if `question` returns an error.
+    pub fn ask<T>(&mut self, question: impl FnOnce(&mut Link) -> RedisResult<T>) -> RedisResult<T> {
+        let mut open = match self.link.take() {
+            Some(open) => open,
+            None => self.connector.connect(REPLY_TIMEOUT)?,
+        };
+        let answer = question(&mut open);
+        // After a reply of the server, even an error, the connection remains usable.
+        if answer.as_ref().err().is_none_or(|error| error.code().is_some()) {
+            self.link = Some(open);
+        }
+        answer
     }
 }
 

@@ -5,6 +5,7 @@
 pub mod cli;
 pub mod driver;
 pub mod redisson;
+pub mod site;
 pub mod tmux;
 
 use std::io::Read;

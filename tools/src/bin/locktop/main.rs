@@ -4,6 +4,8 @@
 
 mod options;
 mod screen;
+mod serve;
+mod sort;
 mod state;
 mod tree;
 
@@ -23,14 +25,13 @@ use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, Ke
 use ratatui::crossterm::execute;
 use ratatui::text::Span;
 use ratatui::{DefaultTerminal, Terminal};
-use redis::RedisResult;
-use redis_lock_tools::link::{describe, Connector, Link};
-use redis_lock_tools::place::REPLY_TIMEOUT;
+use redis_lock_tools::link::{describe, Caller, Link};
 use redis_lock_tools::texts;
 
 use options::Options;
 use screen::View;
-use state::{Holder, Lock, State};
+use sort::{Column, Sort};
+use state::{Lock, State};
 
 /// The minimum width and height of a terminal for the confirmation.
 const MIN_QUESTION_SIZE: (u16, u16) = (40, 8);
@@ -42,6 +43,15 @@ fn main() -> ExitCode {
     let options = Options::parse();
     if let Some(text) = options.text {
         return end(texts::write(text, Options::command(), options::MANUAL));
+    }
+    if options.serve.is_some() {
+        return match serve::run(options) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("locktop: {error}");
+                ExitCode::FAILURE
+            }
+        };
     }
     let batch = options.batch;
     match Top::begin(options) {
@@ -90,10 +100,16 @@ fn leave(status: i32) -> ! {
 /// The key presses of the user. A separate thread reads them, so that the user can quit while the server does not reply.
 fn user_events(asking: Arc<AtomicBool>) -> Receiver<io::Result<Event>> {
     let (sender, events) = mpsc::channel();
+    // Whether the text of a search may follow: then letters are not keys.
+    let mut is_search = false;
     thread::spawn(move || loop {
         let event = event::read();
-        if asking.load(Ordering::Acquire) && matches!(&event, Ok(Event::Key(key)) if is_quit_key(key)) {
-            leave(0);
+        is_search &= asking.load(Ordering::Acquire);
+        if let (true, Ok(Event::Key(key))) = (asking.load(Ordering::Acquire), &event) {
+            if is_quit_key(key) && (!is_search || key.modifiers.contains(KeyModifiers::CONTROL)) {
+                leave(0);
+            }
+            is_search |= key.code == KeyCode::Char('/');
         }
         let is_over = event.is_err();
         if sender.send(event).is_err() || is_over {
@@ -128,13 +144,19 @@ fn end(result: io::Result<()>) -> ExitCode {
 struct Top {
     options: Options,
     address: String,
-    connector: Connector,
-    link: Option<Link>,
+    caller: Caller,
     state: State,
     /// The key of the selected lock. The selection stays on it when other locks appear and disappear.
     selected: Option<Vec<u8>>,
     /// The lock to break if the user confirms it.
     question: Option<Lock>,
+    sort: Sort,
+    /// Shows only locks whose key, holders or waiters contain this text.
+    search: String,
+    /// Whether the user is typing the search.
+    is_searching: bool,
+    /// The number of locks that the table has room for.
+    page: usize,
     message: String,
     error: Option<String>,
     paused: bool,
@@ -144,18 +166,20 @@ struct Top {
 
 impl Top {
     fn begin(options: Options) -> Result<Top, String> {
-        let connector = Connector::new(&options.server)?;
-        let mut link = None;
+        let mut caller = Caller::new(&options.server)?;
         let read = |link: &mut Link| State::read(link, options.most, &options.pattern);
-        let state = Top::ask(&connector, &mut link, read).map_err(|error| describe(&error))?;
+        let state = caller.ask(read).map_err(|error| describe(&error))?;
         Ok(Top {
             address: options.server.address(),
             options,
-            connector,
-            link,
+            caller,
             state,
             selected: None,
             question: None,
+            sort: Sort::default(),
+            search: String::new(),
+            is_searching: false,
+            page: 1,
             message: String::new(),
             error: None,
             paused: false,
@@ -169,6 +193,7 @@ impl Top {
         let mut next = Instant::now() + self.options.delay;
         loop {
             let size = terminal.draw(|frame| screen::draw(frame, &self.view()))?.area;
+            self.page = usize::from(screen::table_rows(size.height, self.shown().len()));
             let large_enough = size.width >= MIN_QUESTION_SIZE.0 && size.height >= MIN_QUESTION_SIZE.1;
             match user.recv_timeout(next.saturating_duration_since(Instant::now())).ok().transpose()? {
                 Some(Event::Key(key))
@@ -179,8 +204,8 @@ impl Top {
                 _ => {}
             }
             if Instant::now() >= next {
-                // During the confirmation the screen does not change.
-                if !self.paused && self.question.is_none() {
+                // During the confirmation and the typing of a search the locks do not change.
+                if !self.paused && !self.is_searching && self.question.is_none() {
                     self.refresh();
                 }
                 next = Instant::now() + self.options.delay;
@@ -195,8 +220,9 @@ impl Top {
             .and_then(|width| width.parse().ok())
             .unwrap_or(BATCH_WIDTH)
             .clamp(60, 500);
+        // The queue has at most 20 waiters, and in a narrow table the tree is below it.
         let needed =
-            tree::lines(&self.state.locks).len().max(self.state.locks.len()) + self.state.locks.len() + 24;
+            tree::lines(&self.state.locks).len().max(self.state.locks.len()) + self.state.locks.len() + 72;
         let height = u16::try_from(needed).unwrap_or(u16::MAX).min(1000);
         let mut terminal = Terminal::new(TestBackend::new(width, height)).map_err(io::Error::other)?;
         terminal.draw(|frame| screen::draw(frame, &self.view())).map_err(io::Error::other)?;
@@ -224,6 +250,10 @@ impl Top {
         View {
             address: &self.address,
             state: &self.state,
+            locks: self.shown(),
+            sort: self.sort,
+            search: (self.is_searching || !self.search.is_empty()).then_some(&self.search),
+            is_searching: self.is_searching,
             selected: self.selected_index(),
             error: self.error.as_deref(),
             paused: self.paused,
@@ -232,12 +262,19 @@ impl Top {
         }
     }
 
-    /// The position of the selected lock.
+    /// The locks that match the search, in the order of the table.
+    fn shown(&self) -> Vec<&Lock> {
+        let wanted = self.search.to_lowercase();
+        let mut shown: Vec<&Lock> = self.state.locks.iter().filter(|lock| lock.mentions(&wanted)).collect();
+        self.sort.apply(&mut shown);
+        shown
+    }
+
+    /// The position of the selected lock in the table.
     fn selected_index(&self) -> usize {
-        self.selected
-            .as_ref()
-            .and_then(|key| self.state.locks.iter().position(|lock| lock.raw == *key))
-            .unwrap_or(0)
+        let shown = self.shown();
+        let selected = self.selected.as_ref();
+        selected.and_then(|key| shown.iter().position(|lock| lock.raw == *key)).unwrap_or(0)
     }
 
     /// Reads the state again. If the server is unreachable, the old state stays on the screen, with the error.
@@ -245,30 +282,12 @@ impl Top {
         let Options { most, pattern, .. } = &self.options;
         let read = |link: &mut Link| State::read(link, *most, pattern);
         self.asking.store(true, Ordering::Release);
-        let read = Top::ask(&self.connector, &mut self.link, read);
+        let read = self.caller.ask(read);
         self.asking.store(false, Ordering::Release);
         match read {
             Ok(state) => (self.state, self.error) = (state, None),
             Err(error) => self.error = Some(describe(&error)),
         }
-    }
-
-    /// Asks over the open connection, or over a new one.
-    fn ask<T>(
-        connector: &Connector,
-        link: &mut Option<Link>,
-        question: impl FnOnce(&mut Link) -> RedisResult<T>,
-    ) -> RedisResult<T> {
-        let mut open = match link.take() {
-            Some(open) => open,
-            None => connector.connect(REPLY_TIMEOUT)?,
-        };
-        let answer = question(&mut open);
-        // After a reply of the server, even an error, the connection remains usable.
-        if answer.as_ref().err().is_none_or(|error| error.code().is_some()) {
-            *link = Some(open);
-        }
-        answer
     }
 
     /// Handles a key. Returns true if the program should exit.
@@ -283,12 +302,33 @@ impl Top {
             return false;
         }
         self.message.clear();
+        if self.is_searching {
+            match key.code {
+                KeyCode::Char(letter) => self.search.push(letter),
+                KeyCode::Backspace => drop(self.search.pop()),
+                KeyCode::Enter => {
+                    self.is_searching = false;
+                    self.select(self.selected_index());
+                }
+                KeyCode::Esc => (self.is_searching, self.search) = (false, String::new()),
+                _ => {}
+            }
+            return false;
+        }
         match key.code {
+            KeyCode::Esc if !self.search.is_empty() => self.search.clear(),
             _ if is_quit_key(&key) => return true,
             KeyCode::Up | KeyCode::Char('k') => self.select(self.selected_index().saturating_sub(1)),
             KeyCode::Down | KeyCode::Char('j') => self.select(self.selected_index() + 1),
+            KeyCode::PageUp => self.select(self.selected_index().saturating_sub(self.page)),
+            KeyCode::PageDown => self.select(self.selected_index() + self.page),
             KeyCode::Home => self.select(0),
             KeyCode::End => self.select(usize::MAX),
+            KeyCode::Char('/') => self.is_searching = true,
+            KeyCode::Char('r') => self.sort.reverse(),
+            KeyCode::Char(letter) if Column::of_key(letter).is_some() => {
+                self.sort = Column::of_key(letter).map_or(self.sort, Sort::by);
+            }
             KeyCode::Char(' ') => self.paused = !self.paused,
             KeyCode::Char('b') if !large_enough => {
                 "terminal is too small for the confirmation".clone_into(&mut self.message)
@@ -300,35 +340,33 @@ impl Top {
     }
 
     fn select(&mut self, at: usize) {
-        let last = self.state.locks.len().saturating_sub(1);
-        self.selected = self.state.locks.get(at.min(last)).map(|lock| lock.raw.clone());
+        let shown = self.shown();
+        let selected = shown.get(at.min(shown.len().saturating_sub(1))).map(|lock| lock.raw.clone());
+        self.selected = selected;
     }
 
     /// Asks for confirmation to break the selected lock. Shows a message instead if the user has not chosen the selected lock.
     fn ask_about_selected(&mut self) {
         let at = self.selected_index();
-        let Some(lock) = self.state.locks.get(at) else { return };
+        let Some(lock) = self.shown().get(at).map(|lock| (*lock).clone()) else { return };
+        if !lock.has_known_holders() {
+            "lock has too many holders to show; break it with redis-cli".clone_into(&mut self.message);
+            return;
+        }
         if self.selected.as_ref().is_some_and(|selected| *selected != lock.raw) {
             "selected lock no longer has waiters; select again".clone_into(&mut self.message);
             self.select(at);
             return;
         }
-        self.question = Some(lock.clone());
+        self.question = Some(lock);
         self.select(at);
     }
 
     /// Breaks a lock, if its holders are still those on the screen.
     fn break_lock(&mut self, lock: &Lock) {
-        let broken = |link: &mut Link| {
-            let owners =
-                |holders: &[Holder]| holders.iter().map(|holder| holder.owner.clone()).collect::<Vec<_>>();
-            if owners(&state::holders(link, &lock.raw)?) != owners(&lock.holders) {
-                return Ok(None);
-            }
-            link.call_within::<i64>(Some(REPLY_TIMEOUT), redis::cmd("LOCK.BREAK").arg(&lock.raw)).map(Some)
-        };
+        let broken = |link: &mut Link| state::break_lock(link, &lock.raw, &state::holders_id(&lock.holders));
         self.asking.store(true, Ordering::Release);
-        self.message = match Top::ask(&self.connector, &mut self.link, broken) {
+        self.message = match self.caller.ask(broken) {
             Ok(None) => format!("{} has other holders now; nothing was broken", lock.key),
             Ok(Some(holders)) => format!("{} was broken; holders that lost it: {holders}", lock.key),
             Err(error) => describe(&error),

@@ -31,6 +31,33 @@ pub(crate) struct Options {
     #[arg(short, long)]
     pub batch: bool,
 
+    /// Serves a page with the locks, and metrics for Prometheus, instead of the screen.
+    #[arg(
+        long,
+        help = concat!(
+            "Serves a page with the locks, and metrics for Prometheus, instead of the screen. ",
+            "Paths: /, /state.json, /metrics"
+        ),
+        value_name = "HOST:PORT",
+        conflicts_with = "batch",
+        help_heading = "Page"
+    )]
+    pub serve: Option<String>,
+
+    /// Also serves requests for this host name. By default only those for the address of --serve and for localhost.
+    #[arg(
+        long = "allow-host",
+        value_name = "NAME",
+        requires = "serve",
+        value_delimiter = ',',
+        help_heading = "Page"
+    )]
+    pub hosts: Vec<String>,
+
+    /// Lets everyone who reaches the page break locks, after a confirmation.
+    #[arg(long, requires = "serve", help_heading = "Page")]
+    pub allow_break: bool,
+
     #[command(flatten)]
     pub server: ServerOptions,
 
@@ -39,8 +66,11 @@ pub(crate) struct Options {
     pub text: Option<Text>,
 }
 
-const KEYS: &str =
-    "Keys: up and down (k and j) select a lock, b breaks it after a confirmation, space pauses and resumes, q quits.";
+const KEYS: &str = "\
+Keys: The arrows, k, j, PageUp, PageDown, Home and End select a lock. The key b breaks it after a confirmation.
+The key / searches keys and owners. Enter keeps the search, Esc ends it.
+The keys n, h, e, w and l sort by name, time held, lease, waiters and longest wait. The key r reverses the order.
+Space pauses and resumes, q quits.";
 
 /// Sections of the manual page that clap does not generate, in roff.
 pub(crate) const MANUAL: &str = include_str!("manual.roff");

@@ -10,13 +10,22 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Borders, Clear, Paragraph, Row, Table, TableState, Wrap};
 use ratatui::Frame;
 
-use crate::state::{Lock, State};
+use crate::sort::{Column, Sort};
+use crate::state::{missing, Connection, Lock, State};
 use crate::tree::{self, Node};
 
 /// The content of the screen.
 pub(crate) struct View<'a> {
     pub address: &'a str,
     pub state: &'a State,
+    /// The locks of the table.
+    pub locks: Vec<&'a Lock>,
+    pub sort: Sort,
+    /// The text that the locks of the table contain.
+    pub search: Option<&'a str>,
+    /// Whether the user is typing the search.
+    pub is_searching: bool,
+    /// The position of the selected lock in the table.
     pub selected: usize,
     /// The error of the last update.
     pub error: Option<&'a str>,
@@ -36,31 +45,57 @@ const PALE: Style = Style::new().fg(Color::DarkGray);
 /// A wait of at least this many milliseconds is highlighted.
 const LONG_WAIT_MS: i64 = 10_000;
 
+/// From this width on, the table has all columns.
+const WIDE: u16 = 100;
+
+/// Below this width, the table has only the most important columns, and the tree is below the queue.
+const NARROW: u16 = 80;
+
+/// The number of locks for which the table has room.
+pub(crate) fn table_rows(height: u16, locks: usize) -> u16 {
+    let rows = u16::try_from(locks).unwrap_or(u16::MAX).saturating_add(1);
+    rows.clamp(3, (height / 2).max(3)) - 1
+}
+
 /// Draws the whole screen.
 pub(crate) fn draw(frame: &mut Frame, view: &View) {
-    let rows = u16::try_from(view.state.locks.len()).unwrap_or(u16::MAX).saturating_add(1);
     let whole = frame.area();
-    let table = rows.clamp(3, (whole.height / 2).max(3));
-    let [head, locks, below, foot] = Layout::vertical([
+    let rows = table_rows(whole.height, view.locks.len());
+    let hidden = hidden_locks(view, usize::from(rows));
+    let [head, locks, note, below, foot] = Layout::vertical([
         Constraint::Length(2),
-        Constraint::Length(table),
+        Constraint::Length(rows + 1),
+        Constraint::Length(u16::from(!hidden.is_empty())),
         Constraint::Min(0),
         Constraint::Length(1),
     ])
     .areas(whole);
-    let [left, right] =
-        Layout::horizontal([Constraint::Percentage(50), Constraint::Percentage(50)]).areas(below);
-    frame.render_widget(Paragraph::new(summary(view)), head);
+    let is_narrow = whole.width < NARROW;
+    let [left, right] = if is_narrow {
+        let selected =
+            view.locks.get(view.selected).map_or(0, |lock| lock.holders.len() + lock.waiters.len());
+        // A long line needs two rows.
+        let needed = u16::try_from(2 * selected + 1).unwrap_or(u16::MAX).min(below.height / 2);
+        Layout::vertical([Constraint::Length(needed), Constraint::Min(0)]).areas(below)
+    } else {
+        Layout::horizontal([Constraint::Percentage(50), Constraint::Percentage(50)]).areas(below)
+    };
+    frame.render_widget(Paragraph::new(summary(view, whole.width)), head);
     draw_locks(frame, locks, view);
-    if !view.state.locks.is_empty() {
+    frame.render_widget(Line::styled(hidden, PALE), note);
+    if !view.locks.is_empty() {
         draw_selected(frame, left, view);
-        draw_tree(frame, right, view);
+        draw_tree(frame, right, view, if is_narrow { Borders::TOP } else { Borders::TOP | Borders::LEFT });
     }
-    let foot_line = match view.error {
-        Some(error) => Line::styled(error.to_owned(), BAD),
-        None if view.paused => Line::styled("paused; space resumes", BAD),
-        None if view.message.is_empty() => Line::styled("↑↓ select   b break   space pause   q quit", PALE),
-        None => Line::raw(view.message.to_owned()),
+    let foot_line = match (view.error, view.search) {
+        (_, Some(search)) if view.is_searching => {
+            Line::raw(format!("/{search}▏  Enter keeps, Esc ends the search"))
+        }
+        (Some(error), _) => Line::styled(error.to_owned(), BAD),
+        _ if view.paused => Line::styled("paused; space resumes", BAD),
+        _ if !view.message.is_empty() => Line::raw(view.message.to_owned()),
+        (_, Some(search)) => Line::raw(format!("/{search}   Esc ends the search")),
+        _ => Line::styled("↑↓ select  / search  nhewl sort  b break  space pause  q quit", PALE),
     };
     frame.render_widget(foot_line, foot);
     if let Some(lock) = view.question {
@@ -68,12 +103,47 @@ pub(crate) fn draw(frame: &mut Frame, view: &View) {
     }
 }
 
-fn summary(view: &View) -> Vec<Line<'static>> {
+/// The numbers of locks that are not on the screen, with the reason.
+fn hidden_locks(view: &View, rows: usize) -> String {
+    let counts = [
+        (i64::try_from(view.locks.len().saturating_sub(rows)).unwrap_or(i64::MAX), "above or below"),
+        (
+            missing(i64::try_from(view.state.locks.len()).unwrap_or(i64::MAX), view.locks.len()),
+            "do not match /",
+        ),
+        (view.state.hidden_locks(), "not listed (--most, --match, database)"),
+    ];
+    let shown = counts.iter().filter(|(count, _)| *count > 0);
+    let texts: Vec<String> = shown.map(|(count, reason)| format!("{count} {reason}")).collect();
+    if texts.is_empty() {
+        String::new()
+    } else {
+        format!("  … locks not shown: {}", texts.join(", "))
+    }
+}
+
+fn summary(view: &View, width: u16) -> Vec<Line<'static>> {
     let state = view.state;
     let figure = |name: &str| state.figure(name);
     let bold = Style::new().add_modifier(Modifier::BOLD);
     let number = |name: &str, style| Span::styled(figure(name).to_string(), style);
     let plain = Style::new();
+    let errors =
+        number("lock_internal_errors", if figure("lock_internal_errors") == 0 { plain } else { BAD });
+    if width < WIDE {
+        let figures = vec![
+            Span::raw("waiters "),
+            number("lock_waiters", bold),
+            Span::raw("  contended locks "),
+            number("lock_contended_locks", bold),
+            Span::raw("  deadlocks "),
+            number("lock_deadlocks", plain),
+            Span::raw("  errors "),
+            errors,
+        ];
+        let head = vec![Span::styled("locktop", bold), Span::raw(format!("  {}", view.address))];
+        return vec![Line::from(head), Line::from(figures)];
+    }
     let figures = vec![
         Span::raw("waiters "),
         number("lock_waiters", bold),
@@ -84,7 +154,7 @@ fn summary(view: &View) -> Vec<Line<'static>> {
         Span::raw("   expired leases "),
         number("lock_leases_run_out", plain),
         Span::raw("   internal errors "),
-        number("lock_internal_errors", if figure("lock_internal_errors") == 0 { plain } else { BAD }),
+        errors,
     ];
     let waits = format!(
         "waits so far: p50 {}, p99 {}, longest {}",
@@ -98,59 +168,130 @@ fn summary(view: &View) -> Vec<Line<'static>> {
     ]
 }
 
+/// A column of the table of locks.
+struct TableColumn {
+    name: &'static str,
+    sorts: Option<Column>,
+    width: Constraint,
+    /// The minimum width of the terminal.
+    from: u16,
+    cell: fn(&Lock) -> Line<'static>,
+}
+
+const COLUMNS: [TableColumn; 8] = [
+    TableColumn {
+        name: "LOCK",
+        sorts: Some(Column::Name),
+        width: Constraint::Fill(3),
+        from: 0,
+        cell: |lock| Line::styled(lock.key.clone(), KEY),
+    },
+    TableColumn {
+        name: "MODE",
+        sorts: None,
+        width: Constraint::Length(9),
+        from: NARROW,
+        cell: |lock| Line::raw(lock.mode.clone()),
+    },
+    TableColumn {
+        name: "HOLDER",
+        sorts: None,
+        width: Constraint::Fill(4),
+        from: 0,
+        cell: |lock| Line::styled(holder_names(lock).unwrap_or_else(|| "-".to_owned()), OWNER),
+    },
+    TableColumn {
+        name: "ADDRESS",
+        sorts: None,
+        width: Constraint::Length(21),
+        from: WIDE,
+        cell: |lock| {
+            let address = lock.holders.first().and_then(|holder| holder.connection.address.clone());
+            Line::raw(address.unwrap_or_else(|| "-".to_owned()))
+        },
+    },
+    TableColumn {
+        name: "HELD",
+        sorts: Some(Column::Held),
+        width: Constraint::Length(7),
+        from: NARROW,
+        cell: |lock| time(lock.holders.first().and_then(|holder| holder.since_ms)),
+    },
+    TableColumn {
+        name: "LEASE",
+        sorts: Some(Column::Lease),
+        width: Constraint::Length(7),
+        from: 0,
+        cell: |lock| time(lock.holders.first().map(|holder| holder.ttl_ms)),
+    },
+    TableColumn {
+        name: "WAITERS",
+        sorts: Some(Column::Waiters),
+        width: Constraint::Length(8),
+        from: 0,
+        cell: |lock| Line::raw(lock.waiting.to_string()).right_aligned(),
+    },
+    TableColumn {
+        name: "LONGEST",
+        sorts: Some(Column::Longest),
+        width: Constraint::Length(8),
+        from: 0,
+        cell: |lock| {
+            let long = if lock.longest_ms >= LONG_WAIT_MS { BAD } else { Style::new() };
+            Line::styled(millis(lock.longest_ms), long).right_aligned()
+        },
+    },
+];
+
+/// A time of the table.
+fn time(ms: Option<i64>) -> Line<'static> {
+    Line::raw(ms.map_or_else(|| "-".to_owned(), millis)).right_aligned()
+}
+
 fn draw_locks(frame: &mut Frame, area: Rect, view: &View) {
-    let rows = view.state.locks.iter().map(|lock| {
-        let holder = lock.holders.first();
-        let more = lock.holders.len().saturating_sub(1);
-        let name = holder.map_or_else(|| "-".to_owned(), |holder| holder.owner.clone());
-        let long = if lock.longest_ms >= LONG_WAIT_MS { BAD } else { Style::new() };
-        Row::new([
-            Line::styled(lock.key.clone(), KEY),
-            Line::raw(lock.mode.clone()),
-            Line::styled(if more == 0 { name } else { format!("{name} and {more} more") }, OWNER),
-            Line::raw(holder.and_then(|holder| holder.since_ms).map_or_else(|| "-".to_owned(), millis))
-                .right_aligned(),
-            Line::raw(holder.map_or_else(|| "-".to_owned(), |holder| millis(holder.ttl_ms))).right_aligned(),
-            Line::raw(lock.waiting.to_string()).right_aligned(),
-            Line::styled(millis(lock.longest_ms), long).right_aligned(),
-        ])
+    let columns = || COLUMNS.iter().filter(|column| area.width >= column.from);
+    let rows = view.locks.iter().map(|lock| Row::new(columns().map(|column| (column.cell)(lock))));
+    let heads = columns().map(|column| {
+        let mark = match view.sort {
+            Sort { column: sorted, is_descending } if Some(sorted) == column.sorts => {
+                if is_descending {
+                    "▾"
+                } else {
+                    "▴"
+                }
+            }
+            _ => "",
+        };
+        let head = Line::raw(format!("{}{mark}", column.name));
+        if matches!(column.width, Constraint::Length(7 | 8)) {
+            head.right_aligned()
+        } else {
+            head
+        }
     });
-    let widths = [
-        Constraint::Fill(3),
-        Constraint::Length(9),
-        Constraint::Fill(4),
-        Constraint::Length(7),
-        Constraint::Length(7),
-        Constraint::Length(7),
-        Constraint::Length(7),
-    ];
-    let right = |name: &'static str| Line::raw(name).right_aligned();
-    let head = Row::new([
-        Line::raw("LOCK"),
-        Line::raw("MODE"),
-        Line::raw("HOLDER"),
-        right("HELD"),
-        right("LEASE"),
-        right("WAITERS"),
-        right("LONGEST"),
-    ]);
-    let table = Table::new(rows, widths)
-        .header(head.style(HEAD))
+    let table = Table::new(rows, columns().map(|column| column.width))
+        .header(Row::new(heads).style(HEAD))
         .row_highlight_style(Style::new().add_modifier(Modifier::BOLD))
         .highlight_symbol("▸ ");
-    let mut selected =
-        TableState::new().with_selected((!view.state.locks.is_empty()).then_some(view.selected));
+    let mut selected = TableState::new().with_selected((!view.locks.is_empty()).then_some(view.selected));
     frame.render_stateful_widget(table, area, &mut selected);
-    if view.state.locks.is_empty() {
+    if view.locks.is_empty() {
         let [_, empty] = Layout::vertical([Constraint::Length(1), Constraint::Length(1)]).areas(area);
-        frame.render_widget(Line::styled("  No lock has waiters.", PALE), empty);
+        let text = if view.state.locks.is_empty() {
+            "  No lock has waiters."
+        } else {
+            "  No lock matches the search."
+        };
+        frame.render_widget(Line::styled(text, PALE), empty);
     }
 }
 
 fn draw_selected(frame: &mut Frame, area: Rect, view: &View) {
-    let Some(lock) = view.state.locks.get(view.selected) else { return };
-    let connection =
-        |text: &Option<String>| text.as_ref().map_or_else(String::new, |text| format!(", {text}"));
+    let Some(lock) = view.locks.get(view.selected) else { return };
+    let connection = |connection: &Connection| match connection.client {
+        Some(_) => format!(", {connection}"),
+        None => String::new(),
+    };
     let mut lines = Vec::new();
     for holder in &lock.holders {
         let watched = if holder.watchdog { ", renewed by the server" } else { "" };
@@ -186,8 +327,8 @@ fn draw_selected(frame: &mut Frame, area: Rect, view: &View) {
     frame.render_widget(Paragraph::new(lines).wrap(Wrap { trim: true }).block(block), area);
 }
 
-fn draw_tree(frame: &mut Frame, area: Rect, view: &View) {
-    let selected = view.state.locks.get(view.selected);
+fn draw_tree(frame: &mut Frame, area: Rect, view: &View, borders: Borders) {
+    let selected = view.locks.get(view.selected);
     let lines = tree::lines(&view.state.locks);
     let drawn = lines.iter().map(|line| {
         let node = match &line.node {
@@ -200,12 +341,12 @@ fn draw_tree(frame: &mut Frame, area: Rect, view: &View) {
         };
         Line::from(vec![Span::styled(line.branches.clone(), PALE), node])
     });
-    let block = Block::new().borders(Borders::TOP | Borders::LEFT).title(" blockers ");
+    let block = Block::new().borders(borders).title(" blockers ");
     frame.render_widget(Paragraph::new(drawn.collect::<Vec<_>>()).block(block), area);
 }
 
 fn draw_question(frame: &mut Frame, lock: &Lock) {
-    let holders = names(lock);
+    let holders = holder_names(lock).unwrap_or_else(|| "Nobody".to_owned());
     let lines = vec![
         Line::from(vec![Span::raw("Break the lock "), Span::styled(lock.key.clone(), KEY), Span::raw("?")]),
         Line::raw(format!("{holders} would lose it at once, and the next waiter would get it.")),
@@ -221,11 +362,15 @@ fn draw_question(frame: &mut Frame, lock: &Lock) {
     frame.render_widget(Paragraph::new(lines).block(Block::bordered().border_style(BAD)), middle);
 }
 
-fn names(lock: &Lock) -> String {
+/// The first holder, and the number of the others.
+fn holder_names(lock: &Lock) -> Option<String> {
     match lock.holders.as_slice() {
-        [] => "Nobody".to_owned(),
-        [holder] => holder.owner.clone(),
-        [holder, more @ ..] => format!("{} and {} more", holder.owner, more.len()),
+        [] if lock.holder_count > 0 && !lock.has_known_holders() => {
+            Some(format!("{} holders", lock.holder_count))
+        }
+        [] => None,
+        [holder] => Some(holder.owner.clone()),
+        [holder, more @ ..] => Some(format!("{} and {} more", holder.owner, more.len())),
     }
 }
 

@@ -1,0 +1,319 @@
+// SPDX-License-Identifier: MIT
+
+//! The page: an HTTP server that shows the locks, and exports metrics.
+//!
+//! Requests are checked against other websites that the operator's browser has open. The host must be a known one, so that no
+//! website can point its own name at this server. A request from another origin is refused.
+
+mod report;
+
+use std::io::{self, Write};
+use std::net::{SocketAddr, TcpListener};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::extract::rejection::JsonRejection;
+use axum::extract::{ConnectInfo, DefaultBodyLimit, Request, State};
+use axum::http::header::{self, HeaderMap, HeaderName};
+use axum::http::{HeaderValue, StatusCode};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use redis::RedisResult;
+use redis_lock_tools::link::{describe, Caller, Link};
+use serde::Deserialize;
+
+use crate::options::Options;
+use crate::state::{break_lock, escape};
+use report::{read_metrics, Report};
+
+const PAGE: &str = include_str!("page.html");
+
+/// Stands in the page for a random value, which only the page's own script and style have.
+const NONCE: &str = "{nonce}";
+
+/// The maximum size of a request to break a lock.
+const MAX_BODY: usize = 1 << 20;
+
+/// The maximum number of threads that wait for the server with the locks.
+const MAX_THREADS: usize = 8;
+
+const HEADERS: [(HeaderName, &str); 6] = [
+    (header::CACHE_CONTROL, "no-store"),
+    (header::REFERRER_POLICY, "no-referrer"),
+    (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    (header::X_FRAME_OPTIONS, "DENY"),
+    (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
+    (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+];
+
+/// Serves the page until a signal ends the program.
+pub(crate) fn run(options: Options) -> Result<(), String> {
+    let address = options.serve.clone().unwrap_or_default();
+    let failed = |error: io::Error| format!("--serve {address}: {error}");
+    let (state, metrics) = (Polled::new(&options)?, Polled::new(&options)?);
+    let listener = TcpListener::bind(&address).map_err(failed)?;
+    listener.set_nonblocking(true).map_err(failed)?;
+    let bound = listener.local_addr().map_err(failed)?;
+    let mut hosts = options.hosts.clone();
+    hosts.extend([host_name(&address).to_owned(), host_name(&bound.to_string()).to_owned()]);
+    hosts.extend(["localhost", "127.0.0.1", "[::1]"].map(str::to_owned));
+    let site = Arc::new(Site { options, hosts, state, metrics });
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(MAX_THREADS)
+        .build()
+        .map_err(failed)?;
+    say(&format!("serving http://{bound}/"));
+    runtime
+        .block_on(async {
+            let listener = tokio::net::TcpListener::from_std(listener)?;
+            let service = router(site).into_make_service_with_connect_info::<SocketAddr>();
+            axum::serve(listener, service).await
+        })
+        .map_err(failed)
+}
+
+/// Prints a line, even if nobody reads the output.
+fn say(text: &str) {
+    let _ = writeln!(io::stdout(), "locktop: {text}");
+}
+
+fn router(site: Arc<Site>) -> Router {
+    Router::new()
+        .route("/", get(page))
+        .route("/state.json", get(state))
+        .route("/metrics", get(metrics))
+        .route("/break", post(break_one))
+        .layer(DefaultBodyLimit::max(MAX_BODY))
+        .layer(middleware::from_fn_with_state(Arc::clone(&site), check))
+        .with_state(site)
+}
+
+/// The options and the polls, shared by the handlers.
+struct Site {
+    options: Options,
+    /// The host names of this server.
+    hosts: Vec<String>,
+    state: Polled,
+    metrics: Polled,
+}
+
+/// A text that all viewers share. It is read again when it is requested and older than the interval.
+struct Polled(Mutex<Poll>);
+
+struct Poll {
+    caller: Caller,
+    read_at: Option<Instant>,
+    text: Result<Arc<str>, String>,
+}
+
+impl Polled {
+    fn new(options: &Options) -> Result<Polled, String> {
+        let caller = Caller::new(&options.server)?;
+        Ok(Polled(Mutex::new(Poll { caller, read_at: None, text: Err("not read yet".to_owned()) })))
+    }
+
+    /// Returns the text. Concurrent calls wait for one read.
+    fn get(
+        &self,
+        interval: Duration,
+        read: impl FnOnce(&mut Link) -> RedisResult<String>,
+    ) -> Result<Arc<str>, String> {
+        let mut poll = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if poll.read_at.is_none_or(|at| at.elapsed() >= interval) {
+            poll.text = poll.caller.ask(read).map(Arc::from).map_err(|error| describe(&error));
+            poll.read_at = Some(Instant::now());
+        }
+        poll.text.clone()
+    }
+}
+
+/// An answer other than the requested one.
+struct Refusal(StatusCode, String);
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        (self.0, self.1 + "\n").into_response()
+    }
+}
+
+/// Refuses requests that a foreign website may have caused, and adds headers to every response.
+async fn check(State(site): State<Arc<Site>>, request: Request, next: Next) -> Response {
+    let mut response = match site.check(request.headers()) {
+        Ok(()) => next.run(request).await,
+        Err(text) => Refusal(StatusCode::FORBIDDEN, text).into_response(),
+    };
+    for (name, value) in HEADERS {
+        response.headers_mut().insert(name, HeaderValue::from_static(value));
+    }
+    response
+}
+
+impl Site {
+    fn check(&self, headers: &HeaderMap) -> Result<(), String> {
+        let host = single(headers, &header::HOST)?.ok_or("request has no host")?;
+        let name = host_name(host);
+        if !self.hosts.iter().any(|known| known.eq_ignore_ascii_case(name)) {
+            let name = escape(name.as_bytes());
+            return Err(format!("host {name} is not served; if it is this server, add --allow-host {name}"));
+        }
+        match single(headers, &header::ORIGIN)? {
+            Some(origin) if !is_own(origin, host) => {
+                Err(format!("origin {} is not this page", escape(origin.as_bytes())))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The value of a header that occurs at most once.
+fn single<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a str>, String> {
+    let mut values = headers.get_all(name).iter();
+    let first = values.next().map(HeaderValue::to_str).transpose();
+    match (first, values.next()) {
+        (Ok(value), None) => Ok(value),
+        _ => Err(format!("header {name} is invalid")),
+    }
+}
+
+/// The host in `host` or `host:port`. An IPv6 address is in brackets.
+fn host_name(host: &str) -> &str {
+    match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => host,
+    }
+}
+
+/// Whether an origin is that of the page at a host. A proxy may add TLS.
+fn is_own(origin: &str, host: &str) -> bool {
+    let rest = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
+    rest.is_some_and(|rest| rest.eq_ignore_ascii_case(host))
+}
+
+async fn page() -> Response {
+    let nonce = uuid::Uuid::new_v4().simple().to_string();
+    let policy = format!(
+        "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; base-uri 'none'; \
+         form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+    );
+    let headers = [
+        (header::CONTENT_TYPE, "text/html; charset=utf-8".to_owned()),
+        (header::CONTENT_SECURITY_POLICY, policy),
+    ];
+    (headers, PAGE.replace(NONCE, &nonce)).into_response()
+}
+
+async fn state(State(site): State<Arc<Site>>) -> Result<Response, Refusal> {
+    let read = move || site.state.get(site.options.delay, |link| Report::read(link, &site.options));
+    Ok(([(header::CONTENT_TYPE, "application/json")], polled(read).await?).into_response())
+}
+
+async fn metrics(State(site): State<Arc<Site>>) -> Result<Response, Refusal> {
+    let read = move || site.metrics.get(site.options.delay, read_metrics);
+    let kind = "text/plain; version=0.0.4; charset=utf-8";
+    Ok(([(header::CONTENT_TYPE, kind)], polled(read).await?).into_response())
+}
+
+/// Reads a polled text on another thread.
+async fn polled(read: impl FnOnce() -> Result<Arc<str>, String> + Send + 'static) -> Result<String, Refusal> {
+    let text = in_background(read).await?;
+    text.map(|text| text.to_string()).map_err(|error| Refusal(StatusCode::SERVICE_UNAVAILABLE, error))
+}
+
+async fn in_background<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Refusal> {
+    let failed = |_| Refusal(StatusCode::INTERNAL_SERVER_ERROR, "locktop has a defect".to_owned());
+    tokio::task::spawn_blocking(work).await.map_err(failed)
+}
+
+/// A request to break a lock.
+#[derive(Deserialize)]
+struct BreakRequest {
+    /// The key, in hexadecimal.
+    id: String,
+    /// The key as displayed, which the user has typed.
+    confirm: String,
+    /// The holders that the user has seen.
+    holders_id: String,
+}
+
+async fn break_one(
+    State(site): State<Arc<Site>>,
+    ConnectInfo(peer): ConnectInfo<SocketAddr>,
+    headers: HeaderMap,
+    request: Result<Json<BreakRequest>, JsonRejection>,
+) -> Result<String, Refusal> {
+    if !site.options.allow_break {
+        let text = "page is read-only; start locktop with --allow-break to break locks";
+        return Err(Refusal(StatusCode::FORBIDDEN, text.to_owned()));
+    }
+    if !headers.contains_key(header::ORIGIN) {
+        return Err(Refusal(StatusCode::FORBIDDEN, "request has no origin; use the page".to_owned()));
+    }
+    let Json(request) = request.map_err(|rejection| Refusal(rejection.status(), rejection.body_text()))?;
+    let Some(key) = from_hex(&request.id) else {
+        return Err(Refusal(StatusCode::BAD_REQUEST, "id is not hexadecimal".to_owned()));
+    };
+    let name = escape(&key);
+    if request.confirm != name {
+        return Err(Refusal(StatusCode::BAD_REQUEST, format!("confirmation differs from the key {name}")));
+    }
+    let broken = in_background(move || {
+        let mut caller = Caller::new(&site.options.server)?;
+        let broken = caller.ask(|link| break_lock(link, &key, &request.holders_id));
+        broken.map_err(|error| describe(&error))
+    });
+    match broken.await? {
+        Err(error) => Err(Refusal(StatusCode::BAD_GATEWAY, error)),
+        Ok(None) => {
+            Err(Refusal(StatusCode::CONFLICT, format!("{name} has other holders now; nothing was broken")))
+        }
+        Ok(Some(holders)) => {
+            let text = format!("{name} was broken; holders that lost it: {holders}");
+            say(&format!("{text}; asked by {peer}"));
+            Ok(text + "\n")
+        }
+    }
+}
+
+fn from_hex(text: &str) -> Option<Vec<u8>> {
+    let digits: Option<Vec<u32>> = text.chars().map(|letter| letter.to_digit(16)).collect();
+    let pairs = digits?;
+    pairs.chunks(2).map(|pair| u8::try_from(pair.first()? * 16 + pair.get(1)?).ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn host_has_no_port() {
+        for (host, name) in [
+            ("a", "a"),
+            ("a:80", "a"),
+            ("[::1]:80", "[::1]"),
+            ("[::1]", "[::1]"),
+            ("127.0.0.1:8380", "127.0.0.1"),
+        ] {
+            assert_eq!(host_name(host), name);
+        }
+    }
+
+    #[test]
+    fn only_the_own_origin_is_accepted() {
+        assert!(is_own("http://a:1", "a:1") && is_own("https://A", "a"));
+        for origin in ["null", "http://a", "http://a:1.evil", "http://b:1", "ftp://a:1", "a:1"] {
+            assert!(!is_own(origin, "a:1"), "{origin}");
+        }
+    }
+
+    #[test]
+    fn keys_are_hexadecimal() {
+        assert_eq!(from_hex("00fF"), Some(vec![0, 255]));
+        assert_eq!(from_hex(""), Some(Vec::new()));
+        for text in ["0", "0g", "é0"] {
+            assert_eq!(from_hex(text), None, "{text}");
+        }
+    }
+}
