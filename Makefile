@@ -13,7 +13,8 @@ PORT := 6379
 export CARGO_TARGET_DIR := $(CURDIR)/target
 
 # The benchmarks of `make bench`. To run one of them: cargo bench --bench NAME.
-BENCHES := instructions throughput handover sleeping contention latency replicas stalls cost memory scale sessions
+BENCHES := instructions throughput handover sleeping contention latency replicas stalls cost memory scale sessions \
+	neighbors
 
 # `make install` writes below DESTDIR/PREFIX. Debian's redis-server may execute only files below /usr/lib.
 PREFIX := /usr
@@ -204,6 +205,8 @@ install: install-module install-tools ## Installs the module and the tools in /u
 install-module:
 	@if [ -z "$(MODULE)" ]; then
 		$(call install,rust cc libclang)
+		# `INFO lock` shows the time of the commit as the build.
+		export SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct 2>/dev/null || true)}
 		cargo build --release --package redis-lock
 	fi
 	# Servers load only executable modules.

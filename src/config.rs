@@ -34,6 +34,7 @@ struct NumberSetting {
 static DEFAULT_LEASE: AtomicI64 = AtomicI64::new(0);
 static MAX_LEASE: AtomicI64 = AtomicI64::new(0);
 static MAX_WAITERS: AtomicI64 = AtomicI64::new(0);
+static MAX_WAITERS_TOTAL: AtomicI64 = AtomicI64::new(0);
 static PUBLISH: AtomicI64 = AtomicI64::new(0);
 static PUBLISH_REPLICAS: AtomicI64 = AtomicI64::new(0);
 static FENCE_RETENTION: AtomicI64 = AtomicI64::new(0);
@@ -48,10 +49,17 @@ static QUARANTINE: AtomicI64 = AtomicI64::new(0);
 static EVENTS: AtomicI64 = AtomicI64::new(0);
 static ALLOW_UNLOAD: AtomicI64 = AtomicI64::new(0);
 
-const NUMBERS: [NumberSetting; 11] = [
+const NUMBERS: [NumberSetting; 12] = [
     NumberSetting { name: c"default-lease", default: 30_000, min: 1, max: MAX_MS, value: &DEFAULT_LEASE },
     NumberSetting { name: c"max-lease", default: 0, min: 0, max: MAX_MS, value: &MAX_LEASE },
     NumberSetting { name: c"max-waiters", default: 0, min: 0, max: 0xffff_ffff, value: &MAX_WAITERS },
+    NumberSetting {
+        name: c"max-waiters-total",
+        default: 0,
+        min: 0,
+        max: 0xffff_ffff,
+        value: &MAX_WAITERS_TOTAL,
+    },
     NumberSetting {
         name: c"fence-retention",
         default: 604_800_000,
@@ -135,6 +143,15 @@ pub(crate) fn max_lease() -> Option<i64> {
 /// The maximum number of waiters for one lock, if there is a limit.
 pub(crate) fn max_waiters() -> Option<usize> {
     usize::try_from(MAX_WAITERS.load(Ordering::Relaxed)).ok().filter(|max| *max > 0)
+}
+
+/// The maximum number of clients that wait with `BLOCK`, for a server that accepts this many connections. Without a setting,
+/// a fifth of the connections remains for holders and operators.
+pub(crate) fn max_waiters_total(max_clients: Option<usize>) -> Option<usize> {
+    match usize::try_from(MAX_WAITERS_TOTAL.load(Ordering::Relaxed)) {
+        Ok(0) | Err(_) => max_clients.map(|most| (most - most / 5).max(1)),
+        Ok(most) => Some(most),
+    }
 }
 
 /// The kind of message that notifies external clients of a free lock.
@@ -264,6 +281,21 @@ impl ChoiceSetting {
                 format!("{PREFIX}{} must be {others} or {last}, not '{}'", text(self.name), printable(given))
             })
     }
+}
+
+/// The settings that differ from their defaults, each with its value.
+pub(crate) fn changed() -> Vec<String> {
+    let numbers = NUMBERS.iter().filter_map(|number| {
+        let value = number.value.load(Ordering::Relaxed);
+        (value != number.default).then(|| format!("{PREFIX}{} {value}", text(number.name)))
+    });
+    let choices = CHOICES.iter().filter_map(|choice| {
+        let value = choice.value.load(Ordering::Relaxed);
+        let word = choice.words.get(usize::try_from(value).ok()?)?;
+        (value != i64::from(choice.default))
+            .then(|| format!("{PREFIX}{} {}", text(choice.name), word.to_string_lossy()))
+    });
+    numbers.chain(choices).collect()
 }
 
 /// The names of all settings, without the prefix.

@@ -61,6 +61,11 @@ const NAME: &CStr = c"lock";
 /// Version 0.1.0, in the form of `MODULE LIST`.
 const VERSION: c_int = 100;
 
+/// The time of the commit from which a package or an installation was built, in seconds since the epoch. 0 for other builds.
+fn build() -> i64 {
+    option_env!("SOURCE_DATE_EPOCH").and_then(|time| time.parse().ok()).unwrap_or(0)
+}
+
 /// Redis 7.0 is the first with module settings, command information for modules, and absolute timeouts without a race.
 const OLDEST_SERVER: Version = Version::new(7, 0, 0);
 
@@ -125,6 +130,9 @@ fn load(ctx: Ctx<'_>, args: command::Args<'_>) -> Result<(), String> {
         ctx.warn(&format!("redis-lock: the server has no command {name} (do not rename it); {without}"));
     }
     driver::info::warn_about_eviction(ctx);
+    let changed = config::changed().join(", ");
+    let settings = if changed.is_empty() { "default settings" } else { &changed };
+    ctx.note(&format!("redis-lock {} (build {}) is loaded: {settings}", env!("CARGO_PKG_VERSION"), build()));
     Ok(())
 }
 

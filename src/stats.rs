@@ -13,4 +13,6 @@ pub(crate) struct Stats {
     pub(crate) deadlocks: usize,
     /// Calls with `REPLICAS` for which too few replicas were online or acknowledged in time.
     pub(crate) replicas_missed: usize,
+    /// Waits refused because as many clients as allowed were waiting.
+    pub(crate) waits_refused: usize,
 }

@@ -80,6 +80,8 @@ impl Setup {
         args.extend(self.args.iter().map(String::as_str));
         if !self.without_module {
             args.extend(["--loadmodule", module().to_str().ok_or("the path of the module is not UTF-8")?]);
+            // Nearly all clients of a benchmark may wait.
+            args.extend(["lock.max-waiters-total", &clients]);
         }
         let mut launch =
             Launch::new(program, tempfile::tempdir()?, &args).tied(&self.cores).patience(PATIENCE);

@@ -97,8 +97,8 @@ impl Command for Acquire {
             Outcome::InFlight(id) => {
                 return wait(ctx, &call, id, (now, true));
             }
-            Outcome::Refused(Refusal::TooManyWaiters) if call.request.number().is_some() => {
-                return Err(Error::QueueIsFull);
+            Outcome::Refused(Refusal::TooManyWaiters) => {
+                return Err(super::queue_is_full(ctx, &call.request))
             }
             Outcome::Refused(refusal) => return Err(Error::Refused(refusal)),
             Outcome::Queued(id) => {

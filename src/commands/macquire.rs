@@ -219,8 +219,7 @@ fn acquire(
             }
             // This is a writable replica. It does not hand over locks, so a wait would never end.
             WaitPolicy::Wait { on_primary: false, .. } => Err(Error::Refused(Refusal::Replica)),
-            WaitPolicy::Wait { .. } if is_full && call.request.number().is_some() => Err(Error::QueueIsFull),
-            WaitPolicy::Wait { .. } if is_full => Err(Error::Refused(Refusal::TooManyWaiters)),
+            WaitPolicy::Wait { .. } if is_full => Err(super::queue_is_full(ctx, &call.request)),
             WaitPolicy::Wait { deadline, .. } => {
                 let (bundle, parts) = queue(ctx, call, deadline, now)?;
                 if let Some(at) = parts.get(at) {

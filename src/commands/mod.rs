@@ -57,7 +57,7 @@ use uuid::Uuid;
 
 use crate::config;
 use crate::core::{
-    ConnectionId, LockLookup, LockRef, MonoUs, Now, Owner, Records, Request, StepOutput, WaitPolicy,
+    ConnectionId, LockLookup, LockRef, MonoUs, Now, Owner, Records, Refusal, Request, StepOutput, WaitPolicy,
 };
 use crate::driver;
 use crate::error::Error;
@@ -191,6 +191,15 @@ fn wait_policy(ctx: Ctx<'_>, wait: WaitMode, now: Now) -> WaitPolicy {
         deadline: ms.map(|ms| now.mono.saturating_add(ms.saturating_mul(1000))),
         at_most: config::max_waiters(),
         on_primary: flags.is_primary(),
+    }
+}
+
+/// Counts a call that would exceed `lock.max-waiters`, and returns its error.
+fn queue_is_full(ctx: Ctx<'_>, request: &Request) -> Error {
+    driver::with(ctx, |driver| driver.stats.waits_refused += 1);
+    match request.number() {
+        Some(_) => Error::QueueIsFull,
+        None => Error::Refused(Refusal::TooManyWaiters),
     }
 }
 

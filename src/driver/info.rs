@@ -8,7 +8,7 @@ use std::ffi::CStr;
 use crate::core::{Counted, Times};
 use crate::driver::state::with;
 use crate::keyspace::reader_cache;
-use crate::server::callback::ctx::now;
+use crate::server::callback::ctx::{is_replica, now};
 use crate::server::clients::{deferred, long_reply};
 use crate::server::registration::info::{Info, InfoSection};
 use crate::server::{version, Ctx, InCallback, ServerCell};
@@ -25,6 +25,9 @@ impl InfoSection for Section {
         with(proof, |driver| {
             let counted = driver.locks.statistics();
             let [most_contended, most_waiters, most_watchdogs, most_ephemeral] = counted.most();
+            info.number(c"version", crate::VERSION);
+            info.number(c"build", crate::build());
+            info.number(c"is_replica", usize::from(is_replica(proof)));
             info.number(c"waiters", driver.locks.waiting_total());
             info.number(c"waiters_max", most_waiters);
             info.number(c"longest_wait_ms", driver.locks.longest_wait(now) / 1000);
@@ -40,6 +43,8 @@ impl InfoSection for Section {
             info.number(c"grants_revoked", driver.stats.revoked);
             info.number(c"deadlocks", driver.stats.deadlocks);
             info.number(c"replicas_missed", driver.stats.replicas_missed);
+            info.number(c"waits_refused", driver.stats.waits_refused);
+            info.number(c"max_waiters_total", driver.blocked.limit().unwrap_or(0));
             info.number(c"leases_run_out", driver.locks.expired_leases());
             info.number(c"owners_told", driver.stats.owner_events);
             let (passed, refused) = guards(proof);
@@ -113,8 +118,10 @@ fn guards(proof: InCallback) -> (u64, u64) {
     (passed.get(), refused.get())
 }
 
-/// Settings that decide whether locks can be evicted or granted, and whether their events are published.
-pub(crate) const SETTINGS: [&CStr; 6] = [
+/// Settings that decide whether locks can be evicted or granted, how many clients wait, and what is logged and published.
+pub(crate) const SETTINGS: [&CStr; 8] = [
+    c"maxclients",
+    c"lock.max-waiters-total",
     c"maxmemory-policy",
     c"maxmemory",
     c"lock.quarantine",

@@ -46,7 +46,7 @@ use crate::server::events::{iteration_end, server_events};
 use crate::server::keys::string;
 use crate::server::registration::unloading;
 use crate::server::replication::replicas as server_replicas;
-use crate::server::Ctx;
+use crate::server::{version, Ctx};
 use events::owner_events;
 use events::subscriptions::{self, KeyEvents};
 use replicas::completion;
@@ -61,6 +61,7 @@ pub(crate) fn start(ctx: Ctx<'_>) -> bool {
         driver.replica_waits.set_callback(completion::on_iteration_end);
     });
     owner_events::apply_setting(ctx);
+    apply_waiter_limit(ctx);
     quarantine::on_load(ctx);
     let in_time = config::quarantine().is_none() || {
         subscriptions::subscribe_to_role(ctx);
@@ -78,12 +79,20 @@ pub(crate) fn on_settings_changed(ctx: Ctx<'_>, (): ()) {
         subscriptions::subscribe_to_role(ctx);
     }
     owner_events::apply_setting(ctx);
+    apply_waiter_limit(ctx);
     // For waiters, the quarantine may have ended.
     with(ctx, |driver| {
         driver.set_log_limits();
         driver.update_quarantine(ctx.now());
         driver.schedule(ctx);
     });
+}
+
+/// Limits the number of waiting clients, so that they leave connections for holders and operators.
+fn apply_waiter_limit(ctx: Ctx<'_>) {
+    let max_clients = version::server_field(c"clients", c"maxclients");
+    let max_clients = max_clients.and_then(|text| String::from_utf8(text).ok()?.parse().ok());
+    with(ctx, |driver| driver.blocked.set_limit(config::max_waiters_total(max_clients)));
 }
 
 /// Drops all state. The server unloads a module only if the module blocks no client and has no timer.

@@ -15,6 +15,7 @@ crate::on_every_server!(
     an_evicting_policy_logs_a_warning,
     setting_an_evicting_policy_logs_a_warning,
     info_everything_and_modules_have_all_fields,
+    the_load_is_logged,
     break_is_logged,
     a_missing_command_refuses_the_load,
     a_missing_optional_command_logs_a_warning,
@@ -50,6 +51,7 @@ fn settings_have_bounds(flavor: Flavor) {
         ),
         ("lock.max-lease", "0", &["0", "1", "9007199254740991"], &["-1", "x", "9007199254740992"]),
         ("lock.max-waiters", "0", &["0", "1", "4294967295"], &["-1", "4294967296", ""]),
+        ("lock.max-waiters-total", "0", &["0", "1", "4294967295"], &["-1", "4294967296", ""]),
         ("lock.fence-retention", "604800000", &["0", "1", "9007199254740991"], &["-1", "x"]),
         ("lock.request-ttl", "20000", &["1", "9007199254740991"], &["0", "-1", "x"]),
         ("lock.max-watchdog", "0", &["1", "9007199254740991", "0"], &["-1", "9007199254740992", "x"]),
@@ -180,6 +182,25 @@ fn setting_an_evicting_policy_logs_a_warning(flavor: Flavor) {
         assert_eq!(a.call(&format!("CONFIG SET {setting}")), "OK");
         assert_eq!(warnings(), count, "after {setting}: {}", server.log());
     }
+}
+
+fn the_load_is_logged(flavor: Flavor) {
+    let line = |log: &str| {
+        let lines: Vec<&str> = log.lines().filter(|line| line.contains(" is loaded: ")).collect();
+        assert_eq!(lines.len(), 1, "{log}");
+        lines[0].split_once("redis-lock ").unwrap().1.to_owned()
+    };
+    let server = Server::with_module(flavor, &[]);
+    let begin = line(&server.log());
+    assert!(begin.ends_with(" is loaded: default settings"), "{begin}");
+    let mut a = server.client();
+    let (version, build) = (a.info("lock", "lock_version"), a.info("lock", "lock_build"));
+    assert_eq!(version, "100");
+    assert!(begin.starts_with(&format!("0.1.0 (build {build})")), "{begin}");
+    let args = ["lock.events", "Yes", "lock.max-waiters", "7", "lock.publish", "auto"];
+    let server = Server::with_module_args(flavor, &args, &[]);
+    let changed = line(&server.log());
+    assert!(changed.ends_with(" is loaded: lock.max-waiters 7, lock.events yes"), "{changed}");
 }
 
 /// The server decides which sections of INFO include modules.

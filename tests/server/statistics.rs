@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::support::{in_world, in_world_with, until, Client, Flavor, World};
+use crate::support::{in_world, in_world_with, until, Client, Flavor, Server, World};
 
 crate::on_every_server!(
     each_call_is_counted_once,
@@ -12,6 +12,7 @@ crate::on_every_server!(
     gauges_have_maxima,
     top_lists_the_longest_waits,
     waits_do_not_count_as_work,
+    replicas_say_that_they_are_replicas,
 );
 
 /// All fields of `INFO lock`.
@@ -26,7 +27,7 @@ fn fields(client: &mut Client) -> BTreeMap<String, i64> {
 }
 
 /// Fields that never decrease.
-const COUNTERS: [&str; 21] = [
+const COUNTERS: [&str; 22] = [
     "grants_at_once",
     "waiters_granted",
     "reentries",
@@ -43,6 +44,7 @@ const COUNTERS: [&str; 21] = [
     "grants_revoked",
     "deadlocks",
     "replicas_missed",
+    "waits_refused",
     "leases_run_out",
     "owners_told",
     "guards_passed",
@@ -266,4 +268,19 @@ fn waits_do_not_count_as_work(flavor: Flavor) {
         let per_call = line.split_once("usec_per_call=").unwrap().1.split(',').next().unwrap();
         assert!(per_call.parse::<f64>().unwrap() < 50_000.0, "{line}");
     });
+}
+
+fn replicas_say_that_they_are_replicas(flavor: Flavor) {
+    let [primary, replica] = [(); 2].map(|()| Server::with_module(flavor, &[]));
+    replica.follow(&primary);
+    let (mut a, mut there) = (primary.client(), replica.client());
+    a.call("LOCK.ACQUIRE k a PX 100000");
+    let _b = primary.waiting("LOCK.ACQUIRE k b BLOCK 0");
+    until("the replica has the lock", || there.call("HGETALL k") == "[a, 1]");
+    let state = |client: &mut Client| {
+        let all = fields(client);
+        ["is_replica", "waiters", "grants_at_once"].map(|name| all[&format!("lock_{name}")])
+    };
+    assert_eq!((state(&mut a), state(&mut there)), ([0, 1, 1], [1, 0, 0]));
+    assert_eq!(there.call("LOCK.WAITERS k"), "[]");
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use redis::Value;
 
-use crate::support::{in_world, in_world_with, show, until, Client, Flavor, Server};
+use crate::support::{in_world, in_world_with, show, until, Client, Flavor, Server, Session};
 
 crate::on_every_server!(
     waiters_are_served_in_order,
@@ -18,6 +18,8 @@ crate::on_every_server!(
     client_unblock_ends_a_wait,
     waiters_are_listed,
     the_queue_is_bounded,
+    waiters_leave_connections_free,
+    total_waiters_are_bounded,
     a_reentry_does_not_queue,
     a_generated_owner_can_wait,
     a_release_hands_over_in_the_same_step,
@@ -212,6 +214,59 @@ fn the_queue_is_bounded(flavor: Flavor) {
     });
 }
 
+const SERVER_IS_FULL: &str =
+    "ERR too many waiters on this server; try again later, or raise maxclients and lock.max-waiters-total";
+
+fn waiters_leave_connections_free(flavor: Flavor) {
+    let server = Server::with_module(flavor, &["--maxclients", "40"]);
+    let mut a = server.client();
+    a.call("LOCK.ACQUIRE k a PX 100000");
+    assert_eq!(a.info("lock", "lock_max_waiters_total"), "32");
+    let _waiters: Vec<_> = (0..32).map(|n| server.waiting(&format!("LOCK.ACQUIRE k w{n} BLOCK 0"))).collect();
+    let mut late = server.client();
+    assert_eq!(late.call("LOCK.ACQUIRE k late BLOCK 0"), SERVER_IS_FULL);
+    assert_eq!(late.call("LOCK.ACQUIRE k late"), "nil");
+    drop(a);
+    assert_eq!(server.client().call("LOCK.RELEASE k a"), "0", "the holder returns");
+    assert_eq!(server.client().call("LOCK.BREAK k"), "1", "an operator connects");
+    assert_eq!(late.call("CONFIG SET maxclients 50"), "OK");
+    assert_eq!(late.info("lock", "lock_max_waiters_total"), "40");
+}
+
+fn total_waiters_are_bounded(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        a.call("CONFIG SET lock.max-waiters-total 2");
+        for key in ["k", "k2"] {
+            a.call(&format!("LOCK.ACQUIRE {key} a PX 100000"));
+        }
+        let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0 ID 1");
+        let c = world.waiting("LOCK.ACQUIRE k2 c BLOCK 0");
+        let mut d = world.client();
+        assert_eq!(d.call("LOCK.ACQUIRE k d BLOCK 0"), SERVER_IS_FULL);
+        assert_eq!(d.call("LOCK.MACQUIRE 2 k k2 d BLOCK 0"), SERVER_IS_FULL);
+        assert_eq!(d.info("lock", "lock_waits_refused"), "2");
+        assert_eq!(d.info("lock", "lock_waiters"), "2");
+        assert_eq!(d.call("LOCK.ACQUIRE free d BLOCK 0"), "1", "a free lock needs no wait");
+        // A wait of a session occupies no connection.
+        let mut session = Session::open(world, 60_000, 10_000);
+        session.queue("k", "s", "");
+        let mut again = world.waiting("LOCK.ACQUIRE k b BLOCK 0 ID 1");
+        assert!(
+            b.recv().starts_with("UNBLOCKED the same request"),
+            "a retry takes the place of the first call"
+        );
+        c.close();
+        until("a waiter has left", || a.info("lock", "lock_table_blocked_clients") == "1");
+        let mut d = world.waiting("LOCK.ACQUIRE k2 d BLOCK 0");
+        a.call("LOCK.RELEASE k a");
+        assert_eq!(again.recv(), "1");
+        a.call("LOCK.RELEASE k2 a");
+        assert_eq!(d.recv(), "1");
+        session.close();
+    });
+}
+
 fn a_reentry_does_not_queue(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
@@ -269,7 +324,7 @@ fn ten_thousand_wait_for_one_lock(flavor: Flavor) {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let limit = raise_open_files();
     assert!(limit > 15_000, "10,000 connections need more than {limit} open files, see ulimit -Hn");
-    in_world_with(flavor, &["--maxclients", "12000"], |world| {
+    in_world_with(flavor, &["--maxclients", "13000"], |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k a PX 600000");
         let mut clients: Vec<_> = (0..WAITERS)

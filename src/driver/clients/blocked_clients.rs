@@ -99,6 +99,8 @@ pub(crate) struct BlockedClients {
     waits: HashMap<WaiterId, BlockedWait>,
     /// Number of waits with a replica requirement.
     with_requirement: usize,
+    /// Maximum number of blocked clients for which a new wait may begin.
+    limit: Option<usize>,
 }
 
 impl BlockedClients {
@@ -185,6 +187,20 @@ impl BlockedClients {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.waits.is_empty()
+    }
+
+    pub(crate) fn limit(&self) -> Option<usize> {
+        self.limit
+    }
+
+    pub(crate) fn set_limit(&mut self, limit: Option<usize>) {
+        self.limit = limit;
+    }
+
+    /// Whether no further wait may begin.
+    #[inline(always)]
+    pub(crate) fn is_full(&self) -> bool {
+        self.limit.is_some_and(|most| self.waits.len() >= most)
     }
 
     pub(crate) fn len(&self) -> usize {

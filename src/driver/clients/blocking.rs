@@ -14,13 +14,22 @@ use crate::server::clients::socket::Socket;
 use crate::server::events::iteration_end;
 use crate::server::{Ctx, Str};
 
-/// Blocks the calling client until its waiter is decided and the required replicas have acknowledged the grant.
+/// Blocks the calling client until its waiter is decided and the required replicas have acknowledged the grant. Refuses a wait
+/// beyond `lock.max-waiters-total`.
 pub(crate) fn block(
     ctx: Ctx<'_>,
     id: WaiterId,
     requirement: Option<ReplicaRequirement>,
     start: WaitStart,
 ) -> Result<(), Error> {
+    // A pending decision frees a place: a repeated call has superseded its earlier wait, or a bundle was granted at once.
+    let is_refused =
+        with(ctx, |driver| driver.blocked.is_full() && !driver.locks.has_decided() && driver.locks.leave(id));
+    if is_refused {
+        with(ctx, |driver| driver.stats.waits_refused += 1);
+        dispatch(ctx, start.now);
+        return Err(Error::ServerIsFull);
+    }
     let blocked = block_client(ctx, id, requirement, |driver| driver.begin_wait(ctx, start));
     if blocked.is_err() {
         with(ctx, |driver| {

@@ -247,6 +247,13 @@ impl<'a> Ctx<'a> {
     }
 }
 
+/// Whether this server is a replica.
+pub(crate) fn is_replica(_in_callback: impl Into<InCallback>) -> bool {
+    // SAFETY: without a context, the function only reads the state of the server.
+    let flags = unsafe { call!(RedisModule_GetContextFlags(ptr::null_mut())) };
+    Flags(flags.cast_unsigned()).has(raw::REDISMODULE_CTX_FLAGS_SLAVE)
+}
+
 /// The time on both clocks.
 #[inline]
 pub(crate) fn now(_in_callback: impl Into<InCallback>) -> Now {

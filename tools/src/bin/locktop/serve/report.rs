@@ -279,7 +279,8 @@ fn metrics(servers: Vec<(String, Vec<(String, i64)>)>) -> String {
     let mut samples: BTreeMap<String, Vec<(String, i64)>> = BTreeMap::new();
     for (address, figures) in servers {
         let label = address.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
-        for (name, value) in figures {
+        let loaded = ("lock_module_loaded".to_owned(), i64::from(!figures.is_empty()));
+        for (name, value) in figures.into_iter().chain([loaded]) {
             samples.entry(name).or_default().push((label.clone(), value));
         }
     }
@@ -303,14 +304,19 @@ mod tests {
         let server = |address: &str, value| {
             (address.to_owned(), vec![("lock_b".to_owned(), value), ("lock_a".to_owned(), 0)])
         };
+        let without_module = ("i:1".to_owned(), Vec::new());
         assert_eq!(
-            metrics(vec![server("h:1", 3), server("\"\\", 4)]),
+            metrics(vec![server("h:1", 3), server("\"\\", 4), without_module]),
             "# TYPE lock_a untyped\n\
              lock_a{server=\"h:1\"} 0\n\
              lock_a{server=\"\\\"\\\\\"} 0\n\
              # TYPE lock_b untyped\n\
              lock_b{server=\"h:1\"} 3\n\
-             lock_b{server=\"\\\"\\\\\"} 4\n"
+             lock_b{server=\"\\\"\\\\\"} 4\n\
+             # TYPE lock_module_loaded untyped\n\
+             lock_module_loaded{server=\"h:1\"} 1\n\
+             lock_module_loaded{server=\"\\\"\\\\\"} 1\n\
+             lock_module_loaded{server=\"i:1\"} 0\n"
         );
     }
 }
