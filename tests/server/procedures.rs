@@ -274,7 +274,8 @@ fn a_drain_ends_with_a_restart(flavor: Flavor) {
     }
     let refused = |client: &mut Client| client.call("LOCK.ACQUIRE stock bob").starts_with("QUARANTINE");
     assert!(refused(&mut primary));
-    assert_eq!(primary.call(&format!("FAILOVER TO 127.0.0.1 {}", hosts[1].port)), "OK");
+    let failover = format!("FAILOVER TO 127.0.0.1 {}", hosts[1].port);
+    until("the failover begins", || primary.call(&failover) == "OK");
     let mut promoted = hosts[1].client();
     until("the replica is the primary", || promoted.call("ROLE").starts_with("[master"));
     assert!(refused(&mut promoted), "the promoted replica grants during a drain");
