@@ -31,8 +31,8 @@ MODULE :=
 TOOLS :=
 
 .PHONY: help run setup servers clients ready test test-long test-all test-clients test-matrix sanitize fuzz mutants porcupine \
-	soak evidence bench guard guard-record lint install install-module install-tools uninstall dist dist-server page-shots tools \
-	clean
+	soak evidence bench guard guard-record lint install install-module install-tools uninstall dist dist-server dist-targets \
+	test-targets page-shots tools clean
 
 help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s  %s\n", $$1, $$2 }' Makefile
@@ -238,8 +238,16 @@ dist: dist-server ## Builds all that is published in target/dist: an archive, De
 	done
 
 dist-server:
-	@$(call install,rust cc libclang)
+	@$(call install,rust cc libclang python)
 	sh tools/packaging/dist.sh
+
+dist-targets: ## Builds the archives and packages of the server, also for musl and arm64
+	@$(call install,rust cc libclang python musl arm64)
+	sh tools/packaging/dist.sh x86_64-unknown-linux-musl aarch64-unknown-linux-gnu
+
+test-targets: servers ## Tests the builds for musl and arm64, and that two builds are the same; WORDS=musl selects some
+	@$(call install,rust cc libclang python musl arm64 qemu lintian)
+	python3 tests/scripts/targets.py $(WORDS)
 
 package-%: # Builds a package of clients/ in target/dist/clients
 	@sh tools/packaging/client.sh $*
@@ -316,6 +324,19 @@ for need in $(1); do
     tls)
         # The build of the server needs it.
         [ -e /usr/include/openssl/ssl.h ] || missing+=(libssl-dev)
+        ;;
+    musl)
+        command -v musl-gcc >/dev/null || missing+=(musl-tools)
+        ;;
+    arm64)
+        [ "$$(uname -m)" = aarch64 ] || command -v aarch64-linux-gnu-gcc >/dev/null ||
+            missing+=(gcc-aarch64-linux-gnu libc6-dev-arm64-cross)
+        ;;
+    qemu)
+        command -v qemu-aarch64 >/dev/null || missing+=(qemu-user)
+        ;;
+    lintian)
+        command -v lintian >/dev/null || missing+=(lintian)
         ;;
     openssl)
         command -v openssl >/dev/null || missing+=(openssl)

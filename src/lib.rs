@@ -51,9 +51,15 @@ use server::version::{self, Version};
 use server::{calls, Ctx};
 
 /// Allocates with the server's allocator, so that `INFO memory` and `maxmemory` include the module's memory.
-#[cfg(not(test))]
+#[cfg(not(any(test, target_env = "musl")))]
 #[global_allocator]
 static ALLOCATOR: redis_module::alloc::RedisAlloc = redis_module::alloc::RedisAlloc;
+
+/// Like the allocator for other systems, for servers that do not align memory as Rust requires.
+#[cfg(all(not(test), target_env = "musl"))]
+#[global_allocator]
+static ALLOCATOR: server::allocator::Aligned<redis_module::alloc::RedisAlloc> =
+    server::allocator::Aligned(redis_module::alloc::RedisAlloc);
 
 /// The name of the module in `MODULE LIST`, and the prefix of its settings and `INFO` fields.
 const NAME: &CStr = c"lock";

@@ -56,7 +56,11 @@ launch() {
         return
     fi
     mkdir -p "$DIR/$1"
-    [ -e "$DIR/$1/server.conf" ] || cat >"$DIR/$1/server.conf"
+    # An interrupted start leaves no incomplete file.
+    if [ ! -e "$DIR/$1/server.conf" ]; then
+        cat >"$DIR/$1/new.conf"
+        mv "$DIR/$1/new.conf" "$DIR/$1/server.conf"
+    fi
     rm -f "$DIR/$1/pid"
     "$SERVER" "$DIR/$1/server.conf" $2
     for _ in $(seq 300); do
@@ -95,15 +99,20 @@ wait_for_reply() {
     exit 1
 }
 
-# Waits until each primary has the given number of replicas in sync: before that it grants no locks.
+# Waits until each primary has the given number of replicas in sync: before that it grants no locks. A server that returns after
+# a failover is demoted meanwhile.
 wait_for_replicas() {
     replicas=$1
     shift
     for port; do
-        case $("$CLI" -p "$port" ROLE) in
-        master*) wait_for_reply "min_slaves_good_slaves:$replicas" "$port" INFO replication ;;
-        *) wait_for_reply master_link_status:up "$port" INFO replication ;;
-        esac
+        for _ in $(seq 300); do
+            case $("$CLI" -p "$port" INFO replication 2>/dev/null | tr -d '\r' | tr '\n' ' ') in
+            *role:master*"min_slaves_good_slaves:$replicas "* | *role:slave*master_link_status:up*) continue 2 ;;
+            esac
+            sleep 0.1
+        done
+        echo "port $port: replicas are not in sync; see $DIR/$port/log" >&2
+        exit 1
     done
 }
 

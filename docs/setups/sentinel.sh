@@ -13,8 +13,18 @@ ports="$sentinels $servers"
 offsets=0
 . "$(dirname -- "$0")/common.sh"
 
+# Prints the port of the primary that the first running Sentinel knows.
+primary() {
+    for port in $sentinels; do
+        "$CLI" -p "$port" SENTINEL GET-MASTER-ADDR-BY-NAME locks 2>/dev/null | sed -n 2p | grep . && return
+    done
+    echo "no Sentinel is running" >&2
+    return 1
+}
+
 if [ "$1" = status ]; then
-    echo "primary: $("$CLI" -p "${sentinels%% *}" SENTINEL GET-MASTER-ADDR-BY-NAME locks | tr '\n' ' ')"
+    primary=$(primary)
+    echo "primary: 127.0.0.1 $primary"
     exit
 fi
 for port in $servers; do
@@ -45,5 +55,5 @@ for port in $sentinels; do
 done
 # shellcheck disable=SC2086
 wait_for_replicas 2 $servers
-echo "primary: 127.0.0.1 $PORT; Sentinels on $sentinels know it as locks"
+echo "primary: 127.0.0.1 $(primary); Sentinels on $sentinels know it as locks"
 echo "try: lockrun -u redis://127.0.0.1:${sentinels%% *} --sentinel locks order:42 echo locked"

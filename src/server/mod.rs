@@ -19,6 +19,8 @@ macro_rules! call {
     };
 }
 
+#[cfg(any(test, target_env = "musl"))]
+pub(crate) mod allocator;
 pub(crate) mod callback;
 pub(crate) mod calls;
 pub(crate) mod clients;

@@ -21,6 +21,20 @@ if [ "${1:-}" != inside ]; then
     [ -e /lib/systemd/system/redis-server.service ] || skip "Debian's redis-server is missing"
     make dist-server TOOLS="${REDIS_LOCK_TOOLS:-}" MODULE="${REDIS_LOCK_MODULE:-}"
     (cd target/dist && sha256sum --check --quiet SHA256SUMS)
+    # The module needs no newer C library than the documentation says.
+    needed=$(dpkg-deb --field target/dist/redis-lock_*.deb Depends)
+    [ "$needed" = "libc6 (>= 2.34), libgcc-s1" ] || { echo "the module needs $needed" >&2; exit 1; }
+    if command -v lintian >/dev/null; then
+        lintian --allow-root --fail-on error,warning --suppress-tags bogus-mail-host,bogus-mail-host-in-debian-changelog \
+            target/dist/*.deb
+    fi
+    python3 - target/dist/*.cdx.json <<'END'
+import json, sys
+document = json.load(open(sys.argv[1]))
+names = {component["name"] for component in document["components"]}
+assert {"redis-module", "rustls", "redis-lock-tools"} <= names and "proptest" not in names, names
+assert {entry["ref"] for entry in document["dependencies"]} > {entry["bom-ref"] for entry in document["components"]}
+END
     exec unshare --mount --propagation private sh "$0" inside
 fi
 
@@ -40,9 +54,29 @@ done
 mount -t tmpfs -o noexec tmpfs "$root/tmp"
 mount -t tmpfs -o noexec tmpfs "$root/run"
 cp target/dist/*.deb "$root/tmp"
+mkdir "$root/tmp/archive"
+tar --extract --gzip --strip-components 1 --directory "$root/tmp/archive" --file "$(ls target/dist/*-linux-"$(uname -m)".tar.gz)"
 in_copy() {
     chroot "$root" "$@"
 }
+python3 - "$root/tmp/archive" <<'END'
+import re, sys
+from pathlib import Path
+for page in Path(sys.argv[1]).rglob("*.md"):
+    for target in re.findall(r"\]\((?!https?:|#)([^)\s#]+)", page.read_text()):
+        assert (page.parent / target).exists(), f"{page} links to {target}, which the archive does not have"
+END
+
+# The steps in the archive, without those for systemd, end in a system whose server can load the module.
+in_copy sh -euc 'cp /etc/redis/redis.conf /etc/redis/before
+    cd /tmp/archive
+    sed -n "/^\`\`\`sh$/,/^\`\`\`$/p" INSTALL.md | sed "/^\`/d; /systemctl/d; s/sudo //" >steps
+    sh -eux steps
+    grep -q "^loadmodule /usr/lib/redis/modules/redis-lock.so" /etc/redis/redis.conf
+    cmp lib/redis/modules/redis-lock.so /usr/lib/redis/modules/redis-lock.so
+    lockrun --version
+    mv /etc/redis/before /etc/redis/redis.conf
+    find bin lib share -type f | sed "s|^|/usr/|" | xargs rm'
 in_copy sh -c 'DEBIAN_FRONTEND=noninteractive dpkg --install /tmp/*.deb'
 
 # The line that an operator adds to the configuration.
@@ -137,8 +171,21 @@ for tool in lockrun locktop; do
     gzip -dc "$root/usr/share/man/man1/$tool.1.gz" | grep -q '^\.SH' ||
         { echo "the manual page of $tool is missing" >&2; exit 1; }
 done
-in_copy dpkg --purge redis-lock redis-lock-tools
+in_copy dpkg --purge redis-lock redis-lock-tools 2>"$work/warnings"
+grep -q 'warning: /etc/redis/redis.conf has loadmodule' "$work/warnings" ||
+    { echo "the removal does not warn of the configuration" >&2; cat "$work/warnings" >&2; exit 1; }
 for left in /usr/lib/redis/modules/redis-lock.so /usr/share/redis-lock /usr/bin/lockrun /usr/share/man/man1/lockrun.1.gz; do
     [ ! -e "$root$left" ] || { echo "purging the packages left $left" >&2; exit 1; }
 done
+# The documented removal: without the lines of the module, the server starts. A setting that is left ends its start.
+in_copy sed -i '/^loadmodule .*redis-lock/d' /etc/redis/redis.conf
+in_copy sh -c 'echo "lock.max-lease 0" >>/etc/redis/redis.conf'
+if start 2>/dev/null; then
+    echo "the server started with a setting of the missing module" >&2
+    exit 1
+fi
+in_copy sed -i '/^lock\./d' /etc/redis/redis.conf
+start
+expect PONG in_copy redis-cli -p "$port" PING
+stop
 echo "the packages were installed, and the server ran with them"

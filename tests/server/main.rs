@@ -51,6 +51,7 @@ mod package_examples;
 mod packages;
 mod partitions;
 mod pauses;
+mod procedures;
 mod quarantine;
 mod random_calls;
 mod redisson;

@@ -9,7 +9,11 @@ use crate::support::programs::{Printed, Run};
 use crate::support::server::module;
 use crate::support::{Flavor, Server};
 
-crate::on_every_server!(the_image_does_not_run_as_root);
+crate::on_every_server!(
+    the_image_does_not_run_as_root,
+    the_mounted_module_is_loaded,
+    probes_report_the_state
+);
 
 /// `tests/scripts/packages.sh` explains its checks, and skips those that this machine cannot run.
 #[test]
@@ -79,6 +83,81 @@ fn the_image_does_not_run_as_root(flavor: Flavor) {
     assert_eq!(client.call("LOCK.ACQUIRE k alice"), "1");
     assert_eq!(client.call("CONFIG GET appendonly"), "[appendonly, yes]");
     assert_eq!(client.call("CONFIG REWRITE"), "OK");
+}
+
+const COMPOSE: &str = include_str!("../../docs/setups/containers/compose.yml");
+const KUBERNETES: &str = include_str!("../../docs/setups/containers/kubernetes.yml");
+
+/// The lists of words in a template that begin so, for example `command: [`.
+fn lists(template: &str, start: &str) -> Vec<Vec<String>> {
+    template
+        .lines()
+        .filter_map(|line| line.split_once(start))
+        .map(|(_, list)| serde_json::from_str(&format!("[{}]", list.rsplit_once(']').unwrap().0)).unwrap())
+        .collect()
+}
+
+/// The number after a name in a template.
+fn number(template: &str, name: &str) -> u64 {
+    let (_, rest) = template.split_once(name).unwrap();
+    rest.trim_start().chars().take_while(char::is_ascii_digit).collect::<String>().parse().unwrap()
+}
+
+/// Starts a server as the image's entrypoint does with the command of the template.
+fn the_mounted_module_is_loaded(flavor: Flavor) {
+    let program = flavor.program();
+    let [command] = &lists(COMPOSE, "command: [")[..] else { panic!("no command") };
+    let (command, drops_root) =
+        run_entrypoint(program.file_name().unwrap().to_str().unwrap(), command.clone());
+    assert!(drops_root, "{command:?} runs as root");
+    assert_eq!(command[1..], ["/etc/redis-lock/server.conf"]);
+    let dir = tempfile::tempdir().unwrap();
+    let config = include_str!("../../docs/setups/containers/conf/server.conf")
+        .replace("/usr/lib/redis/modules/redis-lock.so", module().to_str().unwrap())
+        .replace("/data", dir.path().to_str().unwrap());
+    let file = dir.path().join("server.conf");
+    fs::write(&file, config).unwrap();
+    let server = Server::start(flavor, &[file.to_str().unwrap()]);
+    let mut client = server.client();
+    assert_eq!(client.call("LOCK.ACQUIRE k alice"), "1");
+    assert_eq!(client.call("CONFIG REWRITE"), "OK");
+    for seconds in
+        [number(COMPOSE, "stop_grace_period:"), number(KUBERNETES, "terminationGracePeriodSeconds:")]
+    {
+        let timeout: u64 = client
+            .call("CONFIG GET shutdown-timeout")
+            .trim_matches(['[', ']'])
+            .split_once(", ")
+            .unwrap()
+            .1
+            .parse()
+            .unwrap();
+        assert!(seconds > 2 * timeout, "the server is killed after {seconds} s");
+    }
+}
+
+/// Runs the probes of both templates, with the real redis-cli or with one that prints the reply of another state.
+fn probes_report_the_state(flavor: Flavor) {
+    let [ready, alive] = &lists(KUBERNETES, "exec: { command: [")[..] else { panic!("no probes") };
+    let health = &lists(COMPOSE, "test: [")[0];
+    assert_eq!(health[1..], ready[..]);
+    let server = Server::with_module(flavor, &[]);
+    let real = format!("command redis-cli -p {} \"$@\"", server.port);
+    let passes = |probe: &[String], cli: &str| {
+        let script = format!("redis-cli() {{ {cli}; }}\n{}", probe[2]);
+        Command::new("bash").args(["-c", &script]).status().unwrap().success()
+    };
+    let says = |reply: &str| format!("echo '{reply}'");
+    for (cli, is_ready, is_alive) in [
+        (real.clone(), true, true),
+        (says("LOADING Redis is loading the dataset in memory"), false, true),
+        (says("BUSY Redis is busy running a script."), false, true),
+    ] {
+        assert_eq!(passes(ready, &cli), is_ready, "{cli}");
+        assert_eq!(passes(alive, &cli), is_alive, "{cli}");
+    }
+    drop(server);
+    assert!(!passes(ready, &real) && !passes(alive, &real), "a probe passes without a server");
 }
 
 /// The server in the container has no protected mode: any client that reaches the port has full access.
