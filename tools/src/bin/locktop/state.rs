@@ -179,8 +179,11 @@ pub(crate) fn call_all<T: FromRedisValue>(link: &mut Link, command: &redis::Cmd)
     Ok(replies.into_iter().flat_map(|(_, entries)| entries).collect())
 }
 
-/// The fields of `INFO lock` for each server, with its address.
-pub(crate) fn figures(link: &mut Link) -> RedisResult<Vec<(String, Vec<(String, i64)>)>> {
+/// The address of a server, and the fields of its `INFO lock`.
+pub(crate) type Figures = (String, Vec<(String, i64)>);
+
+/// The fields of `INFO lock` of every server.
+pub(crate) fn figures(link: &mut Link) -> RedisResult<Vec<Figures>> {
     let fields = |info: String| {
         let pairs = info.lines().filter_map(|line| line.split_once(':'));
         let numbers =

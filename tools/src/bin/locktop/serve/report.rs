@@ -11,7 +11,7 @@ use redis_lock_tools::link::{describe, Link};
 use serde::Serialize;
 
 use crate::options::Options;
-use crate::state::{call_all, figures, holders_id, missing, Connection, Fields, Lock, State};
+use crate::state::{call_all, figures, holders_id, missing, Connection, Fields, Figures, Lock, State};
 
 /// The maximum number of holders of a lock in the report.
 const MAX_HOLDERS: usize = 20;
@@ -275,7 +275,7 @@ pub(super) fn read_metrics(link: &mut Link) -> RedisResult<String> {
     Ok(metrics(figures(link)?))
 }
 
-fn metrics(servers: Vec<(String, Vec<(String, i64)>)>) -> String {
+fn metrics(servers: Vec<Figures>) -> String {
     let mut samples: BTreeMap<String, Vec<(String, i64)>> = BTreeMap::new();
     for (address, figures) in servers {
         let label = address.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
