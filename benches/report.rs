@@ -8,7 +8,7 @@ use support::machine::machine;
 use support::results::{self, print_table, Results};
 use support::{is_requested, Outcome};
 
-const BENCHES: [&str; 12] = [
+const BENCHES: [&str; 13] = [
     "instructions",
     "throughput",
     "handover",
@@ -21,6 +21,7 @@ const BENCHES: [&str; 12] = [
     "memory",
     "scale",
     "sessions",
+    "neighbors",
 ];
 
 fn main() -> Outcome<()> {

@@ -7,7 +7,7 @@ use std::net::TcpListener;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::support::cluster::Cluster;
 use crate::support::programs::{tool, Printed, Run};
@@ -29,6 +29,10 @@ crate::on_every_server!(
     a_frozen_server_ends_the_command,
     a_lost_connection_keeps_the_lock,
     a_refused_call_is_retried,
+    an_absent_server_is_retried,
+    nested_runs_of_one_lock_are_refused,
+    operators_see_the_name,
+    an_unknown_primary_is_an_error,
     a_killed_lockrun_ends_its_command,
     waits_and_holds_survive_a_failover,
     lockrun_finds_the_cluster_node,
@@ -212,6 +216,7 @@ fn errors_are_reported(flavor: Flavor) {
         let (found, printed) = status_and_text(&Run::spawn(command).finish());
         assert_eq!(found, Some(status), "{arguments:?}: {printed}");
         assert!(printed.contains(words), "{arguments:?}: {printed}");
+        assert!(!printed.contains("--text"), "an option for packagers: {printed}");
     }
     // The server sends an error and closes the connection, which may overtake the error.
     let mut a = shell.server.client();
@@ -413,6 +418,95 @@ fn a_refused_call_is_retried(flavor: Flavor) {
     shell.assert_nothing_stays();
 }
 
+fn an_absent_server_is_retried(flavor: Flavor) {
+    let shell = Shell::new(flavor);
+    let absent = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let proxy = Proxy::freezable(absent);
+    let mut command = tool("lockrun");
+    command.args([
+        "-u",
+        &format!("redis://127.0.0.1:{}", proxy.port),
+        "-n",
+        "--retry",
+        "60",
+        "k",
+        "touch",
+        "ran",
+    ]);
+    command.current_dir(shell.server.dir.path());
+    let mut run = Run::spawn(command);
+    run.until("lockrun has tried three times", || proxy.connections_made() >= 3);
+    assert!(!shell.path("ran").exists());
+    proxy.redirect_to(shell.server.port);
+    let (status, printed) = status_and_text(&run.finish());
+    assert!(status == Some(0) && printed.contains("trying again"), "{status:?}: {printed}");
+    assert!(shell.path("ran").exists());
+    shell.assert_nothing_stays();
+}
+
+fn nested_runs_of_one_lock_are_refused(flavor: Flavor) {
+    let shell = Shell::new(flavor);
+    let line = shell.line();
+    let nested = |inner: &str| status_and_text(&shell.run(&["k", "-c", inner]));
+    for inner in
+        [format!("{line} k true"), format!("{line} -s k true"), format!("{line} other {line} k true")]
+    {
+        let (status, printed) = nested(&inner);
+        assert!(status == Some(64) && printed.contains("holds the lock already"), "{status:?}: {printed}");
+    }
+    assert_eq!(nested(&format!("{line} other true")), (Some(0), String::new()));
+    assert_eq!(nested(&format!("{line}/1 k true")), (Some(0), String::new()), "another database");
+    // A daemon inherits the environment, and outlives the lock.
+    let daemon = format!("(until [ -e done ]; do sleep 0.01; done; {line} k touch ran) >/dev/null 2>&1 &");
+    let (status, printed) = nested(&daemon);
+    assert_eq!((status, printed.as_str()), (Some(0), ""));
+    fs::write(shell.path("done"), "").unwrap();
+    until("the daemon has the lock", || shell.path("ran").exists());
+    until("it is released", || shell.server.client().call("LOCK.INFO k") == "nil");
+    shell.assert_nothing_stays();
+}
+
+fn operators_see_the_name(flavor: Flavor) {
+    let shell = Shell::new(flavor);
+    let mut a = shell.server.client();
+    a.call("LOCK.ACQUIRE k alice");
+    let mut run = shell.spawn(&["--owner", "nightly", "k", "true"]);
+    run.until("lockrun waits", || a.call("LOCK.WAITERS k").contains("name, lockrun:nightly"));
+    assert!(a.call("LOCK.SESSION LIST").contains("lockrun:nightly"));
+    a.call("LOCK.RELEASE k alice");
+    assert_eq!(status_and_text(&run.finish()), (Some(0), String::new()));
+    shell.assert_nothing_stays();
+}
+
+fn an_unknown_primary_is_an_error(flavor: Flavor) {
+    let mut watched = Watched::start(flavor);
+    let mut command = tool("lockrun");
+    command.args(["-u", &watched.addresses(), "--sentinel", "typo", "k", "true"]);
+    let started = Instant::now();
+    let (status, printed) = status_and_text(&Run::spawn(command).finish());
+    assert!(status == Some(69) && printed.contains("no Sentinel knows typo"), "{status:?}: {printed}");
+    assert!(started.elapsed() < Duration::from_secs(10), "an unreachable primary may take 20 s");
+    watched.assert_healthy();
+}
+
+#[test]
+fn bash_completes_the_command() {
+    let script = r#"
+        . <("$0" --text bash)
+        complete_last() {
+            COMP_WORDS=("$@") COMP_CWORD=$(($# - 1)) COMPREPLY=()
+            _lockrun_command lockrun "${COMP_WORDS[COMP_CWORD]}" ""
+            echo "${COMPREPLY[0]-}"
+        }
+        complete_last lockrun --shar
+        complete_last lockrun -w 5 -u redis : //localhost : 1 job : 1 basenam
+        complete_last lockrun key sort --rever
+    "#;
+    let mut bash = Command::new("bash");
+    bash.args(["-c", script]).arg(tool("lockrun").get_program());
+    assert_eq!(status_and_text(&Run::spawn(bash).finish()), (Some(0), "--shared\nbasename\n\n".to_owned()));
+}
+
 fn a_killed_lockrun_ends_its_command(flavor: Flavor) {
     let shell = Shell::new(flavor);
     let mut run = shell.spawn(&["--lease", "5", "k", "-c", "echo $$ >pid; exec sleep 1000"]);
@@ -533,8 +627,24 @@ fn certificates_are_verified(flavor: Flavor) {
         let (status, printed) = run(arguments);
         assert!(status == Some(69) && printed.contains(words), "{arguments:?}: {status:?}: {printed}");
     }
+    let (status, printed) = run(&[]);
+    assert!(status == Some(69) && printed.contains("pass its CA with --cacert"), "{status:?}: {printed}");
     assert_eq!(a.call("CONFIG SET tls-port 0"), "OK");
     shell.assert_nothing_stays();
+    for (constraint, words) in [("CA:TRUE", "basicConstraints=CA:FALSE"), ("CA:FALSE", "")] {
+        // A server loads other certificates only while its port is open.
+        let (shell, certificates) = (Shell::new(flavor), Certificates::self_signed(constraint));
+        let mut a = shell.server.client();
+        assert_eq!(a.call("CONFIG SET tls-auth-clients no"), "OK");
+        let (certificate, port) = (certificates.file("ca.crt"), certificates.serve(&shell.server));
+        let mut command = tool("lockrun");
+        command.args(["-u", &format!("rediss://localhost:{port}"), "--cacert", &certificate, "k", "true"]);
+        let (status, printed) = status_and_text(&Run::spawn(command).finish());
+        let wanted = if words.is_empty() { 0 } else { 69 };
+        assert!(status == Some(wanted) && printed.contains(words), "{constraint}: {status:?}: {printed}");
+        assert_eq!(a.call("CONFIG SET tls-port 0"), "OK");
+        shell.assert_nothing_stays();
+    }
 }
 
 fn lockrun_is_transparent_in_a_terminal(flavor: Flavor) {

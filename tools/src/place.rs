@@ -83,6 +83,13 @@ impl ServerOptions {
         nodes.collect::<Vec<_>>().join(",")
     }
 
+    /// The server and its database, without passwords. Equal options mean the same locks.
+    #[must_use]
+    pub fn database(&self) -> String {
+        let db = self.url.first().and_then(|url| Some(node(url).ok()?.redis_settings().db()));
+        format!("{} {:?} {}", self.address(), self.sentinel, db.unwrap_or_default())
+    }
+
     /// The server with the locks. Does not use the network yet.
     ///
     /// # Errors
@@ -197,6 +204,15 @@ pub(crate) fn tcp() -> TcpSettings {
 pub fn explain(text: &str) -> String {
     if text.contains("unknown command") && text.contains("LOCK.") {
         return "server has no LOCK commands; load the redis-lock module".to_owned();
+    }
+    if text.contains("UnknownIssuer") {
+        return format!("{text}: no known CA has signed the server's certificate; pass its CA with --cacert");
+    }
+    if text.contains("CaUsedAsEndEntity") {
+        return format!(
+            "{text}: the server uses a CA certificate as its own; sign a server certificate with that CA, or create \
+             the self-signed one with basicConstraints=CA:FALSE"
+        );
     }
     text.to_owned()
 }

@@ -20,6 +20,16 @@ pub enum Text {
     Zsh,
 }
 
+/// The text that a command line of only `--text TEXT` requests. Packagers use it, so it is no option of the parser.
+#[must_use]
+pub fn requested() -> Option<Text> {
+    let arguments: Vec<_> = std::env::args_os().skip(1).collect();
+    match &arguments[..] {
+        [option, text] if option == "--text" => Text::from_str(text.to_str()?, true).ok(),
+        _ => None,
+    }
+}
+
 /// Writes the manual page or a completion script of a command to the standard output. `more` is appended to the manual page, in
 /// roff.
 ///

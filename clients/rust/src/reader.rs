@@ -194,8 +194,11 @@ impl Core {
         let mut call = cmd("LOCK.SESSION");
         call.arg("OPEN").arg("NEW").arg(beat).arg("TTL").arg(milliseconds(settings.ttl));
         call.arg("GRACE").arg(whole_milliseconds(settings.grace)).arg("NAME").arg(&settings.name);
-        let reply =
-            node.read(vec![call], REPLY_GRACE).await?.pop().unwrap_or_else(|| Err(Error::no_reply()))?;
+        // Only for operators, so a missing permission does not matter.
+        let mut name = cmd("CLIENT");
+        name.arg("SETNAME").arg(&settings.name);
+        let reply = node.read(vec![name, call], REPLY_GRACE).await?.pop();
+        let reply = reply.unwrap_or_else(|| Err(Error::no_reply()))?;
         let (id, _) = <(String, u64)>::from_redis_value(reply).map_err(redis::RedisError::from)?;
         self.update(|state| {
             if let Some(session) = state.session(node) {

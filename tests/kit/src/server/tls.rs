@@ -21,8 +21,20 @@ pub struct Certificates(TempDir);
 
 impl Certificates {
     pub fn sign() -> Certificates {
+        Certificates::create(SIGN)
+    }
+
+    /// The certificate of the server is its own authority, with this constraint.
+    pub fn self_signed(constraint: &str) -> Certificates {
+        Certificates::create(&format!(
+            "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost \
+             -addext basicConstraints=critical,{constraint} -keyout server.key -out server.crt; cp server.crt ca.crt"
+        ))
+    }
+
+    fn create(script: &str) -> Certificates {
         let dir = tempfile::tempdir().unwrap();
-        let made = Command::new("sh").args(["-euc", SIGN]).current_dir(dir.path()).output().unwrap();
+        let made = Command::new("sh").args(["-euc", script]).current_dir(dir.path()).output().unwrap();
         assert!(made.status.success(), "{made:?}");
         Certificates(dir)
     }

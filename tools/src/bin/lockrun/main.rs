@@ -7,6 +7,7 @@
 
 mod child;
 mod messages;
+mod nesting;
 mod options;
 mod renewer;
 mod signals;
@@ -26,7 +27,7 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::unistd::{gethostname, getpid, Pid};
 use redis_lock_client::blocking::{Canceller, Hold};
 use redis_lock_client::{Error, ErrorKind, Server};
-use redis_lock_tools::texts;
+use redis_lock_tools::texts::{self, Text};
 
 use child::{Ended, Terminal};
 use options::Options;
@@ -69,6 +70,15 @@ enum End {
 }
 
 fn main() -> ExitCode {
+    if let Some(text) = texts::requested() {
+        return match texts::write(text, Options::command(), options::MANUAL) {
+            Ok(()) => {
+                print!("{}", if matches!(text, Text::Bash) { options::COMPLETION } else { "" });
+                ExitCode::SUCCESS
+            }
+            Err(_) => ExitCode::FAILURE,
+        };
+    }
     let options = match Options::try_parse() {
         Ok(options) => options,
         Err(error) => {
@@ -76,12 +86,6 @@ fn main() -> ExitCode {
             return if error.use_stderr() { ExitCode::from(options::USAGE) } else { ExitCode::SUCCESS };
         }
     };
-    if let Some(text) = options.text {
-        return match texts::write(text, Options::command(), options::MANUAL) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(_) => ExitCode::FAILURE,
-        };
-    }
     let end = match Run::begin(options) {
         Ok((run, server)) => run.finish(server),
         Err(error) => {
@@ -118,6 +122,10 @@ impl Run {
         }
         // The URL is parsed before all other steps, so that an invalid one is a usage error.
         let server = options.server.server()?;
+        if nesting::is_held(&options) {
+            let key = options.key.to_string_lossy();
+            return Err(format!("{key}: the lockrun that runs this command holds the lock already").into());
+        }
         let signals = signals::block()?;
         let (sender, events) = mpsc::channel();
         let run = Run {
@@ -163,7 +171,7 @@ impl Run {
             let _ = sender.send(Event::WaitEnded(wait::acquire(server, &options, &canceller)));
         });
         loop {
-            match self.events.recv() {
+            match self.events.recv_timeout(wait::REMINDER_INTERVAL) {
                 Ok(Event::WaitEnded(Ok(Some(hold)))) => return Ok(hold),
                 Ok(Event::WaitEnded(Ok(None))) => {
                     self.log("another owner holds the lock");
@@ -180,7 +188,10 @@ impl Run {
                     signals::die_of(signal);
                 }
                 Ok(Event::Trouble(_) | Event::Released(_) | Event::CommandEnded(_)) => {}
-                Err(_) => return Err(options::UNAVAILABLE),
+                Err(RecvTimeoutError::Timeout) => {
+                    self.log(&format!("still waiting after {} s", self.started.elapsed().as_secs()));
+                }
+                Err(RecvTimeoutError::Disconnected) => return Err(options::UNAVAILABLE),
             }
         }
     }
@@ -357,6 +368,7 @@ impl Run {
         command
             .env("LOCK_KEY", OsStr::from_bytes(hold.key()))
             .env("LOCK_OWNER", OsStr::from_bytes(hold.owner()))
+            .env(nesting::HELD, nesting::held(&self.options))
             .env("LOCK_TOKEN", hold.token().unwrap_or_default().to_string());
         command
     }
@@ -399,6 +411,6 @@ impl Run {
 
     /// The lock's key for a message.
     fn key(&self) -> Cow<'_, str> {
-        self.options.key().to_string_lossy()
+        self.options.key.to_string_lossy()
     }
 }

@@ -2,13 +2,12 @@
 
 //! The options of the command line.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::time::Duration;
 
-use clap::{ArgGroup, Parser, ValueHint};
+use clap::{Parser, ValueHint};
 use redis_lock_tools::place::ServerOptions;
 use redis_lock_tools::seconds::seconds;
-use redis_lock_tools::texts::Text;
 
 /// The exit status for a wrong command line.
 pub(crate) const USAGE: u8 = 64;
@@ -33,16 +32,20 @@ pub(crate) const BY_SIGNAL: u8 = 128;
     version,
     override_usage = "lockrun [options] <key> <command> [argument]...\n       lockrun [options] <key> -c <command>",
     after_help = AFTER,
-    max_term_width = 100,
-    group = ArgGroup::new("what").required(true).args(["command", "shell", "text"])
+    max_term_width = 100
 )]
 pub(crate) struct Options {
     /// The key of the lock.
-    #[arg(required_unless_present = "text")]
-    pub key: Option<OsString>,
+    pub key: OsString,
 
     /// The command to run and its arguments.
-    #[arg(trailing_var_arg = true, value_name = "COMMAND", value_hint = ValueHint::CommandWithArguments)]
+    #[arg(
+        trailing_var_arg = true,
+        value_name = "COMMAND",
+        required_unless_present = "shell",
+        conflicts_with = "shell",
+        value_hint = ValueHint::CommandWithArguments
+    )]
     pub command: Vec<OsString>,
 
     /// Runs this command with the shell (sh -c).
@@ -56,6 +59,11 @@ pub(crate) struct Options {
     /// Waits at most this time; 0.5 is half a second.
     #[arg(short, long, alias = "timeout", value_name = "SECONDS", value_parser = time)]
     pub wait: Option<Duration>,
+
+    /// Keeps trying for this time if the server is unreachable or not ready, such as while machines start; -n and -w apply
+    /// afterwards. By default 0, and 20 for an unreachable server with --sentinel or --cluster.
+    #[arg(long, value_name = "SECONDS", value_parser = time)]
+    pub retry: Option<Duration>,
 
     /// Holds the lock shared with other shared holders, as a reader.
     #[arg(short, long)]
@@ -91,17 +99,6 @@ pub(crate) struct Options {
 
     #[command(flatten)]
     pub server: ServerOptions,
-
-    /// Prints the manual page or a completion script for a shell.
-    #[arg(long, value_name = "TEXT", hide = true, exclusive = true)]
-    pub text: Option<Text>,
-}
-
-impl Options {
-    /// The key of the lock.
-    pub(crate) fn key(&self) -> &OsStr {
-        self.key.as_deref().unwrap_or_default()
-    }
 }
 
 const AFTER: &str = concat!(
@@ -118,11 +115,14 @@ const AFTER: &str = concat!(
     "Examples:\n",
     "  lockrun -n nightly-report ./report.sh\n",
     "  lockrun -w 60 -c 'pg_dump shop | gzip > shop.gz' backup:shop\n",
-    "  lockrun -u rediss://cron:secret@redis.internal deploy ansible-playbook site.yml"
+    "  lockrun -u rediss://cron@redis.internal deploy ansible-playbook site.yml"
 );
 
 /// Sections of the manual page that clap does not generate, in roff.
 pub(crate) const MANUAL: &str = include_str!("manual.roff");
+
+/// An addition to the completion for bash that clap generates.
+pub(crate) const COMPLETION: &str = include_str!("complete.bash");
 
 /// A time in seconds, at most 1e9. In milliseconds, that is below the maximum of `BLOCK`.
 fn time(text: &str) -> Result<Duration, String> {
@@ -149,6 +149,20 @@ mod tests {
     }
 
     #[test]
+    fn completion_skips_each_option_with_its_value() {
+        let mut command = Options::command();
+        command.build();
+        let valued = command.get_opts().filter(|option| option.get_action().takes_values());
+        for option in valued {
+            let is_known = |long| [' ', ')'].iter().any(|end| COMPLETION.contains(&format!("--{long}{end}")));
+            assert!(option.get_long().is_none_or(is_known), "{option}");
+            let (_, shorts) = COMPLETION.split_once("-[").unwrap();
+            let (shorts, _) = shorts.split_once(']').unwrap();
+            assert!(option.get_short().is_none_or(|short| shorts.contains(short)), "{option}");
+        }
+    }
+
+    #[test]
     fn arguments_after_the_command_belong_to_it() {
         let options =
             Options::try_parse_from(["lockrun", "-n", "key", "rsync", "-a", "--wait", "x"]).unwrap();
@@ -160,7 +174,7 @@ mod tests {
     fn shell_option_may_precede_or_follow_the_key() {
         for line in [["lockrun", "key", "-c", "a; b"], ["lockrun", "-c", "a; b", "key"]] {
             let options = Options::try_parse_from(line).unwrap();
-            assert_eq!((options.key, options.shell), (Some("key".into()), Some("a; b".into())));
+            assert_eq!((options.key, options.shell), ("key".into(), Some("a; b".into())));
         }
     }
 

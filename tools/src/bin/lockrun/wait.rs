@@ -2,6 +2,7 @@
 
 //! Waits for the lock across connection failures.
 
+use std::collections::HashMap;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -25,10 +26,27 @@ pub(crate) const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 struct ErrorState {
     /// Whether a server was reached.
     connected: bool,
-    /// Whether an error was reported.
-    reported: bool,
+    reminders: Reminders,
     /// The error that ended the wait.
     fatal: Option<Error>,
+}
+
+/// The time after which a message about a wait is repeated.
+pub(crate) const REMINDER_INTERVAL: Duration = Duration::from_secs(60);
+
+/// The reasons for a wait, each with the time of its last message.
+#[derive(Default)]
+struct Reminders(HashMap<String, Instant>);
+
+impl Reminders {
+    /// Whether a message with this reason is due: the first one, or one a minute after the last.
+    fn is_due(&mut self, reason: &str, now: Instant) -> bool {
+        let is_due = self.0.get(reason).is_none_or(|last| now >= *last + REMINDER_INTERVAL);
+        if is_due {
+            self.0.insert(reason.to_owned(), now);
+        }
+        is_due
+    }
 }
 
 /// Waits for the lock. If the connection is lost, the wait continues over a new connection, with the same position in the queue
@@ -41,34 +59,41 @@ pub(crate) fn acquire(
 ) -> Result<Option<Hold>, Error> {
     let begun = Instant::now();
     // A wrong address must fail at once. But during a failover no server may be reachable.
-    let connect_timeout = if options.server.may_fail_over() { FAILOVER_TIMEOUT } else { Duration::ZERO };
+    let failover_timeout = if options.server.may_fail_over() { FAILOVER_TIMEOUT } else { Duration::ZERO };
+    let connect_timeout = options.retry.unwrap_or(failover_timeout);
     let errors = Arc::new(Mutex::new(ErrorState::default()));
-    // Reports the first error after a server was reached. Cancels the wait if no server is reached in time.
+    // Reports errors. Cancels the wait if no server is reached in time.
     let handle = {
         let (errors, canceller) = (Arc::clone(&errors), canceller.clone());
         Arc::new(move |error: &Error| {
             let mut state = errors.lock().unwrap_or_else(PoisonError::into_inner);
             state.connected |= !error.is_unsent();
-            if !state.connected && begun.elapsed() >= connect_timeout {
+            let is_unknown = error.to_string().contains("no Sentinel knows");
+            if !state.connected && (is_unknown || begun.elapsed() >= connect_timeout) {
                 state.fatal = Some(error.clone());
                 canceller.cancel();
-            } else if state.connected
-                && !canceller.is_cancelled()
-                && !std::mem::replace(&mut state.reported, true)
-            {
-                messages::print(&format!("{}; trying again", describe(error)));
+            } else if !canceller.is_cancelled() {
+                let text = describe(error);
+                // The texts of some errors contain times.
+                if state.reminders.is_due(error.code().unwrap_or(&text), Instant::now()) {
+                    messages::print(&format!("{text}; trying again"));
+                }
             }
         })
     };
     let on_error = Arc::clone(&handle);
     // A timeout this short leaves time within the lease for a second renewal if the first gets no reply.
     let reply_timeout = (options.lease / 3).clamp(Duration::from_millis(500), REPLY_TIMEOUT);
-    let settings = Settings::new().patience(reply_timeout).on_error(move |error| on_error(error));
+    let prefix = options.owner.as_deref().unwrap_or_default();
+    let settings = Settings::new()
+        .name(format!("lockrun:{prefix}"))
+        .patience(reply_timeout)
+        .on_error(move |error| on_error(error));
     // Leaked, as dropping it would wait for a silent server. It ends with this program.
     let locks = Box::leak(Box::new(Locks::with_settings(server, settings)?));
     // Processes that the command starts may outlive this program, so the hold must not end with the session.
-    let owner = format!("{}:{}", options.owner.as_deref().unwrap_or_default(), Uuid::new_v4());
-    let mut lock = locks.lock(options.key().as_bytes()).owner(owner).lease(options.lease).fence();
+    let owner = format!("{prefix}:{}", Uuid::new_v4());
+    let mut lock = locks.lock(options.key.as_bytes()).owner(owner).lease(options.lease).fence();
     if options.shared {
         lock = lock.shared();
     }
@@ -76,22 +101,27 @@ pub(crate) fn acquire(
         lock = lock.limit(limit);
     }
     let wait = if options.nonblock { Some(Duration::ZERO) } else { options.wait };
+    let mut since = begun;
     loop {
         if let Some(wait) = wait {
-            lock = lock.wait(wait.saturating_sub(begun.elapsed()));
+            lock = lock.wait(wait.saturating_sub(since.elapsed()));
         }
         let error = match lock.acquire_with(canceller) {
             Ok(hold) => return Ok(Some(hold)),
             Err(error) if matches!(error.kind(), ErrorKind::Busy | ErrorKind::TimedOut) => return Ok(None),
             Err(error) => error,
         };
-        let is_over = wait.is_some_and(|wait| begun.elapsed() >= wait);
+        let is_retried = options.retry.is_some_and(|retry| begun.elapsed() < retry);
+        let is_over = !is_retried && wait.is_some_and(|wait| since.elapsed() >= wait);
         if !is_temporary(&error) || is_over {
             let fatal = errors.lock().unwrap_or_else(PoisonError::into_inner).fatal.take();
             return Err(fatal.unwrap_or(error));
         }
         handle(&error);
         thread::sleep(RETRY_INTERVAL);
+        if is_retried {
+            since = Instant::now();
+        }
     }
 }
 
@@ -108,5 +138,19 @@ pub(crate) fn describe(error: &Error) -> String {
     match error.code() {
         Some("MOVED") => format!("{error}: server is part of a cluster, try --cluster"),
         _ => explain(&error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_reason_is_reported_once_a_minute() {
+        let (mut reminders, begun) = (Reminders::default(), Instant::now());
+        let mut is_due = |reason, seconds| reminders.is_due(reason, begun + Duration::from_secs(seconds));
+        assert_eq!([0, 59, 60, 61].map(|at| is_due("LOADING", at)), [true, false, true, false]);
+        assert!(is_due("READONLY", 61), "the reason has changed");
+        assert_eq!([119, 120].map(|at| is_due("LOADING", at)), [false, true]);
     }
 }
