@@ -37,6 +37,7 @@ mod decimal;
 mod driver;
 mod error;
 mod keyspace;
+mod package;
 #[allow(unsafe_code)]
 mod server;
 mod stats;
@@ -63,14 +64,6 @@ static ALLOCATOR: server::allocator::Aligned<redis_module::alloc::RedisAlloc> =
 
 /// The name of the module in `MODULE LIST`, and the prefix of its settings and `INFO` fields.
 const NAME: &CStr = c"lock";
-
-/// Version 0.1.0, in the form of `MODULE LIST`.
-const VERSION: c_int = 100;
-
-/// The time of the commit from which a package or an installation was built, in seconds since the epoch. 0 for other builds.
-fn build() -> i64 {
-    option_env!("SOURCE_DATE_EPOCH").and_then(|time| time.parse().ok()).unwrap_or(0)
-}
 
 /// Redis 7.0 is the first with module settings, command information for modules, and absolute timeouts without a race.
 const OLDEST_SERVER: Version = Version::new(7, 0, 0);
@@ -138,7 +131,11 @@ fn load(ctx: Ctx<'_>, args: command::Args<'_>) -> Result<(), String> {
     driver::info::warn_about_eviction(ctx);
     let changed = config::changed().join(", ");
     let settings = if changed.is_empty() { "default settings" } else { &changed };
-    ctx.note(&format!("redis-lock {} (build {}) is loaded: {settings}", env!("CARGO_PKG_VERSION"), build()));
+    ctx.note(&format!(
+        "redis-lock {} (build {}) is loaded: {settings}",
+        env!("CARGO_PKG_VERSION"),
+        package::time()
+    ));
     Ok(())
 }
 
@@ -155,7 +152,7 @@ pub unsafe extern "C" fn RedisModule_OnLoad(
 ) -> c_int {
     // SAFETY: the server passes a context and the module's arguments, which are valid during this call.
     let loaded = unsafe {
-        if !load::init(ctx, NAME, VERSION) {
+        if !load::init(ctx, NAME, package::VERSION) {
             return server::ERR;
         }
         let args = load::module_args(argv, argc);

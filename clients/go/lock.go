@@ -314,6 +314,9 @@ func (h *Hold) ValidFor() time.Duration {
 // within the patience, it fails with ErrUnavailable, and continues in the background. It is sent once even if the context has
 // ended.
 func (h *Hold) Release(ctx context.Context) error {
+	if h == nil {
+		return misuse("there is no hold; look at the error of the acquire first")
+	}
 	defer runtime.KeepAlive(h)
 	defer h.lock.locks.lock()()
 	return h.release(ctx).withKey(h.Key())

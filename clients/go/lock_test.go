@@ -249,6 +249,9 @@ func TestLeaseEndsByTheLocalClock(t *testing.T) {
 	if err := renewed.Extend(background, 0); err != nil {
 		t.Fatal(err)
 	}
+	if err := (*lock.Hold)(nil).Release(background); !errors.Is(err, lock.ErrMisuse) {
+		t.Fatal(err)
+	}
 	if err := renewed.Extend(background, time.Second); !errors.Is(err, lock.ErrMisuse) {
 		t.Fatal(err)
 	}

@@ -8,6 +8,7 @@ use std::ffi::CStr;
 use crate::core::{Counted, Times};
 use crate::driver::state::with;
 use crate::keyspace::reader_cache;
+use crate::package;
 use crate::server::callback::ctx::{is_replica, now};
 use crate::server::clients::{deferred, long_reply};
 use crate::server::registration::info::{Info, InfoSection};
@@ -25,8 +26,8 @@ impl InfoSection for Section {
         with(proof, |driver| {
             let counted = driver.locks.statistics();
             let [most_contended, most_waiters, most_watchdogs, most_ephemeral] = counted.most();
-            info.number(c"version", crate::VERSION);
-            info.number(c"build", crate::build());
+            info.number(c"version", package::VERSION);
+            info.number(c"build", package::time());
             info.number(c"is_replica", usize::from(is_replica(proof)));
             info.number(c"waiters", driver.locks.waiting_total());
             info.number(c"waiters_max", most_waiters);

@@ -11,7 +11,7 @@ import { type Client, type Nodes, nodesOf } from './clients.js';
 import { now } from './clock.js';
 import { CancelledError, DeadlockError, errorOf, LockError, MisuseError, TimedOutError, UnavailableError } from './errors.js';
 import { REPLY_GRACE } from './io.js';
-import { check, type Name, type Request } from './request.js';
+import { check, type Name, refuse, type Request } from './request.js';
 import { type LockEvent, Session } from './session.js';
 
 /** The session ends if its client is silent for `TTL`, or its connection is closed for `GRACE`. */
@@ -59,7 +59,8 @@ export class Core {
   #lastOwner = 0;
   #isClosed = false;
 
-  constructor(client: Client, { name, ttl = TTL, grace = GRACE, patience = PATIENCE, listener }: LocksOptions) {
+  constructor(client: Client, { name, ttl = TTL, grace = GRACE, patience = PATIENCE, listener, ...others }: LocksOptions) {
+    refuse(others);
     for (const [option, time] of Object.entries({ ttl, patience })) check(option, time, 1);
     check('grace', grace, 0);
     if (grace > ttl) throw new MisuseError('grace must be at most ttl');

@@ -4,7 +4,7 @@ import type { Acquire } from './acquire.js';
 import type { Client } from './clients.js';
 import { Core, type LocksOptions } from './core.js';
 import { BusyError, MisuseError, TimedOutError } from './errors.js';
-import { check, type LockOptions, type Name, Request } from './request.js';
+import { check, type LockOptions, type Name, refuse, Request } from './request.js';
 import type { Session } from './session.js';
 
 /** Options of one acquire. */
@@ -149,14 +149,16 @@ export class Lock {
    *
    *  Rejects with a `TimedOutError` (after a wait of 0 with a `BusyError`), `DeadlockError`, `CancelledError`, `MisuseError` or
    *  `UnavailableError`. An aborted acquire rejects at once, and is undone in the background. */
-  async acquire({ wait = this.#request.options.wait, signal }: AcquireOptions = {}): Promise<Hold> {
+  async acquire({ wait = this.#request.options.wait, signal, ...others }: AcquireOptions = {}): Promise<Hold> {
+    refuse(others);
     const acquire = await this.#core.acquire(this.#request, wait, signal);
     if (acquire !== null) return new Hold(this.#core, acquire);
     throw new (wait === 0 ? BusyError : TimedOutError)(`${this.#request.name}: another owner holds the lock`);
   }
 
   /** Returns a hold, or null if another owner holds the lock. Does not wait, unless a `wait` is given. */
-  async tryAcquire({ wait = 0, signal }: AcquireOptions = {}): Promise<Hold | null> {
+  async tryAcquire({ wait = 0, signal, ...others }: AcquireOptions = {}): Promise<Hold | null> {
+    refuse(others);
     const acquire = await this.#core.acquire(this.#request, wait, signal);
     return acquire && new Hold(this.#core, acquire);
   }

@@ -33,6 +33,11 @@ export interface LockOptions {
 const LEAST = { lease: 1, maxHold: 1, wait: 0, limit: 1 } as const;
 const OTHERS = new Set(['mode', 'fence', 'reentrant', 'owner', 'label']);
 
+/** Throws if an options object has other options than those that were taken from it. @internal */
+export function refuse(others: object): void {
+  for (const option of Object.keys(others)) throw new MisuseError(`unknown option ${option}`);
+}
+
 /** Throws unless the value is a number of at least `least`. @internal */
 export function check(option: string, value: unknown, least: number): void {
   if (typeof value !== 'number' || !(value >= least) || !Number.isSafeInteger(Math.ceil(value))) {

@@ -354,6 +354,8 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
       assert.throws(() => locks.lock(['a', 'b'], { limit: 2 }), MisuseError);
       for (const wait of [-1, NaN, '1']) await assert.rejects(locks.lock('k').acquire({ wait }), MisuseError);
       await assert.rejects(locks.lock('k').acquire({ signal: {} }), MisuseError);
+      await assert.rejects(locks.lock('k').acquire({ ifAvailable: true }), MisuseError);
+      await assert.rejects(locks.lock('k').tryAcquire({ timeout: 1 }), MisuseError);
       await assert.rejects(locks.lock('k').attach('no ticket'), MisuseError);
       assert.equal(await server.calls('lock.acquire'), 0);
       for (const other of [undefined, {}, { duplicate() {} }]) assert.throws(() => new Locks(other), MisuseError);
