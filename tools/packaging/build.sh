@@ -6,7 +6,7 @@
 # * x86_64-unknown-linux-musl needs musl-tools. The module is for servers that use musl, as those in Alpine Linux do.
 # * aarch64-unknown-linux-gnu needs gcc-aarch64-linux-gnu on another machine.
 #
-# The files contain no path of this machine, so a build in another folder has the same bytes.
+# The files contain no path of this machine, so that a build in another folder has the same bytes.
 
 set -eu
 cd "$(dirname -- "$0")/../.."
