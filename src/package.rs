@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! What this module was built from.
+//! The version and the build of this module.
 
 use std::ffi::c_int;
 
