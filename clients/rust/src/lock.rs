@@ -389,7 +389,7 @@ macro_rules! verbs {
             /// # Errors
             ///
             /// [`ErrorKind::TimedOut`] after the limit of the wait, or [`ErrorKind::Busy`] if that is zero;
-            /// [`ErrorKind::Deadlock`], [`ErrorKind::Cancelled`] if the locks are closed, [`ErrorKind::Misuse`] and
+            /// [`ErrorKind::Deadlock`], [`ErrorKind::Cancelled`] if the locks are closed meanwhile, [`ErrorKind::Misuse`] and
             /// [`ErrorKind::Unavailable`].
             pub $($async)? fn acquire(&self) -> Result<HoldOf<$mode>> {
                 $wait!(self, self.demand())

@@ -74,7 +74,7 @@ pub(crate) struct State {
 impl State {
     pub(crate) fn start(&mut self) -> Result<Background> {
         if self.is_closed {
-            return Err(Error::new(ErrorKind::Cancelled, "the locks are closed; make new ones"));
+            return Err(Error::new(ErrorKind::Misuse, "the locks are closed; make new ones"));
         }
         let background = self.background.take().map_or_else(Background::start, Ok)?;
         Ok(self.background.insert(background).clone())

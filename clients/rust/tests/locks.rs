@@ -193,7 +193,7 @@ async fn errors_have_kinds_and_codes() {
     assert!(locks.lock("a").query().await.unwrap().is_none());
     let other = Locks::new(server.client());
     locks.close().await;
-    assert_eq!(kind(locks.lock("a").acquire().await), ErrorKind::Cancelled);
+    assert_eq!(kind(locks.lock("a").acquire().await), ErrorKind::Misuse);
     // A server that is not there, and one without the module.
     let without = Server::start_with(&[]);
     let bare = Locks::with_settings(without.client(), short()).unwrap();
