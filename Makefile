@@ -206,7 +206,9 @@ install-module:
 	@if [ -z "$(MODULE)" ]; then
 		$(call install,rust cc libclang)
 		# `INFO lock` shows the time of the commit as the build.
-		export SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct 2>/dev/null || true)}
+		epoch=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct 2>/dev/null || true)}
+		# Some compilers refuse an empty value.
+		[ -z "$$epoch" ] || export SOURCE_DATE_EPOCH=$$epoch
 		cargo build --release --package redis-lock
 	fi
 	# Servers load only executable modules.

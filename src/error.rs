@@ -206,7 +206,7 @@ impl fmt::Display for Error {
                 "LIMIT too many waiters for this lock; try again later, or raise lock.max-waiters",
             ),
             Error::ServerIsFull => f.write_str(
-                "ERR too many waiters on this server; try again later, or raise maxclients and lock.max-waiters-total",
+                "ERR too many waiters on this server; try again later, or raise lock.max-waiters-total or maxclients",
             ),
             Error::TooManySessions => {
                 f.write_str("LIMIT too many sessions; close some, or raise lock.max-sessions")

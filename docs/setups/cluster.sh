@@ -32,6 +32,12 @@ done
 # An interrupted start may have left a part of a cluster. It has no keys yet.
 if [ ! -e "$DIR/$PORT/created" ]; then
     for port in $ports; do
+        [ "$("$CLI" -p "$port" DBSIZE)" = 0 ] || {
+            echo "the server on port $port has keys; use clean to delete them" >&2
+            exit 1
+        }
+    done
+    for port in $ports; do
         "$CLI" -p "$port" CLUSTER RESET HARD >/dev/null
     done
     nodes=$(for port in $ports; do printf '127.0.0.1:%s ' "$port"; done)

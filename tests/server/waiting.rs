@@ -215,7 +215,7 @@ fn the_queue_is_bounded(flavor: Flavor) {
 }
 
 const SERVER_IS_FULL: &str =
-    "ERR too many waiters on this server; try again later, or raise maxclients and lock.max-waiters-total";
+    "ERR too many waiters on this server; try again later, or raise lock.max-waiters-total or maxclients";
 
 fn waiters_leave_connections_free(flavor: Flavor) {
     let server = Server::with_module(flavor, &["--maxclients", "40"]);

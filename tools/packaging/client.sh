@@ -67,6 +67,11 @@ java)
     rm -rf "$dist/maven"
     (cd clients/java && mvn --batch-mode --quiet -Dout="$tools/out" -Ppublish -pl '!driver' \
         -DskipTests deploy -DaltDeploymentRepository="local::file://$dist/maven")
+    # Other modules of the build need this file, and users do not.
+    find "$dist/maven" -name '*-tests.jar*' -delete
+    find "$dist/maven" -name "*-$version.jar" | while read -r jar; do
+        jar tf "$jar" | grep -qx META-INF/LICENSE || { echo "$jar has no license" >&2; exit 1; }
+    done
     find "$dist/maven" -name '*.jar' -o -name '*.pom'
     ;;
 go)

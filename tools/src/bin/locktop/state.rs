@@ -23,7 +23,7 @@ const MAX_HOLDERS: i64 = 1000;
 pub(crate) struct State {
     /// The lock with the longest wait is the first.
     pub locks: Vec<Lock>,
-    /// The fields of `INFO lock`: the sum over all servers, or the maximum of a duration.
+    /// The fields of `INFO lock`: the sum over all servers, or the maximum of a duration or a state.
     pub figures: BTreeMap<String, i64>,
 }
 
@@ -117,8 +117,10 @@ impl State {
         let mut totals: BTreeMap<String, i64> = BTreeMap::new();
         for (name, value) in figures(link)?.into_iter().flat_map(|(_, figures)| figures) {
             let is_duration = name.contains("_us_") || name.ends_with("_ms");
+            let is_state =
+                ["lock_version", "lock_build", "lock_is_replica", "lock_eviction"].contains(&&*name);
             let total = totals.entry(name).or_default();
-            *total = if is_duration { value.max(*total) } else { *total + value };
+            *total = if is_duration || is_state { value.max(*total) } else { *total + value };
         }
         Ok(State { locks, figures: totals })
     }

@@ -259,22 +259,26 @@ async fn break_one(
     if request.confirm != name {
         return Err(Refusal(StatusCode::BAD_REQUEST, format!("confirmation differs from the key {name}")));
     }
+    // The result is printed even if the browser does not wait for it.
     let broken = in_background(move || {
         let mut caller = Caller::new(&site.options.server)?;
         let broken = caller.ask(|link| break_lock(link, &key, &request.holders_id));
-        broken.map_err(|error| describe(&error))
+        match broken {
+            Ok(None) => Ok(Err(format!("{name} has other holders now; nothing was broken"))),
+            Ok(Some(holders)) => {
+                let text = format!("{name} was broken; holders that lost it: {holders}");
+                say(&format!("{text}; asked by {peer}"));
+                Ok(Ok(text + "\n"))
+            }
+            Err(error) => {
+                let text = describe(&error);
+                say(&format!("{name}: it is unknown whether it was broken: {text}; asked by {peer}"));
+                Err(text)
+            }
+        }
     });
-    match broken.await? {
-        Err(error) => Err(Refusal(StatusCode::BAD_GATEWAY, error)),
-        Ok(None) => {
-            Err(Refusal(StatusCode::CONFLICT, format!("{name} has other holders now; nothing was broken")))
-        }
-        Ok(Some(holders)) => {
-            let text = format!("{name} was broken; holders that lost it: {holders}");
-            say(&format!("{text}; asked by {peer}"));
-            Ok(text + "\n")
-        }
-    }
+    let done = broken.await?.map_err(|error| Refusal(StatusCode::BAD_GATEWAY, error))?;
+    done.map_err(|text| Refusal(StatusCode::CONFLICT, text))
 }
 
 fn from_hex(text: &str) -> Option<Vec<u8>> {
