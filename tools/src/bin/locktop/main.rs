@@ -98,7 +98,7 @@ fn leave(status: i32) -> ! {
 }
 
 /// The key presses of the user. A separate thread reads them, so that the user can quit while the server does not reply.
-fn user_events(asking: Arc<AtomicBool>) -> Receiver<io::Result<Event>> {
+fn user_events(asking: Arc<AtomicBool>, typing: Arc<AtomicBool>) -> Receiver<io::Result<Event>> {
     let (sender, events) = mpsc::channel();
     // Whether the text of a search may follow: then letters are not keys.
     let mut is_search = false;
@@ -106,7 +106,8 @@ fn user_events(asking: Arc<AtomicBool>) -> Receiver<io::Result<Event>> {
         let event = event::read();
         is_search &= asking.load(Ordering::Acquire);
         if let (true, Ok(Event::Key(key))) = (asking.load(Ordering::Acquire), &event) {
-            if is_quit_key(key) && (!is_search || key.modifiers.contains(KeyModifiers::CONTROL)) {
+            let is_text = is_search || typing.load(Ordering::Acquire);
+            if is_quit_key(key) && (!is_text || key.modifiers.contains(KeyModifiers::CONTROL)) {
                 leave(0);
             }
             is_search |= key.code == KeyCode::Char('/');
@@ -162,6 +163,8 @@ struct Top {
     paused: bool,
     /// Whether a call to the server is in progress.
     asking: Arc<AtomicBool>,
+    /// Whether letters belong to a search or a confirmation.
+    typing: Arc<AtomicBool>,
 }
 
 impl Top {
@@ -184,12 +187,13 @@ impl Top {
             error: None,
             paused: false,
             asking: Arc::default(),
+            typing: Arc::default(),
         })
     }
 
     /// Draws the screen until the user quits.
     fn run(&mut self, terminal: &mut DefaultTerminal) -> io::Result<()> {
-        let user = user_events(Arc::clone(&self.asking));
+        let user = user_events(Arc::clone(&self.asking), Arc::clone(&self.typing));
         let mut next = Instant::now() + self.options.delay;
         loop {
             let size = terminal.draw(|frame| screen::draw(frame, &self.view()))?.area;
@@ -281,6 +285,9 @@ impl Top {
     fn refresh(&mut self) {
         let Options { most, pattern, .. } = &self.options;
         let read = |link: &mut Link| State::read(link, *most, pattern);
+        // In a search or a confirmation, the same keys have another meaning.
+        let is_typing = self.is_searching || !self.search.is_empty() || self.question.is_some();
+        self.typing.store(is_typing, Ordering::Release);
         self.asking.store(true, Ordering::Release);
         let read = self.caller.ask(read);
         self.asking.store(false, Ordering::Release);
