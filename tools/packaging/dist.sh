@@ -11,8 +11,8 @@
 # A TARGET is a target of Rust that build.sh knows. For each, the script also builds an archive without the tools. It builds a
 # package of the module for arm64.
 #
-# `make dist` calls it. MAINTAINER="name <address>" in the environment is the contact in the packages. The builds are
-# reproducible: times, owners and order follow from the commit alone, and no file contains a path of this machine.
+# `make dist` calls it. MAINTAINER="name <address>" in the environment is the contact in the packages. Times,
+# owners and order follow from the commit alone, and paths of this machine are replaced. `make test-targets` compares two builds.
 
 set -eu
 cd "$(dirname -- "$0")/../.."
