@@ -149,7 +149,8 @@ fn locktop_recovers_with_the_server(flavor: Flavor) {
     terminal.until_ended();
 }
 
-fn locktop_covers_all_cluster_nodes(flavor: Flavor) {
+/// A cluster with a contended lock on each of two nodes, its waiters, and a `locktop` for all nodes.
+fn contended_cluster(flavor: Flavor) -> (Cluster, Vec<Client>, Command) {
     let cluster = Cluster::start(flavor);
     let mut waiting = Vec::new();
     for (key, node) in [("a", 1), ("b", 0)] {
@@ -159,6 +160,11 @@ fn locktop_covers_all_cluster_nodes(flavor: Flavor) {
     }
     let mut command = top(&cluster.nodes[0]);
     command.arg("--cluster");
+    (cluster, waiting, command)
+}
+
+fn locktop_covers_all_cluster_nodes(flavor: Flavor) {
+    let (cluster, waiting, command) = contended_cluster(flavor);
     let seen = snapshot(command);
     for text in ["waiters 2", "├─ a", "└─ b", "boba", "bobb"] {
         assert!(
@@ -541,15 +547,7 @@ fn viewers_share_one_poll(flavor: Flavor) {
 }
 
 fn page_covers_all_cluster_nodes(flavor: Flavor) {
-    let cluster = Cluster::start(flavor);
-    let mut waiting = Vec::new();
-    for (key, node) in [("a", 1), ("b", 0)] {
-        let node = &cluster.nodes[node];
-        assert_eq!(node.client().call(&format!("LOCK.ACQUIRE {key} ann")), "1");
-        waiting.push(node.waiting(&format!("LOCK.ACQUIRE {key} bob{key} BLOCK 0")));
-    }
-    let mut command = top(&cluster.nodes[0]);
-    command.arg("--cluster");
+    let (cluster, waiting, command) = contended_cluster(flavor);
     let site = Site::start(command);
     let state = state(&site);
     assert_eq!(

@@ -38,6 +38,11 @@ impl Claim {
         self.n.load(Ordering::Relaxed)
     }
 
+    /// Whether the acquire waits for an unreachable server for the patience only: it has no limit of its own.
+    pub(crate) fn is_impatient(&self) -> bool {
+        self.is_try || self.until == Moment::MAX
+    }
+
     /// Whether the owners are the same, and a lock of both.
     pub(crate) fn collides(&self, other: &Claim) -> bool {
         self.owner == other.owner && self.request.keys.iter().any(|key| other.request.keys.contains(key))

@@ -233,11 +233,7 @@ impl Core {
 
     /// Adds an acquire to the session of the node that serves it.
     async fn enrol(self: &Arc<Self>, claim: Claim) -> Result<Guard> {
-        let give_up = if claim.is_try || claim.until == Moment::MAX {
-            after(self.settings.patience)
-        } else {
-            claim.until
-        };
+        let give_up = if claim.is_impatient() { after(self.settings.patience) } else { claim.until };
         let name = loop {
             match self.server.node_of(&claim.request.keys[0]).await {
                 Err(error) if error.is_transient() && !left(give_up).is_zero() && !self.closing.is_open() => {
@@ -309,7 +305,7 @@ impl Core {
         give_up: Moment,
         mut look: impl FnMut(&mut State) -> Option<T>,
     ) -> Result<Option<T>> {
-        let is_impatient = place == Place::Asked && (claim.is_try || claim.until == Moment::MAX);
+        let is_impatient = place == Place::Asked && claim.is_impatient();
         loop {
             let mut changed = pin!(claim.changed.notified());
             changed.as_mut().enable();

@@ -261,24 +261,27 @@ async fn break_one(
     }
     // The result is printed even if the browser does not wait for it.
     let broken = in_background(move || {
-        let mut caller = Caller::new(&site.options.server)?;
+        let caller = Caller::new(&site.options.server);
+        let mut caller = caller.map_err(|error| Refusal(StatusCode::BAD_GATEWAY, error))?;
         let broken = caller.ask(|link| break_lock(link, &key, &request.holders_id));
         match broken {
-            Ok(None) => Ok(Err(format!("{name} has other holders now; nothing was broken"))),
+            Ok(None) => {
+                let text = format!("{name} has other holders now; nothing was broken");
+                Err(Refusal(StatusCode::CONFLICT, text))
+            }
             Ok(Some(holders)) => {
                 let text = format!("{name} was broken; holders that lost it: {holders}");
                 say(&format!("{text}; asked by {peer}"));
-                Ok(Ok(text + "\n"))
+                Ok(text + "\n")
             }
             Err(error) => {
                 let text = describe(&error);
                 say(&format!("{name}: it is unknown whether it was broken: {text}; asked by {peer}"));
-                Err(text)
+                Err(Refusal(StatusCode::BAD_GATEWAY, text))
             }
         }
     });
-    let done = broken.await?.map_err(|error| Refusal(StatusCode::BAD_GATEWAY, error))?;
-    done.map_err(|text| Refusal(StatusCode::CONFLICT, text))
+    broken.await?
 }
 
 fn from_hex(text: &str) -> Option<Vec<u8>> {

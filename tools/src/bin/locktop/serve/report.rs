@@ -13,8 +13,8 @@ use serde::Serialize;
 use crate::options::Options;
 use crate::state::{call_all, figures, holders_id, missing, Connection, Fields, Figures, Lock, State};
 
-/// The maximum number of holders of a lock in the report.
-const MAX_HOLDERS: usize = 20;
+/// The maximum number of holders of a lock in the report. More are read.
+const SHOWN_HOLDERS: usize = 20;
 
 /// The maximum number of waiters whose blockers are read.
 const MAX_BLOCKED: usize = 20;
@@ -185,7 +185,7 @@ impl Optional<'_> {
 impl Listed {
     fn new(mut lock: Lock) -> Listed {
         let (holders_id, has_known_holders) = (holders_id(&lock.holders), lock.has_known_holders());
-        lock.holders.truncate(MAX_HOLDERS);
+        lock.holders.truncate(SHOWN_HOLDERS);
         Listed { lock, holders_id, has_known_holders }
     }
 }
@@ -206,7 +206,7 @@ fn read_blockers(link: &mut Link, locks: &[Lock]) -> RedisResult<(Vec<Blocked>, 
     let mut related = Vec::new();
     for key in unlisted {
         if let Some(mut lock) = Lock::look_up(link, key)? {
-            lock.holders.truncate(MAX_HOLDERS);
+            lock.holders.truncate(SHOWN_HOLDERS);
             related.push(lock);
         }
     }
