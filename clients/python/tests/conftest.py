@@ -53,7 +53,8 @@ class Server:
             self.start()
 
     def start(self):
-        words = ["redis-server", "--port", str(self.port), "--save", "", "--dir", str(self._folder), *self._words]
+        words = ["redis-server", "--port", str(self.port), "--save", "", "--repl-diskless-sync-delay", "0"]
+        words += ["--dir", str(self._folder), *self._words]
         words += ["--loadmodule", self._module] if self._module else []
         self.process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
         self.admin = redis.Redis(port=self.port, decode_responses=True)

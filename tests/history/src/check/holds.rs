@@ -166,6 +166,7 @@ impl<'a> View<'a> {
             safe_until,
             self.unbroken_until(of),
             self.connected_until(of, ignored),
+            sessions::unclosed_until(self, of),
             self.stored_until(of),
         ];
         ends.into_iter().min().unwrap_or(0)

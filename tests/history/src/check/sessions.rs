@@ -240,6 +240,20 @@ fn binds<'b>(view: &'b View<'_>, of: &'b Operation<'_>) -> Option<&'b Operation<
     before.copied().filter(|one| has_bound(one)).max_by_key(|one| one.end)
 }
 
+/// The earliest `CLOSE` of a session to which `of` or a later call may have bound the owner's hold as an ephemeral one.
+pub(super) fn unclosed_until(view: &View<'_>, of: &Operation<'_>) -> Micros {
+    let binding = view.of(of.owner).iter().filter(|one| {
+        let is_ephemeral = match one.kind {
+            Kind::Acquire(acquire) => acquire.ephemeral,
+            Kind::Renew(renew) => renew.ephemeral,
+            _ => false,
+        };
+        is_ephemeral && one.may_be_done() && one.end.is_none_or(|end| end > of.sent)
+    });
+    let sessions = binding.filter_map(|one| view.history.sessions.by_id.get(one.session()?.id.as_str()));
+    sessions.map(|session| session.closed).min().unwrap_or(NEVER)
+}
+
 /// Checks that no number is lost while its client is certain of its hold.
 pub(super) fn check_losses(view: &View<'_>, report: &mut Report) {
     let sessions = &view.history.sessions;
@@ -278,8 +292,15 @@ pub(super) fn check_losses(view: &View<'_>, report: &mut Report) {
 /// Checks that a repeated acquire gets the outcome so far, that events agree with it, and that a late beat has no effect.
 pub(super) fn check(history: &History<'_>, limits: &Limits, report: &mut Report) {
     let mut numbers: BTreeMap<&Number, Vec<&Call>> = BTreeMap::new();
-    for call in history.calls.iter().filter(|call| call.answered.is_some()) {
-        if let Some(number) = call.command.session() {
+    // The first call may have no reply.
+    let mut begun: BTreeMap<&Number, Micros> = BTreeMap::new();
+    for call in &history.calls {
+        let Some(number) = call.command.session().filter(|_| call.outcome != Outcome::Unsent) else {
+            continue;
+        };
+        let first = begun.entry(number).or_insert(call.sent);
+        *first = call.sent.min(*first);
+        if call.answered.is_some() {
             numbers.entry(number).or_default().push(call);
         }
     }
@@ -289,8 +310,8 @@ pub(super) fn check(history: &History<'_>, limits: &Limits, report: &mut Report)
         let Command::Acquire(acquire) = &calls[0].command else { continue };
         let lost = history.sessions.lost.get(&(number.id.as_str(), number.n));
         if let (Some(lost), Some(queue)) = (lost.filter(|lost| lost.reason() == "timeout"), acquire.queue) {
-            let is_early = queue == 0 || lost.at - calls[0].sent < millis(queue) - MS - limits.slack;
-            if is_early && !history.disturbed(calls[0].sent, lost.at, |_| true) {
+            let is_early = queue == 0 || lost.at - begun[number] < millis(queue) - MS - limits.slack;
+            if is_early && !history.disturbed(begun[number], lost.at, |_| true) {
                 let text = format!("the wait of {} ended before {queue} ms", number.n);
                 report.add(Rule::Time, key, text, &[calls[0], lost.call]);
             }

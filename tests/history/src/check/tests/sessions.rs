@@ -123,6 +123,12 @@ fn holds_without_proof_exclude_nobody() {
         "3 120..121 BREAK k = 1\n3 122..123 ACQUIRE k b PX 50 = 1\n1 124..125 EVENTS s 4 = lost:1:broken",
     ));
     accepts(&after("2 120..121 CANCEL k a SESSION s 1 = 1\n3 122..123 ACQUIRE k b PX 50 = 1"));
+    // The hold was declared in a new session, which was closed.
+    let declared = after(
+        "1 120..121 OPEN 5 = t\n2 122..123 RENEW k a EPHEMERAL SESSION t 2 = 1\n1 124..125 EVENTS t 6 = none\n",
+    );
+    accepts(&format!("{declared}2 130..131 CLOSE t = 1\n3 132..133 ACQUIRE k b PX 50 = 1"));
+    refuses(Rule::Exclusion, &format!("{declared}3 132..133 ACQUIRE k b PX 50 = 1"));
     // The lease is over, which the session does not renew.
     accepts(
         "1 0..1 OPEN 1 = s\n1 2..3 EVENTS s 2 = none\n2 10..11 ACQUIRE k a PX 100 SESSION s 1 = 1\n\
@@ -212,6 +218,12 @@ fn waits_of_sessions_end_in_time() {
         "1 0..1 OPEN 1 = s\n3 2..3 ACQUIRE k b PX 500 = 1\n2 10..11 ACQUIRE k a SESSION s 1 QUEUE 100 = 0\n";
     accepts(&format!("{waits}1 60..111 EVENTS s 2 = lost:1:timeout"));
     refuses(Rule::Time, &format!("{waits}1 60..70 EVENTS s 2 = lost:1:timeout"));
+    // The reply of the first call was lost.
+    let waits =
+        "1 0..1 OPEN 1 = s\n3 2..3 ACQUIRE k b PX 500 = 1\n2 10..11 ACQUIRE k a SESSION s 1 QUEUE 100 = ?\n";
+    let repeated = "2 120..121 ACQUIRE k a SESSION s 1 QUEUE 100 = !NOSESSION";
+    accepts(&format!("{waits}1 60..112 EVENTS s 2 = lost:1:timeout\n{repeated}"));
+    refuses(Rule::Time, &format!("{waits}1 60..70 EVENTS s 2 = lost:1:timeout\n{repeated}"));
 }
 
 #[test]

@@ -35,7 +35,7 @@ public final class Server implements AutoCloseable {
                 free = socket.getLocalPort();
             }
             List<String> words = new ArrayList<>(List.of("redis-server", "--port", "" + free, "--bind", "127.0.0.1"));
-            words.addAll(List.of("--save", "", "--dir", folder.toString()));
+            words.addAll(List.of("--save", "", "--repl-diskless-sync-delay", "0", "--dir", folder.toString()));
             if (hasModule) {
                 words.addAll(List.of("--loadmodule", module.toString()));
             }
