@@ -115,7 +115,7 @@ func TestReleaseDuringAMoveReleases(t *testing.T) {
 }
 
 // replicaOf has a replica of a node in its cluster.
-func replicaOf(t *testing.T, node *server) *server {
+func replicaOf(t *testing.T, node, other *server) *server {
 	t.Helper()
 	replica := start(t, "--cluster-enabled", "yes", "--cluster-node-timeout", "2000")
 	replica.ask("CLUSTER", "MEET", "127.0.0.1", node.port)
@@ -124,12 +124,18 @@ func replicaOf(t *testing.T, node *server) *server {
 	until(t, "a replica", func() bool {
 		return strings.Contains(replica.ask("INFO", "replication").(string), "master_link_status:up")
 	})
+	until(t, "the replica knows the cluster", func() bool {
+		return strings.Contains(replica.ask("CLUSTER", "INFO").(string), "cluster_state:ok")
+	})
+	until(t, "the other node knows the replica", func() bool {
+		return strings.Contains(other.ask("CLUSTER", "NODES").(string), "slave")
+	})
 	return replica
 }
 
 func TestFailoverInAClusterKeepsHolds(t *testing.T) {
 	nodes, client := cluster(t)
-	replica := replicaOf(t, nodes[0])
+	replica := replicaOf(t, nodes[0], nodes[1])
 	locks := locksOf(t, client)
 	hold := must(locks.Acquire(background, low))
 	waited := make(chan error, 1)
@@ -151,7 +157,7 @@ func TestFailoverInAClusterKeepsHolds(t *testing.T) {
 
 func TestWaitFollowsANodeThatWasNeverReached(t *testing.T) {
 	nodes, client := cluster(t)
-	replica := replicaOf(t, nodes[0])
+	replica := replicaOf(t, nodes[0], nodes[1])
 	// The client learns the nodes. It will first try the one that fails.
 	if err := client.Get(background, low).Err(); err != redis.Nil {
 		t.Fatal(err)

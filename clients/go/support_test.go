@@ -69,7 +69,8 @@ func start(t *testing.T, words ...string) *server {
 func startPlain(t *testing.T, words ...string) *server {
 	t.Helper()
 	s := &server{t: t, port: freePort()}
-	s.words = append([]string{"--port", fmt.Sprint(s.port), "--save", "", "--repl-diskless-sync-delay", "0", "--dir", t.TempDir()}, words...)
+	own := []string{"--port", fmt.Sprint(s.port), "--save", "", "--repl-diskless-sync-delay", "0", "--dir", t.TempDir()}
+	s.words = append(own, words...)
 	s.admin = redis.NewClient(&redis.Options{Addr: s.address(), MaxRetries: -1})
 	s.begin()
 	t.Cleanup(func() {

@@ -191,8 +191,11 @@ def test_a_replica_takes_over(flavor, tmp_path):
     until(lambda: name in str(replica.admin.execute_command("CLUSTER", "NODES")), 20)
     until(lambda: replicates(replica, name), 20)
     until(lambda: replica.admin.info("replication")["master_link_status"] == "up", 20)
+    until(lambda: replica.admin.cluster("INFO")["cluster_state"] == "ok", 20)
+    others = [node for node in cluster.nodes if node is not primary]
+    until(lambda: all("slave" in str(node.admin.execute_command("CLUSTER", "NODES")) for node in others), 20)
     module = redis if flavor.name == "threads" else redis.asyncio
-    survivor = next(node for node in cluster.nodes if node is not primary)
+    survivor = others[0]
     locks = flavor.locks(module.RedisCluster(host="127.0.0.1", port=survivor.port))
     hold, other = locks.lock("a").acquire(), locks.lock("b").acquire()
     call = Call(lambda: locks.lock("a").acquire())

@@ -53,7 +53,10 @@ class ClusterTest {
         for (Server node : nodes) {
             Fixture.until("the cluster is ready", () -> {
                 String state = Fixture.text(node.call("CLUSTER", "INFO"));
-                return state.contains("cluster_state:ok") && state.contains("cluster_known_nodes:3");
+                String known = Fixture.text(node.call("CLUSTER", "NODES"));
+                return state.contains("cluster_state:ok")
+                        && state.contains("cluster_known_nodes:3")
+                        && known.contains("slave");
             });
         }
     }

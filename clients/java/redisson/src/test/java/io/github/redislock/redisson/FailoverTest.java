@@ -127,7 +127,10 @@ class FailoverTest extends Fixture {
         for (Server node : servers) {
             until("the cluster is ready", () -> {
                 String state = text(node.call("CLUSTER", "INFO"));
-                return state.contains("cluster_state:ok") && state.contains("cluster_known_nodes:3");
+                String known = text(node.call("CLUSTER", "NODES"));
+                return state.contains("cluster_state:ok")
+                        && state.contains("cluster_known_nodes:3")
+                        && known.contains("slave");
             });
         }
         settings = config -> config.useClusterServers()
