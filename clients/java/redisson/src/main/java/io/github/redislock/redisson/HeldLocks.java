@@ -7,6 +7,8 @@ import io.github.redislock.LockException.Kind;
 import io.github.redislock.Locks;
 import io.github.redislock.RedisLock;
 import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
 import java.util.Map;
 import java.util.PriorityQueue;
 import java.util.concurrent.CompletableFuture;
@@ -18,6 +20,7 @@ import java.util.concurrent.ThreadPoolExecutor;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.function.Function;
+import org.redisson.RedissonShutdownException;
 import org.redisson.client.RedisException;
 
 /** The holds of the threads of a client. Owners have the names that Redisson gives them. */
@@ -32,15 +35,27 @@ final class HeldLocks {
     /** A thread and a lock. Holds of a reader and of a writer are different. */
     record Holder(String key, boolean isShared, long thread) {}
 
+    /** A refused wait with a limit takes this time in milliseconds, since multi-locks of Redisson repeat it at once. */
+    private static final long PAUSE = 50;
+
     /** An acquire of a thread. Times are in milliseconds. A lease of 0 means that the server renews the hold. */
     record Request(RedisLock lock, Holder holder, long patience, long lease, boolean isOnce) {
         Request within(long time) {
             return new Request(lock, holder, Math.max(0, time), lease, isOnce);
         }
+
+        void pause() throws InterruptedException {
+            Thread.sleep(Math.max(0, Math.min(patience, PAUSE)));
+        }
     }
 
-    /** A hold and the local time in nanoseconds at which its lease ends. */
-    private record Entry(Hold hold, long leaseEnds) {
+    /** A hold, and the local times in nanoseconds at which its client got it and its lease ends. */
+    private record Entry(Hold hold, long got, long leaseEnds) {
+        static Entry of(Hold hold, long lease) {
+            long now = System.nanoTime();
+            return new Entry(hold, now, lease == 0 ? Long.MAX_VALUE : now + TimeUnit.MILLISECONDS.toNanos(lease));
+        }
+
         boolean isRenewed() {
             return leaseEnds == Long.MAX_VALUE;
         }
@@ -93,30 +108,32 @@ final class HeldLocks {
 
     /** The hold, or null if the lock was not granted in time. */
     Hold acquire(Request request) throws InterruptedException {
+        long began = System.nanoTime();
         try {
             RedisLock lock = lock(request);
             Hold hold = request.patience == FOREVER
                     ? lock.acquire()
                     : lock.tryAcquire(Duration.ofMillis(request.patience)).orElse(null);
             if (hold != null) {
-                push(request, hold);
+                push(request, hold, began);
             }
             return hold;
         } catch (LockException error) {
-            if (isNotGranted(request, error)) {
-                return null;
-            }
-            throw failure(request, error);
+            refuse(request, error);
+            return null;
         }
     }
 
-    /** A wait with a limit is not granted if it could only end by that limit. */
-    private static boolean isNotGranted(Request request, LockException error) {
-        return switch (error.kind()) {
-            case BUSY, TIMED_OUT -> true;
-            case DEADLOCK -> request.patience != FOREVER && !request.isOnce;
-            default -> false;
-        };
+    /** Returns if the lock was not granted. A wait with a limit is not granted if it could only end by that limit. */
+    private void refuse(Request request, LockException error) throws InterruptedException {
+        if (error.kind() == Kind.BUSY || error.kind() == Kind.TIMED_OUT) {
+            return;
+        }
+        boolean isOwn = request.isOnce && isHeld(request.holder);
+        request.pause();
+        if (error.kind() != Kind.DEADLOCK || request.patience == FOREVER || isOwn) {
+            throw failure(request, error);
+        }
     }
 
     private RuntimeException failure(Request request, LockException error) {
@@ -155,52 +172,69 @@ final class HeldLocks {
 
     /** Acquires a lock without a thread that waits. To cancel the future ends the wait. */
     <T> CompletableFuture<T> acquireAsync(Request request, Function<Hold, T> result) {
+        long began = System.nanoTime();
         RedisLock lock = lock(request);
         CompletableFuture<Hold> grant =
                 (request.patience == FOREVER ? lock : lock.waiting(Duration.ofMillis(request.patience))).acquireAsync();
-        CompletableFuture<T> future = new CompletableFuture<>();
-        grant.whenComplete((hold, error) -> {
-            if (hold != null) {
-                push(request, hold);
+        CompletableFuture<Hold> hold = grant.whenComplete((granted, error) -> {
+            if (granted != null) {
+                push(request, granted, began);
             }
-            executor.execute(() -> {
-                Throwable cause = cause(error);
-                if (hold != null) {
-                    if (!future.complete(result.apply(hold)) && remove(request.holder, hold)) {
-                        hold.releaseAsync();
-                    }
-                } else if (cause instanceof LockException known && isNotGranted(request, known)) {
-                    future.complete(result.apply(null));
-                } else {
-                    future.completeExceptionally(
-                            cause instanceof LockException known ? failure(request, known) : cause);
-                }
-            });
         });
+        CompletableFuture<T> future = new CompletableFuture<>();
+        hold.handleAsync((granted, error) -> result.apply(granted(request, granted, cause(error))), executor)
+                .whenComplete((value, error) -> {
+                    if (error == null) {
+                        future.complete(value);
+                    } else {
+                        future.completeExceptionally(cause(error));
+                    }
+                });
         future.whenComplete((value, error) -> {
             if (error != null) {
                 grant.cancel(true);
+                // Nobody knows of it.
+                hold.thenAccept(unknown -> {
+                    if (remove(request.holder, unknown)) {
+                        unknown.releaseAsync();
+                    }
+                });
             }
         });
         return future;
+    }
+
+    /** The hold, or null if the lock was not granted. */
+    private Hold granted(Request request, Hold hold, Throwable error) {
+        try {
+            if (error instanceof LockException known) {
+                refuse(request, known);
+            } else if (error != null) {
+                throw new CompletionException(error);
+            }
+            return hold;
+        } catch (InterruptedException ended) {
+            throw new CompletionException(ended);
+        }
     }
 
     private static Throwable cause(Throwable error) {
         return error instanceof CompletionException ? error.getCause() : error;
     }
 
-    private void push(Request request, Hold hold) {
+    private void push(Request request, Hold hold, long began) {
         Holder holder = request.holder;
-        long end =
-                request.lease == 0 ? Long.MAX_VALUE : System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(request.lease);
         holds.compute(holder, (same, present) -> {
-            // A first hold shows that all earlier ones are lost.
-            PriorityQueue<Entry> all = present == null || hold.count() == 1
-                    ? new PriorityQueue<>((one, other) -> one.isRenewed() || other.isRenewed()
+            PriorityQueue<Entry> all = present != null
+                    ? present
+                    : new PriorityQueue<>((one, other) -> one.isRenewed() || other.isRenewed()
                             ? Boolean.compare(one.isRenewed(), other.isRenewed())
-                            : Long.signum(one.leaseEnds - other.leaseEnds))
-                    : present;
-            all.add(new Entry(hold, end));
+                            : Long.signum(one.leaseEnds - other.leaseEnds));
+            if (hold.count() == 1) {
+                // It shows that those of before its call are lost. Later grants may have become known earlier.
+                all.removeIf(entry -> entry.got - began < 0);
+            }
+            all.add(Entry.of(hold, request.lease));
             return all;
         });
         hold.lost().thenRun(() -> holds.computeIfPresent(holder, (same, all) -> isLost(all) ? null : all));
@@ -219,21 +253,18 @@ final class HeldLocks {
         return all.stream().allMatch(entry -> entry.hold.isLost());
     }
 
-    /** Any valid hold of a thread, or null if it has lost the lock, or has none. */
-    private Entry valid(Holder holder) {
-        Entry[] valid = new Entry[1];
-        holds.computeIfPresent(holder, (same, all) -> {
-            valid[0] = all.stream()
-                    .filter(entry -> !entry.hold.isLost())
-                    .findFirst()
-                    .orElse(null);
-            return all;
-        });
-        return valid[0];
+    private boolean isHeld(Holder holder) {
+        return !valid(holder).isEmpty();
     }
 
-    private boolean isHeld(Holder holder) {
-        return valid(holder) != null;
+    /** The holds of a thread, unless they are lost. */
+    private List<Entry> valid(Holder holder) {
+        List<Entry> valid = new ArrayList<>();
+        holds.computeIfPresent(holder, (same, all) -> {
+            all.stream().filter(entry -> !entry.hold.isLost()).forEach(valid::add);
+            return all;
+        });
+        return valid;
     }
 
     /** Takes the hold of a thread that ends first, or null if the thread has lost the lock, or has none. */
@@ -243,7 +274,11 @@ final class HeldLocks {
             if (isLost(all)) {
                 return null;
             }
-            first[0] = all.remove().hold;
+            // The release of a lost hold leaves the others.
+            Entry entry =
+                    all.stream().filter(each -> each.hold.isLost()).findFirst().orElse(all.peek());
+            all.remove(entry);
+            first[0] = entry.hold;
             return all.isEmpty() ? null : all;
         });
         return first[0];
@@ -281,28 +316,43 @@ final class HeldLocks {
                         executor);
     }
 
-    /** Sets the lease of a lock for any thread, unless the server renews it. Returns false if this client does not hold it. */
+    /**
+     * Sets the lease of a lock for all its holders here, unless the server renews it. The call names no thread. Returns false if
+     * this client does not hold the lock.
+     */
     boolean extend(Holder holder, long milliseconds) {
+        boolean isHeld = false;
         for (Holder each : holds.keySet()) {
-            boolean isSame = each.key.equals(holder.key) && each.isShared == holder.isShared;
-            Entry entry = isSame ? valid(each) : null;
-            try {
-                if (entry != null) {
-                    if (!entry.isRenewed()) {
-                        entry.hold.extend(Duration.ofMillis(milliseconds));
-                    }
-                    return true;
+            if (each.key.equals(holder.key) && each.isShared == holder.isShared) {
+                for (Entry entry : valid(each)) {
+                    isHeld |= entry.isRenewed() || extend(each, entry, milliseconds);
                 }
-            } catch (LockException.Lost lost) {
-                // Another thread may hold it.
-            } catch (LockException error) {
-                throw failure(error);
             }
         }
-        return false;
+        return isHeld;
     }
 
-    private static RedisException failure(LockException error) {
+    private boolean extend(Holder holder, Entry entry, long milliseconds) {
+        try {
+            entry.hold.extend(Duration.ofMillis(milliseconds));
+        } catch (LockException.Lost lost) {
+            return false;
+        } catch (LockException error) {
+            throw failure(error);
+        }
+        holds.computeIfPresent(holder, (same, all) -> {
+            if (all.remove(entry)) {
+                all.add(Entry.of(entry.hold, milliseconds));
+            }
+            return all;
+        });
+        return true;
+    }
+
+    private RedisException failure(LockException error) {
+        if (isClosed.get()) {
+            return new RedissonShutdownException("Redisson is shutdown");
+        }
         String hint = error.code().equals("WRONGTYPE") ? WRONG_TYPE : "";
         return new RedisException(error.getMessage() + hint, error);
     }

@@ -17,7 +17,6 @@ import java.util.function.Function;
 import java.util.function.UnaryOperator;
 import java.util.stream.Stream;
 import org.redisson.Redisson;
-import org.redisson.RedissonMultiLock;
 import org.redisson.RedissonReactive;
 import org.redisson.RedissonRx;
 import org.redisson.api.RLock;
@@ -115,21 +114,24 @@ public final class NativeLocks {
     }
 
     private RedissonClient client() {
-        RedissonReactive reactive = (RedissonReactive) redisson.reactive();
-        RedissonRx rx = (RedissonRx) redisson.rxJava();
         return proxy(RedissonClient.class, redisson, (lock, type) -> lock, name -> switch (name) {
-            case "reactive" ->
-                proxy(
+            // A program may lack the libraries of the style that it does not use.
+            case "reactive" -> {
+                RedissonReactive theirs = (RedissonReactive) redisson.reactive();
+                yield proxy(
                         RedissonReactiveClient.class,
-                        reactive,
-                        (lock, type) -> ReactiveProxyBuilder.create(reactive.getCommandExecutor(), lock, type),
+                        theirs,
+                        (lock, type) -> ReactiveProxyBuilder.create(theirs.getCommandExecutor(), lock, type),
                         none -> null);
-            case "rxJava" ->
-                proxy(
+            }
+            case "rxJava" -> {
+                RedissonRx theirs = (RedissonRx) redisson.rxJava();
+                yield proxy(
                         RedissonRxClient.class,
-                        rx,
-                        (lock, type) -> RxProxyBuilder.create(rx.getCommandExecutor(), lock, type),
+                        theirs,
+                        (lock, type) -> RxProxyBuilder.create(theirs.getCommandExecutor(), lock, type),
                         none -> null);
+            }
             default -> null;
         });
     }
@@ -150,6 +152,8 @@ public final class NativeLocks {
                         (view, none) -> style.apply(
                                 lock(key, view.getName().equals("readLock") ? Kind.READ : Kind.WRITE),
                                 view.getReturnType()));
+            } else if (name.equals("getMultiLock") && arguments[0] instanceof RLock[] members) {
+                return new NativeGroup(members);
             } else if (name.equals("getMultiLock") && arguments[0] instanceof RLockReactive[] members) {
                 return style.apply(group(Arrays.stream(members).map(RLockReactive::getName)), method.getReturnType());
             } else if (name.equals("getMultiLock") && arguments[0] instanceof RLockRx[] members) {
@@ -173,7 +177,7 @@ public final class NativeLocks {
     }
 
     private RLock group(Stream<String> names) {
-        return new RedissonMultiLock(names.map(name -> lock(name, Kind.PLAIN)).toArray(RLock[]::new));
+        return new NativeGroup(names.map(name -> lock(name, Kind.PLAIN)).toArray(RLock[]::new));
     }
 
     /** An object that passes a call on if the function returns null for it. */

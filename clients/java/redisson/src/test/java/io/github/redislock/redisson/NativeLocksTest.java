@@ -55,16 +55,6 @@ import reactor.core.Disposable;
 /** Each method of the interfaces, on one server. */
 @Timeout(60)
 class NativeLocksTest extends OneServerFixture {
-    private static long calls(String command) {
-        String line = server.jedis
-                .info("commandstats")
-                .lines()
-                .filter(each -> each.startsWith("cmdstat_" + command + ":"))
-                .findFirst()
-                .orElse("calls=0,");
-        return Long.parseLong(line.split("calls=", 2)[1].split(",", 2)[0]);
-    }
-
     private static void untilWaiters(int count) throws Exception {
         until(count + " wait", () -> server.info("lock_waiters").equals("" + count));
     }

@@ -23,11 +23,23 @@ abstract class OneServerFixture extends Fixture {
         server.close();
     }
 
+    /** Calls of a command since the start of the test. */
+    static long calls(String command) {
+        String line = server.jedis
+                .info("commandstats")
+                .lines()
+                .filter(each -> each.startsWith("cmdstat_" + command + ":"))
+                .findFirst()
+                .orElse("calls=0,");
+        return Long.parseLong(line.split("calls=", 2)[1].split(",", 2)[0]);
+    }
+
     @AfterEach
     void nothingStays() {
         assertEquals("0", server.info("lock_waiters"));
         assertEquals("0", server.info("lock_internal_errors"));
         server.jedis.flushAll();
+        server.call("CONFIG", "RESETSTAT");
     }
 
     @Override
