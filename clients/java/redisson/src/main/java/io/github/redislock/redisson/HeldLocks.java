@@ -98,6 +98,7 @@ final class HeldLocks {
         if (!isClosed.getAndSet(true)) {
             locks.close();
             executor.shutdown();
+            holds.clear();
         }
     }
 
@@ -251,6 +252,11 @@ final class HeldLocks {
 
     private static boolean isLost(PriorityQueue<Entry> all) {
         return all.stream().allMatch(entry -> entry.hold.isLost());
+    }
+
+    /** Whether no thread has a hold. */
+    boolean isEmpty() {
+        return holds.isEmpty();
     }
 
     private boolean isHeld(Holder holder) {

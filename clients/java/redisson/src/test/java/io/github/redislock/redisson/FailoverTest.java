@@ -13,6 +13,7 @@ import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.concurrent.Callable;
 import java.util.concurrent.FutureTask;
 import java.util.function.Consumer;
 import org.junit.jupiter.api.AfterEach;
@@ -21,6 +22,7 @@ import org.junit.jupiter.api.Timeout;
 import org.redisson.api.RFencedLock;
 import org.redisson.api.RLock;
 import org.redisson.api.RReadWriteLock;
+import org.redisson.api.RSemaphore;
 import org.redisson.api.RedissonClient;
 import org.redisson.config.Config;
 import redis.clients.jedis.Jedis;
@@ -33,6 +35,7 @@ class FailoverTest extends Fixture {
     private final List<Server> servers = new ArrayList<>();
     private final List<AutoCloseable> closing = new ArrayList<>();
     private Consumer<Config> settings;
+    private int sentinel;
 
     @Override
     void configure(Config config) {
@@ -69,6 +72,7 @@ class FailoverTest extends Fixture {
         try (ServerSocket free = new ServerSocket(0)) {
             port = free.getLocalPort();
         }
+        sentinel = port;
         Path folder = Files.createTempDirectory("redis-lock-sentinel");
         Path file = folder.resolve("sentinel.conf");
         Files.writeString(file, """
@@ -77,12 +81,12 @@ class FailoverTest extends Fixture {
                 sentinel down-after-milliseconds shop 500
                 sentinel failover-timeout shop 5000
                 """.formatted(port, primary.port));
-        Process sentinel = new ProcessBuilder("redis-server", file.toString(), "--sentinel")
+        Process process = new ProcessBuilder("redis-server", file.toString(), "--sentinel")
                 .directory(folder.toFile())
                 .redirectOutput(ProcessBuilder.Redirect.DISCARD)
                 .start();
         closing.add(() -> {
-            sentinel.destroyForcibly().onExit().join();
+            process.destroyForcibly().onExit().join();
             Files.delete(file);
             Files.delete(folder);
         });
@@ -185,6 +189,24 @@ class FailoverTest extends Fixture {
         group.lock();
         assertTrue(locks.getLock("a").isHeldByCurrentThread());
         group.unlock();
+        @SuppressWarnings("deprecation")
+        RLock red = locks.getRedLock(locks.getLock("k"), locks.getLock("a"), locks.getLock("b"));
+        assertTrue(red.tryLock(1, 60, SECONDS));
+        red.unlock();
+        RLock leased = locks.getSpinLock("a");
+        leased.lock(60, SECONDS);
+        assertTrue(leased.remainTimeToLive() > 50_000);
+        Callable<Boolean> interrupted = () -> {
+            Thread.currentThread().interrupt();
+            assertThrows(InterruptedException.class, () -> leased.tryLock(60, SECONDS));
+            return true;
+        };
+        assertTrue(elsewhere(interrupted));
+        leased.unlock();
+        RSemaphore semaphore = locks.getSemaphore("semaphore");
+        semaphore.trySetPermits(1);
+        assertTrue(semaphore.tryAcquire());
+        semaphore.release();
     }
 
     private void failOver(int failing, int next, Consumer<Server> promote) throws Exception {
@@ -227,6 +249,31 @@ class FailoverTest extends Fixture {
         useAll(locks);
     }
 
+    /** A primary that hands over goes on as a replica, so its connections stay open. */
+    private void handOver(int failing, int next, Runnable begin) throws Exception {
+        RedissonClient locks = natives();
+        RLock renewed = locks.getLock("k");
+        renewed.lock();
+        RLock leased = locks.getLock("b");
+        leased.lock(60, SECONDS);
+        FutureTask<Boolean> wait = thread(() -> {
+            renewed.lock();
+            renewed.unlock();
+            return true;
+        });
+        until("it waits", () -> info(servers.get(failing), "lock_waiters").equals("1"));
+        begin.run();
+        until("the primary follows", () -> info(servers.get(failing), "role").equals("slave"));
+        until(
+                "it waits at the new primary",
+                () -> info(servers.get(next), "lock_waiters").equals("1"));
+        until("the lock is still held", () -> holds(renewed));
+        renewed.unlock();
+        assertTrue(wait.get(40, SECONDS));
+        leased.unlock();
+        useAll(locks);
+    }
+
     private static boolean holds(RLock lock) {
         try {
             return lock.isHeldByCurrentThread();
@@ -247,6 +294,26 @@ class FailoverTest extends Fixture {
         failOver(0, 2, replica -> {
             try (Jedis jedis = new Jedis("127.0.0.1", replica.port)) {
                 jedis.sendCommand(Protocol.Command.CLUSTER, "FAILOVER", "TAKEOVER");
+            }
+        });
+    }
+
+    @Test
+    void locksFollowAHandOverOfSentinels() throws Exception {
+        startSentinel();
+        handOver(0, 1, () -> {
+            try (Jedis asked = new Jedis("127.0.0.1", sentinel)) {
+                asked.sentinelFailover("shop");
+            }
+        });
+    }
+
+    @Test
+    void locksFollowAHandOverOfACluster() throws Exception {
+        startCluster();
+        handOver(0, 2, () -> {
+            try (Jedis jedis = new Jedis("127.0.0.1", servers.get(2).port)) {
+                jedis.sendCommand(Protocol.Command.CLUSTER, "FAILOVER");
             }
         });
     }

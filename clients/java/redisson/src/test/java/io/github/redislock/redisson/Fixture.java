@@ -19,6 +19,8 @@ import org.redisson.config.Config;
 /** Clients with and without native locks, which leave no thread of this package. */
 abstract class Fixture {
     private final List<RedissonClient> clients = new ArrayList<>();
+    /** The holds of each client with native locks. */
+    final List<HeldLocks> held = new ArrayList<>();
 
     /** The configuration of the servers. */
     abstract void configure(Config config);
@@ -48,6 +50,7 @@ abstract class Fixture {
     RedissonClient natives(Consumer<Config> more) {
         RedissonClient client = NativeLocks.of(redisson(more));
         clients.set(clients.size() - 1, client);
+        held.add(((NativeLock) client.getLock("none")).held);
         return client;
     }
 

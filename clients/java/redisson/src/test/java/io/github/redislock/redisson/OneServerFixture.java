@@ -35,10 +35,11 @@ abstract class OneServerFixture extends Fixture {
     }
 
     @AfterEach
-    void nothingStays() {
+    void nothingStays() throws Exception {
         assertEquals("0", server.info("lock_waiters"));
         assertEquals("0", server.info("lock_internal_errors"));
         server.jedis.flushAll();
+        until("no hold stays", () -> held.stream().allMatch(HeldLocks::isEmpty));
         server.call("CONFIG", "RESETSTAT");
     }
 

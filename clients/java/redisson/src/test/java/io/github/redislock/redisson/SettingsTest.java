@@ -116,7 +116,7 @@ class SettingsTest extends OneServerFixture {
         }
     }
 
-    /** As in the documentation. The interface of the client is the same, so the name decides. */
+    /** The interface of both clients is the same, so the name decides. */
     @Configuration
     static class Application {
         static Config config;

@@ -13,8 +13,13 @@ import java.util.concurrent.FutureTask;
 import java.util.concurrent.atomic.AtomicInteger;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
+import org.redisson.Redisson;
+import org.redisson.api.RAtomicLong;
+import org.redisson.api.RBucket;
 import org.redisson.api.RLock;
 import org.redisson.api.RedissonClient;
+import org.redisson.client.codec.StringCodec;
+import org.redisson.config.Config;
 
 /** Clients with and without native locks. */
 @Timeout(60)
@@ -108,5 +113,57 @@ class SideBySideTest extends OneServerFixture {
         }
         assertEquals(total[0], natives + others);
         assertTrue(Math.min(natives, others) > total[0] / 15, natives + " native, " + others + " others");
+    }
+
+    /** A process that counts to a value in the server without an atomic command, and prints how often it did. */
+    static final class Counting {
+        public static void main(String[] words) {
+            Config config = new Config();
+            single(config, words[0]);
+            RedissonClient plain = Redisson.create(config);
+            RedissonClient locks = words[1].equals("native") ? NativeLocks.of(plain) : plain;
+            RBucket<String> total = plain.getBucket("total", StringCodec.INSTANCE);
+            RLock lock = locks.getLock("k");
+            int count = 0;
+            // The others have begun by then.
+            RAtomicLong begun = plain.getAtomicLong("begun");
+            begun.incrementAndGet();
+            while (begun.get() < Integer.parseInt(words[2])) {
+                Thread.onSpinWait();
+            }
+            for (long until = System.nanoTime() + SECONDS.toNanos(1); System.nanoTime() - until < 0; count++) {
+                lock.lock();
+                total.set("" + (Integer.parseInt(total.get()) + 1));
+                lock.unlock();
+            }
+            locks.shutdown(0, 2, SECONDS);
+            System.out.println("count " + count);
+        }
+    }
+
+    @Test
+    void processesCountExactly() throws Exception {
+        server.jedis.set("total", "0");
+        List<Process> all = new ArrayList<>();
+        for (String kind : List.of("native", "plain", "native", "plain")) {
+            all.add(new ProcessBuilder(
+                            ProcessHandle.current().info().command().orElseThrow(),
+                            "-cp",
+                            System.getProperty("java.class.path"),
+                            Counting.class.getName(),
+                            server.uri(),
+                            kind,
+                            "4")
+                    .redirectError(ProcessBuilder.Redirect.INHERIT)
+                    .start());
+        }
+        int total = 0;
+        for (Process each : all) {
+            String said = new String(each.getInputStream().readAllBytes(), java.nio.charset.StandardCharsets.UTF_8);
+            int count = Integer.parseInt(said.split("count ")[1].strip());
+            assertTrue(count > 0);
+            total += count;
+        }
+        assertEquals("" + total, server.jedis.get("total"));
     }
 }
