@@ -160,7 +160,7 @@ class SideBySideTest extends OneServerFixture {
         int total = 0;
         for (Process each : all) {
             String said = new String(each.getInputStream().readAllBytes(), java.nio.charset.StandardCharsets.UTF_8);
-            int count = Integer.parseInt(said.split("count ")[1].strip());
+            int count = Integer.parseInt(said.split("count ", 2)[1].strip());
             assertTrue(count > 0);
             total += count;
         }
