@@ -15,6 +15,7 @@ import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Future;
 import java.util.concurrent.SynchronousQueue;
 import java.util.concurrent.ThreadPoolExecutor;
 import java.util.concurrent.TimeUnit;
@@ -35,7 +36,7 @@ final class HeldLocks {
     /** A thread and a lock. Holds of a reader and of a writer are different. */
     record Holder(String key, boolean isShared, long thread) {}
 
-    /** A refused wait with a limit takes this time in milliseconds, since multi-locks of Redisson repeat it at once. */
+    /** A refused wait with a limit takes this time in milliseconds, since multi-locks repeat it at once. */
     private static final long PAUSE = 50;
 
     /** An acquire of a thread. Times are in milliseconds. A lease of 0 means that the server renews the hold. */
@@ -58,6 +59,10 @@ final class HeldLocks {
 
         boolean isRenewed() {
             return leaseEnds == Long.MAX_VALUE;
+        }
+
+        boolean lasts(long milliseconds) {
+            return isRenewed() || leaseEnds - System.nanoTime() >= TimeUnit.MILLISECONDS.toNanos(milliseconds);
         }
     }
 
@@ -185,24 +190,26 @@ final class HeldLocks {
         CompletableFuture<T> future = new CompletableFuture<>();
         hold.handleAsync((granted, error) -> result.apply(granted(request, granted, cause(error))), executor)
                 .whenComplete((value, error) -> {
-                    if (error == null) {
-                        future.complete(value);
-                    } else {
+                    if (error != null) {
                         future.completeExceptionally(cause(error));
                     }
-                });
-        future.whenComplete((value, error) -> {
-            if (error != null) {
-                grant.cancel(true);
-                // Nobody knows of it.
-                hold.thenAccept(unknown -> {
-                    if (remove(request.holder, unknown)) {
-                        unknown.releaseAsync();
+                    if (error != null || !future.complete(value)) {
+                        // Nobody knows of it.
+                        hold.thenAccept(unknown -> drop(request.holder, unknown));
                     }
                 });
-            }
-        });
+        future.whenComplete((value, error) -> grant.cancel(true));
         return future;
+    }
+
+    /** Runs work that may block. */
+    Future<?> submit(Runnable work) {
+        return executor.submit(work);
+    }
+
+    /** Releases just this hold, if the thread still has it. */
+    CompletableFuture<?> drop(Holder holder, Hold hold) {
+        return remove(holder, hold) ? hold.releaseAsync() : CompletableFuture.completedFuture(null);
     }
 
     /** The hold, or null if the lock was not granted. */
@@ -231,8 +238,8 @@ final class HeldLocks {
                     : new PriorityQueue<>((one, other) -> one.isRenewed() || other.isRenewed()
                             ? Boolean.compare(one.isRenewed(), other.isRenewed())
                             : Long.signum(one.leaseEnds - other.leaseEnds));
-            if (hold.count() == 1) {
-                // It shows that those of before its call are lost. Later grants may have become known earlier.
+            if (hold.count() == 1 || isLost(all)) {
+                // Those of before its call are lost. Later grants may have become known earlier.
                 all.removeIf(entry -> entry.got - began < 0);
             }
             all.add(Entry.of(hold, request.lease));
@@ -292,6 +299,9 @@ final class HeldLocks {
 
     /** Returns false if the thread has no hold here, or has lost it. */
     boolean release(Holder holder) {
+        if (isClosed.get()) {
+            throw closed();
+        }
         Hold hold = pop(holder);
         try {
             if (hold != null && !hold.isLost()) {
@@ -299,7 +309,7 @@ final class HeldLocks {
             }
             return hold != null;
         } catch (LockException.Lost lost) {
-            return false;
+            return isHeld(holder);
         } catch (LockException error) {
             throw failure(error);
         }
@@ -307,6 +317,9 @@ final class HeldLocks {
 
     /** Releases the hold that ends first. The result is false if the thread has no hold here, or has lost the lock. */
     CompletableFuture<Boolean> releaseAsync(Holder holder) {
+        if (isClosed.get()) {
+            return CompletableFuture.failedFuture(closed());
+        }
         Hold hold = pop(holder);
         if (hold == null || hold.isLost()) {
             return CompletableFuture.completedFuture(hold != null);
@@ -317,21 +330,21 @@ final class HeldLocks {
                             if (cause(error) instanceof LockException known && !(known instanceof LockException.Lost)) {
                                 throw failure(known);
                             }
-                            return error == null;
+                            return error == null || isHeld(holder);
                         },
                         executor);
     }
 
     /**
-     * Sets the lease of a lock for all its holders here, unless the server renews it. The call names no thread. Returns false if
-     * this client does not hold the lock.
+     * Makes the leases of all holders of a lock here last at least this time, as the call names no thread. Returns false if this
+     * client does not hold the lock.
      */
     boolean extend(Holder holder, long milliseconds) {
         boolean isHeld = false;
         for (Holder each : holds.keySet()) {
             if (each.key.equals(holder.key) && each.isShared == holder.isShared) {
                 for (Entry entry : valid(each)) {
-                    isHeld |= entry.isRenewed() || extend(each, entry, milliseconds);
+                    isHeld |= entry.lasts(milliseconds) || extend(each, entry, milliseconds);
                 }
             }
         }
@@ -355,9 +368,13 @@ final class HeldLocks {
         return true;
     }
 
+    private static RedisException closed() {
+        return new RedissonShutdownException("Redisson is shutdown");
+    }
+
     private RedisException failure(LockException error) {
         if (isClosed.get()) {
-            return new RedissonShutdownException("Redisson is shutdown");
+            return closed();
         }
         String hint = error.code().equals("WRONGTYPE") ? WRONG_TYPE : "";
         return new RedisException(error.getMessage() + hint, error);

@@ -70,6 +70,20 @@ public class NativeLock extends RedissonFencedLock {
         return new Holder(getRawName(), kind == Kind.READ, thread);
     }
 
+    /** For a multi-lock. The hold, or null if the lock was not granted. Times are in milliseconds. */
+    Hold take(long thread, long wait, long lease) throws InterruptedException {
+        return held.acquire(request(thread, wait, lease, TimeUnit.MILLISECONDS));
+    }
+
+    /** Releases just this hold, if the thread still has it. */
+    CompletableFuture<?> drop(long thread, Hold hold) {
+        return held.drop(holder(thread), hold);
+    }
+
+    boolean isReentrant() {
+        return kind != Kind.NON_REENTRANT;
+    }
+
     private static Long token(Hold hold) {
         return hold == null ? null : hold.token().getAsLong();
     }
@@ -168,7 +182,7 @@ public class NativeLock extends RedissonFencedLock {
         return executor.writeAsync(getRawName(), StringCodec.INSTANCE, RedisCommands.PTTL, getRawName());
     }
 
-    /** A multi-lock sets the leases of its members in this way. */
+    /** A red lock sets the leases of its members in this way. */
     @Override
     public RFuture<Boolean> expireAsync(long timeToLive, TimeUnit timeUnit) {
         CompletableFuture<Boolean> all = CompletableFuture.supplyAsync(

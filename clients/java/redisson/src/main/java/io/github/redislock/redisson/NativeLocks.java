@@ -153,7 +153,8 @@ public final class NativeLocks {
                                 lock(key, view.getName().equals("readLock") ? Kind.READ : Kind.WRITE),
                                 view.getReturnType()));
             } else if (name.equals("getMultiLock") && arguments[0] instanceof RLock[] members) {
-                return new NativeGroup(members);
+                // Null passes the call on.
+                return group(members);
             } else if (name.equals("getMultiLock") && arguments[0] instanceof RLockReactive[] members) {
                 return style.apply(group(Arrays.stream(members).map(RLockReactive::getName)), method.getReturnType());
             } else if (name.equals("getMultiLock") && arguments[0] instanceof RLockRx[] members) {
@@ -177,7 +178,17 @@ public final class NativeLocks {
     }
 
     private RLock group(Stream<String> names) {
-        return new NativeGroup(names.map(name -> lock(name, Kind.PLAIN)).toArray(RLock[]::new));
+        return group(names.map(name -> lock(name, Kind.PLAIN)).toArray(RLock[]::new));
+    }
+
+    /** Null if a member is no native lock that a thread may hold twice. */
+    private static RLock group(RLock... members) {
+        boolean isNative =
+                Arrays.stream(members).allMatch(member -> member instanceof NativeLock lock && lock.isReentrant());
+        return isNative && members.length > 0
+                ? new NativeGroup(
+                        Arrays.stream(members).map(NativeLock.class::cast).toList())
+                : null;
     }
 
     /** An object that passes a call on if the function returns null for it. */

@@ -250,7 +250,7 @@ class FailoverTest extends Fixture {
     }
 
     /** A primary that hands over goes on as a replica, so its connections stay open. */
-    private void handOver(int failing, int next, Runnable begin) throws Exception {
+    private void handOver(int failing, int next, Callable<Boolean> begin) throws Exception {
         RedissonClient locks = natives();
         RLock renewed = locks.getLock("k");
         renewed.lock();
@@ -262,7 +262,7 @@ class FailoverTest extends Fixture {
             return true;
         });
         until("it waits", () -> info(servers.get(failing), "lock_waiters").equals("1"));
-        begin.run();
+        until("the hand-over begins", begin);
         until("the primary follows", () -> info(servers.get(failing), "role").equals("slave"));
         until(
                 "it waits at the new primary",
@@ -301,20 +301,23 @@ class FailoverTest extends Fixture {
     @Test
     void locksFollowAHandOverOfSentinels() throws Exception {
         startSentinel();
-        handOver(0, 1, () -> {
-            try (Jedis asked = new Jedis("127.0.0.1", sentinel)) {
-                asked.sentinelFailover("shop");
-            }
-        });
+        try (Jedis asked = new Jedis("127.0.0.1", sentinel)) {
+            handOver(0, 1, () -> {
+                try {
+                    return asked.sentinelFailover("shop").equals("OK");
+                } catch (JedisException notYet) {
+                    return false;
+                }
+            });
+        }
     }
 
     @Test
     void locksFollowAHandOverOfACluster() throws Exception {
         startCluster();
         handOver(0, 2, () -> {
-            try (Jedis jedis = new Jedis("127.0.0.1", servers.get(2).port)) {
-                jedis.sendCommand(Protocol.Command.CLUSTER, "FAILOVER");
-            }
+            servers.get(2).call("CLUSTER", "FAILOVER");
+            return true;
         });
     }
 
