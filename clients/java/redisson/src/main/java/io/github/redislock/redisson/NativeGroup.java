@@ -36,8 +36,7 @@ final class NativeGroup extends RedissonMultiLock {
     /**
      * The grants, or null if not all locks were granted. Times are in milliseconds. A lease that is not positive is none.
      *
-     * <p>An attempt without a limit grows longer each time: locks of several servers may form a cycle that no server sees, but a
-     * busy lock also needs its time.
+     * <p>Locks of several servers may form a cycle that no server sees. So an attempt ends, and the next one is longer.
      */
     private List<Grant> attempt(long thread, long wait, long lease) throws InterruptedException {
         long began = System.nanoTime();
