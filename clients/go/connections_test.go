@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -116,6 +117,25 @@ func TestAbandonedCallLeavesTheQueue(t *testing.T) {
 	release(t, must(locks.Acquire(background, "last")))
 	if sent.Load() != 0 {
 		t.Fatal("the call was sent after its end")
+	}
+}
+
+func TestOnConnectRunsForEachConnection(t *testing.T) {
+	s := start(t)
+	client := redis.NewClient(&redis.Options{Addr: s.address(), OnConnect: func(ctx context.Context, c *redis.Conn) error {
+		return c.ClientSetName(ctx, "named").Err()
+	}})
+	release(t, must(locksOf(t, client).Acquire(background, "a")))
+	connections := strings.Split(strings.TrimSpace(s.ask("CLIENT", "LIST").(string)), "\n")
+	named := 0
+	for _, connection := range connections {
+		if strings.Contains(connection, " name=named ") {
+			named++
+		}
+	}
+	// The reader and one for calls, besides that of the test.
+	if named < 2 || named != len(connections)-1 {
+		t.Fatal(connections)
 	}
 }
 

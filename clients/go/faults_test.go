@@ -344,6 +344,34 @@ func TestRestartWithoutDataLosesHolds(t *testing.T) {
 	release(t, must(locks.Acquire(background, "a")))
 }
 
+func TestOverwrittenKeyIsLostAtTheRenewal(t *testing.T) {
+	s := start(t, "lock.default-lease", "600")
+	locks := locksAt(t, s.address(), lock.WithTTL(2*time.Second), lock.WithGrace(200*time.Millisecond))
+	hold := must(locks.Acquire(background, "a"))
+	s.ask("SET", "a", "x")
+	<-hold.Context().Done()
+	err := hold.Release(background)
+	if !errors.Is(err, lock.ErrLost) || !strings.Contains(err.Error(), "wrongtype") || s.ask("GET", "a") != "x" {
+		t.Fatal(err, s.ask("GET", "a"))
+	}
+}
+
+func TestCallForAnOverwrittenKeyIsALoss(t *testing.T) {
+	s := start(t)
+	locks := locksAt(t, s.address())
+	for _, call := range []func(*lock.Hold) error{
+		func(hold *lock.Hold) error { return hold.Release(background) },
+		func(hold *lock.Hold) error { return hold.Extend(background, time.Minute) },
+	} {
+		s.ask("DEL", "a")
+		hold := must(locks.Acquire(background, "a", lock.WithLease(time.Minute)))
+		s.ask("SET", "a", "x")
+		if err := call(hold); !errors.Is(err, lock.ErrLost) || !hold.IsLost() || s.ask("GET", "a") != "x" {
+			t.Fatal(err, hold.IsLost(), s.ask("GET", "a"))
+		}
+	}
+}
+
 func TestReleaseWithEndedContextCounts(t *testing.T) {
 	s := start(t)
 	locks := locksAt(t, s.address())

@@ -38,6 +38,75 @@ func TestTryOfBusyLockIsNoError(t *testing.T) {
 	}
 }
 
+func TestTryNeverEndsEarly(t *testing.T) {
+	s := start(t)
+	locks := locksAt(t, s.address())
+	hold := must(locks.Acquire(background, "a"))
+	for _, wait := range []time.Duration{time.Millisecond, 30 * time.Millisecond, 200 * time.Millisecond} {
+		for range [10]int{} {
+			began := time.Now()
+			_, err := locks.Acquire(background, "a", lock.WithWait(wait))
+			if took := time.Since(began); !errors.Is(err, lock.ErrTimeout) || took < wait || s.waiters("a") != 0 {
+				t.Fatal(err, took, s.waiters("a"))
+			}
+		}
+	}
+	release(t, hold)
+}
+
+func TestTryIsOneCallAndTakesNoPlace(t *testing.T) {
+	s := start(t)
+	locks := locksAt(t, s.address())
+	hold := must(locks.Acquire(background, "a"))
+	waited := make(chan error, 1)
+	go func() { waited <- locks.Do(background, "a", func(context.Context) error { return nil }) }()
+	until(t, "a waiter", func() bool { return s.waiters("a") == 1 })
+	// Another place would be refused.
+	s.ask("CONFIG", "SET", "lock.max-waiters", 1)
+	before := s.calls("lock.acquire")
+	if _, ok, err := locks.Try(background, "a"); ok || err != nil {
+		t.Fatal(ok, err)
+	}
+	if _, err := locks.Acquire(background, "a", lock.WithWait(0)); !errors.Is(err, lock.ErrBusy) {
+		t.Fatal(err)
+	}
+	if calls := s.calls("lock.acquire") - before; calls != 2 {
+		t.Fatal(calls, "calls")
+	}
+	release(t, hold)
+	if err := <-waited; err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestKeysAreBytes(t *testing.T) {
+	s := start(t)
+	locks := locksAt(t, s.address())
+	key := "\xff\x00\x80 \xc3\x28"
+	hold := must(locks.Acquire(background, key))
+	if hold.Key() != key || s.ask("EXISTS", key) != int64(1) || s.ask("DBSIZE") != int64(1) {
+		t.Fatalf("%q, %v", hold.Key(), s.ask("KEYS", "*"))
+	}
+	if _, ok, err := locks.Try(background, key); ok || err != nil {
+		t.Fatal(ok, err)
+	}
+	next := make(chan *lock.Hold, 1)
+	go func() { next <- must(locks.Acquire(background, key)) }()
+	until(t, "a waiter", func() bool { return s.waiters(key) == 1 })
+	release(t, hold)
+	hold = <-next
+	s.ask("DEL", key)
+	<-hold.Context().Done()
+	var e *lock.Error
+	if err := hold.Release(background); !errors.Is(err, lock.ErrLost) || !errors.As(err, &e) || e.Key != key {
+		t.Fatal(err)
+	}
+	release(t, must(locks.Acquire(background, key, lock.And("\xfe"))))
+	if !s.isFree(key) || !s.isFree("\xfe") {
+		t.Fatal("not free")
+	}
+}
+
 func TestFirstComeFirstServed(t *testing.T) {
 	s := start(t)
 	locks := locksAt(t, s.address())
@@ -659,6 +728,35 @@ func TestListenerMayUseLocks(t *testing.T) {
 	s.ask("LOCK.BREAK", "a")
 	if err := <-errs; err != nil {
 		t.Fatal(err)
+	}
+}
+
+func TestCallbacksOfALossMayUseLocks(t *testing.T) {
+	s := start(t)
+	var locks *lock.Locks
+	var other *lock.Hold
+	errs := make(chan error, 4)
+	locks = locksAt(t, s.address(), lock.WithListener(func(e lock.Event) {
+		if e.Outcome == "lost" {
+			errs <- other.Release(background)
+		}
+	}))
+	other = must(locks.Acquire(background, "b"))
+	hold := must(locks.Acquire(background, "a"))
+	context.AfterFunc(hold.Context(), func() {
+		if err := hold.Release(background); !errors.Is(err, lock.ErrLost) {
+			errs <- err
+		}
+		errs <- locks.Do(background, "a", func(context.Context) error { return nil })
+	})
+	s.ask("DEL", "a")
+	for range [2]int{} {
+		if err := <-errs; err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !s.isFree("a") || !s.isFree("b") {
+		t.Fatal("not free")
 	}
 }
 

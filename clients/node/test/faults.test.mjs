@@ -286,6 +286,28 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
       assert.match(hold.signal.reason.message, /restarted/);
     });
 
+    test('an overwritten key is noticed at the renewal', async () => {
+      make({ ttl: 2000, grace: 200 });
+      await server.admin.config('SET', 'lock.default-lease', 600);
+      const hold = await locks.lock('k').acquire();
+      await server.admin.set('k', 'x');
+      await until(() => hold.signal.aborted);
+      assert.match(hold.signal.reason.message, /wrongtype/);
+      await assert.rejects(hold.release(), LostError);
+      assert.equal(await server.admin.get('k'), 'x');
+    });
+
+    test('a call for an overwritten key is a loss', async () => {
+      make();
+      for (const call of ['release', 'extend']) {
+        await server.admin.del('k');
+        const hold = await locks.lock('k', { lease: 60_000 }).acquire();
+        await server.admin.set('k', 'x');
+        await assert.rejects(hold[call](), LostError);
+        assert.deepEqual([hold.isLost, await server.admin.get('k')], [true, 'x']);
+      }
+    });
+
     test('a grace of 0 proves nothing, and polls slowly', async () => {
       make({ grace: 0 });
       const hold = await locks.lock('k').acquire();

@@ -13,7 +13,7 @@ import {
   BusyError, CancelledError, DeadlockError, LockError, LockManager, Locks, LostError, MisuseError, Redlock, TimedOutError,
 } from 'redis-lock-client';
 import { RedisLockStore } from 'redis-lock-client/verrou';
-import { LIBRARIES, Server, until } from './support.mjs';
+import { fields, LIBRARIES, Server, until } from './support.mjs';
 
 setFlagsFromString('--expose-gc');
 const gc = runInNewContext('gc');
@@ -71,6 +71,34 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
       assert.equal(await server.waiters('k'), 0);
       await hold.release();
       assert.ok(await server.isEmpty('k'));
+    });
+
+    test('a try never ends early', async () => {
+      const hold = await locks.lock('k').acquire();
+      for (const wait of [1, 30, 200]) {
+        for (let round = 0; round < 10; round++) {
+          const began = performance.now();
+          assert.equal(await locks.lock('k').tryAcquire({ wait }), null);
+          const took = performance.now() - began;
+          assert.ok(took >= wait, `${took}`);
+          assert.equal(await server.waiters('k'), 0);
+        }
+      }
+      await hold.release();
+    });
+
+    test('a try without a wait is one call and no place', async () => {
+      const hold = await locks.lock('k').acquire();
+      const wait = locks.lock('k').acquire();
+      await until(async () => (await server.waiters('k')) === 1);
+      // Another place would be refused.
+      await server.admin.config('SET', 'lock.max-waiters', 1);
+      const before = await server.calls('lock.acquire');
+      assert.equal(await locks.lock('k').tryAcquire(), null);
+      await assert.rejects(locks.lock('k').acquire({ wait: 0 }), BusyError);
+      assert.equal(await server.calls('lock.acquire'), before + 2);
+      await hold.release();
+      await (await wait).release();
     });
 
     test('an aborted wait leaves nothing', async () => {
@@ -307,6 +335,25 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
       await assert.rejects(manager.request('k'), MisuseError);
     });
 
+    test('Web Locks requests share and are aborted', async () => {
+      const manager = new LockManager(locks);
+      let inside = 0;
+      const read = () => manager.request('k', { mode: 'shared' }, () => {
+        inside += 1;
+        return until(() => inside === 2, 'the other reader');
+      });
+      await Promise.all([read(), read()]);
+      const hold = await locks.lock('k', { mode: 'shared' }).acquire();
+      const abort = new AbortController();
+      const options = { mode: 'exclusive', signal: abort.signal };
+      const wait = manager.request('k', options, () => 'granted').catch((error) => [error.name, error.cause]);
+      await until(async () => (await server.waiters('k')) === 1);
+      abort.abort('enough');
+      await until(async () => (await server.waiters('k')) === 0, 'the cancellation');
+      assert.deepEqual(await wait, ['AbortError', 'enough']);
+      await hold.release();
+    });
+
     test('the shape of node-redlock works', async () => {
       const redlock = new Redlock(locks, { wait: 50 });
       assert.equal(await redlock.using(['a', 'b'], 300, async (signal) => {
@@ -466,6 +513,71 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
       } finally {
         process.off('warning', warn);
         await others.close();
+      }
+    });
+
+    test('callbacks of a loss may use locks', async () => {
+      const calls = [];
+      const listen = ({ outcome }) => {
+        if (outcome === 'lost') calls.push(others.lock('l').run(() => 'in the listener'));
+      };
+      const others = new Locks(client, { listener: listen });
+      try {
+        const [hold, other] = [await others.lock('k').acquire(), await others.lock('m').acquire()];
+        hold.signal.addEventListener('abort', () => {
+          calls.push(other.release(), hold.release().catch(({ kind }) => kind));
+          calls.push(others.lock('k').run(() => 'at the signal'));
+        });
+        await server.admin.del('k');
+        await until(() => calls.length === 4, 'the loss');
+        const results = new Set(await Promise.all(calls));
+        assert.deepEqual(results, new Set(['in the listener', undefined, 'lost', 'at the signal']));
+        assert.deepEqual([await server.isEmpty('k'), await server.isEmpty('m')], [true, true]);
+      } finally {
+        await others.close();
+      }
+    });
+
+    test('locks work over TLS', async () => {
+      const { port, certificate } = await server.serveTls();
+      const secure = await library.connect(port, library.tls(certificate));
+      const others = new Locks(secure);
+      try {
+        const hold = await others.lock('k').acquire();
+        const wait = others.lock('k').acquire();
+        await until(async () => (await server.waiters('k')) === 1);
+        await hold.release();
+        const next = await wait;
+        assert.ok(next.validFor > 0);
+        await next.release();
+      } finally {
+        await others.close();
+        library.end(secure);
+      }
+    });
+
+    test('each connection asks the credentials provider', { skip: name === 'ioredis' && 'ioredis has none' }, async () => {
+      let password = 'first';
+      await server.admin.acl('SETUSER', 'app', 'on', '>first', '+@all', '~*', '&*');
+      const credentialsProvider = {
+        type: 'async-credentials-provider', credentials: async () => ({ username: 'app', password }),
+      };
+      const known = await library.connect(server.port, { credentialsProvider });
+      const others = new Locks(known);
+      try {
+        const hold = await others.lock('k').acquire();
+        const [session] = await server.admin.call('LOCK.SESSION', 'LIST');
+        assert.equal(fields(session).user, 'app');
+        password = 'second';
+        await server.admin.acl('SETUSER', 'app', '<first', '>second');
+        await server.admin.client('KILL', 'USER', 'app');
+        const before = await server.calls('lock.events');
+        await until(async () => (await server.calls('lock.events')) > before + 1, 'a new reader');
+        assert.equal(hold.isLost, false);
+        await hold.release();
+      } finally {
+        await others.close();
+        library.end(known);
       }
     });
 

@@ -2,9 +2,9 @@
 
 // Real servers, a proxy that breaks and freezes connections, and both client libraries.
 
-import { spawn } from 'node:child_process';
+import { execFileSync, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { mkdtempSync, rmSync } from 'node:fs';
+import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
 import net from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -77,6 +77,17 @@ export class Server {
     await this.admin.config('SET', 'appendonly', 'yes');
     await until(async () => (await this.admin.info('persistence')).includes('aof_rewrite_in_progress:0'), 'the first file');
     this.more.push('--appendonly', 'yes');
+  }
+
+  /** Accepts TLS as well. Returns the port and the certificate. */
+  async serveTls() {
+    const [key, certificate] = [join(this.folder, 'key'), join(this.folder, 'certificate')];
+    const words = 'req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1';
+    execFileSync('openssl', [...words.split(' '), '-keyout', key, '-out', certificate], { stdio: 'ignore' });
+    const settings = { 'key-file': key, 'cert-file': certificate, 'ca-cert-file': certificate, 'auth-clients': 'no' };
+    const port = await freePort();
+    for (const [name, value] of Object.entries({ ...settings, port })) await this.admin.config('SET', `tls-${name}`, value);
+    return { port, certificate: readFileSync(certificate) };
   }
 
   async kill(signal = 'SIGKILL') {
@@ -214,16 +225,18 @@ export const LIBRARIES = {
       return client;
     },
     end: (client) => client.disconnect(),
+    tls: (ca) => ({ tls: { ca } }),
     strange: { keyPrefix: 'p:', commandTimeout: 20, stringNumbers: true, enableAutoPipelining: true, maxRetriesPerRequest: 1 },
   },
   'node-redis': {
     async connect(port, options = {}) {
-      const client = createClient({ socket: { port, host: '127.0.0.1' }, ...options });
+      const client = createClient({ ...options, socket: { port, host: '127.0.0.1', ...options.socket } });
       client.on('error', () => undefined);
       await client.connect();
       return client;
     },
     end: (client) => client.destroy(),
+    tls: (ca) => ({ socket: { tls: true, ca } }),
     strange: {
       RESP: 3, commandsQueueMaxLength: 10, disableOfflineQueue: true, pingInterval: 20,
       commandOptions: { timeout: 20, typeMapping: { [RESP_TYPES.BLOB_STRING]: Buffer, [RESP_TYPES.NUMBER]: String } },

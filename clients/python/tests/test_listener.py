@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: MIT
 """A listener gets the duration and outcome of waits and holds, and may use locks itself."""
 
+import asyncio
+
 import pytest
-from conftest import Call, until
+from conftest import Call, comes_true, in_asyncio, until
 
 from redis_lock_client import Busy, Deadlock, Lost, Misuse, TimedOut
 
@@ -88,6 +90,28 @@ def test_a_listener_may_release_and_try(server, flavor):
     server.admin.delete("a")
     until(lambda: done == [True])
     assert hold.lost and not other.lost and not server.held("b") and not server.held("c")
+
+
+def test_a_listener_of_asyncio_may_start_a_task(server):
+    def listener(event):
+        if event.outcome == "lost":
+            lost.append(asyncio.ensure_future(work()))
+
+    async def work():
+        await other.release()
+        async with locks.lock("c"):
+            return server.held("b"), server.held("c")
+
+    async def body(made):
+        nonlocal locks, other
+        locks, other = made, await made.lock("b").acquire()
+        hold = await locks.lock("a").acquire()
+        server.admin.delete("a")
+        await comes_true(lambda: lost)
+        assert hold.lost and await lost[0] == (False, True)
+
+    locks, other, lost = None, None, []
+    in_asyncio(server.port, body, listener=listener)
 
 
 def test_a_listener_is_not_called_for_its_own_calls(server, flavor):

@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 import redis
@@ -41,6 +42,31 @@ def test_busy_and_timed_out_differ(server, locks):
     with pytest.raises(TimeoutError):
         locks.lock("a").acquire(0.1)
     assert server.waiters("a") == 0
+
+
+@pytest.mark.parametrize("wait", [0.001, 0.03, 0.2])
+def test_a_try_never_ends_early(server, locks, wait):
+    server.take("a")
+    for _ in range(10):
+        began = time.monotonic()
+        assert locks.lock("a").try_acquire(wait) is None
+        assert time.monotonic() - began >= wait
+        assert server.waiters("a") == 0
+
+
+def test_a_try_without_a_wait_is_one_call_and_no_place(server, locks):
+    server.take("a")
+    call = Call(lambda: locks.lock("a").acquire())
+    until(lambda: server.waiters("a") == 1)
+    # Another place would be refused.
+    server.admin.config_set("lock.max-waiters", 1)
+    before = server.calls("lock.acquire")
+    assert locks.lock("a").try_acquire() is None
+    with pytest.raises(Busy):
+        locks.lock("a").acquire(0)
+    assert server.calls("lock.acquire") == before + 2 and server.calls("lock.cancel") == 0
+    server.give("a")
+    call.end().release()
 
 
 def test_waits_are_served_in_order(server, locks):

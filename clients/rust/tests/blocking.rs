@@ -146,6 +146,39 @@ fn a_loss_during_the_release_is_reported() {
     locks.close();
 }
 
+/// The log of the package.
+static LOG: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+struct Logger;
+
+impl log::Log for Logger {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        LOG.lock().unwrap().push(format!("{} {}", record.level(), record.args()));
+    }
+
+    fn flush(&self) {}
+}
+
+#[test]
+fn a_dropped_hold_warns() {
+    log::set_logger(&Logger).unwrap();
+    log::set_max_level(log::LevelFilter::Warn);
+    let server = Server::start();
+    let locks = Locks::new(server.client());
+    drop(locks.lock("dropped").acquire().unwrap());
+    locks.lock("released").acquire().unwrap().release().unwrap();
+    locks.lock("scoped").with(|_| Ok::<_, Error>(())).unwrap();
+    locks.close();
+    let log = LOG.lock().unwrap().clone();
+    let count = |key: &str| log.iter().filter(|line| line.contains(&format!("key: \"{key}\""))).count();
+    assert_eq!(["dropped", "released", "scoped"].map(count), [1, 0, 0], "{log:?}");
+    assert!(log.iter().any(|line| line.starts_with("WARN") && line.contains("dropped without a release")));
+}
+
 #[test]
 fn close_leaves_no_thread() {
     let server = Server::start();

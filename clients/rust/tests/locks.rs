@@ -7,7 +7,7 @@
 mod support;
 
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use redis_lock_client::{Error, ErrorKind, Hold, Locks, Settings};
 use support::{ms, until, Proxy, Server};
@@ -108,6 +108,113 @@ async fn dropped_futures_leave_nothing() {
         drop(locks.lock("d").acquire().await.unwrap());
     }
     server.until_free("d");
+    locks.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_try_never_ends_early() {
+    let server = Server::start();
+    let locks = Locks::new(server.client());
+    let hold = locks.lock("a").owner("first").acquire().await.unwrap();
+    for wait in [1, 30, 200].map(ms) {
+        for _ in 0..10 {
+            let began = Instant::now();
+            assert_eq!(kind(locks.lock("a").wait(wait).acquire().await), ErrorKind::TimedOut);
+            assert!(began.elapsed() >= wait && server.waiters("a") == 0, "{:?} of {wait:?}", began.elapsed());
+        }
+    }
+    hold.release().await.unwrap();
+    locks.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_try_without_a_wait_is_one_call_and_no_place() {
+    let server = Server::start();
+    let locks = Locks::new(server.client());
+    let hold = locks.lock("a").owner("first").acquire().await.unwrap();
+    let wait = {
+        let lock = locks.lock("a");
+        tokio::spawn(async move { lock.acquire().await })
+    };
+    block_in_place(|| server.until_waiting("a", 1));
+    // Another place would be refused.
+    server.call::<()>("CONFIG SET lock.max-waiters 1");
+    let before = server.calls("lock.acquire");
+    assert!(locks.lock("a").try_acquire().await.unwrap().is_none());
+    assert_eq!(kind(locks.lock("a").wait(ms(0)).acquire().await), ErrorKind::Busy);
+    assert_eq!(server.calls("lock.acquire"), before + 2);
+    hold.release().await.unwrap();
+    wait.await.unwrap().unwrap().release().await.unwrap();
+    locks.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_are_bytes() {
+    let server = Server::start();
+    let locks = Locks::new(server.client());
+    let key = [0xff, 0, 0x80, b' ', 0xc3, b'('];
+    let mut connection = server.client().get_connection().unwrap();
+    let hold = locks.lock(key).owner("first").acquire().await.unwrap();
+    let keys: Vec<Vec<u8>> = redis::cmd("KEYS").arg("*").query(&mut connection).unwrap();
+    assert!(hold.key() == key && keys == [key]);
+    let wait = {
+        let lock = locks.lock(key);
+        tokio::spawn(async move { lock.acquire().await })
+    };
+    let mut waiters = redis::cmd("LOCK.WAITERS");
+    waiters.arg(&key);
+    until("the wait is queued", || waiters.query::<Vec<redis::Value>>(&mut connection).unwrap().len() == 1);
+    hold.release().await.unwrap();
+    let next = wait.await.unwrap().unwrap();
+    redis::cmd("DEL").arg(&key).exec(&mut connection).unwrap();
+    assert_eq!(until_lost(&next).await, "deleted");
+    assert_eq!(kind(next.release().await), ErrorKind::Lost);
+    let both = locks.lock_all([key.to_vec(), vec![0xfe]]).acquire().await.unwrap();
+    both.release().await.unwrap();
+    assert_eq!(server.call::<i64>("DBSIZE"), 0);
+    locks.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_hold_leaves_a_later_one() {
+    let server = Server::start();
+    let locks = Locks::new(server.client());
+    let lock = locks.lock("a").owner("me");
+    let lost = lock.acquire().await.unwrap();
+    let mut later = None;
+    let loses = async |hold: &Hold| {
+        server.call::<i64>("DEL a");
+        until_lost(hold).await;
+        later = Some(lock.acquire().await?);
+        Ok::<_, Error>(())
+    };
+    server.call::<i64>("DEL a");
+    until_lost(&lost).await;
+    assert_eq!(kind(lock.with(loses).await), ErrorKind::Lost);
+    assert_eq!(kind(lost.release().await), ErrorKind::Lost);
+    drop(lost);
+    let later = later.unwrap();
+    later.extend(None).await.unwrap();
+    assert!(server.is_held("a") && !later.is_lost());
+    later.release().await.unwrap();
+    locks.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_overwritten_key_is_a_loss() {
+    let server = Server::start();
+    server.call::<()>("CONFIG SET lock.default-lease 600");
+    let locks = Locks::with_settings(server.client(), short().grace(ms(200))).unwrap();
+    let hold = locks.lock("a").acquire().await.unwrap();
+    let leased = locks.lock("b").lease(LONG).acquire().await.unwrap();
+    server.call::<()>("MSET a x b x");
+    // The server notices it at the renewal, or at the next call.
+    assert_eq!(until_lost(&hold).await, "wrongtype");
+    assert_eq!(kind(hold.release().await), ErrorKind::Lost);
+    assert_eq!(kind(leased.extend(None).await), ErrorKind::Lost);
+    assert!(leased.is_lost());
+    assert_eq!(kind(leased.release().await), ErrorKind::Lost);
+    assert_eq!(server.call::<Vec<String>>("MGET a b"), ["x", "x"]);
     locks.close().await;
 }
 
@@ -322,6 +429,8 @@ async fn contended_leases_need_no_renewal() {
         tokio::spawn(async move { lock.acquire().await })
     };
     block_in_place(|| server.until_waiting("a", 1));
+    // Both readers wait for events, so that the grant is on its way before the server knows the end of its lease.
+    until("both readers wait", || server.call::<String>("INFO clients").contains("blocked_clients:2\r"));
     proxy.freeze(true);
     first.release().await.unwrap();
     block_in_place(|| server.until_free("a"));

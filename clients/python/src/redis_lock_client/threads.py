@@ -1,27 +1,41 @@
 # SPDX-License-Identifier: MIT
 """Locks with the interface of `threading.Lock` and `threading.RLock`, for the threads of all processes.
 
-Options besides the key are those of `Locks.lock`. A loss is reported as `Lost`, at the latest by `release`.
+Options besides the key are those of `LockOptions`. A loss is reported as `Lost`, at the latest by `release`.
 """
 
 from __future__ import annotations
 
 import threading
 import uuid
-from typing import Any, Dict, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Optional, Tuple, TypedDict
 
 from . import Hold, Locks
 from . import Lock as OurLock
+from ._request import Name
 from .errors import LockError, Lost, Misuse
 
-__all__ = ["Lock", "RLock"]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["Lock", "LockOptions", "RLock"]
+
+
+class LockOptions(TypedDict, total=False):
+    """The options of `Locks.lock` that make sense for a lock with one hold and no token. All are optional."""
+
+    wait: Optional[float]
+    lease: Optional[float]
+    max_hold: Optional[float]
+    owner: Name
+    label: Optional[str]
 
 
 class Lock:
     """A lock with the interface of `threading.Lock`: any thread may release it."""
 
-    def __init__(self, locks: Locks, key: str, **options: Any) -> None:
-        if options.get("shared") or options.get("limit") is not None:
+    def __init__(self, locks: Locks, key: str, **options: Unpack[LockOptions]) -> None:
+        if {"shared", "limit"} & options.keys():
             raise Misuse("a lock of threads has one hold at a time")
         self._locks, self._key, self._options = locks, key, options
         self._hold: Optional[Hold] = None
@@ -32,7 +46,8 @@ class Lock:
 
     def _lock(self) -> OurLock:
         # Each acquire has an owner of its own, because any thread may release the lock.
-        return self._locks.lock(self._key, **{"owner": uuid.uuid4().hex, **self._options})
+        options: LockOptions = {"owner": uuid.uuid4().hex, **self._options}
+        return self._locks.lock(self._key, **options)
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         """Returns whether the lock was granted. `timeout` is in seconds; -1 waits without limit."""
@@ -96,13 +111,13 @@ class Lock:
 class RLock(Lock):
     """A lock with the interface of `threading.RLock`: its thread may acquire it again, by this object or another."""
 
-    def __init__(self, locks: Locks, key: str, **options: Any) -> None:
+    def __init__(self, locks: Locks, key: str, **options: Unpack[LockOptions]) -> None:
         super().__init__(locks, key, **options)
         self._thread: Optional[int] = None
         self._count = 0
 
     def _lock(self) -> OurLock:
-        return self._locks.lock(self._key, **{**self._options, "reentrant": True})
+        return self._locks.lock(self._key, reentrant=True, **self._options)
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         """Returns whether the lock was granted. Raises `Lost` if this thread held and lost it."""

@@ -25,9 +25,9 @@ class ToozLock(RedisLock):
         self._timeout = timeout
         self._holds: List[Hold] = []
 
-    def _our_lock(self, **options: Any) -> OurLock:
+    def _our_lock(self, lease: Optional[float] = None, shared: bool = False) -> OurLock:
         # Each acquire has an owner of its own, because any thread may release the lock.
-        return locks_of(self._client).lock(Lock.prefix + self.name, owner=uuid.uuid4().hex, **options)
+        return locks_of(self._client).lock(Lock.prefix + self.name, owner=uuid.uuid4().hex, lease=lease, shared=shared)
 
     @_handle_failures()
     def is_still_owner(self) -> bool:

@@ -12,6 +12,7 @@ import java.net.InetAddress;
 import java.net.ServerSocket;
 import java.nio.channels.SocketChannel;
 import java.time.Duration;
+import java.util.List;
 import java.util.Optional;
 import java.util.Queue;
 import java.util.concurrent.CompletableFuture;
@@ -19,6 +20,7 @@ import java.util.concurrent.ConcurrentLinkedQueue;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.FutureTask;
 import java.util.concurrent.TimeUnit;
+import java.util.function.Consumer;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Test;
@@ -255,6 +257,45 @@ class FaultsTest extends Fixture {
         lock.waiting(Duration.ofSeconds(20)).acquire().release();
         assertFalse(hold.isLost());
         hold.release();
+    }
+
+    @ParameterizedTest
+    @EnumSource
+    void restartWithoutDataLosesHolds(Library library) throws Exception {
+        Locks locks = locks(library, 30_000, 3000);
+        Hold hold = locks.lock("k").acquire();
+        CompletableFuture<Hold> wait = locks.lock("k").owner("waiter").acquireAsync();
+        untilWaiters(1);
+        server.restart();
+        assertTrue(hold.awaitLost(Duration.ofSeconds(20)));
+        assertThrows(LockException.Lost.class, hold::release);
+        wait.get(20, TimeUnit.SECONDS).release();
+        locks.lock("k").acquire().release();
+    }
+
+    @ParameterizedTest
+    @EnumSource
+    void overwrittenKeyIsALossAtTheRenewal(Library library) throws Exception {
+        server.jedis.configSet("lock.default-lease", "900");
+        Hold hold = locks(library, 3000, 300).lock("k").acquire();
+        server.jedis.set("k", "no lock");
+        assertTrue(hold.awaitLost(Duration.ofSeconds(20)));
+        LockException error = assertThrows(LockException.Lost.class, hold::release);
+        assertTrue(error.getMessage().contains("wrongtype"), error::toString);
+        assertEquals("no lock", server.jedis.getDel("k"));
+    }
+
+    @ParameterizedTest
+    @EnumSource
+    void callForAnOverwrittenKeyIsALoss(Library library) throws Exception {
+        RedisLock lock = locks(library, 30_000, 3000).lock("k").lease(Duration.ofMinutes(1));
+        for (Consumer<Hold> call : List.<Consumer<Hold>>of(Hold::release, Hold::extend)) {
+            Hold hold = lock.acquire();
+            server.jedis.set("k", "no lock");
+            assertThrows(LockException.Lost.class, () -> call.accept(hold));
+            assertTrue(hold.isLost());
+            assertEquals("no lock", server.jedis.getDel("k"));
+        }
     }
 
     @Test

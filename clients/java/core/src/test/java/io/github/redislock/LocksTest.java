@@ -26,6 +26,9 @@ import java.util.concurrent.RejectedExecutionException;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 import java.util.concurrent.atomic.AtomicReference;
+import java.util.logging.Filter;
+import java.util.logging.Level;
+import java.util.logging.Logger;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;
@@ -205,6 +208,43 @@ class LocksTest extends Fixture {
 
     @ParameterizedTest
     @EnumSource
+    void scopeLeavesALaterHold(Library library) throws Exception {
+        RedisLock lock = locks(library).lock("k").owner("me");
+        AtomicReference<Hold> later = new AtomicReference<>();
+        assertThrows(Lost.class, () -> {
+            try (Hold hold = lock.acquire()) {
+                lock.forceRelease();
+                assertTrue(hold.awaitLost(LONG));
+                later.set(lock.acquire());
+            }
+        });
+        assertFalse(later.get().isLost());
+        assertEquals(1, holders("k"));
+        later.get().release();
+    }
+
+    @ParameterizedTest
+    @EnumSource
+    void dependentsOfALossMayUseLocks(Library library) throws Exception {
+        Locks locks = locks(library);
+        Hold other = locks.lock("l").acquire();
+        Hold hold = locks.lock("k").acquire();
+        CompletableFuture<Hold> next = hold.lost().thenApply(none -> {
+            assertThrows(Lost.class, hold::release);
+            other.release();
+            try {
+                return locks.lock("k").acquire();
+            } catch (InterruptedException error) {
+                throw new IllegalStateException(error);
+            }
+        });
+        server.jedis.del("k");
+        next.get(20, TimeUnit.SECONDS).release();
+        assertFalse(server.jedis.exists("l"));
+    }
+
+    @ParameterizedTest
+    @EnumSource
     void lossCompletesTheFuture(Library library) throws Exception {
         Locks locks = locks(library);
         Hold hold = locks.lock("k").acquire();
@@ -226,13 +266,19 @@ class LocksTest extends Fixture {
 
     @ParameterizedTest
     @EnumSource
-    void droppedHoldIsReleased(Library library) throws Exception {
+    void droppedHoldIsReleasedWithAWarning(Library library) throws Exception {
+        Queue<String> warnings = new ConcurrentLinkedQueue<>();
+        Logger logger = Logger.getLogger("io.github.redislock");
+        Filter usual = logger.getFilter();
+        logger.setFilter(record -> !record.getLevel().equals(Level.WARNING) || !warnings.add(record.getMessage()));
+        closed(() -> logger.setFilter(usual));
         Locks locks = locks(library);
         assertFalse(drop(locks));
         until("the hold is released", () -> {
             System.gc();
             return !server.jedis.exists("k");
         });
+        until("a warning", () -> warnings.contains("k: a hold was never released; use try-with-resources"));
     }
 
     @ParameterizedTest

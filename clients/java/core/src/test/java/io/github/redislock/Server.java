@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 package io.github.redislock;
 
+import static org.junit.jupiter.api.Assertions.assertNotNull;
+
 import java.io.IOException;
 import java.net.ServerSocket;
 import java.nio.charset.StandardCharsets;
@@ -18,8 +20,9 @@ public final class Server implements AutoCloseable {
     /** A connection of the test. */
     public final Jedis jedis;
 
-    private final Process process;
+    private final List<String> words;
     private final Path folder;
+    private Process process;
 
     /** Starts a server with these further arguments. */
     public Server(String... more) throws IOException, InterruptedException {
@@ -34,19 +37,17 @@ public final class Server implements AutoCloseable {
             try (ServerSocket socket = new ServerSocket(0)) {
                 free = socket.getLocalPort();
             }
-            List<String> words = new ArrayList<>(List.of("redis-server", "--port", "" + free, "--bind", "127.0.0.1"));
-            words.addAll(List.of("--save", "", "--repl-diskless-sync-delay", "0", "--dir", folder.toString()));
+            List<String> command = new ArrayList<>(List.of("redis-server", "--port", "" + free, "--bind", "127.0.0.1"));
+            command.addAll(List.of("--save", "", "--repl-diskless-sync-delay", "0", "--dir", folder.toString()));
             if (hasModule) {
-                words.addAll(List.of("--loadmodule", module.toString()));
+                command.addAll(List.of("--loadmodule", module.toString()));
             }
-            words.addAll(List.of(more));
-            Process started = new ProcessBuilder(words)
-                    .redirectErrorStream(true)
-                    .redirectOutput(folder.resolve("log").toFile())
-                    .start();
+            command.addAll(List.of(more));
+            Process started = start(command);
             Jedis client = connect(started, free);
             if (client != null) {
                 port = free;
+                words = command;
                 process = started;
                 jedis = client;
                 return;
@@ -55,6 +56,13 @@ public final class Server implements AutoCloseable {
                 throw new IOException(Files.readString(folder.resolve("log")));
             }
         }
+    }
+
+    private Process start(List<String> command) throws IOException {
+        return new ProcessBuilder(command)
+                .redirectErrorStream(true)
+                .redirectOutput(folder.resolve("log").toFile())
+                .start();
     }
 
     /** Returns null if another program has taken the port. */
@@ -100,6 +108,16 @@ public final class Server implements AutoCloseable {
     /** Ends the server without a chance to save or say anything. */
     public void kill() throws IOException, InterruptedException {
         signal("KILL");
+    }
+
+    /** Kills the server and starts it again, without its data. */
+    void restart() throws IOException, InterruptedException {
+        process.destroyForcibly().onExit().join();
+        process = start(words);
+        jedis.disconnect();
+        Jedis client = connect(process, port);
+        assertNotNull(client);
+        client.close();
     }
 
     void signal(String signal) throws IOException, InterruptedException {
