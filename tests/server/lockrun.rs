@@ -33,6 +33,7 @@ crate::on_every_server!(
     nested_runs_of_one_lock_are_refused,
     operators_see_the_name,
     an_unknown_primary_is_an_error,
+    a_primary_that_one_sentinel_learns_is_retried,
     a_killed_lockrun_ends_its_command,
     waits_and_holds_survive_a_failover,
     lockrun_finds_the_cluster_node,
@@ -486,6 +487,24 @@ fn an_unknown_primary_is_an_error(flavor: Flavor) {
     let (status, printed) = status_and_text(&Run::spawn(command).finish());
     assert!(status == Some(69) && printed.contains("no Sentinel knows typo"), "{status:?}: {printed}");
     assert!(started.elapsed() < Duration::from_secs(10), "an unreachable primary may take 20 s");
+    watched.assert_healthy();
+}
+
+/// A Sentinel that does not know the primary yet is no reason to give up while another one does not reply.
+fn a_primary_that_one_sentinel_learns_is_retried(flavor: Flavor) {
+    let mut watched = Watched::start(flavor);
+    let absent = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let proxy = Proxy::freezable(absent);
+    let addresses = format!("redis://127.0.0.1:{},{}", proxy.port, watched.sentinels[0].url());
+    let mut command = tool("lockrun");
+    command.args(["-u", &addresses, "--sentinel", "later", "-n", "--retry", "60", "k", "true"]);
+    let mut run = Run::spawn(command);
+    run.until("lockrun has tried three times", || proxy.connections_made() >= 3);
+    let primary = watched.primary_address().port();
+    let monitor = format!("SENTINEL MONITOR later 127.0.0.1 {primary} 1");
+    assert_eq!(watched.sentinels[0].client().call(&monitor), "OK");
+    let (status, printed) = status_and_text(&run.finish());
+    assert!(status == Some(0) && printed.contains("trying again"), "{status:?}: {printed}");
     watched.assert_healthy();
 }
 
