@@ -2,7 +2,10 @@
 
 //! `locktop`, in a terminal and without one.
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::process::Command;
+use std::time::Duration;
 
 use serde_json::{json, Value};
 
@@ -29,6 +32,7 @@ crate::on_every_server!(
     page_needs_few_permissions,
     page_recovers_with_the_server,
     viewers_share_one_poll,
+    page_serves_a_limited_number_of_connections,
     page_covers_all_cluster_nodes,
 );
 
@@ -544,6 +548,31 @@ fn viewers_share_one_poll(flavor: Flavor) {
         assert!(states.windows(2).all(|pair| pair[0] == pair[1]), "{states:?}");
     });
     assert_eq!(calls(&mut a), Some(1));
+}
+
+fn page_serves_a_limited_number_of_connections(flavor: Flavor) {
+    let server = Server::with_module(flavor, &[]);
+    let site = Site::start(top(&server));
+    let connect = || {
+        let stream = TcpStream::connect(&site.address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        stream
+    };
+    // Even a client that asks for more gets one reply.
+    let mut polite = connect();
+    polite.write_all(format!("GET /metrics HTTP/1.1\r\nHost: {}\r\n\r\n", site.address).as_bytes()).unwrap();
+    let mut reply = String::new();
+    polite.read_to_string(&mut reply).unwrap();
+    assert!(reply.starts_with("HTTP/1.1 200") && reply.contains("lock_waiters{"), "{reply}");
+    let mut idle: Vec<_> = (0..256).map(|_| connect()).collect();
+    assert_eq!(connect().read(&mut [0]).unwrap(), 0, "there is no place");
+    drop(idle.pop());
+    until("a place is free", || {
+        let mut stream = connect();
+        let _ = stream.write_all(format!("GET / HTTP/1.1\r\nHost: {}\r\n\r\n", site.address).as_bytes());
+        let mut reply = String::new();
+        stream.read_to_string(&mut reply).is_ok() && reply.starts_with("HTTP/1.1 200")
+    });
 }
 
 fn page_covers_all_cluster_nodes(flavor: Flavor) {
