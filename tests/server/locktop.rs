@@ -27,6 +27,7 @@ crate::on_every_server!(
     narrow_terminal_has_the_main_columns,
     page_and_its_data_are_served,
     page_shows_blockers_outside_the_list,
+    page_reads_few_holders_outside_the_list,
     foreign_hosts_and_origins_are_refused,
     page_breaks_locks_only_with_the_flag,
     page_needs_few_permissions,
@@ -400,6 +401,29 @@ fn page_shows_blockers_outside_the_list(flavor: Flavor) {
     let related = &state["related"][0];
     assert_eq!((&related["key"], &related["waiters"][0]["owner"]), (&json!("stock"), &json!("bob")));
     assert_eq!(related["holders"][0]["owner"], "ann");
+}
+
+fn page_reads_few_holders_outside_the_list(flavor: Flavor) {
+    let server = Server::with_module(flavor, &[]);
+    let mut a = server.client();
+    for n in 0..101 {
+        assert_eq!(a.call(&format!("LOCK.ACQUIRE permit*[1] h{n} SHARED LIMIT 101")), "1");
+    }
+    assert_eq!(a.call("LOCK.ACQUIRE orders bob"), "1");
+    let _waiting = [
+        server.waiting("LOCK.ACQUIRE orders cleo BLOCK 0"),
+        server.waiting("LOCK.ACQUIRE permit*[1] bob BLOCK 0"),
+        server.waiting("LOCK.ACQUIRE permit*[1] cleo BLOCK 0"),
+    ];
+    let mut command = top(&server);
+    command.args(["--match", "ord*", "--delay", "0.1"]);
+    let site = Site::start(command);
+    let related = || state(&site)["related"][0].clone();
+    let seen = related();
+    assert_eq!((&seen["key"], &seen["holder_count"]), (&json!("permit*[1]"), &json!(101)));
+    assert_eq!((&seen["holders"], &seen["waiters"][1]["owner"]), (&json!([]), &json!("cleo")));
+    a.call("LOCK.RELEASE permit*[1] h0");
+    until("the holders are read", || related()["holders"].as_array().is_some_and(|shown| shown.len() == 20));
 }
 
 fn foreign_hosts_and_origins_are_refused(flavor: Flavor) {

@@ -109,10 +109,7 @@ impl State {
         locks.sort_by_key(|lock| Reverse(lock.longest_ms));
         locks.truncate(usize::from(most));
         for lock in &mut locks {
-            if lock.holder_count <= MAX_HOLDERS {
-                lock.holders = holders(link, &lock.raw)?;
-            }
-            lock.waiters = waiters(link, &lock.raw)?;
+            lock.read_owners(link, MAX_HOLDERS)?;
         }
         let mut totals: BTreeMap<String, i64> = BTreeMap::new();
         for (name, value) in figures(link)?.into_iter().flat_map(|(_, figures)| figures) {
@@ -137,24 +134,21 @@ impl State {
 }
 
 impl Lock {
-    /// Reads a lock that `LOCK.LIST` may not have listed. Returns `None` if it is free.
-    pub(crate) fn look_up(link: &mut Link, key: &[u8]) -> RedisResult<Option<Lock>> {
-        let info = redis::cmd("LOCK.INFO").arg(key).clone();
-        let Some(mut fields) = link.call_within::<Option<Fields>>(Some(REPLY_TIMEOUT), &info)? else {
-            return Ok(None);
-        };
-        let holders: Vec<Holder> = fields.take("holders")?;
-        let waiters = waiters(link, key)?;
-        Ok(Some(Lock {
-            key: escape(key),
-            raw: key.to_vec(),
-            mode: fields.text("mode")?,
-            holder_count: i64::try_from(holders.len()).unwrap_or(i64::MAX),
-            holders,
-            waiting: fields.take("waiters")?,
-            longest_ms: waiters.first().map_or(0, |waiter| waiter.waited_ms),
-            waiters,
-        }))
+    /// Reads one lock, and its holders if there are at most `max_holders`. Returns `None` if it has no waiters.
+    pub(crate) fn look_up(link: &mut Link, key: &[u8], max_holders: i64) -> RedisResult<Option<Lock>> {
+        let list = redis::cmd("LOCK.LIST").arg("MATCH").arg(literal(key)).arg("COUNT").arg(1).clone();
+        let Some(mut lock) = call_all::<Lock>(link, &list)?.into_iter().next() else { return Ok(None) };
+        lock.read_owners(link, max_holders)?;
+        Ok(Some(lock))
+    }
+
+    /// Reads the first waiters, and the holders if there are at most `max_holders`.
+    fn read_owners(&mut self, link: &mut Link, max_holders: i64) -> RedisResult<()> {
+        if self.holder_count <= max_holders {
+            self.holders = holders(link, &self.raw)?;
+        }
+        self.waiters = waiters(link, &self.raw)?;
+        Ok(())
     }
 
     /// Whether the key or an owner contains a text in lower case.
@@ -168,6 +162,15 @@ impl Lock {
     pub(crate) fn has_known_holders(&self) -> bool {
         self.holder_count <= MAX_HOLDERS
     }
+}
+
+/// The pattern that matches only this key.
+fn literal(key: &[u8]) -> Vec<u8> {
+    let escaped = |byte: &u8| {
+        let escape = b"*?[]\\".contains(byte).then_some(b'\\');
+        escape.into_iter().chain([*byte])
+    };
+    key.iter().flat_map(escaped).collect()
 }
 
 /// The number of entries that a list does not show.

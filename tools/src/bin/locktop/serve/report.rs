@@ -25,6 +25,9 @@ const MAX_BLOCKERS: usize = 50;
 /// The maximum number of locks that only the blockers name.
 const MAX_RELATED: usize = 20;
 
+/// The maximum number of holders of such a lock whose holders are read.
+const MAX_RELATED_HOLDERS: i64 = 100;
+
 const MAX_SESSIONS: usize = 100;
 const MAX_INCIDENTS: usize = 50;
 const MAX_TOP: usize = 20;
@@ -205,7 +208,7 @@ fn read_blockers(link: &mut Link, locks: &[Lock]) -> RedisResult<(Vec<Blocked>, 
     let unlisted: Vec<&[u8]> = keys.filter(|key| known.insert(key)).take(MAX_RELATED).collect();
     let mut related = Vec::new();
     for key in unlisted {
-        if let Some(mut lock) = Lock::look_up(link, key)? {
+        if let Some(mut lock) = Lock::look_up(link, key, MAX_RELATED_HOLDERS)? {
             lock.holders.truncate(SHOWN_HOLDERS);
             related.push(lock);
         }
