@@ -35,6 +35,7 @@ crate::on_every_server!(
     viewers_share_one_poll,
     page_serves_a_limited_number_of_connections,
     page_covers_all_cluster_nodes,
+    metrics_survive_an_absent_node,
 );
 
 fn top(server: &Server) -> Command {
@@ -616,4 +617,27 @@ fn page_covers_all_cluster_nodes(flavor: Flavor) {
     assert_eq!(metrics.matches("# TYPE lock_waiters untyped").count(), 1);
     drop(waiting);
     cluster.assert_healthy();
+}
+
+fn metrics_survive_an_absent_node(flavor: Flavor) {
+    let (cluster, waiting, mut command) = contended_cluster(flavor);
+    command.args(["--delay", "0.1"]);
+    let site = Site::start(command);
+    let sample = |name: &str, port: u16| {
+        let (page, begin) = (site.get("/metrics"), format!("{name}{{server=\"127.0.0.1:{port}\"}} "));
+        assert_eq!(page.status, 200, "{page:?}");
+        page.body.lines().find_map(|line| line.strip_prefix(&begin).map(str::to_owned))
+    };
+    let ports: Vec<u16> = cluster.nodes.iter().map(|node| node.port).collect();
+    for port in &ports {
+        assert_eq!(sample("lock_server_up", *port).as_deref(), Some("1"));
+    }
+    drop(waiting);
+    let [of_command_line, mut other] = cluster.nodes;
+    drop(of_command_line);
+    until("the node is absent", || sample("lock_server_up", ports[0]).as_deref() == Some("0"));
+    assert_eq!((sample("lock_waiters", ports[0]), sample("lock_module_loaded", ports[0])), (None, None));
+    assert_eq!(sample("lock_server_up", ports[1]).as_deref(), Some("1"));
+    assert!(sample("lock_waiters", ports[1]).is_some());
+    other.assert_healthy();
 }

@@ -184,19 +184,21 @@ pub(crate) fn call_all<T: FromRedisValue>(link: &mut Link, command: &redis::Cmd)
     Ok(replies.into_iter().flat_map(|(_, entries)| entries).collect())
 }
 
-/// The address of a server, and the fields of its `INFO lock`.
-pub(crate) type Figures = (String, Vec<(String, i64)>);
+/// The fields of `INFO lock`.
+pub(crate) type Figures = Vec<(String, i64)>;
 
-/// The fields of `INFO lock` of every server.
-pub(crate) fn figures(link: &mut Link) -> RedisResult<Vec<Figures>> {
-    let fields = |info: String| {
-        let pairs = info.lines().filter_map(|line| line.split_once(':'));
-        let numbers =
-            pairs.filter_map(|(name, value)| Some((name.to_owned(), value.trim().parse::<i64>().ok()?)));
-        numbers.filter(|(name, _)| name.starts_with("lock_")).collect()
-    };
+/// The address of every server, and the fields of its `INFO lock`.
+fn figures(link: &mut Link) -> RedisResult<Vec<(String, Figures)>> {
     let infos = link.call_everywhere::<String>(REPLY_TIMEOUT, redis::cmd("INFO").arg("lock"))?;
-    Ok(infos.into_iter().map(|(address, info)| (address, fields(info))).collect())
+    Ok(infos.into_iter().map(|(address, info)| (address, lock_fields(&info))).collect())
+}
+
+/// The fields of the module in a reply to `INFO`.
+pub(crate) fn lock_fields(info: &str) -> Figures {
+    let pairs = info.lines().filter_map(|line| line.split_once(':'));
+    let numbers =
+        pairs.filter_map(|(name, value)| Some((name.to_owned(), value.trim().parse::<i64>().ok()?)));
+    numbers.filter(|(name, _)| name.starts_with("lock_")).collect()
 }
 
 /// The holders of a lock; none if it has become free.

@@ -234,7 +234,7 @@ async fn state(State(site): State<Arc<Site>>) -> Result<Response, Refusal> {
 }
 
 async fn metrics(State(site): State<Arc<Site>>) -> Result<Response, Refusal> {
-    let text = site.metrics.get(site.options.delay, |caller| caller.ask(read_metrics)).await?;
+    let text = site.metrics.get(site.options.delay, read_metrics).await?;
     let kind = "text/plain; version=0.0.4; charset=utf-8";
     Ok(([(header::CONTENT_TYPE, kind)], text).into_response())
 }
