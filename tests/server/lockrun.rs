@@ -30,7 +30,7 @@ crate::on_every_server!(
     a_lost_connection_keeps_the_lock,
     a_refused_call_is_retried,
     an_absent_server_is_retried,
-    nested_runs_of_one_lock_are_refused,
+    nested_runs_that_may_hang_are_refused,
     operators_see_the_name,
     an_unknown_primary_is_an_error,
     a_primary_that_one_sentinel_learns_is_retried,
@@ -445,18 +445,25 @@ fn an_absent_server_is_retried(flavor: Flavor) {
     shell.assert_nothing_stays();
 }
 
-fn nested_runs_of_one_lock_are_refused(flavor: Flavor) {
+fn nested_runs_that_may_hang_are_refused(flavor: Flavor) {
     let shell = Shell::new(flavor);
     let line = shell.line();
     let nested = |inner: &str| status_and_text(&shell.run(&["k", "-c", inner]));
-    for inner in
-        [format!("{line} k true"), format!("{line} -s k true"), format!("{line} other {line} k true")]
-    {
+    // The name of a process may have any bytes.
+    let renamed = format!("sh -c 'printf \"\\377\" >/proc/$$/comm; {line} k true; exit $?'");
+    let through_other = format!("{line} other {line} k true");
+    for inner in [format!("{line} k true"), format!("{line} -s k true"), through_other, renamed] {
         let (status, printed) = nested(&inner);
         assert!(status == Some(64) && printed.contains("holds the lock already"), "{status:?}: {printed}");
     }
     assert_eq!(nested(&format!("{line} other true")), (Some(0), String::new()));
     assert_eq!(nested(&format!("{line}/1 k true")), (Some(0), String::new()), "another database");
+    for limit in ["-n", "-w 0.1"] {
+        let busy = nested(&format!("{line} {limit} -E 9 k true"));
+        assert_eq!(busy, (Some(9), String::new()), "the wait ends");
+    }
+    let shared = status_and_text(&shell.run(&["-s", "k", "-c", &format!("{line} -n -s k true")]));
+    assert_eq!(shared, (Some(0), String::new()), "readers share the lock");
     // A daemon inherits the environment, and outlives the lock.
     let daemon = format!("(until [ -e done ]; do sleep 0.01; done; {line} k touch ran) >/dev/null 2>&1 &");
     let (status, printed) = nested(&daemon);
