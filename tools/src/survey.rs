@@ -12,8 +12,8 @@ use redis::{
 
 use crate::place::{client, ServerOptions};
 
-/// The time to connect, and the time for a reply. A survey takes up to four times as long, less than Prometheus waits.
-const STEP_TIMEOUT: Duration = Duration::from_secs(2);
+/// The time to connect, and the time for a reply. A survey takes up to four times as long; Prometheus waits for 10 seconds.
+const STEP_TIMEOUT: Duration = Duration::from_millis(1500);
 
 /// The nodes of a cluster.
 pub(crate) struct Survey {
