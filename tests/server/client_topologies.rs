@@ -89,7 +89,14 @@ fn locks_follow_the_primary(flavor: Flavor) {
         let error = locks.lock("k").try_acquire().unwrap_err();
         assert!(error.kind() == ErrorKind::Unavailable && error.is_unsent(), "{error}");
         assert!(error.to_string().contains(word), "{error}");
+        assert_eq!(error.is_unknown_primary(), word == "knows", "{error}");
     }
+    // A Sentinel that does not reply may know the name.
+    let absent = client("redis://127.0.0.1:1");
+    let place =
+        Place::sentinel([absent, client(watched.sentinels[0].url())], "other", client("redis://127.0.0.1"));
+    let error = place.primary().unwrap_err();
+    assert!(!error.is_unknown_primary() && error.to_string().contains("refused"), "{error}");
 }
 
 fn in_runtime(work: impl std::future::Future<Output = ()>) {

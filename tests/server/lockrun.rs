@@ -30,9 +30,10 @@ crate::on_every_server!(
     a_lost_connection_keeps_the_lock,
     a_refused_call_is_retried,
     an_absent_server_is_retried,
-    nested_runs_of_one_lock_are_refused,
+    nested_runs_that_may_hang_are_refused,
     operators_see_the_name,
     an_unknown_primary_is_an_error,
+    a_primary_that_one_sentinel_learns_is_retried,
     a_killed_lockrun_ends_its_command,
     waits_and_holds_survive_a_failover,
     lockrun_finds_the_cluster_node,
@@ -444,18 +445,25 @@ fn an_absent_server_is_retried(flavor: Flavor) {
     shell.assert_nothing_stays();
 }
 
-fn nested_runs_of_one_lock_are_refused(flavor: Flavor) {
+fn nested_runs_that_may_hang_are_refused(flavor: Flavor) {
     let shell = Shell::new(flavor);
     let line = shell.line();
     let nested = |inner: &str| status_and_text(&shell.run(&["k", "-c", inner]));
-    for inner in
-        [format!("{line} k true"), format!("{line} -s k true"), format!("{line} other {line} k true")]
-    {
+    // The name of a process may have any bytes.
+    let renamed = format!("sh -c 'printf \"\\377\" >/proc/$$/comm; {line} k true; exit $?'");
+    let through_other = format!("{line} other {line} k true");
+    for inner in [format!("{line} k true"), format!("{line} -s k true"), through_other, renamed] {
         let (status, printed) = nested(&inner);
         assert!(status == Some(64) && printed.contains("holds the lock already"), "{status:?}: {printed}");
     }
     assert_eq!(nested(&format!("{line} other true")), (Some(0), String::new()));
     assert_eq!(nested(&format!("{line}/1 k true")), (Some(0), String::new()), "another database");
+    for limit in ["-n", "-w 0.1"] {
+        let busy = nested(&format!("{line} {limit} -E 9 k true"));
+        assert_eq!(busy, (Some(9), String::new()), "the wait ends");
+    }
+    let shared = status_and_text(&shell.run(&["-s", "k", "-c", &format!("{line} -n -s k true")]));
+    assert_eq!(shared, (Some(0), String::new()), "readers share the lock");
     // A daemon inherits the environment, and outlives the lock.
     let daemon = format!("(until [ -e done ]; do sleep 0.01; done; {line} k touch ran) >/dev/null 2>&1 &");
     let (status, printed) = nested(&daemon);
@@ -486,6 +494,24 @@ fn an_unknown_primary_is_an_error(flavor: Flavor) {
     let (status, printed) = status_and_text(&Run::spawn(command).finish());
     assert!(status == Some(69) && printed.contains("no Sentinel knows typo"), "{status:?}: {printed}");
     assert!(started.elapsed() < Duration::from_secs(10), "an unreachable primary may take 20 s");
+    watched.assert_healthy();
+}
+
+/// A Sentinel that does not know the primary yet is no reason to give up while another one does not reply.
+fn a_primary_that_one_sentinel_learns_is_retried(flavor: Flavor) {
+    let mut watched = Watched::start(flavor);
+    let absent = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let proxy = Proxy::freezable(absent);
+    let addresses = format!("redis://127.0.0.1:{},{}", proxy.port, watched.sentinels[0].url());
+    let mut command = tool("lockrun");
+    command.args(["-u", &addresses, "--sentinel", "later", "-n", "--retry", "60", "k", "true"]);
+    let mut run = Run::spawn(command);
+    run.until("lockrun has tried three times", || proxy.connections_made() >= 3);
+    let primary = watched.primary_address().port();
+    let monitor = format!("SENTINEL MONITOR later 127.0.0.1 {primary} 1");
+    assert_eq!(watched.sentinels[0].client().call(&monitor), "OK");
+    let (status, printed) = status_and_text(&run.finish());
+    assert!(status == Some(0) && printed.contains("trying again"), "{status:?}: {printed}");
     watched.assert_healthy();
 }
 

@@ -2,7 +2,10 @@
 
 //! `locktop`, in a terminal and without one.
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::process::Command;
+use std::time::Duration;
 
 use serde_json::{json, Value};
 
@@ -24,12 +27,15 @@ crate::on_every_server!(
     narrow_terminal_has_the_main_columns,
     page_and_its_data_are_served,
     page_shows_blockers_outside_the_list,
+    page_reads_few_holders_outside_the_list,
     foreign_hosts_and_origins_are_refused,
     page_breaks_locks_only_with_the_flag,
     page_needs_few_permissions,
     page_recovers_with_the_server,
     viewers_share_one_poll,
+    page_serves_a_limited_number_of_connections,
     page_covers_all_cluster_nodes,
+    metrics_survive_an_absent_node,
 );
 
 fn top(server: &Server) -> Command {
@@ -398,6 +404,29 @@ fn page_shows_blockers_outside_the_list(flavor: Flavor) {
     assert_eq!(related["holders"][0]["owner"], "ann");
 }
 
+fn page_reads_few_holders_outside_the_list(flavor: Flavor) {
+    let server = Server::with_module(flavor, &[]);
+    let mut a = server.client();
+    for n in 0..101 {
+        assert_eq!(a.call(&format!("LOCK.ACQUIRE permit*[1] h{n} SHARED LIMIT 101")), "1");
+    }
+    assert_eq!(a.call("LOCK.ACQUIRE orders bob"), "1");
+    let _waiting = [
+        server.waiting("LOCK.ACQUIRE orders cleo BLOCK 0"),
+        server.waiting("LOCK.ACQUIRE permit*[1] bob BLOCK 0"),
+        server.waiting("LOCK.ACQUIRE permit*[1] cleo BLOCK 0"),
+    ];
+    let mut command = top(&server);
+    command.args(["--match", "ord*", "--delay", "0.1"]);
+    let site = Site::start(command);
+    let related = || state(&site)["related"][0].clone();
+    let seen = related();
+    assert_eq!((&seen["key"], &seen["holder_count"]), (&json!("permit*[1]"), &json!(101)));
+    assert_eq!((&seen["holders"], &seen["waiters"][1]["owner"]), (&json!([]), &json!("cleo")));
+    a.call("LOCK.RELEASE permit*[1] h0");
+    until("the holders are read", || related()["holders"].as_array().is_some_and(|shown| shown.len() == 20));
+}
+
 fn foreign_hosts_and_origins_are_refused(flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
     let mut command = top(&server);
@@ -546,6 +575,31 @@ fn viewers_share_one_poll(flavor: Flavor) {
     assert_eq!(calls(&mut a), Some(1));
 }
 
+fn page_serves_a_limited_number_of_connections(flavor: Flavor) {
+    let server = Server::with_module(flavor, &[]);
+    let site = Site::start(top(&server));
+    let connect = || {
+        let stream = TcpStream::connect(&site.address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        stream
+    };
+    // Even a client that asks for more gets one reply.
+    let mut polite = connect();
+    polite.write_all(format!("GET /metrics HTTP/1.1\r\nHost: {}\r\n\r\n", site.address).as_bytes()).unwrap();
+    let mut reply = String::new();
+    polite.read_to_string(&mut reply).unwrap();
+    assert!(reply.starts_with("HTTP/1.1 200") && reply.contains("lock_waiters{"), "{reply}");
+    let mut idle: Vec<_> = (0..256).map(|_| connect()).collect();
+    assert_eq!(connect().read(&mut [0]).unwrap(), 0, "there is no place");
+    drop(idle.pop());
+    until("a place is free", || {
+        let mut stream = connect();
+        let _ = stream.write_all(format!("GET / HTTP/1.1\r\nHost: {}\r\n\r\n", site.address).as_bytes());
+        let mut reply = String::new();
+        stream.read_to_string(&mut reply).is_ok() && reply.starts_with("HTTP/1.1 200")
+    });
+}
+
 fn page_covers_all_cluster_nodes(flavor: Flavor) {
     let (cluster, waiting, command) = contended_cluster(flavor);
     let site = Site::start(command);
@@ -563,4 +617,27 @@ fn page_covers_all_cluster_nodes(flavor: Flavor) {
     assert_eq!(metrics.matches("# TYPE lock_waiters untyped").count(), 1);
     drop(waiting);
     cluster.assert_healthy();
+}
+
+fn metrics_survive_an_absent_node(flavor: Flavor) {
+    let (cluster, waiting, mut command) = contended_cluster(flavor);
+    command.args(["--delay", "0.1"]);
+    let site = Site::start(command);
+    let sample = |name: &str, port: u16| {
+        let (page, begin) = (site.get("/metrics"), format!("{name}{{server=\"127.0.0.1:{port}\"}} "));
+        assert_eq!(page.status, 200, "{page:?}");
+        page.body.lines().find_map(|line| line.strip_prefix(&begin).map(str::to_owned))
+    };
+    let ports: Vec<u16> = cluster.nodes.iter().map(|node| node.port).collect();
+    for port in &ports {
+        assert_eq!(sample("lock_server_up", *port).as_deref(), Some("1"));
+    }
+    drop(waiting);
+    let [of_command_line, mut other] = cluster.nodes;
+    drop(of_command_line);
+    until("the node is absent", || sample("lock_server_up", ports[0]).as_deref() == Some("0"));
+    assert_eq!((sample("lock_waiters", ports[0]), sample("lock_module_loaded", ports[0])), (None, None));
+    assert_eq!(sample("lock_server_up", ports[1]).as_deref(), Some("1"));
+    assert!(sample("lock_waiters", ports[1]).is_some());
+    other.assert_healthy();
 }

@@ -5,4 +5,5 @@
 pub mod link;
 pub mod place;
 pub mod seconds;
+mod survey;
 pub mod texts;

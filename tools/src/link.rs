@@ -11,6 +11,7 @@ use redis::{Cmd, Connection, FromRedisValue, RedisError, RedisResult};
 use redis_lock_client::Server;
 
 use crate::place::{explain, tcp, ServerOptions, REPLY_TIMEOUT};
+use crate::survey::Survey;
 
 /// Connects to a server or cluster. Each [`Connector::connect`] looks up the current primary.
 pub struct Connector(Kind);
@@ -123,6 +124,8 @@ impl Link {
 pub struct Caller {
     connector: Connector,
     link: Option<Link>,
+    /// The nodes of the cluster, with `--cluster`.
+    survey: Option<Survey>,
 }
 
 impl Caller {
@@ -132,7 +135,25 @@ impl Caller {
     ///
     /// If a URL is invalid, or a file with a certificate cannot be read.
     pub fn new(options: &ServerOptions) -> Result<Caller, String> {
-        Ok(Caller { connector: Connector::new(options)?, link: None })
+        let survey = options.cluster()?.map(|nodes| Survey::new(nodes, options)).transpose()?;
+        Ok(Caller { connector: Connector::new(options)?, link: None, survey })
+    }
+
+    /// Calls every primary: one server, or all primaries of a cluster at the same time. Returns the reply of each with its
+    /// address. An error stands for a primary that does not reply.
+    ///
+    /// # Errors
+    ///
+    /// If no primary replies.
+    pub fn call_each<T: FromRedisValue + Send>(
+        &mut self,
+        command: &Cmd,
+    ) -> RedisResult<Vec<(String, RedisResult<T>)>> {
+        if let Some(survey) = &mut self.survey {
+            return survey.call_each(command);
+        }
+        let replies = self.ask(|link| link.call_everywhere(REPLY_TIMEOUT, command))?;
+        Ok(replies.into_iter().map(|(address, reply)| (address, Ok(reply))).collect())
     }
 
     /// Asks over the open connection, or over a new one.

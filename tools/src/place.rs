@@ -97,15 +97,7 @@ impl ServerOptions {
     /// If a URL is invalid, or a file with a certificate cannot be read.
     pub fn server(&self) -> Result<Server, String> {
         let (nodes, certificates) = (self.nodes()?, self.certificates()?);
-        let client = |node: ConnectionInfo| {
-            let client = match (&certificates, node.addr()) {
-                (Some(certificates), ConnectionAddr::TcpTls { .. }) => {
-                    Client::build_with_tls(node, certificates.clone())
-                }
-                _ => Client::open(node),
-            };
-            client.map_err(|error| error.to_string())
-        };
+        let client = |node| client(node, certificates.as_ref());
         if (self.cluster || self.sentinel.is_some()) && nodes.iter().any(is_unix) {
             return Err("a node of a cluster or a Sentinel has a host and a port".to_owned());
         }
@@ -161,6 +153,17 @@ impl ServerOptions {
     fn nodes(&self) -> Result<Vec<ConnectionInfo>, String> {
         self.url.iter().map(|url| node(url)).collect()
     }
+}
+
+/// A client for a node, with the certificates of the command line if it uses TLS.
+pub(crate) fn client(node: ConnectionInfo, certificates: Option<&TlsCertificates>) -> Result<Client, String> {
+    let client = match (certificates, node.addr()) {
+        (Some(certificates), ConnectionAddr::TcpTls { .. }) => {
+            Client::build_with_tls(node, certificates.clone())
+        }
+        _ => Client::open(node),
+    };
+    client.map_err(|error| error.to_string())
 }
 
 fn is_unix(node: &ConnectionInfo) -> bool {

@@ -57,6 +57,7 @@ pub struct Error {
     text: Cow<'static, str>,
     source: Option<RedisError>,
     is_unsent: bool,
+    is_unknown_primary: bool,
 }
 
 /// The codes of errors after which the same call may succeed in a moment.
@@ -66,7 +67,12 @@ const TRANSIENT: &str =
 
 impl Error {
     pub(crate) fn new(kind: ErrorKind, text: impl Into<Cow<'static, str>>) -> Error {
-        Error { kind, text: text.into(), source: None, is_unsent: false }
+        Error { kind, text: text.into(), source: None, is_unsent: false, is_unknown_primary: false }
+    }
+
+    pub(crate) fn unknown_primary(name: &str) -> Error {
+        let text = format!("no Sentinel knows {name}");
+        Error { is_unknown_primary: true, ..Error::new(ErrorKind::Unavailable, text) }
     }
 
     pub(crate) fn no_reply() -> Error {
@@ -89,6 +95,12 @@ impl Error {
     #[must_use]
     pub fn is_unsent(&self) -> bool {
         self.is_unsent
+    }
+
+    /// Whether all Sentinels have replied that they know no primary by this name. False if any of them did not reply.
+    #[must_use]
+    pub fn is_unknown_primary(&self) -> bool {
+        self.is_unknown_primary
     }
 
     /// Marks the error of an attempt to connect.
@@ -143,7 +155,7 @@ impl From<RedisError> for Error {
             _ if error.is_timeout() => return Error { source: Some(error), ..Error::no_reply() },
             _ => error.to_string(),
         };
-        Error { kind, text: text.into(), source: Some(error), is_unsent: false }
+        Error { source: Some(error), ..Error::new(kind, text) }
     }
 }
 

@@ -92,11 +92,9 @@ impl Server {
             Kind::Sentinel { sentinels, first, name, primary } => {
                 let mut call = cmd("SENTINEL");
                 call.arg("GET-MASTER-ADDR-BY-NAME").arg(name);
-                let address = |value, _: &Client| {
-                    let none = || Error::new(ErrorKind::Unavailable, format!("no Sentinel knows {name}"));
-                    parse::<Option<(String, u16)>>(value)?.ok_or_else(none)
-                };
-                let (host, port) = first_answer(sentinels, first, &call, address).await?;
+                let address = |value, _: &Client| parse::<Option<(String, u16)>>(value);
+                let found = first_answer(sentinels, first, &call, address).await?;
+                let (host, port) = found.ok_or_else(|| Error::unknown_primary(name))?;
                 at(primary, &format!("{host}:{port}"))
             }
         }
@@ -137,32 +135,33 @@ impl Server {
         call.arg("SLOTS");
         let find = first_answer(&nodes, first, &call, ranges_of);
         let ranges = timeout(CALL_TIMEOUT, find).await.unwrap_or_else(|_| Err(nobody()))?;
-        locked(slots).ranges = ranges;
+        locked(slots).ranges = ranges.ok_or_else(nobody)?;
         Ok(())
     }
 }
 
 /// The first answer of any of these servers, beginning with the one that answered last. A silent one can cost all time of the
-/// caller, so the next search begins after it.
+/// caller, so the next search begins after it. None if all of them replied without an answer.
 async fn first_answer<T>(
     servers: &[Client],
     first: &AtomicUsize,
     call: &Cmd,
-    read: impl Fn(Value, &Client) -> Result<T>,
-) -> Result<T> {
-    let (start, mut error) = (first.load(Ordering::Relaxed), nobody());
+    read: impl Fn(Value, &Client) -> Result<Option<T>>,
+) -> Result<Option<T>> {
+    let (start, mut failed) = (first.load(Ordering::Relaxed), None);
     for i in start..start + servers.len() {
         first.store(i + 1, Ordering::Relaxed);
         let server = &servers[i % servers.len()];
         match ask(server, call).await.and_then(|value| read(value, server)) {
-            Ok(answer) => {
+            Ok(Some(answer)) => {
                 first.store(i, Ordering::Relaxed);
-                return Ok(answer);
+                return Ok(Some(answer));
             }
-            Err(failed) => error = failed,
+            Ok(None) => {}
+            Err(error) => failed = Some(error),
         }
     }
-    Err(error)
+    failed.map_or(Ok(None), Err)
 }
 
 fn nobody() -> Error {
@@ -174,7 +173,7 @@ fn parse<T: FromRedisValue>(value: Value) -> Result<T> {
 }
 
 /// The ranges in a reply: the first and the last slot, the primary, and any number of replicas.
-fn ranges_of(reply: Value, asked: &Client) -> Result<Vec<(u16, u16, String)>> {
+fn ranges_of(reply: Value, asked: &Client) -> Result<Option<Vec<(u16, u16, String)>>> {
     let ranges = parse::<Vec<Vec<Value>>>(reply)?.into_iter().filter_map(|range| {
         let mut parts = range.into_iter();
         let (first, last) = (parse(parts.next()?).ok()?, parse(parts.next()?).ok()?);
@@ -190,7 +189,7 @@ fn ranges_of(reply: Value, asked: &Client) -> Result<Vec<(u16, u16, String)>> {
         Some((first, last, format!("{host}:{port}")))
     });
     // A node that has left the cluster knows none.
-    Some(ranges.collect::<Vec<_>>()).filter(|ranges| !ranges.is_empty()).ok_or_else(nobody)
+    Ok(Some(ranges.collect::<Vec<_>>()).filter(|ranges| !ranges.is_empty()))
 }
 
 /// A client with the same options for another address.

@@ -122,7 +122,7 @@ impl Run {
         }
         // The URL is parsed before all other steps, so that an invalid one is a usage error.
         let server = options.server.server()?;
-        if nesting::is_held(&options) {
+        if nesting::may_hang(&options) {
             let key = options.key.to_string_lossy();
             return Err(format!("{key}: the lockrun that runs this command holds the lock already").into());
         }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-//! Refuses to acquire a lock that an outer `lockrun` holds. The inner one would wait for the end of the outer one, forever.
+//! Refuses to wait without limit for a lock that an outer `lockrun` holds. The inner one would wait for the end of the outer one,
+//! forever. A shared hold could be granted, but not while a writer waits for the outer one.
 
 use std::{env, fs, process};
 
@@ -15,8 +16,11 @@ pub(crate) fn held(options: &Options) -> String {
     format!("{outer}{} {}\n", process::id(), lock(options))
 }
 
-/// Whether a `lockrun` that has started this process holds this lock.
-pub(crate) fn is_held(options: &Options) -> bool {
+/// Whether a `lockrun` that has started this process holds this lock, and this one would wait for it without limit.
+pub(crate) fn may_hang(options: &Options) -> bool {
+    if options.nonblock || options.wait.is_some() {
+        return false;
+    }
     let (held, lock) = (env::var(HELD).unwrap_or_default(), lock(options));
     held.lines()
         .filter_map(|line| line.split_once(' '))
@@ -32,8 +36,9 @@ fn lock(options: &Options) -> String {
 /// gets another parent.
 fn is_ancestor(of: u32) -> bool {
     let parent = |pid: u32| {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        stat.rsplit(") ").next()?.split(' ').nth(1)?.parse().ok()
+        // The name of a process may have any bytes.
+        let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
+        String::from_utf8_lossy(&stat).rsplit(") ").next()?.split(' ').nth(1)?.parse().ok()
     };
     std::iter::successors(Some(process::id()), |pid| parent(*pid)).skip(1).any(|pid| pid == of)
 }

@@ -68,8 +68,7 @@ pub(crate) fn acquire(
         Arc::new(move |error: &Error| {
             let mut state = errors.lock().unwrap_or_else(PoisonError::into_inner);
             state.connected |= !error.is_unsent();
-            let is_unknown = error.to_string().contains("no Sentinel knows");
-            if !state.connected && (is_unknown || begun.elapsed() >= connect_timeout) {
+            if !state.connected && (error.is_unknown_primary() || begun.elapsed() >= connect_timeout) {
                 state.fatal = Some(error.clone());
                 canceller.cancel();
             } else if !canceller.is_cancelled() {

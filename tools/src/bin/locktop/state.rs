@@ -109,10 +109,7 @@ impl State {
         locks.sort_by_key(|lock| Reverse(lock.longest_ms));
         locks.truncate(usize::from(most));
         for lock in &mut locks {
-            if lock.holder_count <= MAX_HOLDERS {
-                lock.holders = holders(link, &lock.raw)?;
-            }
-            lock.waiters = waiters(link, &lock.raw)?;
+            lock.read_owners(link, MAX_HOLDERS)?;
         }
         let mut totals: BTreeMap<String, i64> = BTreeMap::new();
         for (name, value) in figures(link)?.into_iter().flat_map(|(_, figures)| figures) {
@@ -137,24 +134,21 @@ impl State {
 }
 
 impl Lock {
-    /// Reads a lock that `LOCK.LIST` may not have listed. Returns `None` if it is free.
-    pub(crate) fn look_up(link: &mut Link, key: &[u8]) -> RedisResult<Option<Lock>> {
-        let info = redis::cmd("LOCK.INFO").arg(key).clone();
-        let Some(mut fields) = link.call_within::<Option<Fields>>(Some(REPLY_TIMEOUT), &info)? else {
-            return Ok(None);
-        };
-        let holders: Vec<Holder> = fields.take("holders")?;
-        let waiters = waiters(link, key)?;
-        Ok(Some(Lock {
-            key: escape(key),
-            raw: key.to_vec(),
-            mode: fields.text("mode")?,
-            holder_count: i64::try_from(holders.len()).unwrap_or(i64::MAX),
-            holders,
-            waiting: fields.take("waiters")?,
-            longest_ms: waiters.first().map_or(0, |waiter| waiter.waited_ms),
-            waiters,
-        }))
+    /// Reads one lock, and its holders if there are at most `max_holders`. Returns `None` if it has no waiters.
+    pub(crate) fn look_up(link: &mut Link, key: &[u8], max_holders: i64) -> RedisResult<Option<Lock>> {
+        let list = redis::cmd("LOCK.LIST").arg("MATCH").arg(literal(key)).arg("COUNT").arg(1).clone();
+        let Some(mut lock) = call_all::<Lock>(link, &list)?.into_iter().next() else { return Ok(None) };
+        lock.read_owners(link, max_holders)?;
+        Ok(Some(lock))
+    }
+
+    /// Reads the first waiters, and the holders if there are at most `max_holders`.
+    fn read_owners(&mut self, link: &mut Link, max_holders: i64) -> RedisResult<()> {
+        if self.holder_count <= max_holders {
+            self.holders = holders(link, &self.raw)?;
+        }
+        self.waiters = waiters(link, &self.raw)?;
+        Ok(())
     }
 
     /// Whether the key or an owner contains a text in lower case.
@@ -170,6 +164,15 @@ impl Lock {
     }
 }
 
+/// The pattern that matches only this key.
+fn literal(key: &[u8]) -> Vec<u8> {
+    let escaped = |byte: &u8| {
+        let escape = b"*?[]\\".contains(byte).then_some(b'\\');
+        escape.into_iter().chain([*byte])
+    };
+    key.iter().flat_map(escaped).collect()
+}
+
 /// The number of entries that a list does not show.
 pub(crate) fn missing(total: i64, shown: usize) -> i64 {
     (total - i64::try_from(shown).unwrap_or(i64::MAX)).max(0)
@@ -181,19 +184,21 @@ pub(crate) fn call_all<T: FromRedisValue>(link: &mut Link, command: &redis::Cmd)
     Ok(replies.into_iter().flat_map(|(_, entries)| entries).collect())
 }
 
-/// The address of a server, and the fields of its `INFO lock`.
-pub(crate) type Figures = (String, Vec<(String, i64)>);
+/// The fields of `INFO lock`.
+pub(crate) type Figures = Vec<(String, i64)>;
 
-/// The fields of `INFO lock` of every server.
-pub(crate) fn figures(link: &mut Link) -> RedisResult<Vec<Figures>> {
-    let fields = |info: String| {
-        let pairs = info.lines().filter_map(|line| line.split_once(':'));
-        let numbers =
-            pairs.filter_map(|(name, value)| Some((name.to_owned(), value.trim().parse::<i64>().ok()?)));
-        numbers.filter(|(name, _)| name.starts_with("lock_")).collect()
-    };
+/// The address of every server, and the fields of its `INFO lock`.
+fn figures(link: &mut Link) -> RedisResult<Vec<(String, Figures)>> {
     let infos = link.call_everywhere::<String>(REPLY_TIMEOUT, redis::cmd("INFO").arg("lock"))?;
-    Ok(infos.into_iter().map(|(address, info)| (address, fields(info))).collect())
+    Ok(infos.into_iter().map(|(address, info)| (address, lock_fields(&info))).collect())
+}
+
+/// The fields of the module in a reply to `INFO`.
+pub(crate) fn lock_fields(info: &str) -> Figures {
+    let pairs = info.lines().filter_map(|line| line.split_once(':'));
+    let numbers =
+        pairs.filter_map(|(name, value)| Some((name.to_owned(), value.trim().parse::<i64>().ok()?)));
+    numbers.filter(|(name, _)| name.starts_with("lock_")).collect()
 }
 
 /// The holders of a lock; none if it has become free.

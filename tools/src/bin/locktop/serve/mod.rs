@@ -5,13 +5,15 @@
 //! Requests are checked against other websites that the operator's browser has open. The host must be a known one, so that no
 //! website can point its own name at this server. A request from another origin is refused.
 
+mod listener;
 mod report;
 
 use std::io::{self, Write};
-use std::net::{SocketAddr, TcpListener};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::net::TcpListener;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use axum::body::Bytes;
 use axum::extract::rejection::JsonRejection;
 use axum::extract::{ConnectInfo, DefaultBodyLimit, Request, State};
 use axum::http::header::{self, HeaderMap, HeaderName};
@@ -21,11 +23,13 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use redis::RedisResult;
-use redis_lock_tools::link::{describe, Caller, Link};
+use redis_lock_tools::link::{describe, Caller};
 use serde::Deserialize;
+use tokio::sync::Mutex;
 
 use crate::options::Options;
 use crate::state::{break_lock, escape};
+use listener::{LimitedListener, Peer};
 use report::{read_metrics, Report};
 
 const PAGE: &str = include_str!("page.html");
@@ -36,10 +40,17 @@ const NONCE: &str = "{nonce}";
 /// The maximum size of a request to break a lock.
 const MAX_BODY: usize = 1 << 20;
 
-/// The maximum number of threads that wait for the server with the locks.
-const MAX_THREADS: usize = 8;
+/// The maximum number of connections of viewers. Further ones are closed.
+const MAX_CONNECTIONS: usize = 256;
 
-const HEADERS: [(HeaderName, &str); 6] = [
+/// The time after which a connection is closed. Each serves one request.
+const CONNECTION_LIFETIME: Duration = Duration::from_secs(60);
+
+/// The maximum number of threads that wait for the server with the locks: one each for the state, the metrics and a break.
+const MAX_THREADS: usize = 3;
+
+const HEADERS: [(HeaderName, &str); 7] = [
+    (header::CONNECTION, "close"),
     (header::CACHE_CONTROL, "no-store"),
     (header::REFERRER_POLICY, "no-referrer"),
     (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
@@ -59,7 +70,7 @@ pub(crate) fn run(options: Options) -> Result<(), String> {
     let mut hosts = options.hosts.clone();
     hosts.extend([host_name(&address).to_owned(), host_name(&bound.to_string()).to_owned()]);
     hosts.extend(["localhost", "127.0.0.1", "[::1]"].map(str::to_owned));
-    let site = Arc::new(Site { options, hosts, state, metrics });
+    let site = Arc::new(Site { options, hosts, state, metrics, breaking: Arc::default() });
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(MAX_THREADS)
@@ -69,8 +80,8 @@ pub(crate) fn run(options: Options) -> Result<(), String> {
     runtime
         .block_on(async {
             let listener = tokio::net::TcpListener::from_std(listener)?;
-            let service = router(site).into_make_service_with_connect_info::<SocketAddr>();
-            axum::serve(listener, service).await
+            let listener = LimitedListener::new(listener, MAX_CONNECTIONS, CONNECTION_LIFETIME);
+            axum::serve(listener, router(site).into_make_service_with_connect_info::<Peer>()).await
         })
         .map_err(failed)
 }
@@ -98,39 +109,49 @@ struct Site {
     hosts: Vec<String>,
     state: Polled,
     metrics: Polled,
+    /// Held during a break.
+    breaking: Arc<Mutex<()>>,
 }
 
 /// A text that all viewers share. It is read again when it is requested and older than the interval.
-struct Polled(Mutex<Poll>);
+struct Polled(Arc<Mutex<Poll>>);
 
 struct Poll {
     caller: Caller,
     read_at: Option<Instant>,
-    text: Result<Arc<str>, String>,
+    text: Result<Bytes, String>,
 }
 
 impl Polled {
     fn new(options: &Options) -> Result<Polled, String> {
         let caller = Caller::new(&options.server)?;
-        Ok(Polled(Mutex::new(Poll { caller, read_at: None, text: Err("not read yet".to_owned()) })))
+        let poll = Poll { caller, read_at: None, text: Err("not read yet".to_owned()) };
+        Ok(Polled(Arc::new(Mutex::new(poll))))
     }
 
-    /// Returns the text. Concurrent calls wait for one read.
-    fn get(
+    /// Returns the text. Concurrent calls wait for one read, which occupies one thread.
+    async fn get(
         &self,
         interval: Duration,
-        read: impl FnOnce(&mut Link) -> RedisResult<String>,
-    ) -> Result<Arc<str>, String> {
-        let mut poll = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if poll.read_at.is_none_or(|at| at.elapsed() >= interval) {
-            poll.text = poll.caller.ask(read).map(Arc::from).map_err(|error| describe(&error));
-            poll.read_at = Some(Instant::now());
-        }
-        poll.text.clone()
+        read: impl FnOnce(&mut Caller) -> RedisResult<String> + Send + 'static,
+    ) -> Result<Bytes, Refusal> {
+        let mut poll = Arc::clone(&self.0).lock_owned().await;
+        let text = if poll.read_at.is_some_and(|at| at.elapsed() < interval) {
+            poll.text.clone()
+        } else {
+            in_background(move || {
+                poll.text = read(&mut poll.caller).map(Bytes::from).map_err(|error| describe(&error));
+                poll.read_at = Some(Instant::now());
+                poll.text.clone()
+            })
+            .await?
+        };
+        text.map_err(|error| Refusal(StatusCode::SERVICE_UNAVAILABLE, error))
     }
 }
 
 /// An answer other than the requested one.
+#[derive(Debug)]
 struct Refusal(StatusCode, String);
 
 impl IntoResponse for Refusal {
@@ -206,20 +227,16 @@ async fn page() -> Response {
 }
 
 async fn state(State(site): State<Arc<Site>>) -> Result<Response, Refusal> {
-    let read = move || site.state.get(site.options.delay, |link| Report::read(link, &site.options));
-    Ok(([(header::CONTENT_TYPE, "application/json")], polled(read).await?).into_response())
+    let reader = Arc::clone(&site);
+    let read = move |caller: &mut Caller| caller.ask(|link| Report::read(link, &reader.options));
+    let text = site.state.get(site.options.delay, read).await?;
+    Ok(([(header::CONTENT_TYPE, "application/json")], text).into_response())
 }
 
 async fn metrics(State(site): State<Arc<Site>>) -> Result<Response, Refusal> {
-    let read = move || site.metrics.get(site.options.delay, read_metrics);
+    let text = site.metrics.get(site.options.delay, read_metrics).await?;
     let kind = "text/plain; version=0.0.4; charset=utf-8";
-    Ok(([(header::CONTENT_TYPE, kind)], polled(read).await?).into_response())
-}
-
-/// Reads a polled text on another thread.
-async fn polled(read: impl FnOnce() -> Result<Arc<str>, String> + Send + 'static) -> Result<String, Refusal> {
-    let text = in_background(read).await?;
-    text.map(|text| text.to_string()).map_err(|error| Refusal(StatusCode::SERVICE_UNAVAILABLE, error))
+    Ok(([(header::CONTENT_TYPE, kind)], text).into_response())
 }
 
 async fn in_background<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Refusal> {
@@ -240,7 +257,7 @@ struct BreakRequest {
 
 async fn break_one(
     State(site): State<Arc<Site>>,
-    ConnectInfo(peer): ConnectInfo<SocketAddr>,
+    ConnectInfo(Peer(peer)): ConnectInfo<Peer>,
     headers: HeaderMap,
     request: Result<Json<BreakRequest>, JsonRejection>,
 ) -> Result<String, Refusal> {
@@ -259,8 +276,10 @@ async fn break_one(
     if request.confirm != name {
         return Err(Refusal(StatusCode::BAD_REQUEST, format!("confirmation differs from the key {name}")));
     }
+    let breaking = Arc::clone(&site.breaking).lock_owned().await;
     // The result is printed even if the browser does not wait for it.
     let broken = in_background(move || {
+        let _breaking = breaking;
         let caller = Caller::new(&site.options.server);
         let mut caller = caller.map_err(|error| Refusal(StatusCode::BAD_GATEWAY, error))?;
         let broken = caller.ask(|link| break_lock(link, &key, &request.holders_id));
@@ -292,6 +311,11 @@ fn from_hex(text: &str) -> Option<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
+
+    use clap::Parser;
+    use tokio::time::timeout;
+
     use super::*;
 
     #[test]
@@ -313,6 +337,39 @@ mod tests {
         for origin in ["null", "http://a", "http://a:1.evil", "http://b:1", "ftp://a:1", "a:1"] {
             assert!(!is_own(origin, "a:1"), "{origin}");
         }
+    }
+
+    #[test]
+    fn waiting_viewers_occupy_one_thread() {
+        let options = Options::parse_from(["locktop"]);
+        let (state, metrics) = (Polled::new(&options).unwrap(), Polled::new(&options).unwrap());
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        let runtime = builder.enable_all().max_blocking_threads(2).build().unwrap();
+        let interval = Duration::from_secs(3600);
+        let read = |text: &'static str| move |_: &mut Caller| Ok(text.to_owned());
+        runtime.block_on(async {
+            let state = Arc::new(state);
+            let (go_on, held) = mpsc::channel::<()>();
+            let slow = move |_: &mut Caller| {
+                let _ = held.recv();
+                Ok("state".to_owned())
+            };
+            let first = Arc::clone(&state);
+            let mut viewers = vec![tokio::spawn(async move { first.get(interval, slow).await })];
+            viewers.extend((0..20).map(|_| {
+                let state = Arc::clone(&state);
+                tokio::spawn(async move { state.get(interval, read("another read")).await })
+            }));
+            let scrape = timeout(Duration::from_secs(30), metrics.get(interval, read("metrics"))).await;
+            assert_eq!(scrape.expect("a thread is free").unwrap(), "metrics");
+            drop(go_on);
+            let mut texts = Vec::new();
+            for viewer in viewers {
+                texts.push(viewer.await.unwrap().unwrap());
+            }
+            assert!(texts.iter().all(|text| text == "state"), "{texts:?}");
+            assert!(texts.iter().all(|text| text.as_ptr() == texts[0].as_ptr()), "viewers share the bytes");
+        });
     }
 
     #[test]

@@ -7,11 +7,11 @@ use std::fmt::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use redis::{FromRedisValue, ParsingError, RedisResult, Value};
-use redis_lock_tools::link::{describe, Link};
+use redis_lock_tools::link::{describe, Caller, Link};
 use serde::Serialize;
 
 use crate::options::Options;
-use crate::state::{call_all, figures, holders_id, missing, Connection, Fields, Figures, Lock, State};
+use crate::state::{call_all, holders_id, lock_fields, missing, Connection, Fields, Figures, Lock, State};
 
 /// The maximum number of holders of a lock in the report. More are read.
 const SHOWN_HOLDERS: usize = 20;
@@ -24,6 +24,9 @@ const MAX_BLOCKERS: usize = 50;
 
 /// The maximum number of locks that only the blockers name.
 const MAX_RELATED: usize = 20;
+
+/// The maximum number of holders of such a lock whose holders are read.
+const MAX_RELATED_HOLDERS: i64 = 100;
 
 const MAX_SESSIONS: usize = 100;
 const MAX_INCIDENTS: usize = 50;
@@ -205,7 +208,7 @@ fn read_blockers(link: &mut Link, locks: &[Lock]) -> RedisResult<(Vec<Blocked>, 
     let unlisted: Vec<&[u8]> = keys.filter(|key| known.insert(key)).take(MAX_RELATED).collect();
     let mut related = Vec::new();
     for key in unlisted {
-        if let Some(mut lock) = Lock::look_up(link, key)? {
+        if let Some(mut lock) = Lock::look_up(link, key, MAX_RELATED_HOLDERS)? {
             lock.holders.truncate(SHOWN_HOLDERS);
             related.push(lock);
         }
@@ -270,17 +273,23 @@ impl FromRedisValue for Top {
     }
 }
 
-/// Reads every field of `INFO lock` of every server, and returns them in the text format of Prometheus.
-pub(super) fn read_metrics(link: &mut Link) -> RedisResult<String> {
-    Ok(metrics(figures(link)?))
+/// Reads every field of `INFO lock` of every server that replies, and returns them in the text format of Prometheus.
+pub(super) fn read_metrics(caller: &mut Caller) -> RedisResult<String> {
+    let replies = caller.call_each::<String>(redis::cmd("INFO").arg("lock"))?;
+    let servers =
+        replies.into_iter().map(|(address, info)| (address, info.ok().map(|info| lock_fields(&info))));
+    Ok(metrics(servers.collect()))
 }
 
-fn metrics(servers: Vec<Figures>) -> String {
+/// The fields of the servers with these addresses. None stands for a server that does not reply.
+fn metrics(servers: Vec<(String, Option<Figures>)>) -> String {
     let mut samples: BTreeMap<String, Vec<(String, i64)>> = BTreeMap::new();
     for (address, figures) in servers {
         let label = address.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
-        let loaded = ("lock_module_loaded".to_owned(), i64::from(!figures.is_empty()));
-        for (name, value) in figures.into_iter().chain([loaded]) {
+        let up = ("lock_server_up".to_owned(), i64::from(figures.is_some()));
+        let loaded = |figures: &Figures| ("lock_module_loaded".to_owned(), i64::from(!figures.is_empty()));
+        let loaded = figures.as_ref().map(loaded);
+        for (name, value) in figures.into_iter().flatten().chain(loaded).chain([up]) {
             samples.entry(name).or_default().push((label.clone(), value));
         }
     }
@@ -302,11 +311,12 @@ mod tests {
     #[test]
     fn samples_of_a_metric_are_together() {
         let server = |address: &str, value| {
-            (address.to_owned(), vec![("lock_b".to_owned(), value), ("lock_a".to_owned(), 0)])
+            (address.to_owned(), Some(vec![("lock_b".to_owned(), value), ("lock_a".to_owned(), 0)]))
         };
-        let without_module = ("i:1".to_owned(), Vec::new());
+        let without_module = ("i:1".to_owned(), Some(Vec::new()));
+        let down = ("j:1".to_owned(), None);
         assert_eq!(
-            metrics(vec![server("h:1", 3), server("\"\\", 4), without_module]),
+            metrics(vec![server("h:1", 3), server("\"\\", 4), without_module, down]),
             "# TYPE lock_a untyped\n\
              lock_a{server=\"h:1\"} 0\n\
              lock_a{server=\"\\\"\\\\\"} 0\n\
@@ -316,7 +326,12 @@ mod tests {
              # TYPE lock_module_loaded untyped\n\
              lock_module_loaded{server=\"h:1\"} 1\n\
              lock_module_loaded{server=\"\\\"\\\\\"} 1\n\
-             lock_module_loaded{server=\"i:1\"} 0\n"
+             lock_module_loaded{server=\"i:1\"} 0\n\
+             # TYPE lock_server_up untyped\n\
+             lock_server_up{server=\"h:1\"} 1\n\
+             lock_server_up{server=\"\\\"\\\\\"} 1\n\
+             lock_server_up{server=\"i:1\"} 1\n\
+             lock_server_up{server=\"j:1\"} 0\n"
         );
     }
 }
