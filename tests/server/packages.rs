@@ -3,7 +3,10 @@
 //! Installs the packages that `make dist` builds, and tests the image of the `Dockerfile` as far as possible without Docker.
 
 use std::fs;
+use std::path::Path;
 use std::process::Command;
+
+use redis_lock_test_kit::artifacts::example;
 
 use crate::support::programs::{Printed, Run};
 use crate::support::server::module;
@@ -52,6 +55,27 @@ fn run_entrypoint(server: &str, mut arguments: Vec<String>) -> (Vec<String>, boo
     (arguments, drops_root)
 }
 
+/// The folder with the modules of the image `redis:8`.
+const BUNDLED: &str = "/usr/local/lib/redis/modules";
+
+/// The options that its entrypoint adds for them.
+fn bundled_modules(folder: &Path) -> Vec<String> {
+    let files = fs::read_dir(folder).unwrap().map(|file| file.unwrap().path());
+    files.flat_map(|file| ["--loadmodule".to_owned(), file.to_str().unwrap().to_owned()]).collect()
+}
+
+/// Starts a server twice, with a `CONFIG REWRITE` between.
+fn assert_rewrite_keeps_the_configuration(flavor: Flavor, arguments: &[String]) -> Server {
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let server = Server::start(flavor, &arguments);
+    assert_eq!(server.client().call("CONFIG REWRITE"), "OK");
+    let server = Server::start_in(flavor, server.stop(), &arguments);
+    let mut client = server.client();
+    assert_eq!(client.call("LOCK.ACQUIRE k alice"), "1");
+    assert_eq!(client.call("CONFIG GET appendonly"), "[appendonly, yes]");
+    server
+}
+
 fn the_image_does_not_run_as_root(flavor: Flavor) {
     let program = flavor.program();
     let (command, drops_root) =
@@ -63,7 +87,7 @@ fn the_image_does_not_run_as_root(flavor: Flavor) {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path().to_str().unwrap();
     let in_root = |text: &str| {
-        let paths = ["/etc/redis-lock", "/usr/share", "/data"];
+        let paths = ["/etc/redis-lock", "/usr/share", "/data", BUNDLED];
         paths.iter().fold(text.to_owned(), |text, path| text.replace(path, &format!("{root}{path}")))
     };
     let installed = dir.path().join("usr/share/redis-lock");
@@ -71,18 +95,17 @@ fn the_image_does_not_run_as_root(flavor: Flavor) {
     let packaged = include_str!("../../tools/packaging/redis-lock.conf").replace("@MODULES@", root);
     fs::write(installed.join("redis-lock.conf"), packaged).unwrap();
     std::os::unix::fs::symlink(module(), dir.path().join("redis-lock.so")).unwrap();
+    let bundled = dir.path().join(&BUNDLED[1..]);
+    fs::create_dir_all(&bundled).unwrap();
+    std::os::unix::fs::symlink(example("libempty.so"), bundled.join("empty.so")).unwrap();
     let mut step = Command::new("sh");
     step.args(["-c", &format!("chown() {{ :; }}; {}", in_root(&last_instruction("RUN")))]);
     let written = Run::spawn(step).finish();
     assert!(written.status.success(), "{}", Printed::new(&written));
 
-    let arguments: Vec<String> = command[1..].iter().map(|argument| in_root(argument)).collect();
-    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let server = Server::start(flavor, &arguments);
-    let mut client = server.client();
-    assert_eq!(client.call("LOCK.ACQUIRE k alice"), "1");
-    assert_eq!(client.call("CONFIG GET appendonly"), "[appendonly, yes]");
-    assert_eq!(client.call("CONFIG REWRITE"), "OK");
+    let mut arguments: Vec<String> = command[1..].iter().map(|argument| in_root(argument)).collect();
+    arguments.extend(bundled_modules(&bundled));
+    assert_rewrite_keeps_the_configuration(flavor, &arguments);
 }
 
 const COMPOSE: &str = include_str!("../../docs/setups/containers/compose.yml");
@@ -117,10 +140,9 @@ fn the_mounted_module_is_loaded(flavor: Flavor) {
         .replace("/data", dir.path().to_str().unwrap());
     let file = dir.path().join("server.conf");
     fs::write(&file, config).unwrap();
-    let server = Server::start(flavor, &[file.to_str().unwrap()]);
+    assert_eq!(lists(COMPOSE, "tmpfs: [")[..], [[BUNDLED]]);
+    let server = assert_rewrite_keeps_the_configuration(flavor, &[file.to_str().unwrap().to_owned()]);
     let mut client = server.client();
-    assert_eq!(client.call("LOCK.ACQUIRE k alice"), "1");
-    assert_eq!(client.call("CONFIG REWRITE"), "OK");
     for seconds in
         [number(COMPOSE, "stop_grace_period:"), number(KUBERNETES, "terminationGracePeriodSeconds:")]
     {
