@@ -75,6 +75,8 @@ pub(crate) enum Error {
     NumberCancelled,
     /// The lock of an acquire of a session has the maximum number of waiters.
     QueueIsFull,
+    /// The server has as many waiting clients as it may have.
+    ServerIsFull,
     /// The server has as many sessions as it may have.
     TooManySessions,
     /// The server refuses all writes, so leases are not renewed.
@@ -167,9 +169,6 @@ impl fmt::Display for Error {
                 Refusal::TooManyWaiters => {
                     "ERR too many waiters for this lock; try again later, or raise lock.max-waiters"
                 }
-                Refusal::ServerIsFull => {
-                    "ERR too many waiters on this server; try again later, or raise lock.max-waiters-total or maxclients"
-                }
                 // The server's own text.
                 Refusal::Replica => "READONLY You can't write against a read only replica.",
                 Refusal::Overflow => "ERR hold count of the owner is at its maximum; release a hold first",
@@ -205,6 +204,9 @@ impl fmt::Display for Error {
             ),
             Error::QueueIsFull => f.write_str(
                 "LIMIT too many waiters for this lock; try again later, or raise lock.max-waiters",
+            ),
+            Error::ServerIsFull => f.write_str(
+                "ERR too many waiters on this server; try again later, or raise lock.max-waiters-total or maxclients",
             ),
             Error::TooManySessions => {
                 f.write_str("LIMIT too many sessions; close some, or raise lock.max-sessions")

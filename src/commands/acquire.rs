@@ -97,8 +97,8 @@ impl Command for Acquire {
             Outcome::InFlight(id) => {
                 return wait(ctx, &call, id, (now, true));
             }
-            Outcome::Refused(limit @ (Refusal::TooManyWaiters | Refusal::ServerIsFull)) => {
-                return Err(super::limit_reached(ctx, &call.request, limit))
+            Outcome::Refused(Refusal::TooManyWaiters) => {
+                return Err(super::queue_is_full(ctx, &call.request))
             }
             Outcome::Refused(refusal) => return Err(Error::Refused(refusal)),
             Outcome::Queued(id) => {

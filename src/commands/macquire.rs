@@ -47,8 +47,8 @@ enum Availability {
         at: usize,
         /// Whether the quarantine is the only reason.
         quarantined: bool,
-        /// The limit that keeps the call from the queues, if any.
-        limit: Option<Refusal>,
+        /// Whether one of the locks has the maximum number of waiters.
+        is_full: bool,
     },
 }
 
@@ -118,10 +118,9 @@ impl Command for Macquire {
 
 /// Checks whether all locks are available. Changes nothing except expired holds and due grants.
 fn check_locks(ctx: Ctx<'_>, call: &Call<'_>, patience: WaitPolicy, now: Now) -> Result<Availability, Error> {
-    let (mut replies, mut busy, mut known_busy) = (Vec::new(), None, false);
-    let (mut any_full, mut server_is_full) = (false, true);
+    let (mut replies, mut busy, mut known_busy, mut any_full) = (Vec::new(), None, false, false);
     for (at, key) in call.keys.iter().enumerate() {
-        let CheckedLock { verdict, limit } =
+        let CheckedLock { verdict, is_full } =
             super::update_one_of_several(ctx, Target::of_owner(key, &call.owner), now, |lock, known| {
                 if super::is_foreign_fair_lock(lock, &call.request, now) {
                     return Err(Error::FairLock);
@@ -131,9 +130,7 @@ fn check_locks(ctx: Ctx<'_>, call: &Call<'_>, patience: WaitPolicy, now: Now) ->
                     driver.locks.check(lock.opened(known, now), &call.request, patience)
                 }))
             })?;
-        any_full |= limit == Some(Refusal::TooManyWaiters);
-        // A call that waits for any of the locks already occupies a client.
-        server_is_full &= limit == Some(Refusal::ServerIsFull);
+        any_full |= is_full;
         match verdict {
             Verdict::Available => {}
             Verdict::Repeats(reply) => replies.push(reply),
@@ -144,15 +141,10 @@ fn check_locks(ctx: Ctx<'_>, call: &Call<'_>, patience: WaitPolicy, now: Now) ->
             Verdict::Refused(refusal) => return Err(Error::Refused(refusal)),
         }
     }
-    let limit = match () {
-        () if any_full => Some(Refusal::TooManyWaiters),
-        () if server_is_full => Some(Refusal::ServerIsFull),
-        () => None,
-    };
     match busy {
         _ if replies.len() == call.keys.len() => Ok(Availability::Repeats(replies)),
         _ if !replies.is_empty() => Err(Error::OtherKeys),
-        Some(at) => Ok(Availability::Busy { at, quarantined: !known_busy, limit }),
+        Some(at) => Ok(Availability::Busy { at, quarantined: !known_busy, is_full: any_full }),
         None => Ok(Availability::Available),
     }
 }
@@ -210,7 +202,7 @@ fn acquire(
             }
             Ok(None)
         }
-        Availability::Busy { at, quarantined, limit } => match patience {
+        Availability::Busy { at, quarantined, is_full } => match patience {
             WaitPolicy::NoWait if quarantined => {
                 let left = driver::with(ctx, |driver| driver.quarantine_left(now));
                 Err(Error::Quarantine { ms: left.map_or(0, |us| us.div_ceil(1000)) })
@@ -227,10 +219,8 @@ fn acquire(
             }
             // This is a writable replica. It does not hand over locks, so a wait would never end.
             WaitPolicy::Wait { on_primary: false, .. } => Err(Error::Refused(Refusal::Replica)),
+            WaitPolicy::Wait { .. } if is_full => Err(super::queue_is_full(ctx, &call.request)),
             WaitPolicy::Wait { deadline, .. } => {
-                if let Some(limit) = limit {
-                    return Err(super::limit_reached(ctx, &call.request, limit));
-                }
                 let (bundle, parts) = queue(ctx, call, deadline, now)?;
                 if let Some(at) = parts.get(at) {
                     driver::with(ctx, |driver| driver.locks.note_blocked(bundle.first_wait, *at));

@@ -194,12 +194,12 @@ fn wait_policy(ctx: Ctx<'_>, wait: WaitMode, now: Now) -> WaitPolicy {
     }
 }
 
-/// Counts a call that would exceed a limit of waiters, and returns its error.
-fn limit_reached(ctx: Ctx<'_>, request: &Request, limit: Refusal) -> Error {
+/// Counts a call that would exceed `lock.max-waiters`, and returns its error.
+fn queue_is_full(ctx: Ctx<'_>, request: &Request) -> Error {
     driver::with(ctx, |driver| driver.stats.waits_refused += 1);
     match request.number() {
         Some(_) => Error::QueueIsFull,
-        None => Error::Refused(limit),
+        None => Error::Refused(Refusal::TooManyWaiters),
     }
 }
 

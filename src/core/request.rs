@@ -316,8 +316,6 @@ pub(crate) enum Refusal {
     Overflow,
     /// The lock has the maximum number of waiters.
     TooManyWaiters,
-    /// The server has the maximum number of clients that wait for locks.
-    ServerIsFull,
     /// This server is a replica.
     Replica,
     /// The key of the fencing counter does not hold a counter.

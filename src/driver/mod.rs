@@ -92,10 +92,7 @@ pub(crate) fn on_settings_changed(ctx: Ctx<'_>, (): ()) {
 fn apply_waiter_limit(ctx: Ctx<'_>) {
     let max_clients = version::server_field(c"clients", c"maxclients");
     let max_clients = max_clients.and_then(|text| String::from_utf8(text).ok()?.parse().ok());
-    with(ctx, |driver| {
-        driver.blocked.set_limit(config::max_waiters_total(max_clients));
-        driver.update_clients_full();
-    });
+    with(ctx, |driver| driver.blocked.set_limit(config::max_waiters_total(max_clients)));
 }
 
 /// Drops all state. The server unloads a module only if the module blocks no client and has no timer.

@@ -109,12 +109,6 @@ impl Driver {
         blocked.or_else(|| self.locks.session(self.locks.number_of(first)?.session)?.reader())
     }
 
-    /// Tells the locks whether another client may wait. Call it after every change of the blocked clients or of their limit.
-    #[inline]
-    pub(super) fn update_clients_full(&mut self) {
-        self.locks.set_clients_full(self.blocked.is_full());
-    }
-
     /// The sizes of the driver's tables, like [`LockManager::tables`].
     pub(super) fn tables(&self) -> [(&'static CStr, usize); 6] {
         let (polls, connections) = self.polls.lens();

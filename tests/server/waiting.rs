@@ -20,7 +20,6 @@ crate::on_every_server!(
     the_queue_is_bounded,
     waiters_leave_connections_free,
     total_waiters_are_bounded,
-    a_wait_beyond_the_total_changes_nothing,
     a_reentry_does_not_queue,
     a_generated_owner_can_wait,
     a_release_hands_over_in_the_same_step,
@@ -265,23 +264,6 @@ fn total_waiters_are_bounded(flavor: Flavor) {
         a.call("LOCK.RELEASE k2 a");
         assert_eq!(d.recv(), "1");
         session.close();
-    });
-}
-
-fn a_wait_beyond_the_total_changes_nothing(flavor: Flavor) {
-    in_world(flavor, |world| {
-        let mut a = world.client();
-        a.call("CONFIG SET lock.max-waiters-total 1");
-        for key in ["k", "k2", "k3"] {
-            a.call(&format!("LOCK.ACQUIRE {key} {key}-holder PX 100000"));
-        }
-        let _k2_waits = world.waiting("LOCK.ACQUIRE k k2-holder BLOCK 0");
-        assert_eq!(a.call("LOCK.ACQUIRE k2 k-holder BLOCK 0"), SERVER_IS_FULL, "not a deadlock");
-        assert_eq!(a.call("LOCK.MACQUIRE 2 k2 k3 k-holder BLOCK 0"), SERVER_IS_FULL, "not a deadlock");
-        assert_eq!(a.call("LOCK.ACQUIRE k3 d BLOCK 0"), SERVER_IS_FULL);
-        assert_eq!(a.info("lock", "lock_deadlocks"), "0");
-        assert_eq!(a.info("lock", "lock_contended_locks_max"), "1");
-        assert_eq!(a.call("LOCK.MACQUIRE 2 free free2 d BLOCK 0"), "[1, 1]", "free locks need no wait");
     });
 }
 

@@ -87,8 +87,8 @@ fn take_or_queue(step: &mut Step<'_>, request: &Request, policy: WaitPolicy) -> 
         // On a replica that accepts writes, a waiter would never be granted the lock.
         return Outcome::Refused(Refusal::Replica);
     }
-    if let Some(refusal) = step.refuses_wait(request, at_most) {
-        return Outcome::Refused(refusal);
+    if at_most.is_some_and(|most| step.queue_len() >= most) && !step.is_queued(request) {
+        return Outcome::Refused(Refusal::TooManyWaiters);
     }
     if !step.has_queue() {
         step.notify_holders(HoldEvent::Contended);

@@ -50,8 +50,7 @@ impl LockManager {
             && !parts.table.is_ready(lock);
         let state = parts.state(lock).filter(|state| is_plain && !state.unconfirmed().has_work())?;
         let is_recent = state.has_recent_look(now.mono, LOOK_VALID_US);
-        let has_place =
-            at_most.is_none_or(|most| state.queue().len() < most) && !parts.refuses_client_of(request);
+        let has_place = at_most.is_none_or(|most| state.queue().len() < most);
         let is_first = state.queue().is_empty();
         let hold = state.plain_hold().filter(|hold| hold.expires_at > now.wall)?;
         let must_look = !is_recent || !has_place || (is_first && looks_first) || hold.owner == request.owner;

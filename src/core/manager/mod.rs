@@ -150,11 +150,6 @@ impl LockManager {
         (lost, step.finish())
     }
 
-    /// Sets whether the server has the maximum number of clients that wait for locks.
-    pub(crate) fn set_clients_full(&mut self, full: bool) {
-        self.parts.clients_are_full = full;
-    }
-
     /// Brings a lock up to date with its key: revokes marked grants, ends and renews holds that depend on
     /// connections, then serves the queue.
     pub(crate) fn reconcile(&mut self, open: OpenLock<'_>) -> StepOutput {

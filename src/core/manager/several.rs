@@ -16,7 +16,7 @@ use crate::core::queue::bundles::NewBundle;
 use crate::core::queue::wait::Wait;
 use crate::core::table::{LockIdx, LockLookup};
 use crate::core::{
-    Counted, Decision, HoldEvent, LockId, MonoUs, Refusal, Reply, Request, Verdict, WaitPolicy, WaiterId,
+    Counted, Decision, HoldEvent, LockId, MonoUs, Reply, Request, Verdict, WaitPolicy, WaiterId,
 };
 use std::rc::Rc;
 
@@ -24,8 +24,8 @@ use std::rc::Rc;
 #[derive(Debug)]
 pub(crate) struct CheckedLock {
     pub(crate) verdict: Verdict,
-    /// The limit that keeps this request from the queue, if any.
-    pub(crate) limit: Option<Refusal>,
+    /// Whether the lock has the maximum number of waiters, not counting this request.
+    pub(crate) is_full: bool,
 }
 
 /// A bundle to try.
@@ -68,8 +68,8 @@ impl LockManager {
             WaitPolicy::Wait { at_most, .. } => at_most,
             WaitPolicy::NoWait => None,
         };
-        let limit = step.refuses_wait(request, at_most);
-        (CheckedLock { verdict, limit }, step.close())
+        let is_full = at_most.is_some_and(|most| step.queue_len() >= most) && !step.is_queued(request);
+        (CheckedLock { verdict, is_full }, step.close())
     }
 
     /// Grants this lock to a request for several locks. All of them must be available.

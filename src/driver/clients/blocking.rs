@@ -14,13 +14,22 @@ use crate::server::clients::socket::Socket;
 use crate::server::events::iteration_end;
 use crate::server::{Ctx, Str};
 
-/// Blocks the calling client until its waiter is decided and the required replicas have acknowledged the grant.
+/// Blocks the calling client until its waiter is decided and the required replicas have acknowledged the grant. Refuses a wait
+/// beyond `lock.max-waiters-total`.
 pub(crate) fn block(
     ctx: Ctx<'_>,
     id: WaiterId,
     requirement: Option<ReplicaRequirement>,
     start: WaitStart,
 ) -> Result<(), Error> {
+    // A pending decision frees a place: a repeated call has superseded its earlier wait, or a bundle was granted at once.
+    let is_refused =
+        with(ctx, |driver| driver.blocked.is_full() && !driver.locks.has_decided() && driver.locks.leave(id));
+    if is_refused {
+        with(ctx, |driver| driver.stats.waits_refused += 1);
+        dispatch(ctx, start.now);
+        return Err(Error::ServerIsFull);
+    }
     let blocked = block_client(ctx, id, requirement, |driver| driver.begin_wait(ctx, start));
     if blocked.is_err() {
         with(ctx, |driver| {
@@ -65,7 +74,6 @@ fn block_client(
             driver.known_clients.insert(client, socket, id);
         }
         driver.blocked.insert(id, NewBlockedWait { handle, client, socket, requirement });
-        driver.update_clients_full();
         then(driver);
     });
     Ok(())
@@ -79,7 +87,6 @@ impl BlockedClient for Callbacks {
         let id = WaiterId(token);
         let answer = with(ctx, |driver| {
             let Answer { outcome, hung_up, grant } = driver.blocked.answer(id)?;
-            driver.update_clients_full();
             if let Some(DeliveredGrant { client, socket, is_acknowledged }) = grant {
                 driver.locks.answered(id);
                 if is_acknowledged {
@@ -138,7 +145,6 @@ impl BlockedClient for Callbacks {
             // The client that has just received a grant is the last delivery. It is no longer in the table.
             let has_grant = !gone && driver.deliveries.ends_with(id);
             let wait = if has_grant { None } else { driver.blocked.remove(id) };
-            driver.update_clients_full();
             if gone {
                 if let Some(wait) = &wait {
                     driver.known_clients.forget(wait.client());

@@ -24,9 +24,7 @@ use crate::core::schedule::{Calendar, Schedule};
 use crate::core::sessions::{Loss, Sessions};
 use crate::core::table::{LockIdx, LockTable};
 use crate::core::waits_for::searches::Searches;
-use crate::core::{
-    ConnectionId, Decision, LockId, MonoUs, Notice, Now, Request, Statistics, WaiterId, WallMs,
-};
+use crate::core::{ConnectionId, Decision, LockId, MonoUs, Notice, Now, Statistics, WaiterId, WallMs};
 use std::collections::{BTreeSet, VecDeque};
 
 /// Maximum amount of due work that a step does at one lock: grants made, revoked or voided, and holds ended
@@ -79,8 +77,6 @@ pub(in crate::core::manager) struct Parts {
     pub(in crate::core::manager) demoted: bool,
     pub(in crate::core::manager) windows_given: usize,
     pub(in crate::core::manager) windows_used: usize,
-    /// Whether the server has the maximum number of clients that wait for locks.
-    pub(in crate::core::manager) clients_are_full: bool,
     pub(in crate::core::manager) decisions: VecDeque<(WaiterId, Decision)>,
     /// Granted bundles whose clients are still waiting although one of their holds has ended.
     pub(in crate::core::manager) lost_bundles: Vec<WaiterId>,
@@ -110,12 +106,6 @@ impl Parts {
     /// The name of a lock.
     pub(in crate::core::manager) fn name(&self, lock: LockIdx) -> Option<LockId> {
         self.table.id(lock).cloned()
-    }
-
-    /// Whether the client of this request may not wait: the server has the maximum number of waiting clients. A pending
-    /// decision frees a place. A request of a session occupies no client.
-    pub(in crate::core::manager) fn refuses_client_of(&self, request: &Request) -> bool {
-        self.clients_are_full && request.number().is_none() && self.decisions.is_empty()
     }
 
     /// Whether the state of this lock can be forgotten.

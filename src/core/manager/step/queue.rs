@@ -7,7 +7,7 @@ use crate::core::queue::bundles::NewBundle;
 use crate::core::queue::position::{Position, Standing};
 use crate::core::queue::wait::{NewWait, WaitState};
 use crate::core::table::LockIdx;
-use crate::core::{Decision, MonoUs, Refusal, Request, RequestId, WaiterId, Wants};
+use crate::core::{Decision, MonoUs, Request, RequestId, WaiterId, Wants};
 
 /// The arrival of a request at a queue. A repeated request keeps its arrival.
 pub(super) struct Arrival {
@@ -29,28 +29,12 @@ impl Step<'_> {
     }
 
     /// Number of waiters.
-    fn queue_len(&self) -> usize {
+    pub(in crate::core::manager) fn queue_len(&self) -> usize {
         self.state().map_or(0, |state| state.queue().len())
     }
 
-    /// The limit that keeps this request from the queue, if any. A request that is already queued keeps its place.
-    pub(in crate::core::manager) fn refuses_wait(
-        &self,
-        request: &Request,
-        at_most: Option<usize>,
-    ) -> Option<Refusal> {
-        let refusal = if at_most.is_some_and(|most| self.queue_len() >= most) {
-            Refusal::TooManyWaiters
-        } else if self.parts.refuses_client_of(request) {
-            Refusal::ServerIsFull
-        } else {
-            return None;
-        };
-        (!self.is_queued(request)).then_some(refusal)
-    }
-
     /// Whether this request is queued on another connection.
-    fn is_queued(&self, request: &Request) -> bool {
+    pub(in crate::core::manager) fn is_queued(&self, request: &Request) -> bool {
         let of_request = |lock| self.parts.waiters.of_request(lock, request.id.as_ref()?);
         self.lock.and_then(of_request).is_some_and(|(_, wait)| wait.state() == WaitState::Queued)
     }
