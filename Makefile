@@ -55,7 +55,7 @@ run: ## Starts a server with locks on port 6379, or PORT=6380; installs missing 
 	exec redis-server ./redis.conf $(own_data)
 
 setup: ## Installs the programs that the tests need
-	@$(call install,rust cc libclang redis python tmux openssl network)
+	@$(call install,rust cc libclang redis python tmux openssl network lintian)
 
 servers: setup ## Downloads more servers into target/servers
 	@sh tests/scripts/setup-servers.sh

@@ -27,6 +27,9 @@ if [ "${1:-}" != inside ]; then
     if command -v lintian >/dev/null; then
         lintian --allow-root --fail-on error,warning --suppress-tags bogus-mail-host,bogus-mail-host-in-debian-changelog \
             target/dist/*.deb
+    elif [ "${REQUIRE_ALL_SERVERS:-}" = 1 ]; then
+        echo "lintian is missing" >&2
+        exit 1
     fi
     python3 - target/dist/*.cdx.json <<'END'
 import json, sys

@@ -820,7 +820,8 @@ fn a_lost_lock_ends_every_descendant(flavor: Flavor) {
     let mut a = shell.server.client();
     let lockrun = shell.line();
     // The command starts an inner lockrun, whose command ignores SIGTERM, and a process in its own session.
-    let deaf = "trap '' TERM; echo $$ >deaf; while :; do sleep 0.01; done";
+    // Its name is not UTF-8.
+    let deaf = "trap '' TERM; printf '\\377' >/proc/$$/comm; echo $$ >deaf; while :; do sleep 0.01; done";
     let script = format!("setsid sh -c 'echo $$ >away; exec sleep 1000' & {lockrun} -k 0.1 inner -c \"$0\"");
     let mut run = shell.spawn(&["-k", "0.3", "k", "sh", "-c", &script, deaf]);
     let pids = ["deaf", "away"].map(|file| written(&mut run, &shell.path(file)));

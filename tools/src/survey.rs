@@ -35,11 +35,19 @@ impl Survey {
         &mut self,
         command: &Cmd,
     ) -> RedisResult<Vec<(String, RedisResult<T>)>> {
-        let known: Vec<_> = self.seeds.iter().chain(&self.primaries).cloned().collect();
+        let mut known = self.seeds.clone();
+        let found_last =
+            self.primaries.iter().filter(|node| !self.seeds.iter().any(|seed| is_same(seed, node)));
+        known.extend(found_last.cloned());
         let slots = self.call::<Vec<Vec<Value>>>(&known, redis::cmd("CLUSTER").arg("SLOTS"));
         let found = known.iter().zip(slots).map(|(asked, slots)| Ok(primaries(asked, slots?)));
         self.primaries = first_success(found)?;
-        let replies = self.call(&self.primaries, command);
+        let mut replies = self.call(&self.primaries, command);
+        if replies.iter().all(Result::is_err) {
+            if let Some(Err(error)) = replies.pop() {
+                return Err(error);
+            }
+        }
         let addresses = self.primaries.iter().map(|node| node.addr().to_string());
         Ok(addresses.zip(replies).collect())
     }
@@ -87,11 +95,15 @@ fn primaries(asked: &ConnectionInfo, slots: Vec<Vec<Value>>) -> Vec<ConnectionIn
             continue;
         };
         let node = at(asked, host.filter(|host| !host.is_empty()), port);
-        if !found.iter().any(|known| known.addr() == node.addr()) {
+        if !found.iter().any(|known| is_same(known, &node)) {
             found.push(node);
         }
     }
     found
+}
+
+fn is_same(one: &ConnectionInfo, other: &ConnectionInfo) -> bool {
+    one.addr() == other.addr()
 }
 
 /// A node with the settings of another one.

@@ -148,7 +148,7 @@ async fn first_answer<T>(
     call: &Cmd,
     read: impl Fn(Value, &Client) -> Result<Option<T>>,
 ) -> Result<Option<T>> {
-    let (start, mut failed) = (first.load(Ordering::Relaxed), None);
+    let (start, mut failed) = (first.load(Ordering::Relaxed), servers.is_empty().then(nobody));
     for i in start..start + servers.len() {
         first.store(i + 1, Ordering::Relaxed);
         let server = &servers[i % servers.len()];

@@ -101,8 +101,9 @@ pub(crate) fn descendants() -> Vec<Pid> {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else {
             continue;
         };
-        let Ok(stat) = fs::read_to_string(entry.path().join("stat")) else { continue };
-        // The format is: pid (name) state parent … The name may contain brackets and spaces.
+        let Ok(stat) = fs::read(entry.path().join("stat")) else { continue };
+        // The format is: pid (name) state parent … The name may have any bytes.
+        let stat = String::from_utf8_lossy(&stat);
         let mut fields = stat.rsplit(") ").next().unwrap_or_default().split(' ');
         let (state, parent) = (fields.next(), fields.next().and_then(|parent| parent.parse().ok()));
         if let (Some(state), Some(parent)) = (state, parent) {

@@ -276,17 +276,20 @@ impl FromRedisValue for Top {
 /// Reads every field of `INFO lock` of every server that replies, and returns them in the text format of Prometheus.
 pub(super) fn read_metrics(caller: &mut Caller) -> RedisResult<String> {
     let replies = caller.call_each::<String>(redis::cmd("INFO").arg("lock"))?;
-    let servers =
-        replies.into_iter().map(|(address, info)| (address, info.ok().map(|info| lock_fields(&info))));
+    let servers = replies.into_iter().map(|(address, info)| {
+        // A server that refuses the call is not down.
+        let is_up = info.as_ref().map_or_else(|error| error.code().is_some(), |_| true);
+        (address, is_up, info.ok().map(|info| lock_fields(&info)))
+    });
     Ok(metrics(servers.collect()))
 }
 
-/// The fields of the servers with these addresses. None stands for a server that does not reply.
-fn metrics(servers: Vec<(String, Option<Figures>)>) -> String {
+/// For each server, its address, whether it replies, and its fields.
+fn metrics(servers: Vec<(String, bool, Option<Figures>)>) -> String {
     let mut samples: BTreeMap<String, Vec<(String, i64)>> = BTreeMap::new();
-    for (address, figures) in servers {
+    for (address, is_up, figures) in servers {
         let label = address.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
-        let up = ("lock_server_up".to_owned(), i64::from(figures.is_some()));
+        let up = ("lock_server_up".to_owned(), i64::from(is_up));
         let loaded = |figures: &Figures| ("lock_module_loaded".to_owned(), i64::from(!figures.is_empty()));
         let loaded = figures.as_ref().map(loaded);
         for (name, value) in figures.into_iter().flatten().chain(loaded).chain([up]) {
@@ -311,12 +314,13 @@ mod tests {
     #[test]
     fn samples_of_a_metric_are_together() {
         let server = |address: &str, value| {
-            (address.to_owned(), Some(vec![("lock_b".to_owned(), value), ("lock_a".to_owned(), 0)]))
+            (address.to_owned(), true, Some(vec![("lock_b".to_owned(), value), ("lock_a".to_owned(), 0)]))
         };
-        let without_module = ("i:1".to_owned(), Some(Vec::new()));
-        let down = ("j:1".to_owned(), None);
+        let without_module = ("i:1".to_owned(), true, Some(Vec::new()));
+        let down = ("j:1".to_owned(), false, None);
+        let refused = ("k:1".to_owned(), true, None);
         assert_eq!(
-            metrics(vec![server("h:1", 3), server("\"\\", 4), without_module, down]),
+            metrics(vec![server("h:1", 3), server("\"\\", 4), without_module, down, refused]),
             "# TYPE lock_a untyped\n\
              lock_a{server=\"h:1\"} 0\n\
              lock_a{server=\"\\\"\\\\\"} 0\n\
@@ -331,7 +335,8 @@ mod tests {
              lock_server_up{server=\"h:1\"} 1\n\
              lock_server_up{server=\"\\\"\\\\\"} 1\n\
              lock_server_up{server=\"i:1\"} 1\n\
-             lock_server_up{server=\"j:1\"} 0\n"
+             lock_server_up{server=\"j:1\"} 0\n\
+             lock_server_up{server=\"k:1\"} 1\n"
         );
     }
 }
