@@ -19,7 +19,7 @@ crate::with_every_redisson!(
 const GRANTS: usize = 2000;
 
 /// Maximum number of native grants in a contest. A JVM without processor time is slow for a while, but not forever.
-const MAX_GRANTS: usize = 20_000;
+const MAX_GRANTS: usize = 60_000;
 
 /// All clients acquire the lock again right after they release it. The contest ends after `GRANTS` native grants, or later
 /// if the grants are unfair. Returns the numbers of native grants and of Redisson's.
