@@ -46,7 +46,7 @@ final class NativeGroup extends RedissonMultiLock {
                     ? ThreadLocalRandom.current().nextLong(longest / 2, longest)
                     : wait - elapsed(began);
             List<Grant> grants = once(thread, time, lease);
-            if (grants != null || wait != HeldLocks.FOREVER && elapsed(began) >= wait) {
+            if (grants != null || (wait != HeldLocks.FOREVER && elapsed(began) >= wait)) {
                 return grants;
             }
             longest = Math.min(2 * longest, LONGEST);
