@@ -101,15 +101,13 @@ pub(crate) fn descendants() -> Vec<Pid> {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else {
             continue;
         };
-        let Ok(stat) = fs::read(entry.path().join("stat")) else { continue };
         // The format is: pid (name) state parent … The name may have any bytes.
+        let stat = fs::read(entry.path().join("stat")).unwrap_or_default();
         let stat = String::from_utf8_lossy(&stat);
         let mut fields = stat.rsplit(") ").next().unwrap_or_default().split(' ');
         let (state, parent) = (fields.next(), fields.next().and_then(|parent| parent.parse().ok()));
-        if let (Some(state), Some(parent)) = (state, parent) {
-            if state != "Z" && state != "X" {
-                children.entry(parent).or_default().push(pid);
-            }
+        if let (Some(_), Some(parent)) = (state.filter(|state| !["Z", "X"].contains(state)), parent) {
+            children.entry(parent).or_default().push(pid);
         }
     }
     let mut found = children.remove(&getpid().as_raw()).unwrap_or_default();
