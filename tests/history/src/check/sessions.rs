@@ -214,7 +214,17 @@ pub(super) enum Bound {
 
 /// The session of the hold that `of` proves, and the end of its safe time.
 pub(super) fn bound(view: &View<'_>, of: &Operation<'_>) -> Bound {
-    let Some(last) = binds(view, of) else { return Bound::No };
+    let last = binds(view, of);
+    // A query may have seen a grant that its client never got, for example because no replica had it.
+    let is_unseen = view.of(of.owner).iter().any(|one| {
+        let is_pending =
+            matches!(one.kind, Kind::Acquire(_)) && one.session().is_some() && one.count().is_none();
+        is_pending && Some(one.sent) < of.end && last.is_none_or(|last| one.sent > last.sent)
+    });
+    if is_unseen && of.session().is_none() {
+        return Bound::Renewed(0);
+    }
+    let Some(last) = last else { return Bound::No };
     let (Some(number), Some(end)) = (last.session(), of.end) else { return Bound::No };
     let sessions = &view.history.sessions;
     let lost = sessions.lost.get(&(number.id.as_str(), number.n)).map_or(NEVER, |event| event.at);

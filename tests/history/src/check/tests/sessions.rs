@@ -129,6 +129,10 @@ fn holds_without_proof_exclude_nobody() {
     );
     accepts(&format!("{declared}2 130..131 CLOSE t = 1\n3 132..133 ACQUIRE k b PX 50 = 1"));
     refuses(Rule::Exclusion, &format!("{declared}3 132..133 ACQUIRE k b PX 50 = 1"));
+    // A query saw a grant that the client never got, after an earlier hold of the same owner.
+    let again =
+        after("2 120..121 RELEASE k a SESSION s 1 = 0\n2 122..123 ACQUIRE k a SESSION s 2 QUEUE 100 = 0\n");
+    accepts(&format!("{again}2 130..131 CHECK k OWNER a = 1\n3 132..133 ACQUIRE k b PX 50 = 1"));
     // The lease is over, which the session does not renew.
     accepts(
         "1 0..1 OPEN 1 = s\n1 2..3 EVENTS s 2 = none\n2 10..11 ACQUIRE k a PX 100 SESSION s 1 = 1\n\
