@@ -35,14 +35,17 @@ fi
 
 # This build has more compiler checks than a user's build. A separate folder is needed: compiled files are not checked again.
 target=$out/checked
+# The last step of compilation costs short programs more than it saves.
+quick="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+export MAVEN_OPTS="$quick"
 # Most tests are idle most of the time, so three classes run at once. See tests/retried.txt.
-maven -Plint -DforkCount=3 -Dsurefire.rerunFailingTestsCount=2 verify
+maven -Plint -DargLine="$quick" -DforkCount=3 -Dsurefire.rerunFailingTestsCount=2 verify
 grep -A 5 "Flakes:" "$out/why" || true
 # Virtual threads need a newer Java than the build. Without one, their tests are skipped.
 for java in /usr/lib/jvm/*/bin/java; do
     case $("$java" --version 2>/dev/null) in "openjdk 2"[1-9]*) newer=$java ;; esac
 done
-[ -z "${newer:-}" ] || maven -Plint -pl core,redisson -Dtest='VirtualThreadsTest,NativeLocksTest#virtualThreadsWait' \
+[ -z "${newer:-}" ] || maven -Plint -DargLine="$quick" -pl core,redisson -Dtest='VirtualThreadsTest,NativeLocksTest#virtualThreadsWait' \
     -Dsurefire.failIfNoSpecifiedTests=false -Djvm="$newer" verify
 grep -h "^Tests run" "$target"/*/surefire-reports/*.txt
 exec timeout --kill-after=5 900 python3 tests/scripts/first_use.py java
