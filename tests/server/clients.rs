@@ -3,13 +3,12 @@
 //! Tests the workers of `docs/clients/python`: the one with threads and the one with asyncio take the same arguments, and
 //! print the same lines. `tests/scripts/setup-examples.sh` installs the newest redis-py in `target/examples-clients`.
 
-use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
 use crate::support::programs::{python, set_up, Printed, Run};
 use crate::support::proxy::Proxy;
-use crate::support::{until, Client, Flavor, Server};
+use crate::support::{root, until, Client, Flavor, Server};
 
 /// A program of `docs/clients/python`, named after its client library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -404,6 +403,6 @@ const ASYNCIO_WORKER: &str = "docs/clients/python/worker_async.py";
 
 fn python_new(path: &str) -> Option<Command> {
     let mut command = Command::new(set_up("python/venv/bin/python3")?);
-    command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(path));
+    command.arg(root().join(path));
     Some(command)
 }

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use redis::Value;
@@ -13,7 +13,7 @@ use redis::Value;
 use crate::support::cli::timeless;
 use crate::support::client::{fields, show};
 use crate::support::tmux::Terminal;
-use crate::support::{Client, Flavor, Server};
+use crate::support::{root, Client, Flavor, Server};
 
 crate::on_every_server!(
     command_docs_match_the_pages,
@@ -23,7 +23,7 @@ crate::on_every_server!(
 );
 
 fn pages() -> BTreeMap<String, String> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/commands");
+    let folder = root().join("docs/commands");
     let pages = fs::read_dir(folder).unwrap().map(|entry| {
         let path: PathBuf = entry.unwrap().path();
         (path.file_stem().unwrap().to_str().unwrap().to_owned(), fs::read_to_string(&path).unwrap())

@@ -10,7 +10,6 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -19,7 +18,7 @@ use std::time::{Duration, Instant};
 use crate::support::cli;
 use crate::support::client::PATIENCE;
 use crate::support::programs::tool;
-use crate::support::{until, Flavor, Server};
+use crate::support::{root, until, Flavor, Server};
 
 crate::on_every_server!(
     readme_transcripts_are_right,
@@ -97,7 +96,7 @@ impl Page {
 
     /// Runs all transcripts of a page. Fails if the page has fewer than the given number.
     fn play(mut self, page: &str, minimum: usize) {
-        let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(page)).unwrap();
+        let text = fs::read_to_string(root().join(page)).unwrap();
         let mut transcripts = 0;
         for section in text.split("\n## ") {
             self.start_section();

@@ -12,17 +12,17 @@ use serde_json::Value;
 
 use crate::support::programs::site::Site;
 use crate::support::programs::tool;
-use crate::support::{Flavor, Server};
+use crate::support::{root, Flavor, Server};
 
 crate::on_every_server!(every_field_reaches_prometheus);
 
 fn docs() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/monitoring")
+    root().join("docs/monitoring")
 }
 
 /// A program that `tests/scripts/setup-monitoring.sh` has downloaded.
 fn program(name: &str) -> Option<Command> {
-    let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/monitoring").join(name);
+    let program = root().join("target/monitoring").join(name);
     if !program.exists() {
         assert!(
             std::env::var_os("REQUIRE_ALL_SERVERS").is_none(),

@@ -10,7 +10,7 @@ use redis_lock_test_kit::artifacts::example;
 
 use crate::support::programs::{Printed, Run};
 use crate::support::server::module;
-use crate::support::{Flavor, Server};
+use crate::support::{root, Flavor, Server};
 
 crate::on_every_server!(
     the_image_does_not_run_as_root,
@@ -22,10 +22,7 @@ crate::on_every_server!(
 #[test]
 fn long_packages_install_and_start_a_server() {
     let mut script = Command::new("sh");
-    script
-        .arg("tests/scripts/packages.sh")
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .env_remove("CARGO_TARGET_DIR");
+    script.arg("tests/scripts/packages.sh").current_dir(root()).env_remove("CARGO_TARGET_DIR");
     assert!(script.status().unwrap().success());
 }
 

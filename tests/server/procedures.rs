@@ -5,13 +5,12 @@
 
 use std::fs;
 use std::net::TcpListener;
-use std::path::Path;
 use std::process::{Child, Command};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::support::programs::{Printed, Run};
 use crate::support::server::module;
-use crate::support::{show, until, Client, Flavor};
+use crate::support::{root, show, until, Client, Flavor};
 
 crate::on_every_server!(
     an_upgrade_loses_no_lock,
@@ -147,7 +146,7 @@ fn restart_all(hosts: &mut [Host], primary: &str) {
 /// Runs a transcript of the page in a shell whose redis-cli and ssh know the hosts. The Sentinel runs on the host `a`. The
 /// shell's folder is that of the last host.
 fn follow_the_page(session: &str, hosts: &mut [Host], sentinel: Option<&Host>) {
-    let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/operations.md")).unwrap();
+    let page = fs::read_to_string(root().join("docs/operations.md")).unwrap();
     let (_, session) = page.split_once(&format!("<!-- session: {session} -->\n```\n")).unwrap();
     let (session, _) = session.split_once("```").unwrap();
     let home = hosts.last().unwrap().dir.path().to_owned();

@@ -4,13 +4,12 @@
 
 use std::fs;
 use std::net::TcpListener;
-use std::path::Path;
 use std::process::Command;
 
 use crate::procedures::free_ports;
 use crate::support::programs::{tool, Printed, Run};
 use crate::support::server::module;
-use crate::support::{until, Client, Flavor, Server};
+use crate::support::{root, until, Client, Flavor, Server};
 
 crate::on_every_server!(
     sentinels_promote_a_replica,
@@ -71,7 +70,7 @@ impl SetUp {
 
     fn command(&self, what: &str) -> Command {
         let mut command = Command::new("sh");
-        command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/setups").join(self.script)).arg(what);
+        command.arg(root().join("docs/setups").join(self.script)).arg(what);
         command.env("SERVER", self.flavor.program()).env("MODULE", module()).env("DIR", self.dir.path());
         command.env("PORT", self.port.to_string());
         command

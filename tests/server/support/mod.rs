@@ -2,6 +2,7 @@
 
 //! The test kit, and the macros that make a test for each server.
 
+pub use redis_lock_test_kit::artifacts::root;
 pub use redis_lock_test_kit::faults::{network, proxy};
 pub use redis_lock_test_kit::programs::{self, cli, driver, redisson, tmux};
 pub use redis_lock_test_kit::server::{cluster, sentinel, tls, world};
