@@ -320,7 +320,7 @@ fn a_signal_ends_the_wait(flavor: Flavor) {
     // The grant arrives while lockrun is suspended and told to end. The unused grant is released.
     let mut run = shell.spawn(&["k", "touch", "ran"]);
     run.until("lockrun waits", || a.info("lock", "lock_waiters") == "1");
-    run.signal(libc::SIGSTOP);
+    run.stop();
     assert_eq!(a.call("LOCK.RELEASE k alice"), "0");
     run.signal(libc::SIGTERM);
     run.signal(libc::SIGCONT);
@@ -780,7 +780,7 @@ fn a_late_grant_is_checked_again(flavor: Flavor) {
     command.current_dir(shell.server.dir.path());
     let mut run = Run::spawn(command);
     run.until("lockrun waits", || a.info("lock", "lock_waiters") == "1");
-    run.signal(libc::SIGSTOP);
+    run.stop();
     // The grant's reply is lost and the hold is broken. The server replies to the retry as before.
     assert_eq!(a.call("LOCK.RELEASE k bob"), "0");
     until("the reply is lost", || proxy.has_lost_a_reply());

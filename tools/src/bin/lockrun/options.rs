@@ -101,6 +101,17 @@ pub(crate) struct Options {
     pub server: ServerOptions,
 }
 
+impl Options {
+    /// The limit of the wait; none by default.
+    pub(crate) fn wait_limit(&self) -> Option<Duration> {
+        if self.nonblock {
+            Some(Duration::ZERO)
+        } else {
+            self.wait
+        }
+    }
+}
+
 const AFTER: &str = concat!(
     "Environment of the command: LOCK_KEY, LOCK_OWNER and LOCK_TOKEN (greater than all earlier tokens).\n",
     "\n",
