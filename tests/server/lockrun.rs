@@ -30,7 +30,7 @@ crate::on_every_server!(
     a_lost_connection_keeps_the_lock,
     a_refused_call_is_retried,
     an_absent_server_is_retried,
-    nested_runs_that_may_hang_are_refused,
+    nested_waits_are_refused,
     operators_see_the_name,
     an_unknown_primary_is_an_error,
     a_primary_that_one_sentinel_learns_is_retried,
@@ -445,7 +445,7 @@ fn an_absent_server_is_retried(flavor: Flavor) {
     shell.assert_nothing_stays();
 }
 
-fn nested_runs_that_may_hang_are_refused(flavor: Flavor) {
+fn nested_waits_are_refused(flavor: Flavor) {
     let shell = Shell::new(flavor);
     let line = shell.line();
     let nested = |inner: &str| status_and_text(&shell.run(&["k", "-c", inner]));
@@ -458,9 +458,15 @@ fn nested_runs_that_may_hang_are_refused(flavor: Flavor) {
     }
     assert_eq!(nested(&format!("{line} other true")), (Some(0), String::new()));
     assert_eq!(nested(&format!("{line}/1 k true")), (Some(0), String::new()), "another database");
-    for limit in ["-n", "-w 0.1"] {
+    for limit in ["-n", "-w 0"] {
         let busy = nested(&format!("{line} {limit} -E 9 k true"));
-        assert_eq!(busy, (Some(9), String::new()), "the wait ends");
+        assert_eq!(busy, (Some(9), String::new()), "there is no wait");
+    }
+    // A writer in vain would block all later readers meanwhile.
+    for inner in [format!("{line} -w 60 k true"), format!("{line} -s -w 60 k true"), format!("{line} k true")]
+    {
+        let (status, printed) = status_and_text(&shell.run(&["-s", "k", "-c", &inner]));
+        assert!(status == Some(64) && printed.contains("holds the lock already"), "{status:?}: {printed}");
     }
     let shared = status_and_text(&shell.run(&["-s", "k", "-c", &format!("{line} -n -s k true")]));
     assert_eq!(shared, (Some(0), String::new()), "readers share the lock");

@@ -120,9 +120,11 @@ impl Run {
         }
         // The URL is parsed before all other steps, so that an invalid one is a usage error.
         let server = options.server.server()?;
-        if nesting::may_hang(&options) {
+        if nesting::waits_for_outer(&options) {
             let key = options.key.to_string_lossy();
-            return Err(format!("{key}: the lockrun that runs this command holds the lock already").into());
+            let text =
+                "the lockrun that runs this command holds the lock already; remove the inner one, or use -n";
+            return Err(format!("{key}: {text}").into());
         }
         let signals = signals::block()?;
         let (sender, events) = mpsc::channel();
