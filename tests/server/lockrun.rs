@@ -25,6 +25,7 @@ crate::on_every_server!(
     exclusive_runs_exclude_and_shared_runs_overlap,
     signals_reach_the_command,
     a_signal_ends_the_wait,
+    a_long_wait_names_the_holder,
     a_broken_lock_ends_the_command_tree,
     a_frozen_server_ends_the_command,
     a_lost_connection_keeps_the_lock,
@@ -329,6 +330,35 @@ fn a_signal_ends_the_wait(flavor: Flavor) {
     shell.assert_nothing_stays();
 }
 
+fn a_long_wait_names_the_holder(flavor: Flavor) {
+    let shell = Shell::new(flavor);
+    let mut a = shell.server.client();
+    assert_eq!(a.call("ACL SETUSER cron on >secret ~k +@all -lock.info"), "OK");
+    for owner in [&b"al\x1bice"[..], b"bob"] {
+        assert_eq!(a.call_args(&[b"LOCK.ACQUIRE", b"k", owner, b"SHARED"]), "1");
+    }
+    let (line, file) = (shell.line(), |name: &str| fs::read_to_string(shell.path(name)).unwrap());
+    let cron = line.replace("redis://", "redis://cron:secret@");
+    let script = format!("{line} -q k true 2>quiet & {line} k true 2>loud & {cron} k true 2>cron & wait");
+    let mut sh = Command::new("sh");
+    sh.args(["-c", &script]).current_dir(shell.server.dir.path());
+    let mut run = Run::spawn(sh);
+    run.until("all wait", || a.info("lock", "lock_waiters") == "3");
+    run.until("two have said why", || ["loud", "cron"].iter().all(|name| file(name).ends_with('\n')));
+    for owner in [&b"al\x1bice"[..], b"bob"] {
+        assert_eq!(a.call_args(&[b"LOCK.RELEASE", b"k", owner]), "0");
+    }
+    assert_eq!(status_and_text(&run.finish()), (Some(0), String::new()));
+    for (name, holders) in [("loud", r#""al\u{1b}ice" and 1 more"#), ("cron", "another owner")] {
+        let said = file(name);
+        let is_clear = said.starts_with("lockrun: k: still waiting after ")
+            && said.ends_with(&format!(" s; held by {holders}\n"));
+        assert!(is_clear && said.lines().count() == 1, "{said}");
+    }
+    assert_eq!(file("quiet"), "");
+    shell.assert_nothing_stays();
+}
+
 fn a_broken_lock_ends_the_command_tree(flavor: Flavor) {
     let shell = Shell::new(flavor);
     let mut a = shell.server.client();
@@ -494,6 +524,9 @@ fn operators_see_the_name(flavor: Flavor) {
 
 fn an_unknown_primary_is_an_error(flavor: Flavor) {
     let mut watched = Watched::start(flavor);
+    let proxies =
+        watched.sentinels.iter().map(|sentinel| Proxy::freezable(sentinel.port)).collect::<Vec<_>>();
+    let urls = proxies.iter().map(|proxy| format!("redis://127.0.0.1:{}", proxy.port)).collect::<Vec<_>>();
     let mut command = tool("lockrun");
     command.args(["-u", &urls.join(","), "--sentinel", "typo", "k", "true"]);
     let (status, printed) = status_and_text(&Run::spawn(command).finish());
@@ -525,9 +558,6 @@ fn a_primary_that_one_sentinel_learns_is_retried(flavor: Flavor) {
 #[test]
 fn bash_completes_the_command() {
     let script = r#"
-    let proxies =
-        watched.sentinels.iter().map(|sentinel| Proxy::freezable(sentinel.port)).collect::<Vec<_>>();
-    let urls = proxies.iter().map(|proxy| format!("redis://127.0.0.1:{}", proxy.port)).collect::<Vec<_>>();
         . <("$0" --text bash)
         complete_last() {
             COMP_WORDS=("$@") COMP_CWORD=$(($# - 1)) COMPREPLY=()

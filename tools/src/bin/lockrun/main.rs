@@ -40,6 +40,8 @@ enum Event {
     Signal(Received),
     /// The wait has ended with the lock, without it, or with an error.
     WaitEnded(Result<Option<Hold>, Error>),
+    /// The owners that hold the lock during the wait, as far as they are known.
+    Holders(Option<String>),
     /// A renewal has failed.
     Trouble(String),
     /// The result of the release.
@@ -150,8 +152,9 @@ impl Run {
     /// Waits for the lock. Returns the exit status if there is no grant.
     fn wait_for_the_lock(&self) -> Result<Hold, u8> {
         self.start_wait();
+        let (mut report_at, mut reported) = (self.wait.begun + wait::FIRST_REPORT, None);
         loop {
-            match self.events.recv_timeout(wait::REMINDER_INTERVAL) {
+            match self.events.recv_timeout(report_at.saturating_duration_since(Instant::now())) {
                 // This program may have been stopped since the grant. Nothing has run yet, so it waits again.
                 Ok(Event::WaitEnded(Ok(Some(hold)))) if hold.is_lost() => self.start_wait(),
                 Ok(Event::WaitEnded(Ok(Some(hold)))) => return Ok(hold),
@@ -169,9 +172,21 @@ impl Run {
                     self.cancel();
                     signals::die_of(signal);
                 }
+                Ok(Event::Holders(holders)) => {
+                    if self.options.verbose || holders.is_some() && holders != reported {
+                        let by = holders.as_ref().map_or_else(String::new, |by| format!("; held by {by}"));
+                        let time = self.wait.begun.elapsed().as_secs();
+                        messages::print(&format!("{}: still waiting after {time} s{by}", self.key()));
+                    }
+                    reported = holders;
+                }
                 Ok(Event::Trouble(_) | Event::Released(_) | Event::CommandEnded(_)) => {}
                 Err(_) => {
-                    self.log(&format!("still waiting after {} s", self.wait.begun.elapsed().as_secs()));
+                    report_at = Instant::now() + wait::REMINDER_INTERVAL;
+                    let (sender, wait) = (self.sender.clone(), Arc::clone(&self.wait));
+                    if !self.options.quiet {
+                        thread::spawn(move || sender.send(Event::Holders(wait.holders())));
+                    }
                 }
             }
         }
@@ -276,6 +291,7 @@ impl Run {
                 Ok(
                     Event::Signal(Received::FromTerminal(_))
                     | Event::WaitEnded(_)
+                    | Event::Holders(_)
                     | Event::Trouble(_)
                     | Event::Released(_),
                 )

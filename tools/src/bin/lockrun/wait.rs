@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use redis::{FromRedisValue, Value};
 use redis_lock_client::blocking::{Canceller, Hold, Lock, Locks};
 use redis_lock_client::{Error, ErrorKind, Server, Settings};
 use redis_lock_tools::place::{explain, REPLY_TIMEOUT};
@@ -30,6 +31,9 @@ struct ErrorState {
     /// The error that ended the wait.
     fatal: Option<Error>,
 }
+
+/// The time after which a message says what the wait is for. Shorter waits are silent.
+pub(crate) const FIRST_REPORT: Duration = Duration::from_secs(5);
 
 /// The time after which a message about a wait is repeated.
 pub(crate) const REMINDER_INTERVAL: Duration = Duration::from_secs(60);
@@ -132,6 +136,22 @@ impl Wait {
                 since = Instant::now();
             }
         }
+    }
+
+    /// The present holders, for a message. `None` if the lock is free, or if the server does not reply.
+    pub(crate) fn holders(&self) -> Option<String> {
+        let mut info = match self.lock.query() {
+            Err(error) if error.code() == Some("NOPERM") => return Some("another owner".to_owned()),
+            info => info.ok()??,
+        };
+        let holders = Vec::<HashMap<String, Value>>::from_redis_value(info.remove("holders")?).ok()?;
+        let owner = Vec::<u8>::from_redis_value_ref(holders.first()?.get("owner")?).ok()?;
+        let more = match holders.len() - 1 {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        // Quoted, as the owner may contain any bytes.
+        Some(format!("{:?}{more}", String::from_utf8_lossy(&owner)))
     }
 
     /// Asks the server for the hold once more. It may have been lost since the grant, such as while this program was stopped.
