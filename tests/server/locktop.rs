@@ -30,6 +30,7 @@ crate::on_every_server!(
     page_reads_few_holders_outside_the_list,
     foreign_hosts_and_origins_are_refused,
     page_breaks_locks_only_with_the_flag,
+    replica_is_named,
     page_needs_few_permissions,
     page_recovers_with_the_server,
     viewers_share_one_poll,
@@ -507,6 +508,25 @@ fn page_breaks_locks_only_with_the_flag(flavor: Flavor) {
     refused(ask(&site, Some(&origin), &right), 409, "nothing was broken");
     let printed = site.end();
     assert!(printed.contains("orders was broken; holders that lost it: 1; asked by 127.0.0.1:"), "{printed}");
+}
+
+fn replica_is_named(flavor: Flavor) {
+    let (primary, replica) = (Server::with_module(flavor, &[]), Server::with_module(flavor, &[]));
+    assert!(!snapshot(top(&primary)).contains("replica"));
+    assert_eq!(state(&Site::start(top(&primary)))["is_replica"], false);
+    replica.follow(&primary);
+    let port = replica.port;
+    for (width, head) in
+        [("120", format!("127.0.0.1:{port}  replica   waits")), ("60", format!("127.0.0.1:{port}  replica"))]
+    {
+        let mut command = top(&replica);
+        command.env("COLUMNS", width);
+        let seen = snapshot(command);
+        assert!(seen.contains(&head) && seen.contains("connect to its primary"), "{seen}");
+    }
+    let terminal = Terminal::start(replica.dir.path(), &top(&replica));
+    terminal.until_seen("  replica   waits");
+    assert_eq!(state(&Site::start(top(&replica)))["is_replica"], true);
 }
 
 fn page_needs_few_permissions(flavor: Flavor) {
