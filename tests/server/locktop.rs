@@ -31,6 +31,7 @@ crate::on_every_server!(
     foreign_hosts_and_origins_are_refused,
     page_breaks_locks_only_with_the_flag,
     replica_is_named,
+    server_without_the_module_is_reported,
     page_needs_few_permissions,
     page_recovers_with_the_server,
     viewers_share_one_poll,
@@ -527,6 +528,29 @@ fn replica_is_named(flavor: Flavor) {
     let terminal = Terminal::start(replica.dir.path(), &top(&replica));
     terminal.until_seen("  replica   waits");
     assert_eq!(state(&Site::start(top(&replica)))["is_replica"], true);
+}
+
+fn server_without_the_module_is_reported(flavor: Flavor) {
+    let server = Server::start(flavor, &[]);
+    let text = "server has no LOCK commands; load the redis-lock module";
+    for option in [None, Some("--batch")] {
+        let mut command = top(&server);
+        command.args(option);
+        let output = Run::spawn(command).finish();
+        let printed = Printed::new(&output);
+        let is_clear = output.status.code() == Some(1) && printed.stderr == format!("locktop: {text}\n");
+        assert!(is_clear, "{printed}");
+    }
+    let site = Site::start(top(&server));
+    assert_eq!(site.get("/").status, 200);
+    let reply = site.get("/state.json");
+    assert_eq!((reply.status, reply.body), (503, format!("{text}\n")));
+    let metrics = site.get("/metrics");
+    let sample = |name: &str, value| {
+        format!("# TYPE {name} untyped\n{name}{{server=\"127.0.0.1:{}\"}} {value}\n", server.port)
+    };
+    let expected = sample("lock_module_loaded", 0) + &sample("lock_server_up", 1);
+    assert_eq!((metrics.status, metrics.body), (200, expected));
 }
 
 fn page_needs_few_permissions(flavor: Flavor) {
