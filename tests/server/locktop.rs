@@ -30,6 +30,7 @@ crate::on_every_server!(
     page_reads_few_holders_outside_the_list,
     foreign_hosts_and_origins_are_refused,
     page_breaks_locks_only_with_the_flag,
+    break_is_refused_before_its_body,
     replica_is_named,
     server_without_the_module_is_reported,
     page_needs_few_permissions,
@@ -509,6 +510,29 @@ fn page_breaks_locks_only_with_the_flag(flavor: Flavor) {
     refused(ask(&site, Some(&origin), &right), 409, "nothing was broken");
     let printed = site.end();
     assert!(printed.contains("orders was broken; holders that lost it: 1; asked by 127.0.0.1:"), "{printed}");
+}
+
+fn break_is_refused_before_its_body(flavor: Flavor) {
+    let server = Server::with_module(flavor, &[]);
+    let read_only = Site::start(top(&server));
+    let mut command = top(&server);
+    command.arg("--allow-break");
+    let site = Site::start(command);
+    let own = |site: &Site| format!("Host: {0}\r\nOrigin: http://{0}", site.address);
+    for (site, headers, text) in [
+        (&read_only, own(&read_only), "start locktop with --allow-break"),
+        (&site, format!("Host: {}", site.address), "no origin"),
+        (&site, format!("Host: {}\r\nOrigin: http://evil.example", site.address), "is not this page"),
+        (&site, "Host: evil.example".to_owned(), "is not served"),
+    ] {
+        let mut stream = TcpStream::connect(&site.address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        let kind = "Content-Type: application/json\r\nContent-Length: 1000";
+        stream.write_all(format!("POST /break HTTP/1.1\r\n{headers}\r\n{kind}\r\n\r\n").as_bytes()).unwrap();
+        let mut reply = String::new();
+        stream.read_to_string(&mut reply).unwrap_or_else(|error| panic!("{text}: {error}"));
+        assert!(reply.starts_with("HTTP/1.1 403") && reply.contains(text), "{reply}");
+    }
 }
 
 fn replica_is_named(flavor: Flavor) {
