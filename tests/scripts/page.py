@@ -12,6 +12,7 @@ import base64
 import json
 import os
 import pathlib
+import signal
 import socket
 import subprocess
 import sys
@@ -214,6 +215,18 @@ def test_page(browser, url, port):
     assert browser.problems == [], browser.problems
 
 
+def test_silence(browser, url, site):
+    browser.open(url)
+    browser.until("document.querySelectorAll('#locks tbody tr').length === 4")
+    browser.run("slow = AbortSignal.timeout.bind(AbortSignal); AbortSignal.timeout = () => slow(300)")
+    site.send_signal(signal.SIGSTOP)
+    notice = "document.getElementById('notice').textContent"
+    browser.until(f"{notice} === 'no answer in time from locktop; the page shows an old state'")
+    site.send_signal(signal.SIGCONT)
+    browser.until(f"{notice} === ''")
+    assert browser.problems == [], browser.problems
+
+
 def test_break(browser, url, port):
     browser.open(url)
     browser.until("document.querySelectorAll('#locks tbody tr').length === 4")
@@ -277,6 +290,7 @@ def main():
                         browser.screenshot(picture)
                         subprocess.run(["pngquant", "--force", "--ext", ".png", "--speed", "1", str(picture)], check=True)
                 test_page(browser, url, port)
+                test_silence(browser, url, site)
                 site, url = start_site(locktop, port, "--allow-break")
                 started.append(site)
                 test_break(browser, url, port)

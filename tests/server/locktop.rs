@@ -30,6 +30,9 @@ crate::on_every_server!(
     page_reads_few_holders_outside_the_list,
     foreign_hosts_and_origins_are_refused,
     page_breaks_locks_only_with_the_flag,
+    break_is_refused_before_its_body,
+    replica_is_named,
+    server_without_the_module_is_reported,
     page_needs_few_permissions,
     page_recovers_with_the_server,
     viewers_share_one_poll,
@@ -507,6 +510,71 @@ fn page_breaks_locks_only_with_the_flag(flavor: Flavor) {
     refused(ask(&site, Some(&origin), &right), 409, "nothing was broken");
     let printed = site.end();
     assert!(printed.contains("orders was broken; holders that lost it: 1; asked by 127.0.0.1:"), "{printed}");
+}
+
+fn break_is_refused_before_its_body(flavor: Flavor) {
+    let server = Server::with_module(flavor, &[]);
+    let read_only = Site::start(top(&server));
+    let mut command = top(&server);
+    command.arg("--allow-break");
+    let site = Site::start(command);
+    let own = |site: &Site| format!("Host: {0}\r\nOrigin: http://{0}", site.address);
+    for (site, headers, text) in [
+        (&read_only, own(&read_only), "start locktop with --allow-break"),
+        (&site, format!("Host: {}", site.address), "no origin"),
+        (&site, format!("Host: {}\r\nOrigin: http://evil.example", site.address), "is not this page"),
+        (&site, "Host: evil.example".to_owned(), "is not served"),
+    ] {
+        let mut stream = TcpStream::connect(&site.address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        let kind = "Content-Type: application/json\r\nContent-Length: 1000";
+        stream.write_all(format!("POST /break HTTP/1.1\r\n{headers}\r\n{kind}\r\n\r\n").as_bytes()).unwrap();
+        let mut reply = String::new();
+        stream.read_to_string(&mut reply).unwrap_or_else(|error| panic!("{text}: {error}"));
+        assert!(reply.starts_with("HTTP/1.1 403") && reply.contains(text), "{reply}");
+    }
+}
+
+fn replica_is_named(flavor: Flavor) {
+    let (primary, replica) = (Server::with_module(flavor, &[]), Server::with_module(flavor, &[]));
+    assert!(!snapshot(top(&primary)).contains("replica"));
+    assert_eq!(state(&Site::start(top(&primary)))["is_replica"], false);
+    replica.follow(&primary);
+    let port = replica.port;
+    for (width, head) in
+        [("120", format!("127.0.0.1:{port}  replica   waits")), ("60", format!("127.0.0.1:{port}  replica"))]
+    {
+        let mut command = top(&replica);
+        command.env("COLUMNS", width);
+        let seen = snapshot(command);
+        assert!(seen.contains(&head) && seen.contains("connect to its primary"), "{seen}");
+    }
+    let terminal = Terminal::start(replica.dir.path(), &top(&replica));
+    terminal.until_seen("  replica   waits");
+    assert_eq!(state(&Site::start(top(&replica)))["is_replica"], true);
+}
+
+fn server_without_the_module_is_reported(flavor: Flavor) {
+    let server = Server::start(flavor, &[]);
+    let text = "server has no LOCK commands; load the redis-lock module";
+    for option in [None, Some("--batch")] {
+        let mut command = top(&server);
+        command.args(option);
+        let output = Run::spawn(command).finish();
+        let printed = Printed::new(&output);
+        let is_clear = output.status.code() == Some(1) && printed.stderr == format!("locktop: {text}\n");
+        assert!(is_clear, "{printed}");
+    }
+    let site = Site::start(top(&server));
+    assert_eq!(site.get("/").status, 200);
+    let reply = site.get("/state.json");
+    assert_eq!((reply.status, reply.body), (503, format!("{text}\n")));
+    let metrics = site.get("/metrics");
+    let sample = |name: &str, value| {
+        format!("# TYPE {name} untyped\n{name}{{server=\"127.0.0.1:{}\"}} {value}\n", server.port)
+    };
+    let expected = sample("lock_module_loaded", 0) + &sample("lock_server_up", 1);
+    assert_eq!((metrics.status, metrics.body), (200, expected));
 }
 
 fn page_needs_few_permissions(flavor: Flavor) {

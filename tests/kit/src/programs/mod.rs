@@ -8,7 +8,8 @@ pub mod redisson;
 pub mod site;
 pub mod tmux;
 
-use std::io::Read;
+use std::fs;
+use std::io::{self, Read};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
@@ -93,6 +94,17 @@ impl Run {
         let pid = i32::try_from(self.child.id()).unwrap();
         // SAFETY: the process is our child, and is not reaped before `self` is dropped.
         assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
+    }
+
+    /// Stops the program. Waits until all its threads are stopped, which takes longer than the call on a busy machine.
+    pub fn stop(&self) {
+        self.signal(libc::SIGSTOP);
+        let threads = format!("/proc/{}/task", self.child.id());
+        let is_stopped = |thread: io::Result<fs::DirEntry>| {
+            let stat = thread.and_then(|thread| fs::read_to_string(thread.path().join("stat")));
+            stat.is_ok_and(|stat| stat.contains(") T "))
+        };
+        crate::until("all threads are stopped", || fs::read_dir(&threads).unwrap().all(is_stopped));
     }
 
     /// Ends the program as `kill -9` does.

@@ -14,10 +14,10 @@ mod signals;
 mod wait;
 
 use std::borrow::Cow;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::process::{Command, ExitCode};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{io, thread};
@@ -25,21 +25,23 @@ use std::{io, thread};
 use clap::{CommandFactory, Parser};
 use nix::sys::signal::{SigSet, Signal};
 use nix::unistd::{gethostname, getpid, Pid};
-use redis_lock_client::blocking::{Canceller, Hold};
-use redis_lock_client::{Error, ErrorKind, Server};
+use redis_lock_client::blocking::Hold;
+use redis_lock_client::{Error, ErrorKind};
 use redis_lock_tools::texts::{self, Text};
 
 use child::{Ended, Terminal};
 use options::Options;
 use renewer::Renewer;
 use signals::{Received, Stage};
-use wait::describe;
+use wait::{describe, Wait};
 
 /// An event for the main thread.
 enum Event {
     Signal(Received),
     /// The wait has ended with the lock, without it, or with an error.
     WaitEnded(Result<Option<Hold>, Error>),
+    /// The owners that hold the lock during the wait, as far as they are known.
+    Holders(Option<String>),
     /// A renewal has failed.
     Trouble(String),
     /// The result of the release.
@@ -87,7 +89,7 @@ fn main() -> ExitCode {
         }
     };
     let end = match Run::begin(options) {
-        Ok((run, server)) => run.finish(server),
+        Ok(run) => run.wait_for_the_lock().map_or_else(End::Status, |hold| run.run(hold)),
         Err(error) => {
             messages::print(&error.to_string());
             End::Status(options::USAGE)
@@ -105,36 +107,35 @@ fn main() -> ExitCode {
 /// One run of this program.
 struct Run {
     options: Options,
-    started: Instant,
     /// The signal mask of this program at its start, for the command.
     original_mask: SigSet,
     sender: Sender<Event>,
     events: Receiver<Event>,
-    /// Cancels the wait.
-    canceller: Canceller,
+    wait: Arc<Wait>,
     stage: Arc<Stage>,
 }
 
 impl Run {
-    fn begin(mut options: Options) -> Result<(Run, Server), Box<dyn std::error::Error>> {
+    fn begin(mut options: Options) -> Result<Run, Box<dyn std::error::Error>> {
         if options.owner.is_none() {
             options.owner = Some(format!("{}:{}", gethostname()?.to_string_lossy(), getpid()));
         }
         // The URL is parsed before all other steps, so that an invalid one is a usage error.
         let server = options.server.server()?;
-        if nesting::may_hang(&options) {
+        if nesting::waits_for_outer(&options) {
             let key = options.key.to_string_lossy();
-            return Err(format!("{key}: the lockrun that runs this command holds the lock already").into());
+            let text =
+                "the lockrun that runs this command holds the lock already; remove the inner one, or use -n";
+            return Err(format!("{key}: {text}").into());
         }
         let signals = signals::block()?;
         let (sender, events) = mpsc::channel();
         let run = Run {
+            wait: Arc::new(Wait::new(server, options.clone())?),
             options,
-            started: Instant::now(),
             original_mask: signals.original_mask,
             sender,
             events,
-            canceller: Canceller::new(),
             stage: Arc::default(),
         };
         let (sender, stage) = (run.sender.clone(), run.stage.clone());
@@ -145,33 +146,17 @@ impl Run {
                 }
             }
         });
-        Ok((run, server))
-    }
-
-    fn finish(self, server: Server) -> End {
-        match self.wait_for_the_lock(server) {
-            Ok(hold) => {
-                self.log(&format!(
-                    "acquired after {:.3} s, token {}",
-                    self.started.elapsed().as_secs_f64(),
-                    hold.token().unwrap_or_default()
-                ));
-                self.run(hold)
-            }
-            Err(status) => End::Status(status),
-        }
+        Ok(run)
     }
 
     /// Waits for the lock. Returns the exit status if there is no grant.
-    fn wait_for_the_lock(&self, server: Server) -> Result<Hold, u8> {
-        self.log("waiting");
-        let (sender, options, canceller) =
-            (self.sender.clone(), self.options.clone(), self.canceller.clone());
-        thread::spawn(move || {
-            let _ = sender.send(Event::WaitEnded(wait::acquire(server, &options, &canceller)));
-        });
+    fn wait_for_the_lock(&self) -> Result<Hold, u8> {
+        self.start_wait();
+        let (mut report_at, mut reported) = (self.wait.begun + wait::FIRST_REPORT, None);
         loop {
-            match self.events.recv_timeout(wait::REMINDER_INTERVAL) {
+            match self.events.recv_timeout(report_at.saturating_duration_since(Instant::now())) {
+                // This program may have been stopped since the grant. Nothing has run yet, so it waits again.
+                Ok(Event::WaitEnded(Ok(Some(hold)))) if hold.is_lost() => self.start_wait(),
                 Ok(Event::WaitEnded(Ok(Some(hold)))) => return Ok(hold),
                 Ok(Event::WaitEnded(Ok(None))) => {
                     self.log("another owner holds the lock");
@@ -187,26 +172,38 @@ impl Run {
                     self.cancel();
                     signals::die_of(signal);
                 }
-                Ok(Event::Trouble(_) | Event::Released(_) | Event::CommandEnded(_)) => {}
-                Err(RecvTimeoutError::Timeout) => {
-                    self.log(&format!("still waiting after {} s", self.started.elapsed().as_secs()));
+                Ok(Event::Holders(holders)) => {
+                    if self.options.verbose || holders.is_some() && holders != reported {
+                        let by = holders.as_ref().map_or_else(String::new, |by| format!("; held by {by}"));
+                        let time = self.wait.begun.elapsed().as_secs();
+                        messages::print(&format!("{}: still waiting after {time} s{by}", self.key()));
+                    }
+                    reported = holders;
                 }
-                Err(RecvTimeoutError::Disconnected) => return Err(options::UNAVAILABLE),
+                Ok(Event::Trouble(_) | Event::Released(_) | Event::CommandEnded(_)) => {}
+                Err(_) => {
+                    report_at = Instant::now() + wait::REMINDER_INTERVAL;
+                    let (sender, wait) = (self.sender.clone(), Arc::clone(&self.wait));
+                    if !self.options.quiet {
+                        thread::spawn(move || sender.send(Event::Holders(wait.holders())));
+                    }
+                }
             }
         }
     }
 
+    fn start_wait(&self) {
+        self.log("waiting");
+        let (sender, wait) = (self.sender.clone(), Arc::clone(&self.wait));
+        thread::spawn(move || drop(sender.send(Event::WaitEnded(wait.acquire()))));
+    }
+
     /// Runs the command, and releases the lock.
     fn run(&self, hold: Hold) -> End {
-        let hold = Arc::new(hold);
+        let (hold, time) = (Arc::new(hold), self.wait.begun.elapsed().as_secs_f64());
         // Renewals start first, as the following steps may take long.
         let renewer = self.start_renewer(&hold);
-        // This program may have been stopped since the grant.
-        if hold.is_lost() {
-            self.report_loss("lease expired before the command started");
-            self.release(renewer);
-            return End::Status(options::LOST);
-        }
+        self.log(&format!("acquired after {time:.3} s, token {}", hold.token().unwrap_or_default()));
         self.log(&format!("running {}", self.name()));
         let terminal = Terminal::now();
         self.stage.set_starting();
@@ -249,16 +246,12 @@ impl Run {
                     None => messages::print("no reply to the release of the lock; its lease will end it"),
                 }
                 // A shell loop ends only if this program dies by the signal of the command.
-                match [Signal::SIGINT, Signal::SIGQUIT]
-                    .into_iter()
-                    .find(|signal| ended == Ended::Killed(*signal as i32))
-                {
-                    Some(signal) => End::Signal(signal),
-                    None => End::Status(ended.status()),
-                }
+                let mut deadly = [Signal::SIGINT, Signal::SIGQUIT].into_iter();
+                let signal = deadly.find(|signal| ended == Ended::Killed(*signal as i32));
+                signal.map_or_else(|| End::Status(ended.status()), End::Signal)
             }
             Err(why) => {
-                self.report_loss(&why);
+                messages::print(&format!("lost the lock {}: {why}", self.key()));
                 self.kill_all();
                 terminal.restore();
                 self.release(renewer);
@@ -298,13 +291,11 @@ impl Run {
                 Ok(
                     Event::Signal(Received::FromTerminal(_))
                     | Event::WaitEnded(_)
+                    | Event::Holders(_)
                     | Event::Trouble(_)
                     | Event::Released(_),
                 )
-                | Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => {
-                    return Err("internal error: a thread has ended".to_owned())
-                }
+                | Err(_) => {}
             }
         }
     }
@@ -375,12 +366,12 @@ impl Run {
 
     fn name(&self) -> String {
         let name = self.options.shell.as_ref().or(self.options.command.first());
-        name.map(|name: &OsString| name.to_string_lossy().into_owned()).unwrap_or_default()
+        name.map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
     }
 
     /// Cancels the wait, and waits until the server has confirmed it.
     fn cancel(&self) {
-        self.canceller.cancel();
+        self.wait.canceller.cancel();
         let until = Instant::now() + CANCEL_TIMEOUT;
         while let Ok(event) = self.events.recv_timeout(until.saturating_duration_since(Instant::now())) {
             match event {
@@ -403,10 +394,6 @@ impl Run {
         if self.options.verbose {
             messages::print(&format!("{}: {what}", self.key()));
         }
-    }
-
-    fn report_loss(&self, why: &str) {
-        messages::print(&format!("lost the lock {}: {why}", self.key()));
     }
 
     /// The lock's key for a message.

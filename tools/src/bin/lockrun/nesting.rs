@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 
-//! Refuses to wait without limit for a lock that an outer `lockrun` holds. The inner one would wait for the end of the outer one,
-//! forever. A shared hold could be granted, but not while a writer waits for the outer one.
+//! Refuses to wait for a lock that an outer `lockrun` holds: the inner one would wait for the end of the outer one. A shared hold
+//! could be granted, but not while a writer waits between the two, and a queued writer blocks all later readers.
 
+use std::time::Duration;
 use std::{env, fs, process};
 
 use crate::options::Options;
@@ -16,9 +17,9 @@ pub(crate) fn held(options: &Options) -> String {
     format!("{outer}{} {}\n", process::id(), lock(options))
 }
 
-/// Whether a `lockrun` that has started this process holds this lock, and this one would wait for it without limit.
-pub(crate) fn may_hang(options: &Options) -> bool {
-    if options.nonblock || options.wait.is_some() {
+/// Whether a `lockrun` that has started this process holds this lock, and this one would wait for it.
+pub(crate) fn waits_for_outer(options: &Options) -> bool {
+    if options.wait_limit() == Some(Duration::ZERO) {
         return false;
     }
     let (held, lock) = (env::var(HELD).unwrap_or_default(), lock(options));

@@ -93,12 +93,27 @@ pub(crate) struct Options {
     #[arg(long, value_name = "NAME")]
     pub owner: Option<String>,
 
+    /// Does not say what a long wait is for. Errors are still printed.
+    #[arg(short, long, conflicts_with = "verbose")]
+    pub quiet: bool,
+
     /// Prints events of the lock to the standard error.
     #[arg(short, long)]
     pub verbose: bool,
 
     #[command(flatten)]
     pub server: ServerOptions,
+}
+
+impl Options {
+    /// The limit of the wait; none by default.
+    pub(crate) fn wait_limit(&self) -> Option<Duration> {
+        if self.nonblock {
+            Some(Duration::ZERO)
+        } else {
+            self.wait
+        }
+    }
 }
 
 const AFTER: &str = concat!(
@@ -186,6 +201,7 @@ mod tests {
             &["lockrun", "key", "-c", "a", "b"],
             &["lockrun", "-n", "-w", "1", "key", "a"],
             &["lockrun", "-s", "-x", "key", "a"],
+            &["lockrun", "-q", "-v", "key", "a"],
             &["lockrun", "-w", "-1", "key", "a"],
             &["lockrun", "-w", "nan", "key", "a"],
             &["lockrun", "--lease", "0.5", "key", "a"],

@@ -27,8 +27,7 @@ impl Renewer {
         let hold = Arc::clone(hold);
         thread::spawn(move || {
             let interval = RENEW_INTERVAL.min(lease / 3);
-            // The reply with the grant may have been late, so the first renewal may be due earlier.
-            let mut pause = interval.min(hold.valid_for() / 2);
+            let mut pause = interval;
             while released.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
                 pause = interval;
                 if let Err(error) = hold.extend(lease) {

@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use redis_lock_client::blocking::{Canceller, Hold, Locks};
+use redis::{FromRedisValue, Value};
+use redis_lock_client::blocking::{Canceller, Hold, Lock, Locks};
 use redis_lock_client::{Error, ErrorKind, Server, Settings};
 use redis_lock_tools::place::{explain, REPLY_TIMEOUT};
 use uuid::Uuid;
@@ -26,101 +27,136 @@ pub(crate) const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 struct ErrorState {
     /// Whether a server was reached.
     connected: bool,
-    reminders: Reminders,
+    reported: HashMap<String, Instant>,
     /// The error that ended the wait.
     fatal: Option<Error>,
 }
 
+/// The time after which a message says what the wait is for. Shorter waits are silent.
+pub(crate) const FIRST_REPORT: Duration = Duration::from_secs(5);
+
 /// The time after which a message about a wait is repeated.
 pub(crate) const REMINDER_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The reasons for a wait, each with the time of its last message.
-#[derive(Default)]
-struct Reminders(HashMap<String, Instant>);
-
-impl Reminders {
-    /// Whether a message with this reason is due: the first one, or one a minute after the last.
-    fn is_due(&mut self, reason: &str, now: Instant) -> bool {
-        let is_due = self.0.get(reason).is_none_or(|last| now >= *last + REMINDER_INTERVAL);
-        if is_due {
-            self.0.insert(reason.to_owned(), now);
-        }
-        is_due
+/// Whether a message with this reason is due: the first one, or one a minute after the last. `reported` has the time of the last
+/// message of each reason.
+fn is_due(reported: &mut HashMap<String, Instant>, reason: &str, now: Instant) -> bool {
+    let is_due = reported.get(reason).is_none_or(|last| now >= *last + REMINDER_INTERVAL);
+    if is_due {
+        reported.insert(reason.to_owned(), now);
     }
+    is_due
 }
 
-/// Waits for the lock. If the connection is lost, the wait continues over a new connection, with the same position in the queue
-/// if it is the same server. A cancellation leaves neither a wait nor a hold. Returns `None` if the wait ended without the lock:
-/// other owners held it, or were ahead in the queue.
-pub(crate) fn acquire(
-    server: Server,
-    options: &Options,
-    canceller: &Canceller,
-) -> Result<Option<Hold>, Error> {
-    let begun = Instant::now();
-    // A wrong address must fail at once. But during a failover no server may be reachable.
-    let failover_timeout = if options.server.may_fail_over() { FAILOVER_TIMEOUT } else { Duration::ZERO };
-    let connect_timeout = options.retry.unwrap_or(failover_timeout);
-    let errors = Arc::new(Mutex::new(ErrorState::default()));
-    // Reports errors. Cancels the wait if no server is reached in time.
-    let handle = {
-        let (errors, canceller) = (Arc::clone(&errors), canceller.clone());
-        Arc::new(move |error: &Error| {
-            let mut state = errors.lock().unwrap_or_else(PoisonError::into_inner);
-            state.connected |= !error.is_unsent();
-            if !state.connected && (error.is_unknown_primary() || begun.elapsed() >= connect_timeout) {
-                state.fatal = Some(error.clone());
-                canceller.cancel();
-            } else if !canceller.is_cancelled() {
-                let text = describe(error);
-                // The texts of some errors contain times.
-                if state.reminders.is_due(error.code().unwrap_or(&text), Instant::now()) {
-                    messages::print(&format!("{text}; trying again"));
+/// The wait for the lock.
+pub(crate) struct Wait {
+    pub(crate) begun: Instant,
+    options: Options,
+    lock: Lock,
+    pub(crate) canceller: Canceller,
+    errors: Arc<Mutex<ErrorState>>,
+    report: Arc<dyn Fn(&Error) + Send + Sync>,
+}
+
+impl Wait {
+    /// Prepares the wait. Does not use the network yet.
+    pub(crate) fn new(server: Server, options: Options) -> Result<Wait, Error> {
+        let (begun, canceller) = (Instant::now(), Canceller::new());
+        // A wrong address must fail at once. But during a failover no server may be reachable.
+        let failover_timeout = if options.server.may_fail_over() { FAILOVER_TIMEOUT } else { Duration::ZERO };
+        let connect_timeout = options.retry.unwrap_or(failover_timeout);
+        let errors = Arc::new(Mutex::new(ErrorState::default()));
+        // Reports errors. Cancels the wait if no server is reached in time.
+        let report = {
+            let (errors, canceller) = (Arc::clone(&errors), canceller.clone());
+            Arc::new(move |error: &Error| {
+                let mut state = errors.lock().unwrap_or_else(PoisonError::into_inner);
+                state.connected |= !error.is_unsent();
+                if !state.connected && (error.is_unknown_primary() || begun.elapsed() >= connect_timeout) {
+                    state.fatal = Some(error.clone());
+                    canceller.cancel();
+                } else if !canceller.is_cancelled() {
+                    let text = describe(error);
+                    // The texts of some errors contain times.
+                    if is_due(&mut state.reported, error.code().unwrap_or(&text), Instant::now()) {
+                        messages::print(&format!("{text}; trying again"));
+                    }
                 }
-            }
-        })
-    };
-    let on_error = Arc::clone(&handle);
-    // A timeout this short leaves time within the lease for a second renewal if the first gets no reply.
-    let reply_timeout = (options.lease / 3).clamp(Duration::from_millis(500), REPLY_TIMEOUT);
-    let prefix = options.owner.as_deref().unwrap_or_default();
-    let settings = Settings::new()
-        .name(format!("lockrun:{prefix}"))
-        .patience(reply_timeout)
-        .on_error(move |error| on_error(error));
-    // Leaked, as dropping it would wait for a silent server. It ends with this program.
-    let locks = Box::leak(Box::new(Locks::with_settings(server, settings)?));
-    // Processes that the command starts may outlive this program, so the hold must not end with the session.
-    let owner = format!("{prefix}:{}", Uuid::new_v4());
-    let mut lock = locks.lock(options.key.as_bytes()).owner(owner).lease(options.lease).fence();
-    if options.shared {
-        lock = lock.shared();
-    }
-    if let Some(limit) = options.limit {
-        lock = lock.limit(limit);
-    }
-    let wait = if options.nonblock { Some(Duration::ZERO) } else { options.wait };
-    let mut since = begun;
-    loop {
-        if let Some(wait) = wait {
-            lock = lock.wait(wait.saturating_sub(since.elapsed()));
-        }
-        let error = match lock.acquire_with(canceller) {
-            Ok(hold) => return Ok(Some(hold)),
-            Err(error) if matches!(error.kind(), ErrorKind::Busy | ErrorKind::TimedOut) => return Ok(None),
-            Err(error) => error,
+            })
         };
-        let is_retried = options.retry.is_some_and(|retry| begun.elapsed() < retry);
-        let is_over = !is_retried && wait.is_some_and(|wait| since.elapsed() >= wait);
-        if !is_temporary(&error) || is_over {
-            let fatal = errors.lock().unwrap_or_else(PoisonError::into_inner).fatal.take();
-            return Err(fatal.unwrap_or(error));
+        let on_error = Arc::clone(&report);
+        // A timeout this short leaves time within the lease for a second renewal if the first gets no reply.
+        let reply_timeout = (options.lease / 3).clamp(Duration::from_millis(500), REPLY_TIMEOUT);
+        let prefix = options.owner.as_deref().unwrap_or_default();
+        let settings = Settings::new()
+            .name(format!("lockrun:{prefix}"))
+            .patience(reply_timeout)
+            .on_error(move |error| on_error(error));
+        // Leaked, as dropping it would wait for a silent server. It ends with this program.
+        let locks = Box::leak(Box::new(Locks::with_settings(server, settings)?));
+        // Processes that the command starts may outlive this program, so the hold must not end with the session.
+        let owner = format!("{prefix}:{}", Uuid::new_v4());
+        let mut lock = locks.lock(options.key.as_bytes()).owner(owner).lease(options.lease).fence();
+        if options.shared {
+            lock = lock.shared();
         }
-        handle(&error);
-        thread::sleep(RETRY_INTERVAL);
-        if is_retried {
-            since = Instant::now();
+        if let Some(limit) = options.limit {
+            lock = lock.limit(limit);
         }
+        Ok(Wait { begun, options, lock, canceller, errors, report })
+    }
+
+    /// Waits for the lock. If the connection is lost, the wait continues over a new connection, with the same position in the
+    /// queue if it is the same server. A cancellation leaves neither a wait nor a hold. Returns `None` if the wait ended without
+    /// the lock: other owners held it, or were ahead in the queue. A second call has the rest of the time.
+    pub(crate) fn acquire(&self) -> Result<Option<Hold>, Error> {
+        let (mut lock, limit, mut since) = (self.lock.clone(), self.options.wait_limit(), self.begun);
+        loop {
+            if let Some(limit) = limit {
+                lock = lock.wait(limit.saturating_sub(since.elapsed()));
+            }
+            let acquired = lock.acquire_with(&self.canceller);
+            let error = match acquired.and_then(|hold| self.confirm(hold)) {
+                Ok(hold) => return Ok(Some(hold)),
+                Err(error) if matches!(error.kind(), ErrorKind::Busy | ErrorKind::TimedOut) => {
+                    return Ok(None)
+                }
+                Err(error) if error.kind() == ErrorKind::Lost => continue,
+                Err(error) => error,
+            };
+            let is_retried = self.options.retry.is_some_and(|retry| self.begun.elapsed() < retry);
+            let is_over = !is_retried && limit.is_some_and(|limit| since.elapsed() >= limit);
+            if !is_temporary(&error) || is_over {
+                let fatal = self.errors.lock().unwrap_or_else(PoisonError::into_inner).fatal.take();
+                return Err(fatal.unwrap_or(error));
+            }
+            (self.report)(&error);
+            thread::sleep(RETRY_INTERVAL);
+            if is_retried {
+                since = Instant::now();
+            }
+        }
+    }
+
+    /// The present holders, for a message. `None` if the lock is free, or if the server does not reply.
+    pub(crate) fn holders(&self) -> Option<String> {
+        let mut info = match self.lock.query() {
+            Err(error) if error.code() == Some("NOPERM") => return Some("another owner".to_owned()),
+            info => info.ok()??,
+        };
+        let holders = Vec::<HashMap<String, Value>>::from_redis_value(info.remove("holders")?).ok()?;
+        let owner = Vec::<u8>::from_redis_value_ref(holders.first()?.get("owner")?).ok()?;
+        let more = match holders.len() - 1 {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        // Quoted, as the owner may contain any bytes.
+        Some(format!("{:?}{more}", String::from_utf8_lossy(&owner)))
+    }
+
+    /// Asks the server for the hold once more. It may have been lost since the grant, such as while this program was stopped.
+    fn confirm(&self, hold: Hold) -> Result<Hold, Error> {
+        hold.extend(self.options.lease).map(|()| hold)
     }
 }
 
@@ -146,8 +182,9 @@ mod tests {
 
     #[test]
     fn each_reason_is_reported_once_a_minute() {
-        let (mut reminders, begun) = (Reminders::default(), Instant::now());
-        let mut is_due = |reason, seconds| reminders.is_due(reason, begun + Duration::from_secs(seconds));
+        let (mut reported, begun) = (HashMap::new(), Instant::now());
+        let mut is_due =
+            |reason, seconds| is_due(&mut reported, reason, begun + Duration::from_secs(seconds));
         assert_eq!([0, 59, 60, 61].map(|at| is_due("LOADING", at)), [true, false, true, false]);
         assert!(is_due("READONLY", 61), "the reason has changed");
         assert_eq!([119, 120].map(|at| is_due("LOADING", at)), [false, true]);

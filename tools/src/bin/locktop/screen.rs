@@ -130,6 +130,12 @@ fn summary(view: &View, width: u16) -> Vec<Line<'static>> {
     let plain = Style::new();
     let errors =
         number("lock_internal_errors", if figure("lock_internal_errors") == 0 { plain } else { BAD });
+    let role = if state.is_replica() { "  replica" } else { "" };
+    let head = vec![
+        Span::styled("locktop", bold),
+        Span::raw(format!("  {}", view.address)),
+        Span::styled(role, BAD),
+    ];
     if width < WIDE {
         let figures = vec![
             Span::raw("waiters "),
@@ -141,7 +147,6 @@ fn summary(view: &View, width: u16) -> Vec<Line<'static>> {
             Span::raw("  errors "),
             errors,
         ];
-        let head = vec![Span::styled("locktop", bold), Span::raw(format!("  {}", view.address))];
         return vec![Line::from(head), Line::from(figures)];
     }
     let figures = vec![
@@ -157,15 +162,12 @@ fn summary(view: &View, width: u16) -> Vec<Line<'static>> {
         errors,
     ];
     let waits = format!(
-        "waits so far: p50 {}, p99 {}, longest {}",
+        "   waits so far: p50 {}, p99 {}, longest {}",
         micros(figure("lock_wait_us_p50")),
         micros(figure("lock_wait_us_p99")),
         micros(figure("lock_wait_us_max")),
     );
-    vec![
-        Line::from(vec![Span::styled("locktop", bold), Span::raw(format!("  {}   {waits}", view.address))]),
-        Line::from(figures),
-    ]
+    vec![Line::from(head) + Span::raw(waits), Line::from(figures)]
 }
 
 /// A column of the table of locks.
@@ -277,10 +279,12 @@ fn draw_locks(frame: &mut Frame, area: Rect, view: &View) {
     frame.render_stateful_widget(table, area, &mut selected);
     if view.locks.is_empty() {
         let [_, empty] = Layout::vertical([Constraint::Length(1), Constraint::Length(1)]).areas(area);
-        let text = if view.state.locks.is_empty() {
-            "  No lock has waiters."
-        } else {
-            "  No lock matches the search."
+        let text = match view.state.locks.is_empty() {
+            true if view.state.is_replica() => {
+                "  The server is a replica; connect to its primary to see waiters."
+            }
+            true => "  No lock has waiters.",
+            false => "  No lock matches the search.",
         };
         frame.render_widget(Line::styled(text, PALE), empty);
     }

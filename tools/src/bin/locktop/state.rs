@@ -127,6 +127,11 @@ impl State {
         self.figures.get(name).copied().unwrap_or_default()
     }
 
+    /// Whether the server is a replica, which knows no waiters.
+    pub(crate) fn is_replica(&self) -> bool {
+        self.figure("lock_is_replica") == 1
+    }
+
     /// The number of locks with waiters that are not listed: beyond the maximum, without a match, or in another database.
     pub(crate) fn hidden_locks(&self) -> i64 {
         missing(self.figure("lock_contended_locks"), self.locks.len())

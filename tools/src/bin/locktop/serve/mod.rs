@@ -14,8 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::body::Bytes;
-use axum::extract::rejection::JsonRejection;
-use axum::extract::{ConnectInfo, DefaultBodyLimit, Request, State};
+use axum::extract::{ConnectInfo, DefaultBodyLimit, FromRequest, Request, State};
 use axum::http::header::{self, HeaderMap, HeaderName};
 use axum::http::{HeaderValue, StatusCode};
 use axum::middleware::{self, Next};
@@ -80,10 +79,13 @@ pub(crate) fn run(options: Options) -> Result<(), String> {
     runtime
         .block_on(async {
             let listener = tokio::net::TcpListener::from_std(listener)?;
-            let listener = LimitedListener::new(listener, MAX_CONNECTIONS, CONNECTION_LIFETIME);
-            axum::serve(listener, router(site).into_make_service_with_connect_info::<Peer>()).await
+            serve(LimitedListener::new(listener, MAX_CONNECTIONS, CONNECTION_LIFETIME), site).await
         })
         .map_err(failed)
+}
+
+async fn serve(listener: LimitedListener, site: Arc<Site>) -> io::Result<()> {
+    axum::serve(listener, router(site).into_make_service_with_connect_info::<Peer>()).await
 }
 
 /// Prints a line, even if nobody reads the output.
@@ -258,16 +260,17 @@ struct BreakRequest {
 async fn break_one(
     State(site): State<Arc<Site>>,
     ConnectInfo(Peer(peer)): ConnectInfo<Peer>,
-    headers: HeaderMap,
-    request: Result<Json<BreakRequest>, JsonRejection>,
+    request: Request,
 ) -> Result<String, Refusal> {
     if !site.options.allow_break {
         let text = "page is read-only; start locktop with --allow-break to break locks";
         return Err(Refusal(StatusCode::FORBIDDEN, text.to_owned()));
     }
-    if !headers.contains_key(header::ORIGIN) {
+    if !request.headers().contains_key(header::ORIGIN) {
         return Err(Refusal(StatusCode::FORBIDDEN, "request has no origin; use the page".to_owned()));
     }
+    // Read only now, as others must not make this program wait for a body.
+    let request = Json::<BreakRequest>::from_request(request, &()).await;
     let Json(request) = request.map_err(|rejection| Refusal(rejection.status(), rejection.body_text()))?;
     let Some(key) = from_hex(&request.id) else {
         return Err(Refusal(StatusCode::BAD_REQUEST, "id is not hexadecimal".to_owned()));
@@ -314,6 +317,7 @@ mod tests {
     use std::sync::mpsc;
 
     use clap::Parser;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::time::timeout;
 
     use super::*;
@@ -369,6 +373,29 @@ mod tests {
             }
             assert!(texts.iter().all(|text| text == "state"), "{texts:?}");
             assert!(texts.iter().all(|text| text.as_ptr() == texts[0].as_ptr()), "viewers share the bytes");
+        });
+    }
+
+    #[test]
+    fn connection_ends_during_a_request() {
+        let options = Options::parse_from(["locktop", "--serve", "localhost:0", "--allow-break"]);
+        let (state, metrics) = (Polled::new(&options).unwrap(), Polled::new(&options).unwrap());
+        let (breaking, hosts) = (Arc::default(), vec!["localhost".to_owned()]);
+        let site = Arc::new(Site { options, hosts, state, metrics, breaking: Arc::clone(&breaking) });
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let _another_break = breaking.lock().await;
+            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let mut viewer = tokio::net::TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+            let listener = LimitedListener::new(listener, 1, Duration::from_millis(100));
+            tokio::spawn(serve(listener, site));
+            let body = r#"{"id":"61","confirm":"a","holders_id":""}"#;
+            let head = "POST /break HTTP/1.1\r\nHost: localhost\r\nOrigin: http://localhost\r\nContent-Type: application/json";
+            // The beginning of another request waits until the first one has an answer.
+            let sent = format!("{head}\r\nContent-Length: {}\r\n\r\n{body}GET /", body.len());
+            viewer.write_all(sent.as_bytes()).await.unwrap();
+            let end = timeout(Duration::from_secs(30), viewer.read_to_end(&mut Vec::new())).await;
+            assert!(end.is_ok(), "the connection ends");
         });
     }
 

@@ -41,6 +41,8 @@ pub(super) struct Report<'a> {
     /// The interval between two reads.
     interval_ms: u128,
     may_break: bool,
+    /// Whether the server is a replica, which knows no waiters.
+    is_replica: bool,
     #[serde(rename = "match")]
     pattern: &'a str,
     figures: BTreeMap<String, i64>,
@@ -139,6 +141,7 @@ impl Report<'_> {
             time_ms: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis(),
             interval_ms: options.delay.as_millis(),
             may_break: options.allow_break,
+            is_replica: state.is_replica(),
             pattern: &options.pattern,
             locks_not_shown: state.hidden_locks(),
             sessions_not_shown: missing(state.figure("lock_sessions"), sessions.len()),
