@@ -30,7 +30,7 @@ const TOLERANCE: f64 = 0.05;
 const TOLERANCE_OF_MANY: f64 = 0.08;
 /// The path that all other paths are compared with, except those in [`SLEEPING`].
 const BASE: &Path = &paths::SET_DEL;
-const GUARDED: [&Path; 16] = [
+const GUARDED: [&Path; 18] = [
     &paths::PAIR,
     &paths::PAIR_SHARED,
     &paths::BESIDE_10,
@@ -45,6 +45,8 @@ const GUARDED: [&Path; 16] = [
     &paths::GUARD_SET,
     &paths::GUARD_TOKEN_SET,
     &paths::HAND_OVER,
+    &paths::HAND_OVER_SHORT,
+    &paths::HAND_OVER_LOGGED,
     &paths::PLAIN[1][2],
     &paths::PLAIN[1][3],
 ];

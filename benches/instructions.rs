@@ -27,6 +27,7 @@ fn main() -> Outcome<()> {
         &paths::PAIR_WATCHDOG,
         &paths::PAIR_EPHEMERAL,
         &paths::PAIR_WITH_EVENTS,
+        &paths::PAIR_WITHOUT_LOG,
         &paths::PAIR_SHARED,
         &paths::GUARD_SET,
         &paths::GUARD_TOKEN_SET,
@@ -37,6 +38,9 @@ fn main() -> Outcome<()> {
         &paths::PERMIT,
         &paths::SEVERAL,
         &paths::HAND_OVER,
+        &paths::HAND_OVER_WITHOUT_LOG,
+        &paths::HAND_OVER_SHORT,
+        &paths::HAND_OVER_LOGGED,
         &paths::REDISSON_3_27,
         &paths::REDISSON_3_27_AS_SENT,
         &paths::REDISSON_3_17,
@@ -74,6 +78,9 @@ fn main() -> Outcome<()> {
         compare(path, &paths::SET_DEL, Target::AtMost(2.0));
     }
     compare(&paths::PAIR_WITH_EVENTS, &paths::PAIR, Target::None);
+    compare(&paths::PAIR, &paths::PAIR_WITHOUT_LOG, Target::AtMost(1.01));
+    compare(&paths::HAND_OVER_SHORT, &paths::HAND_OVER_WITHOUT_LOG, Target::AtMost(1.01));
+    compare(&paths::HAND_OVER_LOGGED, &paths::HAND_OVER_WITHOUT_LOG, Target::None);
     for path in [&paths::GUARD_SET, &paths::GUARD_TOKEN_SET] {
         compare(path, &paths::PLAIN[2][0], Target::AtMost(2.2));
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! The server's memory for a lock, a blocked waiter with its own connection, and a watchdog.
+//! The server's memory for a lock, a blocked waiter with its own connection, a watchdog, and an entry of `LOCK.LOG`.
 //!
 //! Each value is the growth of `used_memory`, divided by the number of locks or waiters. A waiter is compared with an idle
 //! connection, and with a connection that waits in `BLPOP`.
@@ -24,6 +24,7 @@ fn main() -> Outcome<()> {
     let mut results = Results::of("memory");
     locks(&mut results)?;
     waiters(&mut results)?;
+    log(&mut results)?;
     results.finish(&mut Server::start()?)
 }
 
@@ -111,5 +112,33 @@ fn waiters(results: &mut Results) -> Outcome<()> {
     results.ratio("memory: a waiter and its connection", Unit::Bytes, waiter, ("BLPOP", list), Target::None);
     results.ratio("memory: a waiter alone", Unit::Bytes, waiter - idle, ("BLPOP", list - idle), Target::None);
     results.value("memory: a connection alone", Unit::Bytes, idle);
+    Ok(())
+}
+
+/// The memory that a full log frees when it is turned off, for each entry. All entries are long waits.
+fn log(results: &mut Results) -> Outcome<()> {
+    const ENTRIES: usize = 1_000;
+    let mut server = Setup::new().option("lock.log-waits-over", "1").start()?;
+    let mut caller = Caller::connect(&server)?;
+    let mut entry = |key: &str, owners: [&str; 2]| -> Outcome<f64> {
+        let [holder, waiter] = owners;
+        caller.call(&format!("CONFIG SET lock.log-max-len {ENTRIES}"))?;
+        for lock in 0..ENTRIES {
+            let key = format!("{key}{lock:06}");
+            caller.call(&format!("LOCK.ACQUIRE {key} {holder} PX 600000"))?;
+            caller.call(&format!("LOCK.ACQUIRE {key} {waiter} BLOCK 2"))?;
+            caller.call(&format!("LOCK.RELEASE {key} {holder}"))?;
+        }
+        if server.info("lock_log_entries")? != ENTRIES.to_string() {
+            return Err("the log is not full".into());
+        }
+        let full = server.settled_memory()?;
+        caller.call("CONFIG SET lock.log-max-len 0")?;
+        Ok((full - server.settled_memory()?) / ENTRIES as f64)
+    };
+    let usual = entry("lock:", [OWNER, &OWNER.replace('d', "e")])?;
+    let longest = entry(&"k".repeat(1018), [&"h".repeat(1024), &"w".repeat(1024)])?;
+    results.value("memory: a wait in LOCK.LOG", Unit::Bytes, usual);
+    results.value("memory: a wait in LOCK.LOG, names of 1,024 bytes", Unit::Bytes, longest);
     Ok(())
 }

@@ -40,8 +40,8 @@ pub enum Stage {
     WithReaders(usize),
     /// With the module. The owner holds the lock `held`, whose fencing counter is 5.
     WithHold,
-    /// With the module, which publishes events to owners.
-    WithEvents,
+    /// With the module, and a setting with this name and value.
+    WithSetting(&'static str, &'static str),
     /// Without a module, with a replica and an AOF that is synced every second.
     BareLogged,
     /// With the module, a replica, and an AOF that is synced every second.
@@ -55,8 +55,9 @@ pub enum Calls {
     /// One client makes these calls, each after the reply to the previous one. `$owner` stands for an owner name, and `#` for the
     /// number of the round. `sha:` and `text:` before the name of a script stand for its hash and its text.
     OneClient(&'static [&'static str]),
-    /// Two clients hand a lock to each other. A client with the lock releases it and queues up again in one write.
-    HandOver,
+    /// This number of clients hand a lock on, at most 100. The client with the lock releases it and queues up again in one
+    /// write.
+    HandOver(usize),
     /// A client with a session makes these calls, each after the reply to the previous one. `$session` stands for the id of the
     /// session, and `#` for the number of the acquire. After each [`BEAT_EVERY`] rounds, the client calls `LOCK.EVENTS`.
     OneSession(&'static [&'static str]),
@@ -68,7 +69,7 @@ const BEAT_EVERY: u32 = 100;
 
 use Calls::{OneClient, OneSession};
 use Stage::{
-    Bare, BareLogged, Logged, LoggedQuiet, WithEmptyModule, WithEvents, WithHold, WithModule, WithReaders,
+    Bare, BareLogged, Logged, LoggedQuiet, WithEmptyModule, WithHold, WithModule, WithReaders, WithSetting,
     WithWaiter,
 };
 
@@ -83,8 +84,16 @@ pub const SET_COMPARE: Path = Path {
     calls: OneClient(&["SET k $owner NX PX 30000", "EVALSHA sha:compare_and_delete 1 k $owner"]),
 };
 pub const PAIR: Path = Path { name: "ACQUIRE + RELEASE", stage: WithModule, calls: LOCK };
-pub const PAIR_WITH_EVENTS: Path =
-    Path { name: "ACQUIRE + RELEASE, lock.events yes", stage: WithEvents, calls: LOCK };
+pub const PAIR_WITH_EVENTS: Path = Path {
+    name: "ACQUIRE + RELEASE, lock.events yes",
+    stage: WithSetting("lock.events", "yes"),
+    calls: LOCK,
+};
+pub const PAIR_WITHOUT_LOG: Path = Path {
+    name: "ACQUIRE + RELEASE, lock.log-max-len 0",
+    stage: WithSetting("lock.log-max-len", "0"),
+    calls: LOCK,
+};
 const fn pair(name: &'static str, calls: &'static [&'static str]) -> Path {
     Path { name, stage: WithModule, calls: OneClient(calls) }
 }
@@ -147,7 +156,18 @@ pub const SEVERAL: Path = Path {
     calls: OneClient(&["LOCK.MACQUIRE 2 k l $owner PX 30000", "LOCK.MRELEASE 2 k l $owner"]),
 };
 pub const HAND_OVER: Path =
-    Path { name: "hand-over: RELEASE + ACQUIRE BLOCK", stage: WithModule, calls: Calls::HandOver };
+    Path { name: "hand-over: RELEASE + ACQUIRE BLOCK", stage: WithModule, calls: Calls::HandOver(2) };
+/// Under callgrind, a wait for 15 other clients takes longer than a millisecond.
+const fn hand_over_of_16(name: &'static str, setting: &'static str, value: &'static str) -> Path {
+    Path { name, stage: WithSetting(setting, value), calls: Calls::HandOver(16) }
+}
+pub const HAND_OVER_WITHOUT_LOG: Path =
+    hand_over_of_16("hand-over, 16 clients, lock.log-max-len 0", "lock.log-max-len", "0");
+/// The log is on, and no wait is long.
+pub const HAND_OVER_SHORT: Path =
+    hand_over_of_16("hand-over, 16 clients, no wait logged", "lock.log-waits-over", "3600000");
+pub const HAND_OVER_LOGGED: Path =
+    hand_over_of_16("hand-over, 16 clients, all waits logged", "lock.log-waits-over", "1");
 pub const REDISSON_3_27: Path = Path {
     name: "Redisson 3.27's scripts with latch",
     stage: Bare,
@@ -204,7 +224,7 @@ impl Stage {
             Bare | BareLogged => setup = setup.without_module(),
             WithEmptyModule => setup = setup.without_module().option("loadmodule", &empty_module()),
             WithModule | WithWaiter | WithReaders(_) | WithHold | Logged => {}
-            WithEvents => setup = setup.option("lock.events", "yes"),
+            WithSetting(name, value) => setup = setup.option(name, value),
             LoggedQuiet => setup = setup.option("lock.publish-replicas", "no"),
         }
         if matches!(self, BareLogged | Logged | LoggedQuiet) {
@@ -248,7 +268,7 @@ impl ReadyServer {
     pub fn play(&self, calls: Calls, rounds: u32) -> Outcome<()> {
         match calls {
             OneClient(calls) => self.one_client(calls, rounds),
-            Calls::HandOver => self.hand_over(rounds),
+            Calls::HandOver(clients) => self.hand_over(clients, rounds),
             OneSession(calls) => self.one_session(calls, rounds),
         }
     }
@@ -286,18 +306,24 @@ impl ReadyServer {
         Ok(())
     }
 
-    fn hand_over(&self, rounds: u32) -> Outcome<()> {
-        let mut clients = [Caller::connect(&self.server)?, Caller::connect(&self.server)?];
-        let owners = [OWNER, &OWNER.replace('d', "e")];
-        let acquire = owners.map(|owner| packed(&format!("LOCK.ACQUIRE k {owner} PX 30000 BLOCK 0")));
-        let release = owners.map(|owner| packed(&format!("LOCK.RELEASE k {owner}")));
+    fn hand_over(&self, clients: usize, rounds: u32) -> Outcome<()> {
+        let owners: Vec<String> =
+            (0..clients).map(|client| format!("{}{client:02}", &OWNER[..OWNER.len() - 2])).collect();
+        let command = |call: &str, options: &str| -> Vec<Vec<u8>> {
+            owners.iter().map(|owner| packed(&format!("{call} k {owner}{options}"))).collect()
+        };
+        let (acquire, release) = (command("LOCK.ACQUIRE", " PX 30000 BLOCK 0"), command("LOCK.RELEASE", ""));
+        let mut clients: Vec<Caller> =
+            (0..clients).map(|_| Caller::connect(&self.server)).collect::<Outcome<_>>()?;
         clients[0].send(&acquire[0])?;
         clients[0].reply()?;
-        clients[1].send(&acquire[1])?;
-        // The reply to `PING` shows that the server has read the call of the other client.
-        clients[0].call("PING")?;
+        for (client, acquire) in acquire.iter().enumerate().skip(1) {
+            clients[client].send(acquire)?;
+            // The reply to `PING` shows that the server has read the call of the other client.
+            clients[0].call("PING")?;
+        }
         for round in 0..rounds as usize {
-            let (from, to) = (round % 2, (round + 1) % 2);
+            let (from, to) = (round % clients.len(), (round + 1) % clients.len());
             clients[from].send(&[release[from].clone(), acquire[from].clone()].concat())?;
             clients[from].reply()?;
             clients[to].reply()?;

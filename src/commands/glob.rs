@@ -35,6 +35,22 @@ pub(super) fn matches(pattern: &[u8], text: &[u8]) -> bool {
     }
 }
 
+/// The only text that the pattern matches, if it has no wildcard.
+pub(super) fn literal(pattern: &[u8]) -> Option<Vec<u8>> {
+    let mut text = Vec::with_capacity(pattern.len());
+    let mut rest = pattern;
+    loop {
+        rest = match rest {
+            [] => return Some(text),
+            [b'*' | b'?' | b'[', ..] => return None,
+            [b'\\', byte, rest @ ..] | [byte, rest @ ..] => {
+                text.push(*byte);
+                rest
+            }
+        }
+    }
+}
+
 /// Whether the element of the pattern at `p` matches this byte, and the position of the next element.
 fn match_element(pattern: &[u8], p: usize, byte: u8) -> (bool, usize) {
     match pattern[p] {
@@ -73,7 +89,7 @@ fn match_class(pattern: &[u8], mut p: usize, byte: u8) -> (bool, usize) {
 
 #[cfg(test)]
 mod tests {
-    use super::matches;
+    use super::{literal, matches};
 
     #[test]
     fn patterns_match_like_the_server() {
@@ -107,5 +123,25 @@ mod tests {
             !matches(&[&b"*a".repeat(200)[..], b"b"].concat(), &[b'a'; 5000]),
             "a mismatch is found quickly"
         );
+    }
+
+    #[test]
+    fn patterns_without_wildcard_match_one_text() {
+        for (pattern, text) in [
+            ("", Some("")),
+            ("order:7", Some("order:7")),
+            ("a]", Some("a]")),
+            ("\\*\\[\\?\\\\", Some("*[?\\")),
+            ("a\\", Some("a\\")),
+            ("a*", None),
+            ("?", None),
+            ("[a]", None),
+            ("\\\\*", None),
+        ] {
+            assert_eq!(literal(pattern.as_bytes()).as_deref(), text.map(str::as_bytes), "{pattern}");
+            if let Some(text) = text {
+                assert!(matches(pattern.as_bytes(), text.as_bytes()), "{pattern}");
+            }
+        }
     }
 }

@@ -11,6 +11,9 @@ use super::{LockId, MonoUs, Owner, WallMs};
 /// A longer cycle is logged without its text, to limit memory.
 const MAX_CYCLE: usize = 16;
 
+/// Maximum length of the text of a cause, in bytes. A longer one is omitted.
+const MAX_TEXT_LEN: usize = 4096;
+
 /// The kind of an incident.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Incident {
@@ -94,13 +97,16 @@ impl Log {
         waited_us > self.waits_over_us.wrapping_sub(1)
     }
 
-    /// Adds an incident, and drops the oldest one if there are too many.
+    /// Adds an incident, and drops the oldest one if there are too many. Ignores incidents of locks and owners with long
+    /// names.
     #[cold]
-    pub(super) fn push(&mut self, entry: LogEntry) {
-        if self.max_len == 0
-            || entry.lock.as_ref().is_some_and(|lock| lock.key.len() > MAX_REMEMBERED_KEY_LEN)
-        {
+    pub(super) fn push(&mut self, mut entry: LogEntry) {
+        let key_len = entry.lock.as_ref().map_or(0, |lock| lock.key.len());
+        if self.max_len == 0 || key_len.max(entry.owner.as_bytes().len()) > MAX_REMEMBERED_KEY_LEN {
             return;
+        }
+        if entry.cause.is_long() {
+            entry.cause = Cause::Unknown;
         }
         if self.entries.len() == self.max_len {
             self.entries.pop_front();
@@ -120,6 +126,14 @@ impl Log {
 }
 
 impl Cause {
+    fn is_long(&self) -> bool {
+        match self {
+            Cause::Unknown => false,
+            Cause::Holder(owner) => owner.as_bytes().len() > MAX_REMEMBERED_KEY_LEN,
+            Cause::Text(text, _) => text.len() > MAX_TEXT_LEN,
+        }
+    }
+
     /// A cycle of owners that wait for each other, and its locks.
     pub(crate) fn of_cycle(text: String, locks: Vec<LockId>) -> Cause {
         let is_short =
@@ -134,7 +148,7 @@ impl Cause {
 
 #[cfg(test)]
 mod tests {
-    use super::{Cause, Incident, Log, LogEntry, MAX_REMEMBERED_KEY_LEN};
+    use super::{Cause, Incident, Log, LogEntry, MAX_REMEMBERED_KEY_LEN, MAX_TEXT_LEN};
     use crate::core::{LockId, Owner};
 
     fn entry(key_len: usize) -> LogEntry {
@@ -162,8 +176,16 @@ mod tests {
         assert_eq!(log.latest().map(|entry| entry.id).collect::<Vec<_>>(), [5, 4, 3]);
         log.push(entry(MAX_REMEMBERED_KEY_LEN + 1));
         assert_eq!(log.len(), 3, "the key is too long");
+        let long = Owner::new(&[b'o'; MAX_REMEMBERED_KEY_LEN + 1]);
+        log.push(LogEntry { owner: long.clone(), ..entry(1) });
+        assert_eq!(log.len(), 3, "the owner is too long");
+        for cause in [Cause::Holder(long), Cause::Text("t".repeat(MAX_TEXT_LEN + 1), Vec::new())] {
+            log.push(LogEntry { cause, ..entry(1) });
+            assert_eq!(log.latest().next().map(|entry| entry.cause.clone()), Some(Cause::Unknown));
+        }
+        assert_eq!(log.latest().map(|entry| entry.id).collect::<Vec<_>>(), [7, 6, 5]);
         log.set_limits(2, 0);
-        assert_eq!(log.latest().map(|entry| entry.id).collect::<Vec<_>>(), [5, 4]);
+        assert_eq!(log.latest().map(|entry| entry.id).collect::<Vec<_>>(), [7, 6]);
         log.set_limits(0, 0);
         assert_eq!(log.len(), 0);
     }

@@ -471,10 +471,18 @@ fn contended_locks_are_listed(flavor: Flavor) {
         let first = longest(&a.call("LOCK.LIST COUNT 1"));
         until("the longest wait grows", || longest(&a.call("LOCK.LIST COUNT 1")) > first);
         assert_eq!(a.call("LOCK.LIST COUNT 2").matches("key").count(), 2);
-        assert!(a.call("LOCK.LIST MATCH tw* COUNT 5").starts_with("[[key, two, "));
+        for pattern in ["tw*", "two"] {
+            let listed = a.call(&format!("LOCK.LIST MATCH {pattern} COUNT 5"));
+            assert!(listed.starts_with("[[key, two, mode, exclusive, holders, 1, waiters, 2, "), "{listed}");
+            assert_eq!(listed.matches("key").count(), 1, "{listed}");
+        }
+        for no_waiters in ["none", "unknown"] {
+            assert_eq!(a.call(&format!("LOCK.LIST MATCH {no_waiters}")), "[]");
+        }
         // `LOCK.BLOCKERS` lists only locks of the selected database.
         a.call("SELECT 1");
         assert_eq!(a.call("LOCK.LIST"), "[]");
+        assert_eq!(a.call("LOCK.LIST MATCH two"), "[]");
         for (command, error) in [
             (
                 "LOCK.LIST COUNT 0",
@@ -505,9 +513,10 @@ fn patterns_match_as_in_keys(flavor: Flavor) {
                 client
             })
             .collect();
-        let patterns: [&[u8]; 18] = [
-            b"*", b"a*", b"*c", b"a?c", b"a[b*]c", b"a[^b]c", b"a\\*c", b"\\[x\\]", b"[[]x[]]", b"a\\\\b",
-            b"\xff?", b"a[a-z]*", b"a[z-a]*", b"a[b", b"a[", b"a\\", b"[^]", b"a[+--]c",
+        let patterns: [&[u8]; 20] = [
+            b"abc", b"ac", b"*", b"a*", b"*c", b"a?c", b"a[b*]c", b"a[^b]c", b"a\\*c", b"\\[x\\]",
+            b"[[]x[]]", b"a\\\\b", b"\xff?", b"a[a-z]*", b"a[z-a]*", b"a[b", b"a[", b"a\\", b"[^]",
+            b"a[+--]c",
         ];
         for pattern in patterns {
             let mut keys: Vec<String> = match a.call_args_value(&[b"KEYS", pattern]) {

@@ -39,6 +39,7 @@ crate::on_every_server!(
     page_serves_a_limited_number_of_connections,
     page_covers_all_cluster_nodes,
     metrics_survive_an_absent_node,
+    a_removed_node_is_outvoted,
 );
 
 fn top(server: &Server) -> Command {
@@ -684,6 +685,25 @@ fn page_covers_all_cluster_nodes(flavor: Flavor) {
     }
     assert_eq!(metrics.matches("# TYPE lock_waiters untyped").count(), 1);
     drop(waiting);
+    cluster.assert_healthy();
+}
+
+/// The first node of the command line is no longer part of the cluster, and believes that it serves slots.
+fn a_removed_node_is_outvoted(flavor: Flavor) {
+    let (cluster, waiting, _) = contended_cluster(flavor);
+    let mut removed = Server::with_module(flavor, &["--cluster-enabled", "yes"]);
+    assert_eq!(removed.client().call("CLUSTER ADDSLOTSRANGE 0 16383"), "OK");
+    let mut command = tool("locktop");
+    command.args(["-u", &format!("{},{}", removed.url(), cluster.nodes[0].url()), "--cluster"]);
+    let metrics = Site::start(command).get("/metrics").body;
+    let mut servers: Vec<&str> =
+        metrics.lines().filter_map(|line| line.strip_prefix("lock_waiters{server=")).collect();
+    servers.sort_unstable();
+    let mut expected = [0, 1].map(|node: usize| format!("\"127.0.0.1:{}\"}} 1", cluster.nodes[node].port));
+    expected.sort();
+    assert_eq!(servers, expected, "{metrics}");
+    drop(waiting);
+    removed.assert_healthy();
     cluster.assert_healthy();
 }
 

@@ -48,6 +48,21 @@ fn alert_rules_pass_promtool() {
     promtool(&["test", "rules", "rules_test.yml"], &docs());
 }
 
+/// promtool accepts a test file without any test of an alert.
+#[test]
+fn every_alert_has_tests() {
+    let read = |name: &str| fs::read_to_string(docs().join(name)).unwrap();
+    let (rules, tests) = (read("rules.yml"), read("rules_test.yml"));
+    let alerts: Vec<&str> = rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
+    assert!(alerts.len() >= 14, "{alerts:?}");
+    for alert in alerts {
+        for (expected, what) in [(" []\n", "does not fire"), ("\n", "fires")] {
+            let evaluation = format!("alertname: {alert}\n        exp_alerts:{expected}");
+            assert!(tests.contains(&evaluation), "no test in which {alert} {what}");
+        }
+    }
+}
+
 fn dashboard() -> Value {
     serde_json::from_str(&fs::read_to_string(docs().join("dashboard.json")).unwrap()).unwrap()
 }

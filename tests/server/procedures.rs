@@ -15,6 +15,9 @@ use crate::support::{root, show, until, Client, Flavor};
 crate::on_every_server!(
     an_upgrade_loses_no_lock,
     an_upgrade_under_sentinel_loses_no_lock,
+    an_upgrade_of_a_cluster_loses_no_lock,
+    an_upgrade_of_one_server_keeps_holds,
+    a_restart_without_aof_forgets_locks,
     a_drain_ends_with_a_restart,
     a_backup_is_restored,
     a_replica_joins_and_leaves,
@@ -47,12 +50,17 @@ struct Host {
 impl Host {
     /// Starts the hosts `a`, `b` and so on, which do not replicate yet.
     fn start_all<const N: usize>(flavor: Flavor) -> [Host; N] {
+        Host::start_all_with(flavor, "")
+    }
+
+    /// Starts the hosts as [`start_all`](Host::start_all) does, with more lines in their configuration files.
+    fn start_all_with<const N: usize>(flavor: Flavor, more: &str) -> [Host; N] {
         let port = free_ports();
         std::array::from_fn(|nth| {
             let host = Host::new(flavor, ["a", "b", "c"][nth], port + u16::try_from(nth).unwrap());
             let shown = host.dir.path().display();
             let module = format!("loadmodule {shown}/redis-lock.so\n");
-            host.started_with(&format!("appendonly yes\nrepl-diskless-sync-delay 0\n{module}"))
+            host.started_with(&format!("appendonly yes\nrepl-diskless-sync-delay 0\n{module}{more}"))
         })
     }
 
@@ -137,7 +145,8 @@ fn restart_all(hosts: &mut [Host], primary: &str) {
         assert_eq!(host.client().info("replication", "role"), role, "{}", host.name);
         if role == "slave" {
             host.until_in_sync();
-            assert!(host.client().call("LOCK.ACQUIRE new dave").starts_with("READONLY"), "{}", host.name);
+            let reply = host.client().call("LOCK.ACQUIRE new dave");
+            assert!(reply.starts_with("READONLY") || reply.starts_with("MOVED"), "{}: {reply}", host.name);
         }
     }
     hosts.sort_by_key(|host| host.name);
@@ -173,6 +182,7 @@ fn follow_the_page(session: &str, hosts: &mut [Host], sentinel: Option<&Host>) {
     assert!(steps.len() > 1, "{session}");
     for step in steps {
         let (typed, printed) = step.split_once('\n').unwrap();
+        println!("$ {typed}");
         if let Some((what, host)) = typed.strip_suffix(" redis-server").and_then(|typed| {
             let (host, what) = typed.strip_prefix("ssh ")?.split_once(" sudo systemctl ")?;
             Some((what, hosts.iter_mut().find(|known| known.name == host)?))
@@ -205,6 +215,8 @@ fn token(client: &mut Client, key: &str) -> i64 {
 
 /// Acquires the locks that a procedure must keep. Returns the token of one.
 fn acquire_locks(primary: &mut Client) -> i64 {
+    // A slow machine may need more than the default of 20 s for a procedure.
+    assert_eq!(primary.call("CONFIG SET lock.request-ttl 600000"), "OK");
     assert_eq!(primary.call("LOCK.ACQUIRE k alice PX 600000"), "1");
     assert!(primary.call("LOCK.ACQUIRE fenced alice PX 600000 FENCE").contains("token"));
     assert_eq!(primary.call("LOCK.ACQUIRE retried alice PX 600000 ID 1"), "1");
@@ -235,10 +247,37 @@ fn an_upgrade_under_sentinel_loses_no_lock(flavor: Flavor) {
     assert!(client.call("SENTINEL GET-MASTER-ADDR-BY-NAME locks").contains(&hosts[1].port.to_string()));
 }
 
+/// `a` has all slots but one, and `c` the last: the election needs the votes of both.
+fn an_upgrade_of_a_cluster_loses_no_lock(flavor: Flavor) {
+    let mut hosts: [Host; 3] = Host::start_all_with(flavor, "cluster-enabled yes\n");
+    let [mut a, mut b, mut c] = [0, 1, 2].map(|nth: usize| hosts[nth].client());
+    assert_eq!(a.call("CLUSTER ADDSLOTSRANGE 0 16382"), "OK");
+    assert_eq!(c.call("CLUSTER ADDSLOTS 16383"), "OK");
+    for (nth, client) in [&mut a, &mut b, &mut c].into_iter().enumerate() {
+        assert_eq!(client.call(&format!("CLUSTER SET-CONFIG-EPOCH {}", nth + 1)), "OK");
+    }
+    for host in &hosts[1..] {
+        assert_eq!(a.call(&format!("CLUSTER MEET 127.0.0.1 {}", host.port)), "OK");
+    }
+    let replicate = format!("CLUSTER REPLICATE {}", a.call("CLUSTER MYID"));
+    until("the node is a replica", || b.call(&replicate) == "OK");
+    hosts[1].until_in_sync();
+    for client in [&mut a, &mut b, &mut c] {
+        until("the node knows the roles", || {
+            client.call("CLUSTER INFO").contains("cluster_state:ok")
+                && client.call("CLUSTER NODES").contains("slave")
+        });
+    }
+    upgrade(&mut hosts, "cluster upgrade", None);
+    assert!(c.call("CLUSTER NODES").contains(&format!(":{}@", hosts[1].port)));
+}
+
 /// Upgrades `a` and then its replica `b` as the page says. Locks, tokens and remembered requests must remain.
-fn upgrade(hosts: &mut [Host; 2], session: &str, sentinel: Option<&Host>) {
+fn upgrade(hosts: &mut [Host], session: &str, sentinel: Option<&Host>) {
     let mut primary = hosts[0].client();
     let before = acquire_locks(&mut primary);
+    let mut holder = hosts[0].client();
+    assert_eq!(holder.call("LOCK.ACQUIRE bound erin PX 600000 WATCHDOG EPHEMERAL"), "1");
     let mut waiter = hosts[0].client();
     waiter.send("LOCK.ACQUIRE k bob BLOCK 0");
     until("bob waits", || primary.info("lock", "lock_waiters") == "1");
@@ -250,6 +289,7 @@ fn upgrade(hosts: &mut [Host; 2], session: &str, sentinel: Option<&Host>) {
     );
     let mut primary = hosts[1].client();
     assert_locks_remain(&mut primary, before);
+    assert_bound_again(&mut primary);
     let mut bob = hosts[1].client();
     bob.send("LOCK.ACQUIRE k bob BLOCK 0 PX 600000");
     until("bob waits", || primary.info("lock", "lock_waiters") == "1");
@@ -258,8 +298,79 @@ fn upgrade(hosts: &mut [Host; 2], session: &str, sentinel: Option<&Host>) {
     assert_eq!(primary.call("LOCK.RELEASE fenced alice"), "0");
     assert!(primary.call("LOCK.ACQUIRE fenced carol FENCE").contains("token"));
     assert!(token(&mut primary, "fenced") > before);
-    restart_all(hosts, "b");
-    assert!(hosts[1].client().call("LOCK.INFO k").contains("bob"));
+    restart_all(&mut hosts[..2], "b");
+    until("the primary serves its locks", || hosts[1].client().call("LOCK.INFO k").contains("bob"));
+}
+
+/// Erin's hold with a watchdog has lost its connection. `LOCK.RENEW` binds it again.
+fn assert_bound_again(primary: &mut Client) {
+    assert!(primary.call("LOCK.INFO bound").contains("erin"));
+    let bindings = |client: &mut Client| {
+        ["lock_watchdogs", "lock_ephemeral_holds"].map(|field| client.info("lock", field))
+    };
+    assert_eq!(bindings(primary), ["0", "0"]);
+    assert_eq!(primary.call("LOCK.RENEW bound erin PX 600000 WATCHDOG EPHEMERAL"), "1");
+    assert_eq!(bindings(primary), ["1", "1"]);
+}
+
+fn an_upgrade_of_one_server_keeps_holds(flavor: Flavor) {
+    let mut hosts: [Host; 1] = Host::start_all(flavor);
+    let mut server = hosts[0].client();
+    let before = acquire_locks(&mut server);
+    assert_eq!(server.call("LOCK.ACQUIRE bound erin PX 600000 WATCHDOG EPHEMERAL"), "1");
+    let ends = ["k", "fenced", "retried"].map(|key| server.call(&format!("PEXPIRETIME {key}")));
+    let mut waiter = hosts[0].client();
+    waiter.send("LOCK.ACQUIRE k bob BLOCK 0");
+    until("bob waits", || server.info("lock", "lock_waiters") == "1");
+    // Only the first value is saved.
+    assert_eq!(server.call("CONFIG SET lock.max-waiters 7"), "OK");
+    assert_eq!(server.call("CONFIG REWRITE"), "OK");
+    assert_eq!(server.call("CONFIG SET lock.max-waiters-total 7"), "OK");
+    follow_the_page("upgrade one server", &mut hosts, None);
+    assert!(waiter.try_recv().is_err(), "the wait has ended");
+    let mut server = hosts[0].client();
+    assert_eq!(server.call("CONFIG GET lock.max-waiters"), "[lock.max-waiters, 7]");
+    assert_eq!(server.call("CONFIG GET lock.max-waiters-total"), "[lock.max-waiters-total, 0]");
+    assert_locks_remain(&mut server, before);
+    assert_eq!(ends, ["k", "fenced", "retried"].map(|key| server.call(&format!("PEXPIRETIME {key}"))));
+    assert_bound_again(&mut server);
+    // The order of the queue is that of the new calls.
+    let mut waiters = ["carol", "bob"].map(|owner| {
+        let mut waiter = hosts[0].client();
+        waiter.send(&format!("LOCK.ACQUIRE k {owner} BLOCK 0"));
+        until("the client waits", || server.call("LOCK.WAITERS k").contains(owner));
+        waiter
+    });
+    assert_eq!(server.call("LOCK.RELEASE k alice"), "0");
+    assert_eq!(waiters[0].recv(), "1");
+    assert!(waiters[1].has_nothing());
+    // The quarantine after a restart depends on the AOF.
+    assert_eq!(server.call("CONFIG SET lock.quarantine 60000"), "OK");
+    for (fsync, reply) in [("everysec", "QUARANTINE"), ("always", "1")] {
+        assert_eq!(server.call(&format!("CONFIG SET appendfsync {fsync}")), "OK");
+        assert_eq!(server.call("CONFIG REWRITE"), "OK");
+        hosts[0].stop();
+        hosts[0].start();
+        server = hosts[0].client();
+        let granted = server.call(&format!("LOCK.ACQUIRE {fsync} dave"));
+        assert_eq!(granted.split(' ').next(), Some(reply), "{fsync}");
+    }
+}
+
+fn a_restart_without_aof_forgets_locks(flavor: Flavor) {
+    let mut hosts: [Host; 1] = Host::start_all(flavor);
+    let mut server = hosts[0].client();
+    assert_eq!(server.call("CONFIG SET appendonly no"), "OK");
+    assert_eq!(server.call_args(&[b"CONFIG", b"SET", b"save", b""]), "OK");
+    assert_eq!(server.call("CONFIG REWRITE"), "OK");
+    let before = acquire_locks(&mut server);
+    assert_eq!(server.call("SAVE"), "OK");
+    assert_eq!(server.call("LOCK.ACQUIRE late bob PX 600000"), "1");
+    hosts[0].stop();
+    hosts[0].start();
+    let mut server = hosts[0].client();
+    assert_locks_remain(&mut server, before);
+    assert_eq!(server.call("LOCK.ACQUIRE late carol"), "1");
 }
 
 /// Settings are not replicated, so a drain of the primary alone ends with a failover.

@@ -80,6 +80,20 @@ impl SetUp {
         Client::connect(self.port + nth)
     }
 
+    /// The primaries of a cluster, as `status` shows them: their numbers and flags, in this order.
+    fn primaries(&self) -> Vec<String> {
+        let status = self.run("status");
+        let primary = |line: &str| {
+            let mut words = line.split(' ').skip(1);
+            let (address, flags) = (words.next().unwrap(), words.next().unwrap());
+            let port: u16 = address.split_once(':').unwrap().1.split('@').next().unwrap().parse().unwrap();
+            format!("{} {}", port - self.port, flags.trim_start_matches("myself,"))
+        };
+        let mut primaries: Vec<String> = status.lines().map(primary).collect();
+        primaries.sort();
+        primaries
+    }
+
     fn lockrun(&self, arguments: &[&str]) -> String {
         let mut command = tool("lockrun");
         command.args(arguments);
@@ -146,26 +160,33 @@ fn the_cluster_keeps_locks_without_a_node(flavor: Flavor) {
     assert_eq!(replicas.len(), 2);
     // Each part grants again after any one node is lost: a primary, or later a replica of another part.
     let mut second = set_up.client(1);
+    assert_eq!(set_up.primaries(), ["0 master", "1 master", "2 master"]);
     set_up.kill(0);
     let mut new = None;
     until("a replica takes over", || {
-        new = replicas
-            .iter()
-            .map(|nth| set_up.client(*nth))
-            .find_map(|mut client| client.call("ROLE").starts_with("[master").then_some(client));
+        new = replicas.iter().copied().find(|nth| set_up.client(*nth).call("ROLE").starts_with("[master"));
         new.is_some()
     });
-    let mut new = new.unwrap();
+    let number = new.unwrap();
+    let mut new = set_up.client(number);
     until("the cluster is healthy", || second.call("CLUSTER INFO").contains("cluster_state:ok"));
     assert!(new.call("LOCK.INFO b").contains("alice"));
     until("the new primary has a replica and grants locks", || new.call("LOCK.ACQUIRE {b}:2 bob") == "1");
+    let all = ["0 master,fail", "1 master", "2 master", &format!("{number} master")];
+    assert_eq!(set_up.primaries(), all);
     set_up.start_again();
     assert!(set_up.client(0).call("ROLE").starts_with("[slave"), "the old primary is a replica");
+    until("no node takes the old primary for a primary", || set_up.primaries() == all[1..]);
     let lost = (3..9)
         .find(|nth| set_up.client(*nth).call("ROLE").contains(&format!("127.0.0.1, {},", set_up.port + 1)));
     set_up.kill(lost.unwrap());
     until("the primary notices", || second.info("replication", "min_slaves_good_slaves") == "1");
     assert_eq!(second.call("LOCK.ACQUIRE {c}:2 bob"), "1");
+    set_up.run("stop");
+    (0..9).for_each(|nth| set_up.until_free(nth));
+    let status = Run::spawn(set_up.command("status")).finish();
+    assert_eq!(status.status.code(), Some(1));
+    assert_eq!(Printed::new(&status).stderr, "no node is running\n");
 }
 
 /// Each server's AOF has every grant that a client has seen.

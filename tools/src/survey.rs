@@ -12,7 +12,7 @@ use redis::{
 
 use crate::place::{client, ServerOptions};
 
-/// The time to connect, and the time for a reply. A survey takes up to four times as long; Prometheus waits for 10 seconds.
+/// The time to connect, and the time for a reply. A survey takes up to six times as long; Prometheus waits for 10 seconds.
 const STEP_TIMEOUT: Duration = Duration::from_millis(1500);
 
 /// The nodes of a cluster.
@@ -35,13 +35,7 @@ impl Survey {
         &mut self,
         command: &Cmd,
     ) -> RedisResult<Vec<(String, RedisResult<T>)>> {
-        let mut known = self.seeds.clone();
-        let found_last =
-            self.primaries.iter().filter(|node| !self.seeds.iter().any(|seed| is_same(seed, node)));
-        known.extend(found_last.cloned());
-        let slots = self.call::<Vec<Vec<Value>>>(&known, redis::cmd("CLUSTER").arg("SLOTS"));
-        let found = known.iter().zip(slots).map(|(asked, slots)| Ok(primaries(asked, slots?)));
-        self.primaries = first_success(found)?;
+        self.primaries = self.find_primaries()?;
         let mut replies = self.call(&self.primaries, command);
         if replies.iter().all(Result::is_err) {
             if let Some(Err(error)) = replies.pop() {
@@ -50,6 +44,23 @@ impl Survey {
         }
         let addresses = self.primaries.iter().map(|node| node.addr().to_string());
         Ok(addresses.zip(replies).collect())
+    }
+
+    /// Asks all known nodes, and the primaries that they name. The others outvote a node that has left the cluster.
+    fn find_primaries(&self) -> RedisResult<Vec<ConnectionInfo>> {
+        let known = distinct(self.seeds.iter().chain(&self.primaries));
+        let mut views = self.views(&known);
+        let named = distinct(views.iter().flatten().flatten());
+        let unasked: Vec<ConnectionInfo> =
+            named.into_iter().filter(|node| !known.iter().any(|asked| is_same(asked, node))).collect();
+        views.extend(self.views(&unasked));
+        most_common(views)
+    }
+
+    /// The primaries that each node knows.
+    fn views(&self, nodes: &[ConnectionInfo]) -> Vec<RedisResult<Vec<ConnectionInfo>>> {
+        let slots = self.call::<Vec<Vec<Value>>>(nodes, redis::cmd("CLUSTER").arg("SLOTS"));
+        nodes.iter().zip(slots).map(|(asked, slots)| Ok(primaries(asked, slots?))).collect()
     }
 
     /// The reply of each node.
@@ -72,31 +83,47 @@ fn ask<T: FromRedisValue>(client: &Client, command: &Cmd) -> RedisResult<T> {
     command.query(&mut connection)
 }
 
-/// The first success, or the last error.
-fn first_success<T>(results: impl Iterator<Item = RedisResult<Vec<T>>>) -> RedisResult<Vec<T>> {
+/// Returns the view that most nodes have, the first one of several, or the last error. Ignores nodes that know no slots.
+fn most_common(views: Vec<RedisResult<Vec<ConnectionInfo>>>) -> RedisResult<Vec<ConnectionInfo>> {
     let mut last: RedisError = std::io::Error::other("no node of the cluster is known").into();
-    for result in results {
-        match result {
-            Ok(found) if found.is_empty() => {}
-            Ok(found) => return Ok(found),
+    let mut known = Vec::new();
+    for view in views {
+        match view {
+            Ok(nodes) if nodes.is_empty() => {}
+            Ok(nodes) => known.push(nodes),
             Err(error) => last = error,
         }
     }
-    Err(last)
+    let is_equal = |one: &[ConnectionInfo], other: &[ConnectionInfo]| {
+        one.len() == other.len() && one.iter().zip(other).all(|(one, other)| is_same(one, other))
+    };
+    let votes = |view: &&Vec<ConnectionInfo>| known.iter().filter(|other| is_equal(view, other)).count();
+    // `max_by_key` returns the last maximum.
+    known.iter().rev().max_by_key(votes).cloned().ok_or(last)
 }
 
-/// The primaries in a reply to `CLUSTER SLOTS`. A primary without a known address is the node that was asked.
+/// The primaries in a reply to `CLUSTER SLOTS`, ordered by their addresses. A primary without a known address is the node that
+/// was asked.
 fn primaries(asked: &ConnectionInfo, slots: Vec<Vec<Value>>) -> Vec<ConnectionInfo> {
-    let mut found: Vec<ConnectionInfo> = Vec::new();
-    for primary in slots.into_iter().filter_map(|range| range.into_iter().nth(2)) {
-        let Value::Array(mut parts) = primary else { continue };
+    let node = |primary: Value| {
+        let Value::Array(mut parts) = primary else { return None };
         parts.truncate(2);
-        let Ok((host, port)) = <(Option<String>, u16)>::from_redis_value(Value::Array(parts)) else {
-            continue;
-        };
-        let node = at(asked, host.filter(|host| !host.is_empty()), port);
-        if !found.iter().any(|known| is_same(known, &node)) {
-            found.push(node);
+        let (host, port) = <(Option<String>, u16)>::from_redis_value(Value::Array(parts)).ok()?;
+        Some(at(asked, host.filter(|host| !host.is_empty()), port))
+    };
+    let mut found: Vec<ConnectionInfo> =
+        slots.into_iter().filter_map(|range| node(range.into_iter().nth(2)?)).collect();
+    found.sort_by_cached_key(|node| node.addr().to_string());
+    found.dedup_by(|one, other| is_same(one, other));
+    found
+}
+
+/// The nodes without repetitions.
+fn distinct<'a>(nodes: impl IntoIterator<Item = &'a ConnectionInfo>) -> Vec<ConnectionInfo> {
+    let mut found: Vec<ConnectionInfo> = Vec::new();
+    for node in nodes {
+        if !found.iter().any(|known| is_same(known, node)) {
+            found.push(node.clone());
         }
     }
     found

@@ -297,6 +297,12 @@ impl LockManager {
         all.map(|(_, id, state)| Contended { waiters: state.queue().len(), lock: id.clone() }).collect()
     }
 
+    /// This lock, if it has waiters.
+    pub(crate) fn contended(&self, lock: LockRef<'_>) -> Option<Contended> {
+        let waiters = state(&self.parts, lock)?.queue().len();
+        (waiters > 0).then(|| Contended { waiters, lock: lock.to_id() })
+    }
+
     /// Facts about the queue of this lock; `None` if it has no waiters.
     pub(crate) fn queue(&self, lock: LockRef<'_>, now: Now) -> Option<QueueInfo> {
         let parts = &self.parts;
