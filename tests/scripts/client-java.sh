@@ -45,7 +45,7 @@ grep -A 5 "Flakes:" "$out/why" || true
 for java in /usr/lib/jvm/*/bin/java; do
     case $("$java" --version 2>/dev/null) in "openjdk 2"[1-9]*) newer=$java ;; esac
 done
-[ -z "${newer:-}" ] || maven -Plint -DargLine="$quick" -pl core,redisson -Dtest='VirtualThreadsTest,NativeLocksTest#virtualThreadsWait' \
-    -Dsurefire.failIfNoSpecifiedTests=false -Djvm="$newer" verify
+[ -z "${newer:-}" ] || maven -Plint -DargLine="$quick" -Djvm="$newer" -Dsurefire.failIfNoSpecifiedTests=false \
+    -pl core,redisson -Dtest='VirtualThreadsTest,NativeLocksTest#virtualThreadsWait' verify
 grep -h "^Tests run" "$target"/*/surefire-reports/*.txt
 exec timeout --kill-after=5 900 python3 tests/scripts/first_use.py java
