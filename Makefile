@@ -32,7 +32,7 @@ TOOLS :=
 
 .PHONY: help run setup servers clients ready test test-long test-all test-clients test-matrix sanitize fuzz mutants porcupine \
 	soak evidence bench guard guard-record lint install install-module install-tools uninstall dist dist-server dist-targets \
-	test-targets page-shots tools clean
+	test-targets page-test page-shots tools clean
 
 help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s  %s\n", $$1, $$2 }' Makefile
@@ -188,11 +188,14 @@ lint: ## Checks format, clippy, pyflakes, documentation, English, licenses, size
 	# A module has no public items, so its documentation links to private ones.
 	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" cargo doc --workspace --no-deps --document-private-items
 
-page-shots: tools ## Tests the page of locktop in headless Chromium, and takes the pictures of docs/tools
+page-test page-shots: tools
 	@$(call install,redis chromium)
 	$(if $(MODULE),,cargo build --release --package redis-lock)
-	python3 tests/scripts/page.py "$(or $(MODULE),target/release/libredis_lock.so)" \
-		"$(or $(TOOLS),target/tools)/locktop" docs/tools
+	timeout 300 python3 tests/scripts/page.py "$(or $(MODULE),target/release/libredis_lock.so)" \
+		"$(or $(TOOLS),target/tools)/locktop" $(if $(filter page-shots,$@),docs/tools)
+
+page-test: ## Tests the page of locktop in headless Chromium
+page-shots: ## Tests the page, and takes the pictures of docs/tools
 
 tools: ## Builds lockrun and locktop
 	@if [ -z "$(TOOLS)" ]; then

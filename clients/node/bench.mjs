@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 
 // Compares this package with redis-semaphore and node-redlock, with a server of its own:
-// `REDIS_LOCK_MODULE=… node bench.mjs [SECONDS]`. Tasks acquire a lock, release it, and begin again. For each package, the bench
+// `REDIS_LOCK_MODULE=… node bench.mjs [SECONDS]`. Tasks acquire a lock, release it, and begin again. Impatient tasks hold it for
+// 1 ms, and wait for it for at most 5 ms. One candidate holds and renews 1,000 other locks meanwhile. For each package, the bench
 // prints locks per second, the longest wait, and the server's CPU time per lock. The ratio to the fastest other library is the
 // median of all rounds. All processes share the cores of this machine: compare ratios, not numbers.
 
@@ -12,18 +13,21 @@ import { LIBRARIES, Server } from './test/support.mjs';
 
 const seconds = Number(process.argv[2] ?? 3);
 const [WARM_UP, ROUNDS] = [3, 10];
+// In milliseconds: how long an impatient task waits, and how long it holds the lock.
+const [PATIENCE, HOLD] = [5, 1];
 const FOREVER = { acquireTimeout: 10 ** 9, acquireAttemptsLimit: Infinity, lockTimeout: 30_000 };
 
-function ours(library) {
+function ours(library, others = 0) {
   return async (port, keys) => {
     const client = await LIBRARIES[library].connect(port);
     const locks = new Locks(client);
     const all = keys.map((key) => locks.lock(key, { lease: 30_000 }));
+    for (let other = 0; other < others; other++) await locks.lock(`other:${other}`).acquire();
     const close = async () => {
       await locks.close();
       LIBRARIES[library].end(client);
     };
-    return { take: (index) => all[index].acquire(), close };
+    return { take: (index) => all[index].acquire(), takeSoon: (index) => all[index].tryAcquire({ wait: PATIENCE }), close };
   };
 }
 
@@ -35,7 +39,12 @@ function semaphore(retryInterval) {
       await mutex.acquire();
       return mutex;
     };
-    return { take, close: async () => client.disconnect() };
+    const takeSoon = async (index) => {
+      const limits = { acquireTimeout: PATIENCE, retryInterval, lockTimeout: 30_000, refreshInterval: 0 };
+      const mutex = new Mutex(client, keys[index], limits);
+      return (await mutex.tryAcquire()) ? mutex : null;
+    };
+    return { take, takeSoon, close: async () => client.disconnect() };
   };
 }
 
@@ -43,7 +52,12 @@ function nodeRedlock(retryDelay) {
   return async (port, keys) => {
     const client = await LIBRARIES.ioredis.connect(port);
     const locks = new Redlock([client], { retryCount: -1, retryDelay, retryJitter: retryDelay / 2 });
-    return { take: (index) => locks.acquire([keys[index]], 30_000), close: async () => client.disconnect() };
+    const soon = { retryCount: Math.floor(PATIENCE / retryDelay), retryDelay, retryJitter: 0 };
+    return {
+      take: (index) => locks.acquire([keys[index]], 30_000),
+      takeSoon: (index) => locks.acquire([keys[index]], 30_000, soon).catch(() => null),
+      close: async () => client.disconnect(),
+    };
   };
 }
 
@@ -52,6 +66,7 @@ const CANDIDATES = {
   'redis-semaphore, retryInterval 1': semaphore(1),
   'node-redlock, retryDelay 10': nodeRedlock(10),
   'redis-lock, ioredis': ours('ioredis'),
+  'redis-lock, 1,000 others held': ours('ioredis', 1000),
   'redis-lock, node-redis': ours('node-redis'),
 };
 
@@ -62,7 +77,7 @@ async function cpu(server) {
 }
 
 /** Makes each candidate work in turn, in short rounds, so that a busy machine slows all of them alike. Returns their medians. */
-async function measure(tasks, keys) {
+async function measure(tasks, keys, isImpatient) {
   const server = await Server.start();
   const names = Array.from({ length: keys }, (_, index) => `bench:${index}`);
   const results = new Map();
@@ -72,7 +87,7 @@ async function measure(tasks, keys) {
     }
     for (let round = -WARM_UP; round < ROUNDS; round++) {
       for (const { candidate, rounds } of results.values()) {
-        const result = await work(server, candidate, tasks, keys);
+        const result = await work(server, candidate, tasks, keys, isImpatient);
         if (round >= 0) rounds.push(result);
       }
     }
@@ -94,16 +109,18 @@ function median(values) {
   return values.sort((a, b) => a - b)[values.length >> 1];
 }
 
-async function work(server, candidate, tasks, keys) {
+async function work(server, candidate, tasks, keys, isImpatient) {
   let [count, longest, isOver] = [0, 0, false];
   const began = performance.now();
   const before = await cpu(server);
   const run = async (task) => {
     while (!isOver) {
       const asked = performance.now();
-      const hold = await candidate.take(task % keys);
+      const hold = await (isImpatient ? candidate.takeSoon(task % keys) : candidate.take(task % keys));
+      if (hold === null) continue;
       longest = Math.max(longest, performance.now() - asked);
       count += 1;
+      if (isImpatient) await new Promise((resolve) => setTimeout(resolve, HOLD));
       await hold.release();
     }
   };
@@ -115,8 +132,9 @@ async function work(server, candidate, tasks, keys) {
   return { perSecond: (count * 1000) / (performance.now() - began), longest, micros: (spent * 1e6) / count };
 }
 
-for (const [tasks, keys] of [[1, 1], [50, 50], [50, 1]]) {
-  for (const { name, perSecond, ratio, longest, micros } of await measure(tasks, keys)) {
+for (const [tasks, keys, isImpatient] of [[1, 1], [50, 50], [50, 1], [50, 1, true]]) {
+  if (isImpatient) console.log('Impatient:');
+  for (const { name, perSecond, ratio, longest, micros } of await measure(tasks, keys, isImpatient)) {
     const numbers = `${perSecond.toFixed(0)} locks/s, ratio ${ratio.toFixed(2)}`;
     const rest = `longest wait ${longest.toFixed(0)} ms, ${micros.toFixed(0)} µs of the server`;
     console.log(`${String(tasks).padStart(3)} tasks, ${String(keys).padStart(2)} keys  ${name.padEnd(34)} ${numbers}, ${rest}`);

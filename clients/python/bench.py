@@ -2,8 +2,9 @@
 """Compares this package with the lock of redis-py and with python-redis-lock: `bench.py [SECONDS]`, on a server of its own.
 
 Each thread or task acquires a lock, releases it and begins again. The results are locks per second, the longest wait, and the
-server's CPU time per lock. Clients and server share the cores of this machine, so only the ratios matter. `python-redis-lock`
-is skipped if it is not installed.
+server's CPU time per lock. *Impatient* workers hold the lock for 1 ms, and wait for it for at most 5 ms. *Others held* are
+locks that the same object holds and renews meanwhile. Clients and server share the cores of this machine, so only the ratios
+matter. `python-redis-lock` is skipped if it is not installed.
 """
 
 import asyncio
@@ -29,6 +30,9 @@ except ImportError:
 
 LEASE = 30
 
+# In seconds: how long an impatient worker waits, how long it holds the lock, and how often other packages ask for it.
+PATIENCE, HOLD, POLL = 0.005, 0.001, 0.001
+
 
 class Ours:
     name = "this package"
@@ -40,8 +44,23 @@ class Ours:
     def once(self, number):
         self.all[number].acquire().release()
 
+    def impatient(self, number):
+        hold = self.all[number].try_acquire(PATIENCE)
+        if hold:
+            time.sleep(HOLD)
+            hold.release()
+        return hold is not None
+
     def close(self):
         self.locks.close()
+
+
+class OursWithOthers(Ours):
+    name = "this package, 1,000 others held"
+
+    def __init__(self, port, keys):
+        super().__init__(port, keys)
+        self.others = [self.locks.lock(f"other{number}").acquire() for number in range(1000)]
 
 
 class RedisPy:
@@ -54,6 +73,13 @@ class RedisPy:
     def once(self, number):
         self.all[number].acquire()
         self.all[number].release()
+
+    def impatient(self, number):
+        is_granted = self.all[number].acquire(sleep=POLL, blocking_timeout=PATIENCE)
+        if is_granted:
+            time.sleep(HOLD)
+            self.all[number].release()
+        return is_granted
 
     def close(self):
         self.client.close()
@@ -80,6 +106,13 @@ class OursAsyncio:
     async def once(self, number):
         await (await self.all[number].acquire()).release()
 
+    async def impatient(self, number):
+        hold = await self.all[number].try_acquire(PATIENCE)
+        if hold:
+            await asyncio.sleep(HOLD)
+            await hold.release()
+        return hold is not None
+
     async def close(self):
         await self.locks.close()
 
@@ -94,6 +127,13 @@ class RedisPyAsyncio:
     async def once(self, number):
         await self.all[number].acquire()
         await self.all[number].release()
+
+    async def impatient(self, number):
+        is_granted = await self.all[number].acquire(sleep=POLL, blocking_timeout=PATIENCE)
+        if is_granted:
+            await asyncio.sleep(HOLD)
+            await self.all[number].release()
+        return is_granted
 
     async def close(self):
         await self.client.aclose()
@@ -110,7 +150,7 @@ class Count:
         self.locks += 1
 
 
-def in_threads(kind, port, keys, begin, seconds):
+def in_threads(kind, port, keys, is_impatient, begin, seconds):
     subject, over = kind(port, keys), threading.Event()
     counts, ready = [Count() for _ in keys], threading.Barrier(len(keys) + 1, action=begin)
 
@@ -121,7 +161,10 @@ def in_threads(kind, port, keys, begin, seconds):
         count = counts[number]
         while not over.is_set():
             count.since = time.monotonic()
-            subject.once(number)
+            if not is_impatient:
+                subject.once(number)
+            elif not subject.impatient(number):
+                continue
             count.add()
 
     workers = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(len(keys))]
@@ -136,7 +179,7 @@ def in_threads(kind, port, keys, begin, seconds):
     return counts
 
 
-def in_asyncio(kind, port, keys, begin, seconds):
+def in_asyncio(kind, port, keys, is_impatient, begin, seconds):
     async def main():
         subject = kind(port, keys)
         counts = [Count() for _ in keys]
@@ -148,7 +191,10 @@ def in_asyncio(kind, port, keys, begin, seconds):
             count = counts[number]
             while time.monotonic() < until:
                 count.since = time.monotonic()
-                await subject.once(number)
+                if not is_impatient:
+                    await subject.once(number)
+                elif not await subject.impatient(number):
+                    continue
                 count.add()
 
         await asyncio.gather(*map(work, range(len(keys))))
@@ -163,11 +209,12 @@ def cpu(server):
     return info["used_cpu_sys"] + info["used_cpu_user"]
 
 
-def measure(run, kind, load, keys, seconds):
+def measure(run, kind, load, keys, seconds, is_impatient=False):
     with tempfile.TemporaryDirectory() as folder:
         server, before = Server(folder), []
         try:
-            counts = run(kind, server.port, keys, lambda: before.extend((cpu(server), time.monotonic())), seconds)
+            begin = lambda: before.extend((cpu(server), time.monotonic()))  # noqa: E731
+            counts = run(kind, server.port, keys, is_impatient, begin, seconds)
             used, elapsed = cpu(server) - before[0], time.monotonic() - before[1]
         finally:
             server.stop()
@@ -184,6 +231,10 @@ def main():
             measure(in_threads, kind, load, keys, seconds)
         for kind in (OursAsyncio, RedisPyAsyncio):
             measure(in_asyncio, kind, load, keys, seconds)
+    for run, kind in ((in_threads, Ours), (in_threads, RedisPy), (in_asyncio, OursAsyncio), (in_asyncio, RedisPyAsyncio)):
+        measure(run, kind, "50, 1 lock, impatient", ["a"] * 50, seconds, is_impatient=True)
+    for kind in (Ours, OursWithOthers, Ours, OursWithOthers):
+        measure(in_threads, kind, "1, 1 lock", ["a"], seconds)
 
 
 if __name__ == "__main__":

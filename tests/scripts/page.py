@@ -219,10 +219,12 @@ def test_silence(browser, url, site):
     browser.open(url)
     browser.until("document.querySelectorAll('#locks tbody tr').length === 4")
     browser.run("slow = AbortSignal.timeout.bind(AbortSignal); AbortSignal.timeout = () => slow(300)")
-    site.send_signal(signal.SIGSTOP)
     notice = "document.getElementById('notice').textContent"
-    browser.until(f"{notice} === 'no answer in time from locktop; the page shows an old state'")
-    site.send_signal(signal.SIGCONT)
+    site.send_signal(signal.SIGSTOP)
+    try:
+        browser.until(f"{notice} === 'no answer in time from locktop; the page shows an old state'")
+    finally:
+        site.send_signal(signal.SIGCONT)
     browser.until(f"{notice} === ''")
     assert browser.problems == [], browser.problems
 

@@ -12,7 +12,7 @@ use redis::{
 
 use crate::place::{client, ServerOptions};
 
-/// The time to connect, and the time for a reply. A survey takes up to six times as long; Prometheus waits for 10 seconds.
+/// The time to connect, and the time for a reply. A survey takes up to four times as long; Prometheus waits for 10 seconds.
 const STEP_TIMEOUT: Duration = Duration::from_millis(1500);
 
 /// The nodes of a cluster.
@@ -46,21 +46,11 @@ impl Survey {
         Ok(addresses.zip(replies).collect())
     }
 
-    /// Asks all known nodes, and the primaries that they name. The others outvote a node that has left the cluster.
+    /// Asks all known nodes. The others outvote a node that has left the cluster.
     fn find_primaries(&self) -> RedisResult<Vec<ConnectionInfo>> {
         let known = distinct(self.seeds.iter().chain(&self.primaries));
-        let mut views = self.views(&known);
-        let named = distinct(views.iter().flatten().flatten());
-        let unasked: Vec<ConnectionInfo> =
-            named.into_iter().filter(|node| !known.iter().any(|asked| is_same(asked, node))).collect();
-        views.extend(self.views(&unasked));
-        most_common(views)
-    }
-
-    /// The primaries that each node knows.
-    fn views(&self, nodes: &[ConnectionInfo]) -> Vec<RedisResult<Vec<ConnectionInfo>>> {
-        let slots = self.call::<Vec<Vec<Value>>>(nodes, redis::cmd("CLUSTER").arg("SLOTS"));
-        nodes.iter().zip(slots).map(|(asked, slots)| Ok(primaries(asked, slots?))).collect()
+        let slots = self.call::<Vec<Vec<Value>>>(&known, redis::cmd("CLUSTER").arg("SLOTS"));
+        most_common(known.iter().zip(slots).map(|(asked, slots)| Ok(primaries(asked, slots?))).collect())
     }
 
     /// The reply of each node.
@@ -83,7 +73,8 @@ fn ask<T: FromRedisValue>(client: &Client, command: &Cmd) -> RedisResult<T> {
     command.query(&mut connection)
 }
 
-/// Returns the view that most nodes have, the first one of several, or the last error. Ignores nodes that know no slots.
+/// Returns the view that most nodes have, or the last error. Of several, returns the one with the most primaries, as a node that
+/// has left may know only itself. Ignores nodes that know no slots.
 fn most_common(views: Vec<RedisResult<Vec<ConnectionInfo>>>) -> RedisResult<Vec<ConnectionInfo>> {
     let mut last: RedisError = std::io::Error::other("no node of the cluster is known").into();
     let mut known = Vec::new();
@@ -97,7 +88,9 @@ fn most_common(views: Vec<RedisResult<Vec<ConnectionInfo>>>) -> RedisResult<Vec<
     let is_equal = |one: &[ConnectionInfo], other: &[ConnectionInfo]| {
         one.len() == other.len() && one.iter().zip(other).all(|(one, other)| is_same(one, other))
     };
-    let votes = |view: &&Vec<ConnectionInfo>| known.iter().filter(|other| is_equal(view, other)).count();
+    let votes = |view: &&Vec<ConnectionInfo>| {
+        (known.iter().filter(|other| is_equal(view, other)).count(), view.len())
+    };
     // `max_by_key` returns the last maximum.
     known.iter().rev().max_by_key(votes).cloned().ok_or(last)
 }

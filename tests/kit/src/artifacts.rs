@@ -16,8 +16,11 @@ pub fn root() -> &'static Path {
 pub fn module() -> &'static Path {
     static MODULE: OnceLock<PathBuf> = OnceLock::new();
     MODULE.get_or_init(|| match std::env::var_os("REDIS_LOCK_MODULE") {
-        // Each server runs in its own folder, so the path must be absolute.
-        Some(path) => fs::canonicalize(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display())),
+        // Each server and each package's tests run in a folder of their own, so the path must be absolute.
+        Some(path) => {
+            let path = root().join(path);
+            fs::canonicalize(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+        }
         None => build("release", &["--lib"]).join("libredis_lock.so"),
     })
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 
-//! Compares redis-lock-client with rslock: acquire and release, alone, on separate keys, and on one contended lock. All programs
-//! share the cores of this machine, so compare ratios. The rounds of the packages alternate.
+//! Compares redis-lock-client with rslock: acquire and release, alone, on separate keys, and on one contended lock. Impatient
+//! clients hold the lock for 1 ms, and wait for it for at most 5 ms. In the last row, this package holds and renews 1,000 other
+//! locks meanwhile. All programs share the cores of this machine, so compare ratios. The rounds of the packages alternate.
 //!
 //! ```text
 //! cargo run --release -- MODULE [SECONDS]
@@ -17,11 +18,16 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use redis_lock_client::{blocking, Locks};
+use redis_lock_client::{blocking, ErrorKind, Locks};
 use rslock::LockManager;
 
 const LEASE: Duration = Duration::from_secs(30);
 const ROUNDS: u32 = 3;
+/// How long an impatient client waits, and how often rslock asks for it then.
+const PATIENCE: Duration = Duration::from_millis(5);
+const POLL: Duration = Duration::from_millis(1);
+/// How long an impatient client holds the lock.
+const HOLD: Duration = Duration::from_millis(1);
 
 type Failure = Box<dyn Error + Send + Sync>;
 
@@ -62,8 +68,8 @@ impl Drop for Server {
     }
 }
 
-/// Runs tasks that repeat some work, and returns the repetitions per second.
-async fn rate<F: Future<Output = Result<(), Failure>> + Send + 'static>(
+/// Runs tasks that repeat some work, and returns the successful repetitions per second.
+async fn rate<F: Future<Output = Result<bool, Failure>> + Send + 'static>(
     tasks: usize,
     time: Duration,
     work: impl Fn(usize) -> F + Clone + Send + 'static,
@@ -74,8 +80,7 @@ async fn rate<F: Future<Output = Result<(), Failure>> + Send + 'static>(
             let (work, count) = (work.clone(), Arc::clone(&count));
             tokio::spawn(async move {
                 while begin.elapsed() < time {
-                    work(task).await?;
-                    count.fetch_add(1, Ordering::Relaxed);
+                    count.fetch_add(u64::from(work(task).await?), Ordering::Relaxed);
                 }
                 Ok::<_, Failure>(())
             })
@@ -87,15 +92,30 @@ async fn rate<F: Future<Output = Result<(), Failure>> + Send + 'static>(
     Ok(count.load(Ordering::Relaxed) as f64 / begin.elapsed().as_secs_f64())
 }
 
-fn rate_of_threads(locks: &blocking::Locks, threads: usize, time: Duration, keys: &Keys) -> Result<f64, Failure> {
+fn rate_of_threads(
+    locks: &blocking::Locks,
+    threads: usize,
+    time: Duration,
+    keys: &Keys,
+    is_impatient: bool,
+) -> Result<f64, Failure> {
     let (count, begin) = (AtomicU64::new(0), Instant::now());
     thread::scope(|scope| {
         let threads: Vec<_> = (0..threads)
-            .map(|thread| {
-                let (count, lock) = (&count, locks.lock(keys("threads", thread)));
+            .map(|number| {
+                let (count, lock) = (&count, locks.lock(keys("threads", number)));
+                let lock = if is_impatient { lock.wait(PATIENCE) } else { lock };
                 scope.spawn(move || {
                     while begin.elapsed() < time {
-                        lock.acquire()?.release()?;
+                        match lock.acquire() {
+                            Err(error) if is_impatient && error.kind() == ErrorKind::TimedOut => continue,
+                            hold => {
+                                if is_impatient {
+                                    thread::sleep(HOLD);
+                                }
+                                hold?.release()?;
+                            }
+                        }
                         count.fetch_add(1, Ordering::Relaxed);
                     }
                     Ok::<_, Failure>(())
@@ -120,33 +140,64 @@ async fn main() -> Result<(), Failure> {
     let mut manager = LockManager::new(vec![format!("redis://127.0.0.1:{}/", server.port)]);
     // rslock polls: after at most this time it tries again, without a limit.
     manager.set_retry(u32::MAX, Duration::from_millis(10));
+    let mut hurried = manager.clone();
+    hurried.set_retry(u32::try_from(PATIENCE.as_millis() / POLL.as_millis())?, POLL);
     let titles = ["acquire + release per second", "tasks", "threads", "rslock", "ratio", "ratio"];
     let [title, tasks, threads_title, other, first, second] = titles;
     println!("{title:34} {tasks:>10} {threads_title:>10} {other:>10} {first:>8} {second:>8}");
     let alone: &Keys = &|kind, task| format!("{kind}:{task}");
     let shared: &Keys = &|kind, _| kind.to_owned();
-    for (name, tasks, keys) in [
-        ("one client", 1, alone),
-        ("50 clients on 50 keys", 50, alone),
-        ("10 clients on one lock", 10, shared),
-        ("50 clients on one lock", 50, shared),
+    for (name, tasks, keys, is_impatient, others) in [
+        ("one client", 1, alone, false, 0),
+        ("50 clients on 50 keys", 50, alone, false, 0),
+        ("10 clients on one lock", 10, shared, false, 0),
+        ("50 clients on one lock", 50, shared, false, 0),
+        ("50 clients on one lock, impatient", 50, shared, true, 0),
+        ("one client, 1,000 others held", 1, alone, false, 1000),
     ] {
+        let mut held = Vec::new();
+        for other in 0..others {
+            held.push((
+                locks.lock(format!("other:{other}")).acquire().await?,
+                tokio::task::block_in_place(|| threads.lock(format!("another:{other}")).acquire())?,
+            ));
+        }
         let mut sums = [0.0; 3];
         for _ in 0..ROUNDS {
             let all: Vec<_> = (0..tasks).map(|task| locks.lock(keys("tasks", task))).collect();
             sums[0] += rate(tasks, time, move |task| {
                 let lock = all[task].clone();
-                async move { Ok(lock.acquire().await?.release().await?) }
+                let lock = if is_impatient { lock.wait(PATIENCE) } else { lock };
+                async move {
+                    match lock.acquire().await {
+                        Err(error) if is_impatient && error.kind() == ErrorKind::TimedOut => return Ok(false),
+                        hold => {
+                            if is_impatient {
+                                tokio::time::sleep(HOLD).await;
+                            }
+                            hold?.release().await?;
+                        }
+                    }
+                    Ok(true)
+                }
             })
             .await?;
-            sums[1] += tokio::task::block_in_place(|| rate_of_threads(&threads, tasks, time, keys))?;
-            let all: Vec<_> = (0..tasks).map(|task| (manager.clone(), keys("rslock", task))).collect();
+            sums[1] += tokio::task::block_in_place(|| rate_of_threads(&threads, tasks, time, keys, is_impatient))?;
+            let of = if is_impatient { &hurried } else { &manager };
+            let all: Vec<_> = (0..tasks).map(|task| (of.clone(), keys("rslock", task))).collect();
             sums[2] += rate(tasks, time, move |task| {
                 let (manager, key) = all[task].clone();
                 async move {
-                    let lock = manager.lock(key.as_bytes(), LEASE).await.map_err(|error| error.to_string())?;
-                    manager.unlock(&lock).await;
-                    Ok(())
+                    match manager.lock(key.as_bytes(), LEASE).await {
+                        Err(rslock::LockError::Unavailable) if is_impatient => return Ok(false),
+                        lock => {
+                            if is_impatient {
+                                tokio::time::sleep(HOLD).await;
+                            }
+                            manager.unlock(&lock.map_err(|error| error.to_string())?).await;
+                        }
+                    }
+                    Ok(true)
                 }
             })
             .await?;

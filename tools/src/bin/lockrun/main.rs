@@ -156,7 +156,10 @@ impl Run {
         loop {
             match self.events.recv_timeout(report_at.saturating_duration_since(Instant::now())) {
                 // This program may have been stopped since the grant. Nothing has run yet, so it waits again.
-                Ok(Event::WaitEnded(Ok(Some(hold)))) if hold.is_lost() => self.start_wait(),
+                Ok(Event::WaitEnded(Ok(Some(hold)))) if hold.is_lost() => {
+                    self.wait.report_early_loss();
+                    self.start_wait();
+                }
                 Ok(Event::WaitEnded(Ok(Some(hold)))) => return Ok(hold),
                 Ok(Event::WaitEnded(Ok(None))) => {
                     self.log("another owner holds the lock");
@@ -173,12 +176,16 @@ impl Run {
                     signals::die_of(signal);
                 }
                 Ok(Event::Holders(holders)) => {
-                    if self.options.verbose || holders.is_some() && holders != reported {
-                        let by = holders.as_ref().map_or_else(String::new, |by| format!("; held by {by}"));
+                    let (owner, others) = holders.unzip();
+                    if self.options.verbose || owner.is_some() && owner != reported {
+                        let mut by = owner.as_ref().map_or_else(String::new, |by| format!("; held by {by}"));
+                        if let Some(others @ 1..) = others {
+                            by += &format!(" and {others} more");
+                        }
                         let time = self.wait.begun.elapsed().as_secs();
                         messages::print(&format!("{}: still waiting after {time} s{by}", self.key()));
                     }
-                    reported = holders;
+                    reported = owner.or(reported);
                 }
                 Ok(Event::Trouble(_) | Event::Released(_) | Event::CommandEnded(_)) => {}
                 Err(_) => {

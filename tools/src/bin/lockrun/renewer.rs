@@ -27,7 +27,7 @@ impl Renewer {
         let hold = Arc::clone(hold);
         thread::spawn(move || {
             let interval = RENEW_INTERVAL.min(lease / 3);
-            let mut pause = interval;
+            let mut pause = interval.min(hold.valid_for() / 2);
             while released.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
                 pause = interval;
                 if let Err(error) = hold.extend(lease) {

@@ -52,6 +52,7 @@ fn is_due(reported: &mut HashMap<String, Instant>, reason: &str, now: Instant) -
 pub(crate) struct Wait {
     pub(crate) begun: Instant,
     options: Options,
+    owner: String,
     lock: Lock,
     pub(crate) canceller: Canceller,
     errors: Arc<Mutex<ErrorState>>,
@@ -96,14 +97,14 @@ impl Wait {
         let locks = Box::leak(Box::new(Locks::with_settings(server, settings)?));
         // Processes that the command starts may outlive this program, so the hold must not end with the session.
         let owner = format!("{prefix}:{}", Uuid::new_v4());
-        let mut lock = locks.lock(options.key.as_bytes()).owner(owner).lease(options.lease).fence();
+        let mut lock = locks.lock(options.key.as_bytes()).owner(&*owner).lease(options.lease).fence();
         if options.shared {
             lock = lock.shared();
         }
         if let Some(limit) = options.limit {
             lock = lock.limit(limit);
         }
-        Ok(Wait { begun, options, lock, canceller, errors, report })
+        Ok(Wait { begun, options, owner, lock, canceller, errors, report })
     }
 
     /// Waits for the lock. If the connection is lost, the wait continues over a new connection, with the same position in the
@@ -115,13 +116,19 @@ impl Wait {
             if let Some(limit) = limit {
                 lock = lock.wait(limit.saturating_sub(since.elapsed()));
             }
-            let acquired = lock.acquire_with(&self.canceller);
-            let error = match acquired.and_then(|hold| self.confirm(hold)) {
-                Ok(hold) => return Ok(Some(hold)),
+            let error = match lock.acquire_with(&self.canceller) {
+                Ok(hold) => match self.confirm(&hold) {
+                    Ok(true) => return Ok(Some(hold)),
+                    Ok(false) => {
+                        self.report_early_loss();
+                        thread::sleep(RETRY_INTERVAL);
+                        continue;
+                    }
+                    Err(error) => error,
+                },
                 Err(error) if matches!(error.kind(), ErrorKind::Busy | ErrorKind::TimedOut) => {
                     return Ok(None)
                 }
-                Err(error) if error.kind() == ErrorKind::Lost => continue,
                 Err(error) => error,
             };
             let is_retried = self.options.retry.is_some_and(|retry| self.begun.elapsed() < retry);
@@ -138,25 +145,40 @@ impl Wait {
         }
     }
 
-    /// The present holders, for a message. `None` if the lock is free, or if the server does not reply.
-    pub(crate) fn holders(&self) -> Option<String> {
+    /// One of the present holders, for a message, and the number of others. `None` if the lock is free or already granted, or if
+    /// the server does not reply.
+    pub(crate) fn holders(&self) -> Option<(String, usize)> {
         let mut info = match self.lock.query() {
-            Err(error) if error.code() == Some("NOPERM") => return Some("another owner".to_owned()),
+            Err(error) if error.code() == Some("NOPERM") => return Some(("another owner".to_owned(), 0)),
             info => info.ok()??,
         };
         let holders = Vec::<HashMap<String, Value>>::from_redis_value(info.remove("holders")?).ok()?;
         let owner = Vec::<u8>::from_redis_value_ref(holders.first()?.get("owner")?).ok()?;
-        let more = match holders.len() - 1 {
-            0 => String::new(),
-            more => format!(" and {more} more"),
-        };
         // Quoted, as the owner may contain any bytes.
-        Some(format!("{:?}{more}", String::from_utf8_lossy(&owner)))
+        let name = format!("{:?}", String::from_utf8_lossy(&owner));
+        (owner != self.owner.as_bytes()).then_some((name, holders.len() - 1))
     }
 
-    /// Asks the server for the hold once more. It may have been lost since the grant, such as while this program was stopped.
-    fn confirm(&self, hold: Hold) -> Result<Hold, Error> {
-        hold.extend(self.options.lease).map(|()| hold)
+    /// Asks the server for the hold once more. Returns false if it has been lost since the grant, such as while this program was
+    /// stopped.
+    fn confirm(&self, hold: &Hold) -> Result<bool, Error> {
+        loop {
+            let Err(error) = hold.extend(self.options.lease) else { return Ok(true) };
+            if hold.is_lost() {
+                return Ok(false);
+            }
+            if !is_temporary(&error) || self.canceller.is_cancelled() {
+                drop(hold.release());
+                return Err(error);
+            }
+            (self.report)(&error);
+            thread::sleep(RETRY_INTERVAL);
+        }
+    }
+
+    pub(crate) fn report_early_loss(&self) {
+        let key = self.options.key.to_string_lossy();
+        messages::print(&format!("{key}: lost before the command started; waiting again"));
     }
 }
 

@@ -114,10 +114,14 @@ impl State {
         let mut totals: BTreeMap<String, i64> = BTreeMap::new();
         for (name, value) in figures(link)?.into_iter().flat_map(|(_, figures)| figures) {
             let is_duration = name.contains("_us_") || name.ends_with("_ms");
-            let is_state =
-                ["lock_version", "lock_build", "lock_is_replica", "lock_eviction"].contains(&&*name);
-            let total = totals.entry(name).or_default();
-            *total = if is_duration || is_state { value.max(*total) } else { *total + value };
+            let is_state = ["lock_version", "lock_build", "lock_eviction"].contains(&&*name);
+            let combine: fn(i64, i64) -> i64 = match &*name {
+                // A cluster with a primary is no replica.
+                "lock_is_replica" => i64::min,
+                _ if is_duration || is_state => i64::max,
+                _ => |one, other| one + other,
+            };
+            totals.entry(name).and_modify(|total| *total = combine(*total, value)).or_insert(value);
         }
         Ok(State { locks, figures: totals })
     }

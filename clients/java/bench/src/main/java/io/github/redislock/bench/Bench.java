@@ -5,11 +5,14 @@ import io.github.redislock.Hold;
 import io.github.redislock.JedisConnector;
 import io.github.redislock.LettuceConnector;
 import io.github.redislock.Locks;
+import java.time.Duration;
 import java.util.ArrayList;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Optional;
 import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicLong;
 import java.util.concurrent.locks.Lock;
 import org.redisson.Redisson;
@@ -19,18 +22,26 @@ import redis.clients.jedis.ConnectionPoolConfig;
 import redis.clients.jedis.RedisClient;
 
 /**
- * Locks per second, beside Redisson: one thread, 50 threads on 50 locks, and 50 threads on one lock. The arguments are the port
- * of a server on this machine, and the seconds of each run. Each library runs twice, in turns.
+ * Locks per second, beside Redisson: one thread, 50 threads on 50 locks, and 50 threads on one lock. Impatient threads hold the
+ * lock for 1 ms, and wait for it for at most 5 ms. In the last load, the packages hold and renew 1,000 other locks meanwhile. The
+ * arguments are the port of a server on this machine, and the seconds of each run. Each library runs twice, in turns.
  */
 final class Bench {
     private Bench() {}
 
-    /** Acquires and releases a lock. */
+    private static final long PATIENCE = 5;
+    private static final long HOLD = 1;
+
+    /** Acquires and releases a lock. Returns false if an impatient thread did not get it. */
     private interface Pair {
-        void run(String key) throws InterruptedException;
+        boolean run(String key, boolean isImpatient) throws InterruptedException;
     }
 
-    private record Load(String name, int threads, int keys) {}
+    private record Load(String name, int threads, int keys, boolean isImpatient, int others) {
+        Load(String name, int threads, int keys) {
+            this(name, threads, keys, false, 0);
+        }
+    }
 
     public static void main(String[] args) throws InterruptedException {
         int port = Integer.parseInt(args[0]);
@@ -49,16 +60,34 @@ final class Bench {
                 Locks onLettuce = new Locks(new LettuceConnector(uri));
                 Locks onJedis = new Locks(new JedisConnector(jedis))) {
             Map<String, Pair> libraries = new LinkedHashMap<>();
-            libraries.put("Lettuce", key -> pair(onLettuce, key));
-            libraries.put("Jedis", key -> pair(onJedis, key));
-            libraries.put("Redisson", key -> {
+            libraries.put("Lettuce", (key, isImpatient) -> pair(onLettuce, key, isImpatient));
+            libraries.put("Jedis", (key, isImpatient) -> pair(onJedis, key, isImpatient));
+            libraries.put("Redisson", (key, isImpatient) -> {
                 Lock lock = redisson.getLock("theirs:" + key);
-                lock.lock();
+                if (!isImpatient) {
+                    lock.lock();
+                } else if (lock.tryLock(PATIENCE, TimeUnit.MILLISECONDS)) {
+                    TimeUnit.MILLISECONDS.sleep(HOLD);
+                } else {
+                    return false;
+                }
                 lock.unlock();
+                return true;
             });
-            Load[] loads = {new Load("one", 1, 1), new Load("50 on 50 locks", 50, 50), new Load("50 on one lock", 50, 1)
+            Load[] loads = {
+                new Load("one", 1, 1),
+                new Load("50 on 50 locks", 50, 50),
+                new Load("50 on one lock", 50, 1),
+                new Load("50, impatient", 50, 1, true, 0),
+                new Load("one, 1,000 held", 1, 1, false, 1000)
             };
+            List<Hold> held = new ArrayList<>();
             for (Load load : loads) {
+                for (int other = 0; other < load.others(); other++) {
+                    held.add(onLettuce.lock("other:" + other).acquire());
+                    held.add(onJedis.lock("another:" + other).acquire());
+                    redisson.getLock("third:" + other).lock();
+                }
                 Map<String, Double> best = new LinkedHashMap<>();
                 for (int round = 0; round < 3; round++) {
                     // The first round only warms up.
@@ -76,10 +105,17 @@ final class Bench {
         redisson.shutdown();
     }
 
-    private static void pair(Locks locks, String key) throws InterruptedException {
-        try (Hold hold = locks.lock(key).acquire()) {
-            hold.key();
+    private static boolean pair(Locks locks, String key, boolean isImpatient) throws InterruptedException {
+        if (!isImpatient) {
+            locks.lock(key).acquire().release();
+            return true;
         }
+        Optional<Hold> hold = locks.lock(key).tryAcquire(Duration.ofMillis(PATIENCE));
+        if (hold.isPresent()) {
+            TimeUnit.MILLISECONDS.sleep(HOLD);
+            hold.get().release();
+        }
+        return hold.isPresent();
     }
 
     private static double run(Load load, double seconds, Pair pair) throws InterruptedException {
@@ -93,8 +129,10 @@ final class Bench {
                 try {
                     ready.countDown();
                     ready.await();
-                    for (long end = System.nanoTime() + time; System.nanoTime() - end < 0; pairs.incrementAndGet()) {
-                        pair.run(key);
+                    for (long end = System.nanoTime() + time; System.nanoTime() - end < 0; ) {
+                        if (pair.run(key, load.isImpatient())) {
+                            pairs.incrementAndGet();
+                        }
                     }
                 } catch (InterruptedException interrupted) {
                     throw new IllegalStateException(interrupted);
