@@ -36,7 +36,7 @@ crate::on_every_server!(
     holds_survive_cluster_failovers,
     quarantine_prevents_overlap_after_power_cuts,
     unacknowledged_holds_get_lost,
-    #[ignore = "a table for docs/evidence.md"]
+    #[ignore = "a table for docs/evidence-details.md"]
     table_of_overlapping_holds,
 );
 

@@ -9,7 +9,7 @@
 //! hidden state that makes a difference.
 //!
 //! `EXPLORE_STEPS` sets the number of steps in each world, and `EXPLORE_WORLD` selects a single world.
-//! `docs/evidence.md` has the number of states and the depth.
+//! `docs/evidence-details.md` has the number of states and the depth.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
