@@ -73,7 +73,7 @@ fn ask<T: FromRedisValue>(client: &Client, command: &Cmd) -> RedisResult<T> {
     command.query(&mut connection)
 }
 
-/// Returns the view that most nodes have, or the last error. Of equally common views, the one with the most primaries counts: a
+/// Returns the view that most nodes have, or the last error. Prefers a view with more primaries if two are equally common: a
 /// node that has left may know only itself. Ignores nodes that know no slots.
 fn most_common(views: Vec<RedisResult<Vec<ConnectionInfo>>>) -> RedisResult<Vec<ConnectionInfo>> {
     let mut last: RedisError = std::io::Error::other("no node of the cluster is known").into();

@@ -238,7 +238,11 @@ impl Core {
             for n in state.numbers(node, |_| true) {
                 match &state.acquires[&n] {
                     each if each.place == Place::Asked => state.end(n, "cancelled", true),
-                    each if each.is_renewed() => state.end(n, "closed", false),
+                    each if each.is_renewed() => {
+                        // The end of the session does what the release would have done.
+                        let reason = if each.is_releasing { "released" } else { "closed" };
+                        state.end(n, reason, false);
+                    }
                     _ => {}
                 }
             }

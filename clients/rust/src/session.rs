@@ -324,7 +324,7 @@ impl State {
 
 /// Whether an end of a hold with this reason is no loss.
 pub(crate) fn is_good_end(reason: &str) -> bool {
-    matches!(reason, "released" | "cancelled" | "taken" | "closed")
+    matches!(reason, "released" | "cancelled" | "taken")
 }
 
 /// The numbers of a reply: one, or one for each lock. Empty if it has another type.
