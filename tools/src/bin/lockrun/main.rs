@@ -40,8 +40,8 @@ enum Event {
     Signal(Received),
     /// The wait has ended with the lock, without it, or with an error.
     WaitEnded(Result<Option<Hold>, Error>),
-    /// The owners that hold the lock during the wait, as far as they are known.
-    Holders(Option<String>),
+    /// An owner that holds the lock during the wait, if known, and the number of others.
+    Holders(Option<(String, usize)>),
     /// A renewal has failed.
     Trouble(String),
     /// The result of the release.
