@@ -22,8 +22,10 @@ function ours(library, others = 0) {
     const client = await LIBRARIES[library].connect(port);
     const locks = new Locks(client);
     const all = keys.map((key) => locks.lock(key, { lease: 30_000 }));
-    for (let other = 0; other < others; other++) await locks.lock(`other:${other}`).acquire();
+    const held = [];
+    for (let other = 0; other < others; other++) held.push(await locks.lock(`other:${other}`).acquire());
     const close = async () => {
+      for (const hold of held) await hold.release();
       await locks.close();
       LIBRARIES[library].end(client);
     };

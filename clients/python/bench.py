@@ -62,6 +62,11 @@ class OursWithOthers(Ours):
         super().__init__(port, keys)
         self.others = [self.locks.lock(f"other{number}").acquire() for number in range(1000)]
 
+    def close(self):
+        for hold in self.others:
+            hold.release()
+        super().close()
+
 
 class RedisPy:
     name = "redis-py"
@@ -129,7 +134,8 @@ class RedisPyAsyncio:
         await self.all[number].release()
 
     async def impatient(self, number):
-        is_granted = await self.all[number].acquire(sleep=POLL, blocking_timeout=PATIENCE)
+        self.all[number].sleep = POLL
+        is_granted = await self.all[number].acquire(blocking_timeout=PATIENCE)
         if is_granted:
             await asyncio.sleep(HOLD)
             await self.all[number].release()
