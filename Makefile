@@ -14,7 +14,7 @@ export CARGO_TARGET_DIR := $(CURDIR)/target
 
 # The benchmarks of `make bench`. To run one of them: cargo bench --bench NAME.
 BENCHES := instructions throughput handover sleeping contention latency replicas stalls cost memory scale sessions \
-	neighbors
+	neighbors peers
 
 # `make install` writes below DESTDIR/PREFIX. Debian's redis-server may execute only files below /usr/lib.
 PREFIX := /usr
@@ -143,14 +143,16 @@ evidence: ready ## Runs all checks of docs/evidence.md; WORDS=soak selects some 
 
 bench: ## Runs all benchmarks, and prints one table; QUICK=1 gives rough results in a few minutes
 	@$(call install,rust cc libclang redis valgrind)
-	for what in java postgres strace; do
+	for what in java go postgres strace; do
 		case $$what in
 		java) ($(call install,java)) ;;
+		go) ($(call install,go)) ;;
 		postgres) ($(call install,postgres)) ;;
 		strace) ($(call install,strace)) ;;
 		esac || echo "SKIPPED: $$what cannot be installed" >&2
 	done
 	sh tests/scripts/setup-redisson.sh
+	sh benches/peers/setup.sh
 	cargo build --release
 	failed=()
 	for bench in $(BENCHES); do

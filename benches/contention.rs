@@ -21,7 +21,7 @@ use std::time::Duration;
 use support::machine::Cores;
 use support::picture::{self, Axis, Line};
 use support::postgres::Postgres;
-use support::race::{self, Kind, Race};
+use support::race::{self, Kind, Load, Race};
 use support::redisson::Jvm;
 use support::results::{Results, Target, Unit};
 use support::samples::{time, Samples};
@@ -105,10 +105,11 @@ fn main() -> Outcome<()> {
 
 impl Backends {
     fn race(&mut self, contender: Contender, clients: usize) -> Outcome<Option<Race>> {
+        let load = Load::on_one_lock(clients);
         let time = Duration::from_millis(unless_quick(700, 400));
         let mut on_redis = |io_threads: usize, kind| -> Outcome<Option<Race>> {
             match self.servers.iter_mut().find(|server| server.0 == io_threads) {
-                Some((_, server, cores)) => Ok(Some(race::on_redis(server, cores, kind, clients, time)?)),
+                Some((_, server, cores)) => Ok(Some(race::on_redis(server, cores, kind, load, time)?)),
                 None => Ok(None),
             }
         };
@@ -116,11 +117,11 @@ impl Backends {
             Native(io_threads) => on_redis(io_threads, Kind::Native),
             Polling => on_redis(1, Kind::Polling),
             Protocol => on_redis(1, Kind::Protocol),
-            Advisory => self.postgres.as_ref().map(|it| race::on_postgres(it, clients, time)).transpose(),
+            Advisory => self.postgres.as_ref().map(|it| race::on_postgres(it, load, time)).transpose(),
             RedissonThreads | RedissonClients => {
                 let Some((jvm, server)) = &mut self.jvm else { return Ok(None) };
                 let apart = contender == RedissonClients;
-                Ok(Some(race::with_redisson(server, jvm, apart, clients, time)?))
+                Ok(Some(race::with_redisson(server, jvm, apart, load, time)?))
             }
         }
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use support::machine::{raise_open_files, Cores};
 use support::picture::{self, Axis, Line};
-use support::race::{self, Kind, Race};
+use support::race::{self, Kind, Load, Race};
 use support::results::{Results, Target, Unit};
 use support::samples::Samples;
 use support::server::{Server, Setup, CLIENTS};
@@ -78,6 +78,7 @@ fn main() -> Outcome<()> {
 /// Returns the server's time for a hand-over with this number of waiters, in microseconds.
 fn cost(server: &mut Server, cores: &Cores, kind: Kind, waiters: usize) -> Outcome<f64> {
     let time = Duration::from_millis(unless_quick(1500, 500));
-    let Race { cpu_per_grant, .. } = race::on_redis(server, cores, kind, waiters + 1, time)?;
+    let Race { cpu_per_grant, .. } =
+        race::on_redis(server, cores, kind, Load::on_one_lock(waiters + 1), time)?;
     Ok(cpu_per_grant)
 }

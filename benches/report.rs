@@ -8,7 +8,7 @@ use support::machine::machine;
 use support::results::{self, print_table, Results};
 use support::{is_requested, Outcome};
 
-const BENCHES: [&str; 13] = [
+const BENCHES: [&str; 14] = [
     "instructions",
     "throughput",
     "handover",
@@ -22,6 +22,7 @@ const BENCHES: [&str; 13] = [
     "scale",
     "sessions",
     "neighbors",
+    "peers",
 ];
 
 fn main() -> Outcome<()> {

@@ -114,7 +114,7 @@ fn wall_time(sizes: &[usize], results: &mut Results) -> Outcome<()> {
             on_module.0.push(on_redis(Contender::Module, &cores, *size)?);
             on_floor.0.push(on_redis(Contender::Floor, &cores, *size)?);
             if let Some(postgres) = postgres.as_ref().filter(|_| *size <= MAX_POSTGRES_CLIENTS) {
-                let calls = (0..*size).map(|_| postgres::calls()).collect();
+                let calls = (0..*size).map(|_| postgres::calls(1)).collect();
                 let ring = Ring::start(&postgres.endpoint(), calls)?;
                 on_postgres.0.push(time(&postgres.cores, ring)?);
             }

@@ -8,8 +8,13 @@ mod support;
 #[path = "../examples/hot_lock/queue.rs"]
 mod queue;
 
+use std::process::Command;
+use std::time::Duration;
+
 use queue::{waits, Load, Request, Spread};
 use support::callgrind::{slope, Part};
+use support::program::Program;
+use support::race_result::{self, RaceAnswer};
 use support::samples::{time, Samples};
 use support::system_calls;
 use support::wire::Wire;
@@ -32,8 +37,8 @@ fn distributions_rise_to_one() {
 
 #[test]
 fn times_have_a_fitting_unit() {
-    let written = [9.94, 850.4, 1250.0, f64::NAN].map(time);
-    assert_eq!(written, ["9.9 µs", "850 µs", "1.25 ms", "-"]);
+    let written = [9.94, 850.4, 1250.0, 29_004_000.0, f64::NAN].map(time);
+    assert_eq!(written, ["9.9 µs", "850 µs", "1.25 ms", "29.00 s", "-"]);
 }
 
 /// Checks that no proper prefix of a reply counts as a reply, and that bytes after the reply do not matter.
@@ -78,6 +83,35 @@ fn profiles_count_calls_of_functions() {
     assert_eq!(part.instructions, 41);
     assert_eq!(["wait for events", "read", "write"].map(|name| part.calls_of(name)), [5, 4, 0]);
     assert!(Part::parse("events: Ir\n").is_err());
+}
+
+#[test]
+fn race_answers_are_parsed() {
+    let time = Duration::from_secs(2);
+    let race = |locks| {
+        let answer = RaceAnswer::parse("12 8 1000,2000,3500 500").unwrap();
+        answer.into_race(race_result::Load { clients: 2, locks }, Duration::from_millis(6), time)
+    };
+    assert_eq!((race(1).grants_per_second, race(1).cpu_per_grant), (4.0, 500.0));
+    assert_eq!((race(1).hand_overs, race(1).waits), (Samples(vec![1.0, 2.0, 3.5]), Samples(vec![0.5])));
+    // Hand-overs between different locks mean nothing.
+    assert_eq!((race(2).hand_overs, race(2).waits), (Samples::default(), Samples(vec![0.5])));
+    assert_eq!(RaceAnswer::parse("1 0 - -").unwrap().hand_overs, Samples::default());
+    for wrong in ["", "1 2 3", "1 2 - x", "unknown request"] {
+        assert!(RaceAnswer::parse(wrong).is_err(), "{wrong}");
+    }
+}
+
+#[test]
+fn programs_answer_with_lines() {
+    let mut cat = Program::start(&mut Command::new("cat")).unwrap();
+    cat.send("\nlocked").unwrap();
+    cat.expect("locked").unwrap();
+    assert!(cat.is_silent());
+    cat.send("refused").unwrap();
+    assert!(cat.expect("locked").is_err());
+    cat.kill().unwrap();
+    assert!(cat.line().is_err());
 }
 
 #[test]

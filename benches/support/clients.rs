@@ -4,6 +4,9 @@
 
 use std::time::Duration;
 
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
 use super::redisson::Scripts;
 use super::ring::Calls;
 use super::swarm::{Client, Io};
@@ -33,8 +36,8 @@ fn ring_calls(module: &str, key: &str, number: usize) -> Calls {
     }
 }
 
-/// The time that a polling client sleeps before it tries again.
-pub const POLL_EVERY: Duration = Duration::from_millis(10);
+/// The average time that a polling client sleeps before it tries again, in milliseconds.
+const POLL_MS: f64 = 10.0;
 const LEASE_MS: usize = 30_000;
 
 /// Acquires a lock with one blocking call, and releases it with a second call.
@@ -58,6 +61,7 @@ impl Queued {
 
 impl Client for Queued {
     fn begin(&mut self, io: &mut Io<'_>) {
+        io.asking();
         io.send(0, &self.acquire);
     }
 
@@ -68,17 +72,20 @@ impl Client for Queued {
             io.releasing();
             io.send(0, &self.release);
         } else {
+            io.asking();
             io.send(0, &self.acquire);
         }
         Ok(())
     }
 }
 
-/// Tries `SET NX PX` until it succeeds. Releases the lock with a compare-and-delete script.
+/// Tries `SET NX PX` until it succeeds, and sleeps for 5 to 15 ms before each retry. Releases the lock with a
+/// compare-and-delete script.
 pub struct Polling {
     set: Vec<u8>,
     delete: Vec<u8>,
     holds: bool,
+    jitter: StdRng,
 }
 
 impl Polling {
@@ -88,18 +95,21 @@ impl Polling {
             set: packed(&format!("SET {key} {owner} NX PX {LEASE_MS}")),
             delete: packed(&format!("EVALSHA {sha} 1 {key} {owner}")),
             holds: false,
+            jitter: StdRng::seed_from_u64(number as u64),
         }
     }
 }
 
 impl Client for Polling {
     fn begin(&mut self, io: &mut Io<'_>) {
+        io.asking();
         io.send(0, &self.set);
     }
 
     fn on_reply(&mut self, _: usize, reply: &[u8], io: &mut Io<'_>) -> Outcome<()> {
         if self.holds {
             self.holds = false;
+            io.asking();
             io.send(0, &self.set);
         } else if reply.starts_with(b"+") {
             self.holds = true;
@@ -107,7 +117,8 @@ impl Client for Polling {
             io.releasing();
             io.send(0, &self.delete);
         } else {
-            io.wake_after(POLL_EVERY);
+            let ms = POLL_MS * self.jitter.random_range(0.5..1.5);
+            io.wake_after(Duration::from_secs_f64(ms / 1000.0));
         }
         Ok(())
     }

@@ -8,12 +8,13 @@
 //! - [`caller`]: a connection that makes one call at a time.
 //! - [`callgrind`]: instructions of each call; [`paths`]: the counted calls; [`system_calls`]: system calls of the server.
 //! - [`swarm`]: many clients in one thread; [`clients`]: their behavior; [`wire`]: finds the end of a reply.
-//! - [`race`]: clients that compete for one lock.
+//! - [`race`]: clients that compete for locks; [`race_result`]: its size and result; [`killed`]: how long a killed process
+//!   keeps its lock.
 //! - [`session`]: a client with a session; [`session_ring`]: such clients hand locks to each other; [`session_tasks`]: a process
 //!   with many tasks in one session.
 //! - [`ring`]: clients that hand a lock to each other, and sleep until they get a reply; [`sleeping`]: the cost of a hand-over.
 //! - [`stall`]: the longest time without a reply; [`crowded_waits`]: thousands of waits, for `stalls`.
-//! - [`postgres`], [`redisson`]: other lock servers and clients, for comparison.
+//! - [`postgres`], [`redisson`], [`service`]: other lock servers and clients, for comparison; [`program`]: their processes.
 //! - [`samples`]: percentiles; [`results`]: the rows of the final table of `make bench`; [`picture`]: SVG charts.
 //! - [`machine`]: cores, processor time, limits.
 
@@ -23,16 +24,20 @@ pub mod caller;
 pub mod callgrind;
 pub mod clients;
 pub mod crowded_waits;
+pub mod killed;
 pub mod machine;
 pub mod paths;
 pub mod picture;
 pub mod postgres;
+pub mod program;
 pub mod race;
+pub mod race_result;
 pub mod redisson;
 pub mod results;
 pub mod ring;
 pub mod samples;
 pub mod server;
+pub mod service;
 pub mod session;
 pub mod session_ring;
 pub mod session_tasks;

@@ -93,21 +93,29 @@ impl Postgres {
         Endpoint { address, wire: Wire::Postgres, greetings: &self.greetings, connections: 1 }
     }
 
+    /// Returns a command that reads SQL from its input, and writes only the values of the results.
+    pub fn psql(&self) -> Command {
+        let mut psql = Command::new(programs().unwrap_or_default().join("psql"));
+        let port = self.port.to_string();
+        psql.args(["-h", "127.0.0.1", "-p", &port, "-U", "bench", "-d", "postgres", "-A", "-t", "-q"]);
+        psql
+    }
+
     /// Returns the processor time of all processes of the server.
     pub fn cpu(&self) -> Outcome<Duration> {
         machine::cpu_of_family(self.child.id())
     }
 }
 
-/// Returns a client that blocks in the server until it gets the lock.
-pub fn client() -> Queued {
-    let Calls { acquire, release } = calls();
+/// Returns a client that blocks in the server until it gets the lock with this number.
+pub fn client(lock: usize) -> Queued {
+    let Calls { acquire, release } = calls(lock);
     Queued::new(acquire, release)
 }
 
 /// Returns the calls that a client of a [`ring`](super::ring) makes.
-pub fn calls() -> Calls {
-    Calls { acquire: execute("acquire"), release: execute("release") }
+pub fn calls(lock: usize) -> Calls {
+    Calls { acquire: execute("acquire", lock), release: execute("release", lock) }
 }
 
 impl Drop for Postgres {
@@ -146,14 +154,19 @@ fn hello() -> Vec<u8> {
 
 fn prepare() -> Vec<u8> {
     let parse = |name: &str, function: &str| {
-        message(Some(b'P'), format!("{name}\0select {function}(1)\0\0\0").as_bytes())
+        message(Some(b'P'), format!("{name}\0select {function}($1)\0\0\0").as_bytes())
     };
     let sync = message(Some(b'S'), b"");
     [parse("acquire", "pg_advisory_lock"), parse("release", "pg_advisory_unlock"), sync].concat()
 }
 
-fn execute(statement: &str) -> Vec<u8> {
-    let bind = message(Some(b'B'), format!("\0{statement}\0\0\0\0\0\0\0").as_bytes());
+/// Encodes the execution of a statement with one parameter in text format.
+fn execute(statement: &str, lock: usize) -> Vec<u8> {
+    let (lock, mut body) = (lock.to_string(), format!("\0{statement}\0\0\0\0\x01").into_bytes());
+    body.extend(u32::try_from(lock.len()).unwrap_or(u32::MAX).to_be_bytes());
+    body.extend(lock.as_bytes());
+    body.extend(b"\0\0");
+    let bind = message(Some(b'B'), &body);
     [bind, message(Some(b'E'), b"\0\0\0\0\0"), message(Some(b'S'), b"")].concat()
 }
 

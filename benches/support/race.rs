@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! A race for one lock: clients acquire and release it in a closed loop, without work in between.
+//! A race for locks: clients acquire and release them in a closed loop, without work in between.
 
 use std::time::{Duration, Instant};
 
@@ -8,22 +8,12 @@ use super::caller::Caller;
 use super::clients::{Polling, Queued, Subscriber};
 use super::machine::{pin, Cores};
 use super::postgres::{self, Postgres};
+pub use super::race_result::{Load, Race};
 use super::redisson::{Jvm, Scripts};
-use super::samples::Samples;
 use super::server::Server;
 use super::swarm::{Client, Endpoint, Swarm};
 use super::wire::Wire;
 use super::{packed, Outcome};
-
-/// The result of a race.
-#[derive(Clone, Default)]
-pub struct Race {
-    pub grants_per_second: f64,
-    /// The server's processor time per grant, in microseconds, summed over all its threads or processes.
-    pub cpu_per_grant: f64,
-    /// The times from one client's release to the next client's grant.
-    pub hand_overs: Samples,
-}
 
 /// The kind of clients on Redis.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -35,13 +25,7 @@ pub enum Kind {
 }
 
 /// Races clients of one kind on Redis.
-pub fn on_redis(
-    server: &mut Server,
-    cores: &Cores,
-    kind: Kind,
-    clients: usize,
-    time: Duration,
-) -> Outcome<Race> {
+pub fn on_redis(server: &mut Server, cores: &Cores, kind: Kind, load: Load, time: Duration) -> Outcome<Race> {
     let scripts = Scripts::load(&mut Caller::connect(server)?)?;
     // The reply shows that the server has accepted the connection.
     let greetings = [packed("PING")];
@@ -49,51 +33,35 @@ pub fn on_redis(
     let endpoint =
         Endpoint { address: server.address(), wire: Wire::Redis, greetings: &greetings, connections };
     let cpu = || server.cpu();
-    let numbers = 0..clients;
+    let clients = (0..load.clients).map(|number| (format!("race:{}", number % load.locks), number));
     let race = match kind {
         Kind::Native => {
-            run(cores, &endpoint, numbers.map(|number| Queued::native("race", number)).collect(), cpu, time)
+            let clients = clients.map(|(key, number)| Queued::native(&key, number)).collect();
+            run(cores, &endpoint, clients, cpu, time)
         }
-        Kind::Polling => run(
-            cores,
-            &endpoint,
-            numbers.map(|number| Polling::new("race", number, &scripts)).collect(),
-            cpu,
-            time,
-        ),
-        Kind::Protocol => run(
-            cores,
-            &endpoint,
-            numbers.map(|number| Subscriber::new("race", number, &scripts)).collect(),
-            cpu,
-            time,
-        ),
+        Kind::Polling => {
+            let clients = clients.map(|(key, number)| Polling::new(&key, number, &scripts)).collect();
+            run(cores, &endpoint, clients, cpu, time)
+        }
+        Kind::Protocol => {
+            let clients = clients.map(|(key, number)| Subscriber::new(&key, number, &scripts)).collect();
+            run(cores, &endpoint, clients, cpu, time)
+        }
     }?;
     server.clear()?;
-    Ok(race)
+    Ok(race.of(load))
 }
 
-pub fn on_postgres(postgres: &Postgres, clients: usize, time: Duration) -> Outcome<Race> {
-    let swarm = (0..clients).map(|_| postgres::client()).collect();
-    run(&postgres.cores, &postgres.endpoint(), swarm, || postgres.cpu(), time)
+pub fn on_postgres(postgres: &Postgres, load: Load, time: Duration) -> Outcome<Race> {
+    let swarm = (0..load.clients).map(|number| postgres::client(number % load.locks)).collect();
+    Ok(run(&postgres.cores, &postgres.endpoint(), swarm, || postgres.cpu(), time)?.of(load))
 }
 
 /// Races threads of one JVM. All threads share one client; with `apart`, each thread has its own client.
-pub fn with_redisson(
-    server: &Server,
-    jvm: &Jvm,
-    apart: bool,
-    threads: usize,
-    time: Duration,
-) -> Outcome<Race> {
+pub fn with_redisson(server: &Server, jvm: &Jvm, apart: bool, load: Load, time: Duration) -> Outcome<Race> {
     let before = server.cpu()?;
-    let finish = jvm.race(apart, threads, Duration::from_secs(1), time)?;
-    let spent = server.cpu()? - before;
-    Ok(Race {
-        grants_per_second: finish.grants / time.as_secs_f64(),
-        cpu_per_grant: spent.as_secs_f64() * 1e6 / finish.all_grants,
-        hand_overs: Samples(finish.hand_overs),
-    })
+    let answer = jvm.race(apart, load, Duration::from_secs(1), time)?;
+    Ok(answer.into_race(load, server.cpu()? - before, time))
 }
 
 /// Lets the clients race, on the cores reserved for the load.
@@ -117,6 +85,7 @@ pub fn run<C: Client + Send>(
             grants_per_second: log.grants as f64 / time.as_secs_f64(),
             cpu_per_grant: spent.as_secs_f64() * 1e6 / log.grants as f64,
             hand_overs: log.hand_overs,
+            waits: log.waits,
         })
     };
     // Pins a new thread to the cores, as the calling thread must stay free to use all cores.

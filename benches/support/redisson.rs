@@ -11,6 +11,7 @@ use redis_lock_test_kit::programs::redisson::{Redisson, Version};
 
 use super::caller::Caller;
 use super::machine::{self, Cores};
+use super::race_result::{Load, RaceAnswer};
 use super::server::Server;
 use super::{Outcome, OWNER};
 
@@ -65,16 +66,6 @@ fn without_comments(script: &str) -> &str {
 /// A JVM with clients of Redisson. It ends when this value is dropped.
 pub struct Jvm(Redisson);
 
-/// The result of a race of threads for one lock.
-pub struct JvmRace {
-    /// All grants, including those before the measured time.
-    pub all_grants: f64,
-    /// Grants in the measured time.
-    pub grants: f64,
-    /// The per-mille quantiles of the hand-over times between threads, in microseconds.
-    pub hand_overs: Vec<f64>,
-}
-
 /// Number of clients that share only the JVM, as if each ran in its own process.
 const PROCESSES: usize = 200;
 
@@ -99,23 +90,20 @@ impl Jvm {
         Jvm(jvm)
     }
 
-    /// Lets threads race for a lock, each of them in a closed loop.
-    pub fn race(&self, apart: bool, threads: usize, warm_up: Duration, time: Duration) -> Outcome<JvmRace> {
+    /// Lets threads race for locks, each of them in a closed loop.
+    pub fn race(&self, apart: bool, load: Load, warm_up: Duration, time: Duration) -> Outcome<RaceAnswer> {
+        let names = |count: usize, name: &dyn Fn(usize) -> String| -> String {
+            (0..count).map(name).collect::<Vec<_>>().join(",")
+        };
+        let Load { clients: threads, locks } = load;
         let clients = match apart {
-            true => (0..threads).map(|number| format!("client-{number}")).collect::<Vec<_>>().join(","),
+            true => names(threads, &|number| format!("client-{number}")),
             false => "shared".to_owned(),
         };
+        let locks = names(locks, &|number| format!("race:{threads}:{number}"));
         let (warm_up_ms, ms) = (warm_up.as_millis(), time.as_millis());
-        let race = format!("race race:{threads} {clients} {threads} {warm_up_ms} {ms}");
-        let answer = self.0.thread_of("shared", "main").start(&race).with_more_time(warm_up + time).wait();
-        let numbers: Vec<f64> = answer.split(' ').map(str::parse).collect::<Result<_, _>>()?;
-        match numbers.as_slice() {
-            [all_grants, grants, nanos @ ..] => Ok(JvmRace {
-                all_grants: *all_grants,
-                grants: *grants,
-                hand_overs: nanos.iter().map(|nanos| nanos / 1000.0).collect(),
-            }),
-            _ => Err(format!("the agent says {answer}").into()),
-        }
+        let race = format!("race {locks} {clients} {threads} {warm_up_ms} {ms}");
+        let thread = self.0.thread_of("shared", "main");
+        RaceAnswer::parse(&thread.start(&race).with_more_time(warm_up + time).wait())
     }
 }

@@ -3,7 +3,7 @@
 //! Samples of a repeated measurement.
 
 /// Measured values, in microseconds.
-#[derive(Clone, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Samples(pub Vec<f64>);
 
 impl Samples {
@@ -48,13 +48,14 @@ impl Samples {
     }
 }
 
-/// Formats a time as `850 µs` or `1.25 ms`.
+/// Formats a time as `850 µs`, `1.25 ms` or `2.50 s`.
 pub fn time(micros: f64) -> String {
     match micros.abs() {
         // No samples.
         nothing if nothing.is_nan() => "-".to_owned(),
         under if under < 10.0 => format!("{micros:.1} µs"),
         under if under < 1000.0 => format!("{micros:.0} µs"),
-        _ => format!("{:.2} ms", micros / 1000.0),
+        under if under < 1e6 => format!("{:.2} ms", micros / 1000.0),
+        _ => format!("{:.2} s", micros / 1e6),
     }
 }

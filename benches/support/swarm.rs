@@ -32,6 +32,8 @@ pub struct Log {
     pub grants: usize,
     /// The times from just before a client writes its release until another client has read its grant.
     pub hand_overs: Samples,
+    /// The times from [`Io::asking`] until the grant. A wait that has not ended when the run ends counts with its length so far.
+    pub waits: Samples,
     released: Option<(usize, Instant)>,
 }
 
@@ -41,6 +43,8 @@ pub struct Io<'a> {
     links: &'a mut [Link],
     timers: &'a mut BinaryHeap<Reverse<(Instant, usize)>>,
     log: &'a mut Log,
+    /// The time since which this client has been waiting.
+    asked: &'a mut Option<Instant>,
 }
 
 impl Io<'_> {
@@ -53,9 +57,17 @@ impl Io<'_> {
         self.timers.push(Reverse((Instant::now() + time, self.client)));
     }
 
+    /// Records that the client begins to acquire the lock.
+    pub fn asking(&mut self) {
+        *self.asked = Some(Instant::now());
+    }
+
     /// Records that the client has the lock.
     pub fn acquired(&mut self) {
         self.log.grants += 1;
+        if let Some(asked) = self.asked.take() {
+            self.log.waits.0.push(asked.elapsed().as_secs_f64() * 1e6);
+        }
         if let Some((client, at)) = self.log.released.take() {
             if client != self.client {
                 self.log.hand_overs.0.push(at.elapsed().as_secs_f64() * 1e6);
@@ -151,6 +163,8 @@ pub struct Swarm<C> {
     clients: Vec<C>,
     timers: BinaryHeap<Reverse<(Instant, usize)>>,
     log: Log,
+    /// The time since which each client has been waiting.
+    asked: Vec<Option<Instant>>,
 }
 
 impl<C: Client> Swarm<C> {
@@ -166,7 +180,8 @@ impl<C: Client> Swarm<C> {
         }
         let (wire, connections) = (endpoint.wire, endpoint.connections);
         let (timers, log) = (BinaryHeap::new(), Log::default());
-        let mut swarm = Swarm { poll, wire, links, connections, clients, timers, log };
+        let asked = vec![None; clients.len()];
+        let mut swarm = Swarm { poll, wire, links, connections, clients, timers, log, asked };
         for client in 0..swarm.clients.len() {
             swarm.call_client(client, |client, io| {
                 client.begin(io);
@@ -185,6 +200,8 @@ impl<C: Client> Swarm<C> {
         loop {
             let now = Instant::now();
             if now >= end {
+                let unfinished = self.asked.iter().flatten().map(|asked| (now - *asked).as_secs_f64() * 1e6);
+                self.log.waits.0.extend(unfinished);
                 return Ok(std::mem::take(&mut self.log));
             }
             while let Some(&Reverse((due, client))) = self.timers.peek().filter(|timer| timer.0 .0 <= now) {
@@ -237,7 +254,8 @@ impl<C: Client> Swarm<C> {
         what: impl FnOnce(&mut C, &mut Io<'_>) -> Outcome<()>,
     ) -> Outcome<()> {
         let links = &mut self.links[client * self.connections..(client + 1) * self.connections];
-        let mut io = Io { client, links, timers: &mut self.timers, log: &mut self.log };
+        let (timers, log, asked) = (&mut self.timers, &mut self.log, &mut self.asked[client]);
+        let mut io = Io { client, links, timers, log, asked };
         what(&mut self.clients[client], &mut io)?;
         links.iter_mut().try_for_each(Link::write)
     }

@@ -30,8 +30,8 @@ import org.redisson.api.RLock;
  *   <li>{@code stop}: ends the thread's {@code contend} after the round that it is in.
  * </ul>
  *
- * <p>{@code race <name> <clients> <threads> <milliseconds> <milliseconds>} is a {@link Race} for the lock of that name.
- * Its threads use clients that are connected already, in turn: the words are their names, separated by commas.
+ * <p>{@code race <locks> <clients> <threads> <milliseconds> <milliseconds>} is a {@link Race}. Its threads use these locks
+ * in turn, and in turn these clients, which are connected already. Both words are names, separated by commas.
  *
  * <p>The end of the input ends the program, at once.
  */
@@ -84,13 +84,25 @@ public final class Agent {
         }
     }
 
-    private String race(List<String> arguments) throws InterruptedException {
-        List<RLock> locks = new ArrayList<>();
-        for (String client : arguments.get(1).split(",")) {
-            locks.add(clients.get(client).getLock(arguments.get(0)));
+    private String race(List<String> arguments) throws Exception {
+        String[] locks = arguments.get(0).split(",");
+        String[] names = arguments.get(1).split(",");
+        List<Race.Mutex> mutexes = new ArrayList<>();
+        for (int i = 0; i < Integer.parseInt(arguments.get(2)); i++) {
+            RLock lock = clients.get(names[i % names.length]).getLock(locks[i % locks.length]);
+            mutexes.add(new Race.Mutex() {
+                @Override
+                public void lock() {
+                    lock.lock();
+                }
+
+                @Override
+                public void unlock() {
+                    lock.unlock();
+                }
+            });
         }
-        return new Race(locks).run(Integer.parseInt(arguments.get(2)), Long.parseLong(arguments.get(3)),
-                Long.parseLong(arguments.get(4)));
+        return new Race(mutexes).run(Long.parseLong(arguments.get(3)), Long.parseLong(arguments.get(4)));
     }
 
     private interface Action {
