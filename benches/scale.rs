@@ -31,9 +31,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fleet::{Fleet, Node};
+use fleet::{Begin, Fleet, Node};
 use queue::{waits, Load, Request, Spread};
-use shard::{recover, Costs, Failure, Jitter, Storm};
+use shard::{recover, Costs, Failure, Jitter, Storm, FIRST_PAUSE};
 use support::caller::Caller;
 use support::machine::{pin, raise_open_files, Cores};
 use support::results::{Results, Target, Unit};
@@ -243,44 +243,58 @@ fn fleet(results: &mut Results) -> Outcome<()> {
         ("sessions are gone, tcp-backlog 511", Failure::Crash, 511, none),
         ("sessions are gone, tcp-backlog 511, jitter 1 s", Failure::Crash, 511, second),
     ] {
-        let (ttl, grace, lease) = (30.0, if failure == Failure::Connections { 30.0 } else { 0.0 }, 30.0);
-        let (outage, round_trip) = (0.0, 1e-4);
-        let storm = Storm {
+        // A session that continues must not end before the storm begins.
+        let grace = if failure == Failure::Connections { 30.0 } else { 3.0 };
+        let mut storm = Storm {
             failure,
-            outage,
+            outage: 0.0,
+            spread: 0.0,
+            stall: 0.0,
             sessions: SESSIONS,
             holds: 1,
-            round_trip,
+            round_trip: 1e-4,
             backlog,
             costs,
             jitter,
-            ttl,
+            ttl: 30.0,
             grace,
-            lease,
+            lease: 30.0,
         };
-        let calculated = Samples(recover(storm, 1).resumed);
-        let [mut last, mut median] = [const { Samples(Vec::new()) }; 2];
         let (mut nodes, mut fleet) = start_fleet(&cores, &storm)?;
-        for _ in 0..unless_quick(5, 1) {
+        let [mut last, mut median] = [const { [Samples(Vec::new()), Samples(Vec::new())] }; 2];
+        let mut cpu = Samples::default();
+        for _ in 0..unless_quick(3, 1) {
             fleet.run(Duration::from_secs(1))?;
             let forgets = failure == Failure::Crash;
             fleet.disconnect(0, forgets);
-            nodes[0].until("the connections are closed", |server| {
-                let sessions = if forgets { "0".to_owned() } else { SESSIONS.to_string() };
-                Ok(server.info("connected_clients")? == "1" && server.info("lock_sessions")? == sessions)
-            })?;
-            let resumed = fleet.resume(0, jitter)?;
-            eprintln!("{what}: {} attempts given up", resumed.given_up);
-            let times = Samples(resumed.times);
-            last.0.push(times.max());
-            median.0.push(times.median());
+            let sessions = if forgets { "0".to_owned() } else { SESSIONS.to_string() };
+            while nodes[0].info("connected_clients")? != "1" || nodes[0].info("lock_sessions")? != sessions {
+                fleet.run(Duration::from_millis(50))?;
+            }
+            let begin = if jitter.first == 0.0 { Begin::Stalled(&nodes[0]) } else { Begin::Running };
+            let before = nodes[0].cpu()?;
+            let resumed = fleet.resume(0, jitter, begin)?;
+            cpu.0.push((nodes[0].cpu()? - before).as_secs_f64() * 1e6 / SESSIONS as f64);
+            (storm.stall, storm.spread) = (resumed.stall, (resumed.stall - FIRST_PAUSE).max(0.0));
+            let calculated = recover(storm, 1);
+            eprintln!(
+                "{what}: connected within {:.2} s, {} attempts given up, {} calculated",
+                resumed.stall, resumed.given_up, calculated.given_up
+            );
+            for (side, times) in [resumed.times, calculated.resumed].into_iter().enumerate() {
+                let times = Samples(times.into_iter().map(|time| (time - resumed.stall) * 1e6).collect());
+                last[side].0.push(times.max());
+                median[side].0.push(times.median());
+            }
         }
-        for (which, measured, calculated) in
-            [("last", &last, calculated.max()), ("median", &median, calculated.median())]
-        {
+        let new = if failure == Failure::Crash { costs.open + costs.declare } else { 0.0 };
+        let sum = (costs.connect + costs.heartbeat + new) * 1e6;
+        let each = format!("scale: server's time for a session, {what}");
+        results.ratio(&each, Unit::Micros, cpu.median(), ("sum", sum), Target::None);
+        for (which, [measured, calculated]) in [("last", &last), ("median", &median)] {
             let what = format!("scale: {SESSIONS} sessions are resumed, {what}, {which}");
-            let base = ("calculated", calculated * 1e6);
-            results.ratio(&what, Unit::Micros, measured.median() * 1e6, base, Target::None);
+            let base = ("calculated", calculated.median());
+            results.ratio(&what, Unit::Micros, measured.median(), base, Target::None);
         }
     }
     Ok(())
@@ -317,7 +331,7 @@ fn start_fleet(cores: &Cores, storm: &Storm) -> Outcome<(Vec<Server>, Fleet)> {
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Some seconds.
     let mut fleet = Fleet::new(endpoints, storm.sessions, (storm.grace * 1e3) as u64)?;
     for node in 0..nodes.len() {
-        fleet.resume(node, Jitter { first: 1.0, share: 0.0 })?;
+        fleet.resume(node, Jitter { first: 1.0, share: 0.0 }, Begin::Running)?;
     }
     Ok((nodes, fleet))
 }
@@ -330,7 +344,8 @@ fn session_costs(cores: &Cores) -> Outcome<Costs> {
     let [mut connect, mut open, mut declare, mut heartbeat] = [const { Samples(Vec::new()) }; 4];
     for round in 0..unless_quick(6, 2) {
         let before = server.cpu()?;
-        let mut callers = paused(&server, || (0..SESSIONS).map(|_| Caller::connect(&server)).collect())?;
+        let connect_all = || (0..SESSIONS).map(|_| Caller::connect(&server)).collect::<Outcome<Vec<_>>>();
+        let mut callers = paused(&server, connect_all)?;
         server.until("all are connected", |server| {
             Ok(server.info("connected_clients")? == (SESSIONS + 1).to_string())
         })?;

@@ -123,6 +123,8 @@ fn waits_match_queueing_theory() {
 const STORM: Storm = Storm {
     failure: Failure::Crash,
     outage: 0.0,
+    spread: 0.0,
+    stall: 0.0,
     sessions: 1_000,
     holds: 1,
     round_trip: 0.0,
@@ -140,6 +142,9 @@ fn sessions_are_resumed_one_after_the_other() {
     assert!((recovery.total() - (0.05 + 1_000.0 * 60e-6)).abs() < 1e-9, "{}", recovery.total());
     assert_eq!((recovery.resumed.len(), recovery.longest_queue), (1_000, 1_000));
     assert_eq!((recovery.dropped, recovery.given_up, recovery.in_jeopardy, recovery.lost), (0, 0, 0, 0));
+    // A server that is busy at first begins later. Its kernel accepts meanwhile.
+    let recovery = recover(Storm { stall: 0.5, spread: 0.4, ..STORM }, 1);
+    assert!((recovery.total() - (0.5 + 1_000.0 * 60e-6)).abs() < 1e-9, "{}", recovery.total());
     // Sessions that continue need no `OPEN` and no declaration.
     let recovery = recover(Storm { failure: Failure::Connections, ..STORM }, 1);
     assert!((recovery.total() - (0.05 + 1_000.0 * 10e-6)).abs() < 1e-9, "{}", recovery.total());

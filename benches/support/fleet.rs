@@ -15,6 +15,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 use crate::shard::{Jitter, CONNECT_LIMIT, FIRST_PAUSE, LONGEST_PAUSE, REPLY_LIMIT};
+use crate::support::server::Server;
 use crate::support::session::session_id;
 use crate::support::wire::Wire;
 use crate::support::{packed, Outcome};
@@ -65,6 +66,16 @@ pub(crate) struct Resumed {
     pub(crate) times: Vec<f64>,
     /// The number of attempts that clients gave up.
     pub(crate) given_up: usize,
+    /// The time in seconds until the server began to accept, see [`Begin::Stalled`].
+    pub(crate) stall: f64,
+}
+
+/// The state of the server while the clients begin to connect.
+pub(crate) enum Begin<'a> {
+    Running,
+    /// This server is stopped until all clients have sent their connection requests. So it gets all of them at once, although the
+    /// clients share one core.
+    Stalled(&'a Server),
 }
 
 pub(crate) struct Fleet {
@@ -75,6 +86,8 @@ pub(crate) struct Fleet {
     random: StdRng,
     grace_ms: u64,
     resumed: Vec<Instant>,
+    /// The number of attempts to connect since the storm began.
+    attempts: usize,
     given_up: usize,
 }
 
@@ -100,7 +113,7 @@ impl Fleet {
         let clients = all.map(|(node, number)| client(node, number)).collect();
         let (timers, random) = (BinaryHeap::new(), StdRng::seed_from_u64(1));
         let (poll, resumed) = (Poll::new()?, Vec::new());
-        Ok(Fleet { poll, nodes, clients, timers, random, grace_ms, resumed, given_up: 0 })
+        Ok(Fleet { poll, nodes, clients, timers, random, grace_ms, resumed, attempts: 0, given_up: 0 })
     }
 
     /// Closes all connections to a node. If `forget` is set, the clients forget their sessions, as after a failover.
@@ -117,8 +130,8 @@ impl Fleet {
     }
 
     /// Lets all clients of a node connect and resume their sessions, as if they had just lost their connections.
-    pub(crate) fn resume(&mut self, node: usize, jitter: Jitter) -> Outcome<Resumed> {
-        (self.resumed, self.given_up) = (Vec::new(), 0);
+    pub(crate) fn resume(&mut self, node: usize, jitter: Jitter, server: Begin<'_>) -> Outcome<Resumed> {
+        (self.resumed, self.attempts, self.given_up) = (Vec::new(), 0, 0);
         let begin = Instant::now();
         let numbers: Vec<usize> =
             (0..self.clients.len()).filter(|&number| self.clients[number].node == node).collect();
@@ -127,6 +140,15 @@ impl Fleet {
             (self.clients[number].pause, self.clients[number].jitter) = (FIRST_PAUSE, jitter);
             self.pause(number, begin + Duration::from_secs_f64(extra));
         }
+        let mut stall = 0.0;
+        if let Begin::Stalled(server) = server {
+            server.signal(libc::SIGSTOP);
+            while self.attempts < numbers.len() && begin.elapsed() < PATIENCE {
+                self.turn()?;
+            }
+            stall = begin.elapsed().as_secs_f64();
+            server.signal(libc::SIGCONT);
+        }
         while self.resumed.len() < numbers.len() {
             if begin.elapsed() > PATIENCE {
                 return Err(format!("only {} of {} are resumed", self.resumed.len(), numbers.len()).into());
@@ -134,7 +156,7 @@ impl Fleet {
             self.turn()?;
         }
         let times = self.resumed.iter().map(|at| (*at - begin).as_secs_f64()).collect();
-        Ok(Resumed { times, given_up: self.given_up })
+        Ok(Resumed { times, given_up: self.given_up, stall })
     }
 
     /// Lets the clients send heartbeats for a while.
@@ -195,6 +217,7 @@ impl Fleet {
         let address = self.nodes[self.clients[number].node].address;
         let mut stream = TcpStream::connect(address)?;
         self.poll.registry().register(&mut stream, Token(number), Interest::READABLE | Interest::WRITABLE)?;
+        self.attempts += 1;
         let client = &mut self.clients[number];
         client.input.clear();
         client.stream = Some(stream);

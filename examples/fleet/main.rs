@@ -22,21 +22,22 @@ use shard::{recover, Costs, Failure, Jitter, Recovery, Storm, HEARTBEAT};
 
 /// Each numeric option with its default and its unit. Costs are from `cargo bench --bench scale -- fleet`, and memory is from
 /// `cargo bench --bench memory` and `cargo bench --bench sessions -- memory`.
-const OPTIONS: [(&str, f64, &str); 18] = [
+const OPTIONS: [(&str, f64, &str); 19] = [
     ("--shards", 1_000.0, "shards"),
     ("--clients", 1_000_000.0, "clients"),
     ("--shards-per-client", 3.0, "shards"),
     ("--holds", 1.0, "holds of a session"),
     ("--connections", 2.0, "connections of a session"),
     ("--outage", 5.0, "s"),
+    ("--spread", 10.0, "ms"),
     ("--round-trip", 0.5, "ms"),
     ("--backlog", 511.0, "connections"),
     ("--ttl", 30.0, "s"),
     ("--grace", 3.0, "s"),
     ("--lease", 30.0, "s"),
-    ("--connect", 50.0, "µs"),
-    ("--open", 50.0, "µs"),
-    ("--declare", 50.0, "µs"),
+    ("--connect", 8.8, "µs"),
+    ("--open", 15.0, "µs"),
+    ("--declare", 15.0, "µs"),
     ("--heartbeat", 16.0, "µs"),
     ("--session-bytes", 879.0, "bytes"),
     ("--hold-bytes", 2_721.0, "bytes"),
@@ -134,6 +135,8 @@ impl Fleet {
         Storm {
             failure: self.failure,
             outage: if self.failure == Failure::Connections { 0.0 } else { self.get("--outage") },
+            spread: self.get("--spread") / 1e3,
+            stall: 0.0,
             sessions,
             holds: u32::try_from(self.count("--holds")).unwrap_or(u32::MAX),
             round_trip: self.get("--round-trip") / 1e3,

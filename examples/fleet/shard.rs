@@ -71,6 +71,10 @@ pub(crate) struct Storm {
     pub(crate) failure: Failure,
     /// Time from the failure until a server accepts connections.
     pub(crate) outage: f64,
+    /// Clients notice closed connections at random times, up to this one.
+    pub(crate) spread: f64,
+    /// Time until the server's first round. Its kernel already fills the accept queue.
+    pub(crate) stall: f64,
     pub(crate) sessions: usize,
     /// The number of holds of each session.
     pub(crate) holds: u32,
@@ -188,7 +192,7 @@ pub(crate) fn recover(storm: Storm, seed: u64) -> Recovery {
         events: BinaryHeap::new(),
         accept_queue: VecDeque::new(),
         calls: VecDeque::new(),
-        now: 0.0,
+        now: storm.stall,
         recovery: Recovery::default(),
     };
     (0..storm.sessions).for_each(|_| simulation.interrupt_session());
@@ -204,13 +208,13 @@ pub(crate) fn recover(storm: Storm, seed: u64) -> Recovery {
 impl Simulation {
     /// Adds a session, which notices the failure and makes its first pause.
     fn interrupt_session(&mut self) {
-        let Storm { failure, jitter, lease, .. } = self.storm;
+        let Storm { failure, jitter, lease, spread, .. } = self.storm;
         // Heartbeats are spread over time, and so are renewals: a third of a lease is between them.
         let confirmed = -HEARTBEAT * self.random.random::<f64>();
         let lease_end = lease * (1.0 - self.random.random::<f64>() / 3.0);
         let noticed = match failure {
             Failure::Zone => confirmed + HEARTBEAT + REPLY_LIMIT,
-            Failure::Crash | Failure::Connections => 0.0,
+            Failure::Crash | Failure::Connections => spread * self.random.random::<f64>(),
         };
         let is_open = failure == Failure::Connections;
         let (pause, sent, bound) = (FIRST_PAUSE, noticed, f64::INFINITY);
