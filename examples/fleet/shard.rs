@@ -320,25 +320,25 @@ impl Simulation {
     fn execute(&mut self, call: Event) {
         let Storm { costs, holds, round_trip, .. } = self.storm;
         let Event { session, step, .. } = call;
-        let opens = !self.sessions[session].is_open;
-        self.work(match (opens, self.storm.failure) {
-            (true, _) => costs.open,
-            (false, Failure::Connections) => costs.heartbeat,
-            (false, _) => costs.heartbeat + f64::from(holds) * costs.declare,
-        });
+        let Session { is_open, is_resumed, .. } = self.sessions[session];
+        let opens = !is_open;
+        let declares = is_open && !is_resumed && self.storm.failure != Failure::Connections;
+        self.work(if opens { costs.open } else { costs.heartbeat });
+        self.work(if declares { f64::from(holds) * costs.declare } else { 0.0 });
         let (now, replied) = (self.now, self.now + round_trip / 2.0);
         let state = &mut self.sessions[session];
         if !opens {
             state.bound = state.bound.min(now);
         }
-        if state.step != step || replied > state.sent + REPLY_LIMIT || state.is_resumed {
+        if state.step != step || replied > state.sent + REPLY_LIMIT || is_resumed {
             return;
         }
         state.step += 1;
+        // After `OPEN` come the declarations, and after the first heartbeat the next one, which waits in the server.
+        let (at, step) = (replied + round_trip / 2.0, state.step);
+        self.events.push(Reverse(Event { at, kind: Kind::Call, session, step }));
         if opens {
             state.is_open = true;
-            let (at, step) = (replied + round_trip / 2.0, state.step);
-            self.events.push(Reverse(Event { at, kind: Kind::Call, session, step }));
             return self.send(session, replied);
         }
         state.is_resumed = true;
