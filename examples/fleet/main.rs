@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-//! Calculates the load of each shard of a cluster by the sessions of many clients, and the time until all sessions are resumed
-//! after a zone with a third of the shards fails. Needs no server.
+//! Calculates the load of each shard of a cluster by the sessions of many clients. Then a zone with a third of the shards fails,
+//! and the example calculates the time until all sessions are resumed. Needs no server.
 //!
 //! ```text
 //! cargo run --release --example fleet -- --shards 1000 --clients 1000000 --shards-per-client 3

@@ -2,10 +2,12 @@
 
 //! One shard after a failure that interrupts all of its sessions: calculates when each session is resumed, without a server.
 //!
-//! The server is one thread, which works in rounds as an event loop does: it accepts the connections of the accept queue, and
-//! then executes the calls that have arrived. If the accept queue is full, the kernel drops a connection request, and the client's
-//! kernel repeats it after a second. The clients follow `clients/spec/README.md`: they try again after 50 ms, then after twice
-//! that pause, up to a second. A client gives up an attempt that takes too long, but the server still does its work.
+//! The server is one thread, which works in rounds as an event loop does. It accepts the connections of the accept queue, and
+//! then executes the calls that have arrived. If the accept queue is full, the kernel drops a connection request, and the
+//! client's kernel repeats it after a second.
+//!
+//! The clients follow `clients/spec/README.md`: they try again after 50 ms, then after twice that pause, up to a second. A client
+//! gives up an attempt that takes too long, but the server still does its work.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BinaryHeap, VecDeque};
