@@ -8,10 +8,15 @@ mod support;
 #[path = "../examples/hot_lock/queue.rs"]
 mod queue;
 
+#[path = "../examples/fleet/shard.rs"]
+#[allow(dead_code)] // The benchmark uses more.
+mod shard;
+
 use std::process::Command;
 use std::time::Duration;
 
 use queue::{waits, Load, Request, Spread};
+use shard::{recover, Costs, Failure, Jitter, Storm};
 use support::callgrind::{slope, Part};
 use support::program::Program;
 use support::race_result::{self, RaceAnswer};
@@ -146,4 +151,73 @@ fn waits_match_queueing_theory() {
             assert!((mean / theory - 1.0).abs() < 0.05, "{spread:?} {utilisation}: {mean} {theory}");
         }
     }
+}
+
+/// A crashed shard with a thousand sessions and one hold each, whose clients reconnect after 50 ms, all at once.
+const STORM: Storm = Storm {
+    failure: Failure::Crash,
+    outage: 0.0,
+    spread: 0.0,
+    stall: 0.0,
+    sessions: 1_000,
+    holds: 1,
+    round_trip: 0.0,
+    backlog: 1_000,
+    costs: Costs { connect: 10e-6, open: 20e-6, declare: 30e-6, heartbeat: 0.0 },
+    jitter: Jitter { first: 0.0, share: 0.0 },
+    ttl: 30.0,
+    grace: 3.0,
+    lease: 30.0,
+};
+
+#[test]
+fn sessions_are_resumed_one_after_the_other() {
+    let recovery = recover(STORM, 1);
+    assert!((recovery.total() - (0.05 + 1_000.0 * 60e-6)).abs() < 1e-9, "{}", recovery.total());
+    assert_eq!((recovery.resumed.len(), recovery.longest_queue), (1_000, 1_000));
+    assert_eq!((recovery.dropped, recovery.given_up, recovery.in_jeopardy, recovery.lost), (0, 0, 0, 0));
+    // A server that is busy at first begins later. Its kernel accepts meanwhile.
+    let recovery = recover(Storm { stall: 0.5, spread: 0.4, ..STORM }, 1);
+    assert!((recovery.total() - (0.5 + 1_000.0 * 60e-6)).abs() < 1e-9, "{}", recovery.total());
+    // Sessions that continue need no `OPEN` and no declaration.
+    let recovery = recover(Storm { failure: Failure::Connections, ..STORM }, 1);
+    assert!((recovery.total() - (0.05 + 1_000.0 * 10e-6)).abs() < 1e-9, "{}", recovery.total());
+}
+
+#[test]
+fn jitter_keeps_accept_queues_short() {
+    let storm = Storm { backlog: 100, ..STORM };
+    let recovery = recover(storm, 1);
+    // All but a hundred requests come again after a second, and then all but two hundred.
+    assert!(recovery.dropped >= 900 + 800, "{}", recovery.dropped);
+    assert!(recovery.given_up >= 800 && recovery.total() > 2.0, "{} s", recovery.total());
+    let recovery = recover(Storm { jitter: Jitter { first: 1.0, share: 0.0 }, ..storm }, 1);
+    assert_eq!((recovery.dropped, recovery.given_up), (0, 0));
+    assert!(recovery.longest_queue < 20 && recovery.total() < 1.1, "{}", recovery.longest_queue);
+}
+
+#[test]
+fn abandoned_attempts_cost_processor_time() {
+    let costs = Costs { open: 2e-3, ..STORM.costs };
+    let recovery = recover(Storm { costs, ..STORM }, 1);
+    let useful = 1_000.0 * (10e-6 + 2e-3 + 30e-6);
+    assert!(recovery.given_up > 0 && recovery.total() > 1.2 * useful, "{} s", recovery.total());
+    assert_eq!((recovery.resumed.len(), recovery.interrupted), (1_000, 0));
+}
+
+/// Leases end 20 to 30 s after the failure.
+#[test]
+fn late_sessions_are_lost() {
+    let lost = |storm: Storm| recover(storm, 1).lost;
+    // The first attempt that succeeds begins after 25.55 s.
+    let late = lost(Storm { outage: 25.0, ..STORM });
+    assert!((500..=610).contains(&late), "{late}");
+    assert_eq!(recover(Storm { outage: 5.0, ..STORM }, 1).in_jeopardy, 1_000);
+    assert_eq!(lost(Storm { outage: 19.0, ..STORM }), 0);
+    assert_eq!(lost(Storm { outage: 19.0, ttl: 15.0, ..STORM }), 1_000);
+    // Sessions that continue have only their grace.
+    let grace = Storm { failure: Failure::Connections, grace: 0.05 + 500.5 * 10e-6, ..STORM };
+    assert_eq!(lost(grace), 1_000);
+    let costs = Costs { connect: 0.0, heartbeat: 10e-6, ..STORM.costs };
+    assert!((300..700).contains(&lost(Storm { costs, ..grace })));
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Runs the raw programs of `docs/clients/python` and `hot_lock` of `examples/` as a reader would, on real servers.
+//! Runs the raw programs of `docs/clients/python` and two calculations of `examples/` as a reader would, on real servers.
 //! The module `clients` tests the two workers, and `package_examples` the examples that use a package.
 
 use std::process::Command;
@@ -168,15 +168,26 @@ fn assert_nothing_stays(mut server: Server) {
     server.assert_healthy();
 }
 
+/// Runs a calculation with these arguments. Returns its exit code and output.
+fn calculate(example: &str, args: &str) -> (Option<i32>, Printed) {
+    let mut program = rust(example);
+    program.args(args.split(' '));
+    let output = Run::spawn(program).finish();
+    (output.status.code(), Printed::new(&output))
+}
+
+/// Repeats the command of an example on the page, and compares the output.
+fn assert_page_shows(example: &str) {
+    let page = include_str!("../../docs/scale.md");
+    let (_, session) = page.split_once(&format!("$ cargo run --release --example {example} -- ")).unwrap();
+    let (typed, rest) = session.split_once('\n').unwrap();
+    assert_eq!(calculate(example, typed).1.stdout, rest.split_once("```").unwrap().0, "{typed}");
+}
+
 /// The first case is a textbook example: requests arrive half as often as the lock can be granted.
 #[test]
 fn waits_for_a_hot_lock_are_calculated() {
-    let calculate = |args: &str| {
-        let mut program = rust("hot_lock");
-        program.args(args.split(' '));
-        let output = Run::spawn(program).finish();
-        (output.status.code(), Printed::new(&output))
-    };
+    let calculate = |args: &str| calculate("hot_lock", args);
     let (status, printed) = calculate("--per-second 50 --hold 9 --round-trip 1");
     assert_eq!(status, Some(0), "{printed}");
     let most = "the lock is busy for 50 % of the time; 100.0 grants a second are the most\n";
@@ -189,10 +200,7 @@ fn waits_for_a_hot_lock_are_calculated() {
     let (status, printed) = calculate("--per-second 250 --hold 4 --round-trip 1 --equal");
     assert_eq!(status, Some(1), "{printed}");
     assert!(printed.stdout.contains("50.0 more wait after each second"), "{printed}");
-    let page = include_str!("../../docs/scale.md");
-    let (_, session) = page.split_once("$ cargo run --release --example hot_lock -- ").unwrap();
-    let (typed, rest) = session.split_once('\n').unwrap();
-    assert_eq!(calculate(typed).1.stdout, rest.split_once("```").unwrap().0, "{typed}");
+    assert_page_shows("hot_lock");
     for (wrong, why) in [
         ("--hold 4", "--per-second must be above 0"),
         ("--per-second 4", "--hold is missing"),
@@ -200,6 +208,34 @@ fn waits_for_a_hot_lock_are_calculated() {
         ("--per-second 4 --hold -1", "'-1' is not a number from 0 on"),
         ("--per-second 4 --hold 0", "both 0"),
         ("--per-second 4 --hold", "--hold needs a number"),
+        ("--often", "unknown option '--often'"),
+    ] {
+        let (status, printed) = calculate(wrong);
+        assert_eq!(status, Some(2), "{wrong}: {printed}");
+        assert!(printed.stderr.contains(why) && printed.stderr.contains("usage:"), "{wrong}: {printed}");
+    }
+}
+
+#[test]
+fn recovery_of_a_fleet_is_calculated() {
+    let calculate = |args: &str| calculate("fleet", args);
+    // All clients use all shards, so each shard has the same load.
+    let (status, printed) = calculate("--shards 3 --clients 1000 --shards-per-client 3 --heartbeat 10");
+    assert_eq!(status, Some(0), "{printed}");
+    let load = "3000 sessions on 3 shards: 1000 on a shard, 1000 on the fullest, which has\n  \
+        1000 heartbeats a second, 1.0 % of a core\n  2000 connections; 8.1 MB of memory for";
+    assert!(printed.stdout.starts_with(load), "{printed}");
+    let (status, printed) = calculate("--shards 1 --clients 1000 --shards-per-client 1 --heartbeat 1000");
+    assert_eq!(status, Some(1), "{printed}");
+    assert!(printed.stdout.contains("use more shards"), "{printed}");
+    assert_page_shows("fleet");
+    for (wrong, why) in [
+        ("--shards 0", "--shards must be at least 1"),
+        ("--shards 2 --shards-per-client 3", "--shards-per-client is greater than --shards"),
+        ("--failure fire", "'fire' is not zone, crash or connections"),
+        ("--outage x", "'x' is not a number"),
+        ("--outage -1", "'-1' is not a number from 0 on"),
+        ("--outage", "--outage needs a value"),
         ("--often", "unknown option '--often'"),
     ] {
         let (status, printed) = calculate(wrong);
