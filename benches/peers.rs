@@ -18,9 +18,9 @@ use support::machine::{load, Cores};
 use support::postgres::Postgres;
 use support::race::{self, Load, Race};
 use support::redisson::Jvm;
-use support::results::{Results, Target, Unit};
+use support::results::{measure_parts, Results, Target, Unit};
 use support::samples::{time, Samples};
-use support::server::{Server, Setup};
+use support::server::Setup;
 use support::service::{Disk, Kind, Service};
 use support::{is_requested, unless_quick, Outcome};
 
@@ -59,22 +59,14 @@ fn main() -> Outcome<()> {
         return Ok(());
     }
     println!("clients and servers on the same machine, load {}\n", load());
-    let parts: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
-    let is_selected = |part: &str| parts.is_empty() || parts.iter().any(|selected| selected == part);
-    let mut results = Results::of("peers");
-    if is_selected("races") {
-        races(&mut results)?;
+    measure_parts("peers", &[("races", races), ("killed", killed_holders)])
+}
+
+fn killed_holders(results: &mut Results) -> Outcome<()> {
+    for (name, time) in killed::measure()? {
+        let what = format!("peers: killed holder to next grant, {name}");
+        results.value(&what, Unit::Micros, time.as_secs_f64() * 1e6);
     }
-    if is_selected("killed") {
-        for (name, time) in killed::measure()? {
-            let what = format!("peers: killed holder to next grant, {name}");
-            results.value(&what, Unit::Micros, time.as_secs_f64() * 1e6);
-        }
-    }
-    if parts.is_empty() {
-        return results.finish(&mut Server::start()?);
-    }
-    results.print();
     Ok(())
 }
 

@@ -36,7 +36,7 @@ use queue::{waits, Load, Request, Spread};
 use shard::{recover, Costs, Failure, Jitter, Storm, FIRST_PAUSE};
 use support::caller::Caller;
 use support::machine::{pin, raise_open_files, Cores};
-use support::results::{Results, Target, Unit};
+use support::results::{measure_parts, Results, Target, Unit};
 use support::samples::Samples;
 use support::server::{Server, Setup};
 use support::session::session_id;
@@ -60,26 +60,11 @@ const NODES: [usize; 3] = [2, 10, 40];
 /// The number of clients of the fleet, each with a session on every node.
 const SESSIONS: usize = 3_000;
 
-/// Measures one part.
-type Part = fn(&mut Results) -> Outcome<()>;
-
 fn main() -> Outcome<()> {
     if !is_requested("scale") {
         return Ok(());
     }
-    let parts: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
-    let mut results = Results::of("scale");
-    let all: [(&str, Part); 3] = [("hot_lock", hot_lock), ("cluster", cluster), ("fleet", fleet)];
-    for (part, measure) in all {
-        if parts.is_empty() || parts.iter().any(|selected| selected == part) {
-            measure(&mut results)?;
-        }
-    }
-    if parts.is_empty() {
-        return results.finish(&mut Server::start()?);
-    }
-    results.print();
-    Ok(())
+    measure_parts("scale", &[("hot_lock", hot_lock), ("cluster", cluster), ("fleet", fleet)])
 }
 
 fn hot_lock(results: &mut Results) -> Outcome<()> {

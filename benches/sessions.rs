@@ -15,7 +15,7 @@ use support::clients::Queued;
 use support::machine::{load, raise_open_files, Cores};
 use support::paths::{self, Path};
 use support::race::{self, Race};
-use support::results::{Results, Target, Unit};
+use support::results::{measure_parts, Part, Results, Target, Unit};
 use support::samples::Samples;
 use support::server::{Server, Setup, CLIENTS};
 use support::session::{SessionClient, LONG_GRACE_MS, LONG_TTL_MS};
@@ -30,18 +30,13 @@ use support::{callgrind, is_requested, packed, session_ring, thousands, unless_q
 const TASKS: usize = 200;
 const PROCESSES: usize = 4;
 
-/// Measures one part.
-type Part = fn(&mut Results) -> Outcome<()>;
-
 fn main() -> Outcome<()> {
     if !is_requested("sessions") {
         return Ok(());
     }
     println!("clients and server on the same machine, load {}\n", load());
     raise_open_files(CLIENTS);
-    let parts: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
-    let mut results = Results::of("sessions");
-    let all: [(&str, Part); 6] = [
+    let parts: [(&str, Part); 6] = [
         ("pairs", pairs),
         ("handovers", hand_overs),
         ("memory", memory),
@@ -49,16 +44,7 @@ fn main() -> Outcome<()> {
         ("end", end_of_session),
         ("tasks", tasks),
     ];
-    for (part, measure) in all {
-        if parts.is_empty() || parts.iter().any(|selected| selected == part) {
-            measure(&mut results)?;
-        }
-    }
-    if parts.is_empty() {
-        return results.finish(&mut Server::start()?);
-    }
-    results.print();
-    Ok(())
+    measure_parts("sessions", &parts)
 }
 
 /// Counts the instructions of an acquire and a release of a free lock.

@@ -84,6 +84,25 @@ pub struct Results {
     rows: Vec<Row>,
 }
 
+/// Measures one part of a benchmark.
+pub type Part = fn(&mut Results) -> Outcome<()>;
+
+/// Measures the parts that the command line names, or all of them. Saves only the results of all parts for the report.
+pub fn measure_parts(bench: &'static str, parts: &[(&str, Part)]) -> Outcome<()> {
+    let named: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
+    let mut results = Results::of(bench);
+    for (part, measure) in parts {
+        if named.is_empty() || named.iter().any(|name| name == part) {
+            measure(&mut results)?;
+        }
+    }
+    if named.is_empty() {
+        return results.finish(&mut Server::start()?);
+    }
+    results.print();
+    Ok(())
+}
+
 impl Results {
     pub fn of(name: &'static str) -> Results {
         Results { name, rows: Vec::new() }
