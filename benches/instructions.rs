@@ -48,7 +48,9 @@ fn main() -> Outcome<()> {
         &paths::PAIR_LOGGED,
         &paths::PAIR_LOGGED_QUIET,
     ];
-    let all: Vec<&Path> = pairs.into_iter().chain(paths::PLAIN.iter().flatten()).collect();
+    let newer: Vec<_> = paths::NEWER.iter().filter(|(flavor, ..)| flavor.is_installed()).collect();
+    let on_newer = newer.iter().flat_map(|(_, pair, other)| [pair, other]);
+    let all: Vec<&Path> = pairs.into_iter().chain(on_newer).chain(paths::PLAIN.iter().flatten()).collect();
     let counts = callgrind::measure(&all)?;
     let count = |path: &Path| {
         let at = all.iter().position(|other| other.name == path.name);
@@ -67,6 +69,10 @@ fn main() -> Outcome<()> {
         );
     };
     compare(&paths::PAIR, &paths::SET_DEL, Target::AtMost(1.6));
+    compare(&paths::PAIR, &paths::SET_COMPARE, Target::AtMost(1.0));
+    for (_, pair, other) in newer {
+        compare(pair, other, Target::AtMost(1.25));
+    }
     compare(&paths::REDISSON_3_27, &paths::PAIR, Target::AtLeast(4.0));
     compare(&paths::REDISSON_3_27_AS_SENT, &paths::PAIR, Target::None);
     compare(&paths::REDISSON_3_17, &paths::PAIR, Target::None);

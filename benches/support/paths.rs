@@ -2,6 +2,8 @@
 
 //! The paths of `make guard` and of the benchmark `instructions`: sequences of calls whose instructions are counted.
 
+use redis_lock_test_kit::server::Flavor;
+
 use super::caller::Caller;
 use super::server::{empty_module, Server, Setup};
 use super::session::SessionClient;
@@ -31,9 +33,13 @@ pub struct Path {
 pub enum Stage {
     /// Without a module.
     Bare,
+    /// Another server than the installed one, without a module.
+    BareOf(Flavor),
     /// With a module that does nothing.
     WithEmptyModule,
     WithModule,
+    /// Another server than the installed one, with the module.
+    WithModuleOf(Flavor),
     /// With the module, and a client that waits for another lock.
     WithWaiter,
     /// With the module, and this number of other shared holders of the lock `k`.
@@ -69,8 +75,8 @@ const BEAT_EVERY: u32 = 100;
 
 use Calls::{OneClient, OneSession};
 use Stage::{
-    Bare, BareLogged, Logged, LoggedQuiet, WithEmptyModule, WithHold, WithModule, WithReaders, WithSetting,
-    WithWaiter,
+    Bare, BareLogged, BareOf, Logged, LoggedQuiet, WithEmptyModule, WithHold, WithModule, WithModuleOf,
+    WithReaders, WithSetting, WithWaiter,
 };
 
 const SET_AND_DEL: Calls = OneClient(&["SET k $owner NX PX 30000", "DEL k"]);
@@ -201,6 +207,28 @@ pub const PAIR_LOGGED: Path = Path { name: "ACQUIRE + RELEASE, AOF and replica",
 pub const PAIR_LOGGED_QUIET: Path =
     Path { name: "ACQUIRE + RELEASE, AOF and replica, no message", stage: LoggedQuiet, calls: LOCK };
 
+/// A pair and the commands that replace the compare-and-delete script on newer servers, if these servers are present.
+pub const NEWER: [(Flavor, Path, Path); 2] = [
+    (
+        Flavor::Redis8_6,
+        Path { name: "ACQUIRE + RELEASE, Redis 8.6", stage: WithModuleOf(Flavor::Redis8_6), calls: LOCK },
+        Path {
+            name: "SET NX PX + DELEX IFEQ, Redis 8.6",
+            stage: BareOf(Flavor::Redis8_6),
+            calls: OneClient(&["SET k $owner NX PX 30000", "DELEX k IFEQ $owner"]),
+        },
+    ),
+    (
+        Flavor::Valkey9,
+        Path { name: "ACQUIRE + RELEASE, Valkey 9", stage: WithModuleOf(Flavor::Valkey9), calls: LOCK },
+        Path {
+            name: "SET NX PX + DELIFEQ, Valkey 9",
+            stage: BareOf(Flavor::Valkey9),
+            calls: OneClient(&["SET k $owner NX PX 30000", "DELIFEQ k $owner"]),
+        },
+    ),
+];
+
 /// Commands that use no lock, each on a server without a module, with an empty module, with the module, and with a waiter.
 pub const PLAIN: [[Path; 4]; 5] = [
     plain!("PING", &["PING"]),
@@ -222,6 +250,8 @@ impl Stage {
         let mut setup = Setup::new().under_callgrind();
         match self {
             Bare | BareLogged => setup = setup.without_module(),
+            BareOf(flavor) => setup = setup.of(flavor).without_module(),
+            WithModuleOf(flavor) => setup = setup.of(flavor),
             WithEmptyModule => setup = setup.without_module().option("loadmodule", &empty_module()),
             WithModule | WithWaiter | WithReaders(_) | WithHold | Logged => {}
             WithSetting(name, value) => setup = setup.option(name, value),

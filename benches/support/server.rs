@@ -13,6 +13,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use redis::Connection;
 use redis_lock_test_kit::artifacts::{module, test_module};
 use redis_lock_test_kit::server::process::{Launch, Process};
+use redis_lock_test_kit::server::Flavor;
 
 use super::callgrind::Part;
 use super::{machine, Outcome};
@@ -26,6 +27,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// The settings of a server that is about to be started.
 #[derive(Clone, Default)]
 pub struct Setup {
+    flavor: Option<Flavor>,
     args: Vec<String>,
     without_module: bool,
     callgrind: Option<&'static [&'static str]>,
@@ -35,6 +37,12 @@ pub struct Setup {
 impl Setup {
     pub fn new() -> Setup {
         Setup::default()
+    }
+
+    /// Starts this server instead of the installed one, or of `REDIS_SERVER`.
+    pub fn of(mut self, flavor: Flavor) -> Setup {
+        self.flavor = Some(flavor);
+        self
     }
 
     pub fn without_module(mut self) -> Setup {
@@ -74,7 +82,9 @@ impl Setup {
     }
 
     pub fn start(self) -> Outcome<Server> {
-        let program = std::env::var("REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned());
+        let installed =
+            || std::env::var_os("REDIS_SERVER").map_or_else(|| "redis-server".into(), PathBuf::from);
+        let program = self.flavor.map_or_else(installed, Flavor::program);
         let clients = CLIENTS.to_string();
         let mut args = vec!["--maxclients", &clients];
         args.extend(self.args.iter().map(String::as_str));
@@ -86,7 +96,8 @@ impl Setup {
         let mut launch =
             Launch::new(program, tempfile::tempdir()?, &args).tied(&self.cores).patience(PATIENCE);
         if let Some(callgrind) = self.callgrind {
-            launch = launch.under(&[&["valgrind", "--tool=callgrind"], callgrind].concat());
+            launch = launch
+                .under(&[&["valgrind", "--tool=callgrind", "--trace-children=yes"], callgrind].concat());
         }
         let process = launch.start()?;
         let control = redis::Client::open(process.url())?.get_connection()?;

@@ -199,6 +199,28 @@ pub(crate) fn knows_command(ctx: Ctx<'_>, name: &CStr) -> bool {
     original_name(ctx, name).is_some()
 }
 
+/// The names of the loaded modules; empty if the server refuses to answer.
+pub(in crate::server) fn modules(ctx: Ctx<'_>) -> Vec<Vec<u8>> {
+    // SAFETY: "c" takes a C string. The reply is null or an array with an array for each module. That array begins with
+    // "name" and the name.
+    unsafe {
+        let reply =
+            call!(RedisModule_Call(ctx.as_ptr(), c"MODULE".as_ptr(), c"c".as_ptr(), c"LIST".as_ptr()));
+        if reply.is_null() {
+            return Vec::new();
+        }
+        let module = |at| call!(RedisModule_CallReplyArrayElement(reply, at));
+        let name = |module| text_of(call!(RedisModule_CallReplyArrayElement(module, 1)));
+        let names = (0..call!(RedisModule_CallReplyLength(reply)))
+            .map(module)
+            .filter(|module| !module.is_null())
+            .map(name)
+            .collect();
+        call!(RedisModule_FreeCallReply(reply));
+        names
+    }
+}
+
 /// The original name of the command that is called `name` at this server; `None` if it does not exist or the server
 /// refuses to answer.
 pub(in crate::server) fn original_name(ctx: Ctx<'_>, name: &CStr) -> Option<Vec<u8>> {

@@ -5,7 +5,7 @@
 //! Raising an event has a cost even without receivers, because the server looks up this module's
 //! subscriptions. An event can have two kinds of other receivers. Subscribers need `notify-keyspace-events`,
 //! which every call can query. Other modules were loaded at the start, or the server reports them when they
-//! are loaded.
+//! are loaded. The modules that are parts of newer servers receive no events.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
@@ -13,9 +13,9 @@ use std::ffi::{c_int, c_void};
 use redis_module::raw;
 
 use crate::server::callback::ctx::enter;
-use crate::server::calls::{self, reply_type};
+use crate::server::calls;
 use crate::server::events::subscription;
-use crate::server::version::{is_known_version, Version};
+use crate::server::version::{self, is_known_version, Version};
 use crate::server::{Ctx, ServerCell, Str};
 
 /// Class of events that can free a lock: `del`, `rename_from`, `expire` and so on.
@@ -64,19 +64,17 @@ pub(in crate::server) fn has_receivers(ctx: Ctx<'_>) -> bool {
     other_modules.get() != OtherModules::None || unsafe { call!(RedisModule_GetNotifyKeyspaceEvents()) } != 0
 }
 
+/// The modules that are parts of the server: vector sets in Redis 8, and the scripting engine in Valkey 9.1. By their
+/// sources, they subscribe to no keyspace events.
+fn is_built_in(module: &[u8]) -> bool {
+    module == if version::is_redis() { b"vectorset".as_slice() } else { b"lua".as_slice() }
+}
+
+/// Whether every module other than this one is built in.
 fn is_only_module(ctx: Ctx<'_>) -> bool {
-    // SAFETY: "c" takes a C string. The reply is null or valid.
-    unsafe {
-        let reply =
-            call!(RedisModule_Call(ctx.as_ptr(), c"MODULE".as_ptr(), c"c".as_ptr(), c"LIST".as_ptr()));
-        if reply.is_null() {
-            return false;
-        }
-        let is_array = call!(RedisModule_CallReplyType(reply)) == reply_type(raw::REDISMODULE_REPLY_ARRAY);
-        let is_only = is_array && call!(RedisModule_CallReplyLength(reply)) == 1;
-        call!(RedisModule_FreeCallReply(reply));
-        is_only
-    }
+    let modules = calls::modules(ctx);
+    modules.iter().any(|name| name == b"lock")
+        && modules.iter().all(|name| name == b"lock" || is_built_in(name))
 }
 
 /// Reports to `WATCH` and client-side caches that the key has changed.
