@@ -2,12 +2,9 @@
 
 //! Instructions that the server executes for a call.
 //!
-//! Two servers run under callgrind: one gets few calls, the other many. The difference of their totals, divided by the difference
-//! in calls, is the cost of one call. It excludes the server's startup and shutdown. A server's periodic work can only increase
-//! its total. So each total is counted several times, and the minimum is used. Other programs hardly affect the counts, so
-//! several paths are counted in parallel.
-//!
-//! With many clients, only the part of the run after they have connected is counted, see [`Part`].
+//! Only a part of a run is counted: the clients have connected and made some calls before. The server's cron is not counted, as
+//! it grows with the number of clients. Other periodic work can only increase a count, so several parts are counted, and the
+//! minimum is used. Other programs hardly affect the counts, so several paths are counted in parallel.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,6 +13,12 @@ use std::sync::Mutex;
 use super::machine::cores;
 use super::paths::Path;
 use super::{unless_quick, Outcome};
+
+/// Number of calls before counting begins, so that the first allocations are not counted.
+pub const WARM_UP: u32 = 100;
+
+/// The number of parts of equal length that are counted.
+pub const PARTS: u32 = 4;
 
 /// Returns the instructions of each path.
 pub fn measure(paths: &[&Path]) -> Outcome<Vec<f64>> {
@@ -37,19 +40,16 @@ pub fn measure(paths: &[&Path]) -> Outcome<Vec<f64>> {
 }
 
 fn per_round(path: &Path) -> Outcome<f64> {
-    let (few, many) = unless_quick((300, 2300), (200, 700));
-    let least = |rounds, repeats| -> Outcome<u64> {
-        let totals: Vec<u64> = (0..repeats).map(|_| total(path, rounds)).collect::<Outcome<_>>()?;
-        Ok(totals.into_iter().min().unwrap_or(0))
-    };
-    let (low, high) = (least(few, unless_quick(2, 1))?, least(many, unless_quick(3, 1))?);
-    Ok(slope((few, low), (many, high)))
-}
-
-fn total(path: &Path, rounds: u32) -> Outcome<u64> {
-    let stage = path.stage.prepare()?;
-    stage.play(path.calls, rounds)?;
-    stage.server.instructions()
+    let mut stage = path.stage.prepare()?;
+    let mut play = stage.player(path.calls)?;
+    play(0..WARM_UP)?;
+    let rounds = unless_quick(2000, 400) / PARTS;
+    let mut least = u64::MAX;
+    for part in 0..PARTS {
+        let first = WARM_UP + part * rounds;
+        least = least.min(stage.server.count(|| play(first..first + rounds))?.instructions);
+    }
+    Ok(least as f64 / f64::from(rounds))
 }
 
 /// The instructions and function calls of a part of a run, from a profile of callgrind.
@@ -90,9 +90,4 @@ impl Part {
     pub fn calls_of(&self, function: &str) -> u64 {
         self.calls.get(function).copied().unwrap_or(0)
     }
-}
-
-/// Returns the slope of the line through two points: the cost of each additional call.
-pub fn slope((few, low): (u32, u64), (many, high): (u32, u64)) -> f64 {
-    (high as f64 - low as f64) / f64::from(many - few)
 }

@@ -2,6 +2,8 @@
 
 //! The paths of `make guard` and of the benchmark `instructions`: sequences of calls whose instructions are counted.
 
+use std::ops::Range;
+
 use redis_lock_test_kit::server::Flavor;
 
 use super::caller::Caller;
@@ -71,7 +73,7 @@ pub enum Calls {
 
 /// The number of rounds after which a client with a session calls `LOCK.EVENTS`. This is one call per second at 100
 /// pairs per second.
-const BEAT_EVERY: u32 = 100;
+const BEAT_EVERY: u64 = 100;
 
 use Calls::{OneClient, OneSession};
 use Stage::{
@@ -293,50 +295,57 @@ fn waiter(server: &mut Server) -> Outcome<Caller> {
     Ok(waiter)
 }
 
+/// Makes the calls in these rounds.
+pub type Player = Box<dyn FnMut(Range<u32>) -> Outcome<()>>;
+
 impl ReadyServer {
-    /// Makes the calls in this number of rounds.
-    pub fn play(&self, calls: Calls, rounds: u32) -> Outcome<()> {
+    /// Connects the clients that make these calls.
+    pub fn player(&self, calls: Calls) -> Outcome<Player> {
         match calls {
-            OneClient(calls) => self.one_client(calls, rounds),
-            Calls::HandOver(clients) => self.hand_over(clients, rounds),
-            OneSession(calls) => self.one_session(calls, rounds),
+            OneClient(calls) => self.one_client(calls),
+            Calls::HandOver(clients) => self.hand_over(clients),
+            OneSession(calls) => self.one_session(calls),
         }
     }
 
-    fn one_client(&self, calls: &[&str], rounds: u32) -> Outcome<()> {
+    fn one_client(&self, calls: &'static [&'static str]) -> Outcome<Player> {
         let mut caller = Caller::connect(&self.server)?;
         let scripts = redisson::Scripts::load(&mut caller)?;
-        for round in 0..rounds {
-            for call in calls {
-                let mut command = redis::Cmd::new();
-                for word in call.split(' ') {
-                    command.arg(scripts.expand_word(word, round));
+        Ok(Box::new(move |rounds| {
+            for round in rounds {
+                for call in calls {
+                    let mut command = redis::Cmd::new();
+                    for word in call.split(' ') {
+                        command.arg(scripts.expand_word(word, round));
+                    }
+                    caller.send(&command.get_packed_command())?;
+                    caller.reply()?;
                 }
-                caller.send(&command.get_packed_command())?;
-                caller.reply()?;
             }
-        }
-        Ok(())
+            Ok(())
+        }))
     }
 
-    fn one_session(&self, calls: &[&str], rounds: u32) -> Outcome<()> {
+    fn one_session(&self, calls: &'static [&'static str]) -> Outcome<Player> {
         let mut client = SessionClient::open(&self.server)?;
         let calls: Vec<String> =
             calls.iter().map(|call| call.replace("$owner", OWNER).replace("$session", &client.id)).collect();
-        for round in 1..=rounds {
-            client.n = u64::from(round);
-            for call in &calls {
-                client.calls.send(&packed(&call.replace('#', &client.n.to_string())))?;
-                client.calls.reply()?;
+        Ok(Box::new(move |rounds| {
+            for round in rounds {
+                client.n = u64::from(round) + 1;
+                for call in &calls {
+                    client.calls.send(&packed(&call.replace('#', &client.n.to_string())))?;
+                    client.calls.reply()?;
+                }
+                if client.n % BEAT_EVERY == 0 {
+                    client.heartbeat()?;
+                }
             }
-            if round % BEAT_EVERY == 0 {
-                client.heartbeat()?;
-            }
-        }
-        Ok(())
+            Ok(())
+        }))
     }
 
-    fn hand_over(&self, clients: usize, rounds: u32) -> Outcome<()> {
+    fn hand_over(&self, clients: usize) -> Outcome<Player> {
         let owners: Vec<String> =
             (0..clients).map(|client| format!("{}{client:02}", &OWNER[..OWNER.len() - 2])).collect();
         let command = |call: &str, options: &str| -> Vec<Vec<u8>> {
@@ -352,12 +361,15 @@ impl ReadyServer {
             // The reply to `PING` shows that the server has read the call of the other client.
             clients[0].call("PING")?;
         }
-        for round in 0..rounds as usize {
-            let (from, to) = (round % clients.len(), (round + 1) % clients.len());
-            clients[from].send(&[release[from].clone(), acquire[from].clone()].concat())?;
-            clients[from].reply()?;
-            clients[to].reply()?;
-        }
-        Ok(())
+        Ok(Box::new(move |rounds| {
+            for round in rounds {
+                let from = round as usize % clients.len();
+                let to = (from + 1) % clients.len();
+                clients[from].send(&[release[from].clone(), acquire[from].clone()].concat())?;
+                clients[from].reply()?;
+                clients[to].reply()?;
+            }
+            Ok(())
+        }))
     }
 }

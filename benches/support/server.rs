@@ -24,13 +24,23 @@ pub const CLIENTS: usize = 10_100;
 /// The longest time that a server takes to start, or that a condition takes to be met. Under callgrind, servers are slow.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// A server in `target/servers` is started by a script, so children are traced.
+const CALLGRIND: [&str; 6] = [
+    "valgrind",
+    "--tool=callgrind",
+    "--trace-children=yes",
+    "--callgrind-out-file=part",
+    "--toggle-collect=serverCron",
+    "--collect-atstart=yes",
+];
+
 /// The settings of a server that is about to be started.
 #[derive(Clone, Default)]
 pub struct Setup {
     flavor: Option<Flavor>,
     args: Vec<String>,
     without_module: bool,
-    callgrind: Option<&'static [&'static str]>,
+    under_callgrind: bool,
     cores: Vec<usize>,
 }
 
@@ -55,19 +65,11 @@ impl Setup {
         self
     }
 
-    /// Counts instructions, see [`Server::instructions`]. The server is about fifty times slower, and does little periodic work.
-    pub fn under_callgrind(mut self) -> Setup {
-        self.callgrind = Some(&["--callgrind-out-file=/dev/null"]);
-        self.option("hz", "1").option("dynamic-hz", "no").option("shutdown-timeout", "0")
-    }
-
     /// Counts the instructions of a part of the run, see [`Server::count`]. Excludes the periodic work of the server, which grows
-    /// with the number of its clients.
-    pub fn under_callgrind_in_part(self) -> Setup {
-        let mut setup = self.under_callgrind();
-        setup.callgrind =
-            Some(&["--callgrind-out-file=part", "--toggle-collect=serverCron", "--collect-atstart=yes"]);
-        setup
+    /// with the number of its clients. The server is about fifty times slower.
+    pub fn under_callgrind(mut self) -> Setup {
+        self.under_callgrind = true;
+        self.option("hz", "1").option("dynamic-hz", "no").option("shutdown-timeout", "0")
     }
 
     /// Makes the server a node that other nodes of a cluster can meet.
@@ -95,9 +97,8 @@ impl Setup {
         }
         let mut launch =
             Launch::new(program, tempfile::tempdir()?, &args).tied(&self.cores).patience(PATIENCE);
-        if let Some(callgrind) = self.callgrind {
-            launch = launch
-                .under(&[&["valgrind", "--tool=callgrind", "--trace-children=yes"], callgrind].concat());
+        if self.under_callgrind {
+            launch = launch.under(&CALLGRIND);
         }
         let process = launch.start()?;
         let control = redis::Client::open(process.url())?.get_connection()?;
@@ -222,17 +223,6 @@ impl Server {
     /// Returns the processor time of all threads.
     pub fn cpu(&self) -> Outcome<Duration> {
         machine::cpu_of(self.id())
-    }
-
-    /// Ends a server under callgrind. Returns the number of instructions that it has executed since its start.
-    pub fn instructions(mut self) -> Outcome<u64> {
-        self.signal(libc::SIGTERM);
-        self.wait();
-        let log = self.log();
-        // Selects the count by process id: a child that saved the data for a replica reports its own count.
-        let line = format!("=={}== Collected : ", self.id());
-        let count = log.lines().find_map(|said| said.strip_prefix(&line));
-        Ok(count.ok_or_else(|| format!("callgrind has counted nothing:\n{log}"))?.trim().parse()?)
     }
 
     /// Counts the instructions that a server under callgrind executes while `play` runs.

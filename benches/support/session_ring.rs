@@ -6,12 +6,12 @@
 //!
 //! Each call is sent while the server sleeps, as with [`Pace::WhenServerSleeps`](super::ring::Pace).
 
-use super::callgrind::Part;
+use super::callgrind::{Part, PARTS, WARM_UP};
 use super::clients::owner;
 use super::machine;
 use super::server::{Server, Setup};
 use super::session::{SessionClient, LONG_GRACE_MS};
-use super::sleeping::{Contender, HandOver, PARTS, WARM_UP};
+use super::sleeping::{Contender, HandOver};
 use super::{packed, unless_quick, Outcome};
 
 /// Clients with one session each.
@@ -97,7 +97,7 @@ impl SessionRing {
 
 /// Counts the hand-over of one lock among this number of clients. Each reply contains the grants of this number of locks.
 pub fn count(clients: usize, locks: u64) -> Outcome<HandOver> {
-    let mut server = Contender::Module.start(Setup::new().under_callgrind_in_part())?;
+    let mut server = Contender::Module.start(Setup::new().under_callgrind())?;
     let mut ring = SessionRing::start(&server, clients, locks)?;
     ring.hand_over(WARM_UP)?;
     let times = u32::try_from(clients)?.max(unless_quick(2000, 400)) / PARTS;

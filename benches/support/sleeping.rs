@@ -3,20 +3,13 @@
 //! The server's cost of a hand-over among sleeping programs: clients sleep until they get a reply, and the server sleeps
 //! between any two calls. Compares redis-lock with the floor, a module that only queues clients and unblocks them.
 
-use super::callgrind::Part;
+use super::callgrind::{Part, PARTS, WARM_UP};
 use super::clients::{floor_calls, native_calls, renewed_calls};
 use super::ring::{Pace, Ring};
 use super::server::{floor_module, Server, Setup};
 use super::swarm::Endpoint;
 use super::wire::Wire;
 use super::{packed, unless_quick, Outcome};
-
-/// Number of hand-overs before counting begins, so that the first allocations for a lock are not counted.
-pub const WARM_UP: u32 = 100;
-
-/// The number of parts of equal length that are counted. The minimum is used, because periodic work can only increase the count
-/// of a part, more so on a busy machine.
-pub const PARTS: u32 = 4;
 
 /// A lease in milliseconds, longer than a slow run under callgrind. It is below 35 minutes: servers before Redis 7.2.2
 /// run a busy loop while a module's timer is further away than that.
@@ -72,7 +65,7 @@ pub struct HandOver {
 
 /// Counts a hand-over among this number of clients by callgrind.
 pub fn count(contender: Contender, clients: usize) -> Outcome<HandOver> {
-    let mut server = contender.start(Setup::new().under_callgrind_in_part())?;
+    let mut server = contender.start(Setup::new().under_callgrind())?;
     let mut ring = contender.ring(&mut server, clients)?;
     let pace = Pace::WhenServerSleeps(server.id());
     ring.hand_over(WARM_UP, pace)?;
