@@ -68,7 +68,7 @@ fn main() -> Outcome<()> {
             target,
         );
     };
-    compare(&paths::PAIR, &paths::SET_DEL, Target::AtMost(1.6));
+    compare(&paths::PAIR, &paths::SET_DEL, Target::AtMost(1.5));
     compare(&paths::PAIR, &paths::SET_COMPARE, Target::AtMost(1.0));
     for (_, pair, other) in newer {
         compare(pair, other, Target::AtMost(1.25));
@@ -102,8 +102,7 @@ fn main() -> Outcome<()> {
     for [bare, empty, module, waiter] in &paths::PLAIN {
         compare(empty, bare, Target::None);
         compare(module, empty, Target::None);
-        compare(waiter, empty, Target::None);
-        compare(waiter, bare, Target::AtMost(1.02));
+        compare(waiter, empty, Target::AtMost(1.1));
     }
     results.finish(&mut Setup::new().without_module().start()?)
 }
