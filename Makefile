@@ -172,7 +172,7 @@ guard-record: ## Records the current counts for `make guard`
 # Only the servers are measured, so the driving program uses the profile of the tests, and is not built twice.
 guard = cargo bench --profile dev --workspace --bench guard
 
-lint: ## Checks format, clippy, pyflakes, documentation, English, licenses, sizes, cyclic dependencies; warnings are errors
+lint: ## Checks format, clippy, pyflakes, documentation, English, licenses, versions, sizes, cycles; warnings are errors
 	@sources=('*.rs' '*.py' '*.sh' '*.java' '*.go' '*.mjs' '*.ts' '*.c' '*.lua')
 	unlicensed=$$(git ls-files -co --exclude-standard "$${sources[@]}" 2>/dev/null |
 		while read -r file; do head -n 2 "$$file" | grep -q 'SPDX-License-Identifier: MIT' || echo "$$file"; done)
@@ -182,6 +182,7 @@ lint: ## Checks format, clippy, pyflakes, documentation, English, licenses, size
 	python3 tests/scripts/cycles.py
 	python3 tests/scripts/english.py
 	python3 tests/scripts/names.py
+	python3 tests/scripts/version.py
 	python3 tests/scripts/sizes.py
 	python3 tests/mutants/run.py --check
 	cargo fmt --all --check
