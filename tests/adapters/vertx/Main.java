@@ -6,7 +6,7 @@ import io.vertx.core.Promise;
 import io.vertx.core.shareddata.Lock;
 
 public class Main {
-    public static void main(String[] arguments) {
+    public static void main(String[] arguments) throws InterruptedException {
         try (Locks locks = new Locks(new LettuceConnector(arguments[0]))) {
             // The other cluster manager does everything except the locks.
             RedisLockClusterManager manager = new RedisLockClusterManager(null, locks);
