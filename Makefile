@@ -26,12 +26,15 @@ modules = $(at)/lib/redis/modules
 CLIENTS := java go node python
 PACKAGES := python node rust java go
 
+# Further targets of `make dist-server`, `make dist` and `make dist-check`.
+TARGETS := $(if $(ALL),x86_64-unknown-linux-musl aarch64-unknown-linux-gnu)
+
 # Paths of a module and of a folder with lockrun and locktop. If set, these are installed without a build.
 MODULE :=
 TOOLS :=
 
 .PHONY: help run setup servers clients ready test test-long test-all test-clients test-matrix sanitize fuzz mutants porcupine \
-	soak evidence bench guard guard-record lint install install-module install-tools uninstall dist dist-server dist-targets \
+	soak evidence bench guard guard-record lint install install-module install-tools uninstall dist dist-check dist-server \
 	test-targets page-test page-shots tools clean
 
 help: ## Lists the targets
@@ -172,7 +175,7 @@ guard-record: ## Records the current counts for `make guard`
 # Only the servers are measured, so the driving program uses the profile of the tests, and is not built twice.
 guard = cargo bench --profile dev --workspace --bench guard
 
-lint: ## Checks format, clippy, pyflakes, documentation, English, licenses, sizes, cyclic dependencies; warnings are errors
+lint: ## Checks format, clippy, pyflakes, documentation, English, licenses, versions, sizes, cycles; warnings are errors
 	@sources=('*.rs' '*.py' '*.sh' '*.java' '*.go' '*.mjs' '*.ts' '*.c' '*.lua')
 	unlicensed=$$(git ls-files -co --exclude-standard "$${sources[@]}" 2>/dev/null |
 		while read -r file; do head -n 2 "$$file" | grep -q 'SPDX-License-Identifier: MIT' || echo "$$file"; done)
@@ -182,6 +185,7 @@ lint: ## Checks format, clippy, pyflakes, documentation, English, licenses, size
 	python3 tests/scripts/cycles.py
 	python3 tests/scripts/english.py
 	python3 tests/scripts/names.py
+	python3 tests/scripts/version.py
 	python3 tests/scripts/sizes.py
 	python3 tests/mutants/run.py --check
 	cargo fmt --all --check
@@ -239,18 +243,32 @@ uninstall: ## Removes the files of `make install` with the same DESTDIR and PREF
 		"$(at)"/share/zsh/vendor-completions/_lock{run,top}
 	rm -rf "$(at)/share/redis-lock"
 
-dist: dist-server ## Builds all that is published in target/dist: an archive, Debian packages, and the packages in clients/
-	@for language in $(PACKAGES); do
+dist: dist-server ## Builds all that is published in target/dist: `make dist-server`, and the packages in clients/
+	@$(call install,venv java node go)
+	for language in $(PACKAGES); do
 		$(MAKE) package-$$language
 	done
+	cd target/dist/clients
+	find . -type f -not -name SHA256SUMS -not -name '*.md5' -not -name '*.sha1' -not -name 'maven-metadata*' | LC_ALL=C sort |
+		xargs sha256sum >SHA256SUMS
 
-dist-server:
-	@$(call install,rust cc libclang python)
-	sh tools/packaging/dist.sh
+dist-server: ## Builds an archive and Debian packages of the server's parts; with ALL=1 also for musl and arm64
+	@$(call install,rust cc libclang python $(if $(TARGETS),musl arm64))
+	sh tools/packaging/dist.sh $(TARGETS)
 
-dist-targets: ## Builds the archives and packages of the server, also for musl and arm64
-	@$(call install,rust cc libclang python musl arm64)
-	sh tools/packaging/dist.sh x86_64-unknown-linux-musl aarch64-unknown-linux-gnu
+dist-check: dist ## Builds all that is published, installs it on copies and in empty projects, and uses it
+	@$(call install,redis lintian)
+	export PREBUILT=1 REQUIRE_ALL_SERVERS=1
+	sh tests/scripts/packages.sh
+	# The servers of the next programs load the module of the package.
+	unpacked=$$(mktemp -d)
+	trap 'rm -rf "$$unpacked"' EXIT
+	dpkg-deb --extract target/dist/redis-lock_*_"$$(dpkg --print-architecture)".deb "$$unpacked"
+	export REDIS_LOCK_MODULE=$$unpacked/usr/lib/redis/modules/redis-lock.so
+	for language in $(PACKAGES); do
+		python3 tests/scripts/first_use.py $$language
+	done
+	python3 tests/scripts/adapters.py
 
 test-targets: servers ## Tests the builds for musl and arm64, and that two builds are the same; WORDS=musl selects some
 	@$(call install,rust cc libclang python musl arm64 qemu lintian)

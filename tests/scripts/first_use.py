@@ -4,7 +4,7 @@
     first_use.py python|node|java|rust|go
 
 Everything runs as written there, except for the port of the server. The project is beside this repository, which is called
-redis-lock. The first program of a README prints something.
+redis-lock. The first program of a README prints something. With PREBUILT=1, the package in target/dist is not built again.
 """
 
 import os
@@ -72,6 +72,18 @@ def first(text, tag):
     return block.group(1)
 
 
+def maven_repository(folder):
+    """A local repository with the downloads of this machine, but without artifacts of this project."""
+    source, here = Path.home() / ".m2/repository", Path(folder, "m2")
+    for name in ("io", "github", "redis-lock"):
+        here.mkdir()
+        for entry in source.iterdir() if source.exists() else ():
+            if entry.name != name:
+                (here / entry.name).symlink_to(entry)
+        source, here = source / name, here / name
+    return f"-Dmaven.repo.local={folder}/m2"
+
+
 def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -101,13 +113,15 @@ def main():
         project = Path(folder, "project")
         project.mkdir()
         Path(folder, "redis-lock").symlink_to(ROOT)
-        path = f"{project}/venv/bin:{os.environ['PATH']}"
+        environment = {**os.environ, "PATH": f"{project}/venv/bin:{os.environ['PATH']}"}
+        if name == "java":
+            environment["MAVEN_OPTS"] = f"{os.environ.get('MAVEN_OPTS', '')} {maven_repository(folder)}"
 
         def sh(commands):
             done = subprocess.run(
                 ["sh", "-euc", commands],
                 cwd=project,
-                env={**os.environ, "PATH": path},
+                env=environment,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -125,7 +139,8 @@ def main():
             if language.build:
                 tag, file, text = language.build
                 (project / file).write_text(text.format(first(readme, tag)))
-            sh(first(readme, "sh"))
+            install = first(readme, "sh")
+            sh(re.sub("^make .*", "", install, flags=re.MULTILINE) if os.environ.get("PREBUILT") == "1" else install)
             printed = sh(language.run)
             assert printed, "the first program prints nothing"
             print(f"first use of {name}: {printed.strip()}")

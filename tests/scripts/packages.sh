@@ -1,6 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 # Installs the packages of `make dist-server` in a copy of this system, and starts Debian's redis-server there with the module.
+# With PREBUILT=1 the packages in target/dist are not built again.
 # The restrictions of its systemd unit apply as far as possible without systemd. The server has the unit's user, no privileges and
 # a read-only system. It executes programs only in the folders that the unit allows.
 #
@@ -19,10 +20,10 @@ if [ "${1:-}" != inside ]; then
     [ "$(id -u)" = 0 ] || skip "the test needs root"
     unshare --mount true 2>/dev/null || skip "mount namespaces are unavailable"
     [ -e /lib/systemd/system/redis-server.service ] || skip "Debian's redis-server is missing"
-    make dist-server TOOLS="${REDIS_LOCK_TOOLS:-}" MODULE="${REDIS_LOCK_MODULE:-}"
+    [ "${PREBUILT:-}" = 1 ] || make dist-server TOOLS="${REDIS_LOCK_TOOLS:-}" MODULE="${REDIS_LOCK_MODULE:-}"
     (cd target/dist && sha256sum --check --quiet SHA256SUMS)
     # The module needs no newer C library than the documentation says.
-    needed=$(dpkg-deb --field target/dist/redis-lock_*.deb Depends)
+    needed=$(dpkg-deb --field target/dist/redis-lock_*_"$(dpkg --print-architecture)".deb Depends)
     [ "$needed" = "libc6 (>= 2.34), libgcc-s1" ] || { echo "the module needs $needed" >&2; exit 1; }
     if command -v lintian >/dev/null; then
         lintian --allow-root --fail-on error,warning --suppress-tags bogus-mail-host,bogus-mail-host-in-debian-changelog \
@@ -56,7 +57,7 @@ for what in dev proc sys; do
 done
 mount -t tmpfs -o noexec tmpfs "$root/tmp"
 mount -t tmpfs -o noexec tmpfs "$root/run"
-cp target/dist/*.deb "$root/tmp"
+cp target/dist/*_"$(dpkg --print-architecture)".deb "$root/tmp"
 mkdir "$root/tmp/archive"
 tar --extract --gzip --strip-components 1 --directory "$root/tmp/archive" --file "$(ls target/dist/*-linux-"$(uname -m)".tar.gz)"
 in_copy() {

@@ -195,8 +195,10 @@ fn the_load_is_logged(flavor: Flavor) {
     assert!(begin.ends_with(" is loaded: default settings"), "{begin}");
     let mut a = server.client();
     let (version, build) = (a.info("lock", "lock_version"), a.info("lock", "lock_build"));
-    assert_eq!(version, "100");
-    assert!(begin.starts_with(&format!("0.1.0 (build {build})")), "{begin}");
+    let package = env!("CARGO_PKG_VERSION");
+    let number = package.split('.').fold(0, |number, part| number * 100 + part.parse::<u32>().unwrap());
+    assert_eq!(version, number.to_string());
+    assert!(begin.starts_with(&format!("{package} (build {build})")), "{begin}");
     let args = ["lock.events", "Yes", "lock.max-waiters", "7", "lock.publish", "auto"];
     let server = Server::with_module_args(flavor, &args, &[]);
     let changed = line(&server.log());

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# Builds what a package in clients/ publishes, in target/dist/clients: client.sh python|node|java|rust|go. A Go module is
-# published as a tag of this repository, so only its files are checked.
+# Builds what a package in clients/ publishes, in target/dist/clients: client.sh python|node|java|rust|go. Go's modules are
+# published as tags of this repository. Their files here are those that a module proxy makes of these tags.
 #
 # `make package-python` and so on call it. It needs the build tools of the language, and its package registry.
 
@@ -50,6 +50,7 @@ node)
     cmp -s package-lock.json .installed || npm ci --no-audit --no-fund --ignore-scripts --loglevel error
     cp package-lock.json .installed
     npm run --silent build
+    rm -f "$dist"/redis-lock-client-*.tgz
     packed=$dist/$(npm pack --silent --pack-destination "$dist")
     npx --yes publint@0.3.25 run --strict "$packed"
     # An entry of ES modules only is not for CommonJS.
@@ -60,13 +61,14 @@ node)
 rust)
     # A build of the packed crate follows when it is used.
     cargo package --quiet --package redis-lock-client --no-verify --allow-dirty --target-dir "$tools"
+    rm -f "$dist"/redis-lock-client-*.crate
     cp "$tools/package/redis-lock-client-$version.crate" "$dist"
     ls "$dist/redis-lock-client-$version.crate"
     ;;
 java)
     rm -rf "$dist/maven"
     (cd clients/java && mvn --batch-mode --quiet -Dout="$tools/out" -Ppublish -pl '!driver' \
-        -DskipTests deploy -DaltDeploymentRepository="local::file://$dist/maven")
+        -DskipTests -Dmaven.install.skip deploy -DaltDeploymentRepository="local::file://$dist/maven")
     # Other modules of the build need this file, and users do not.
     find "$dist/maven" -name '*-tests.jar*' -delete
     find "$dist/maven" -name "*-$version.jar" | while read -r jar; do
@@ -75,10 +77,32 @@ java)
     find "$dist/maven" -name '*.jar' -o -name '*.pom'
     ;;
 go)
-    cd clients/go
-    go mod verify
-    go mod tidy -diff
-    go list -m
+    rm -rf "$dist/go"
+    for module in clients/go clients/go/gocron; do
+        cd "$root/$module"
+        go mod verify
+        go mod tidy -diff
+        name=$(go list -m)
+        served=$dist/go/$name/@v files=$tmp/$name@v$version
+        mkdir -p "$served" "$files"
+        cp "$root/LICENSE" "$files"
+        # Folders with a module of their own are not part of this one.
+        tar -c --exclude ./gocron --exclude ./bench . | tar -x -C "$files"
+        cp go.mod "$served/v$version.mod"
+        printf '{"Version":"v%s"}\n' "$version" >"$served/v$version.info"
+        # An archive of a module has no folders as entries.
+        python3 - "$tmp/${name%%/*}" "$served/v$version.zip" <<'END'
+import sys, zipfile
+from pathlib import Path
+root = Path(sys.argv[1])
+with zipfile.ZipFile(sys.argv[2], "w", zipfile.ZIP_DEFLATED) as archive:
+    for path in sorted(root.rglob("*")):
+        if path.is_file():
+            archive.write(path, path.relative_to(root.parent))
+END
+        rm -r "$tmp/${name%%/*}"
+        ls "$served/v$version.zip"
+    done
     ;;
 *)
     echo "usage: client.sh python|node|java|rust|go" >&2

@@ -11,7 +11,7 @@
 # A TARGET is a target of Rust that build.sh knows. For each, the script also builds an archive without the tools. It builds a
 # package of the module for arm64.
 #
-# `make dist` calls it. MAINTAINER="name <address>" in the environment is the contact in the packages. Times,
+# `make dist-server` calls it. MAINTAINER="name <address>" in the environment is the contact in the packages. Times,
 # owners and order follow from the commit alone, and paths of this machine are replaced. `make test-targets` compares two builds.
 
 set -eu

@@ -7,7 +7,7 @@ go 1.21.0
 require (
 	github.com/go-co-op/gocron/v2 v2.16.0
 	github.com/google/uuid v1.6.0
-	github.com/redis-lock/redis-lock/clients/go v0.0.0
+	github.com/redis-lock/redis-lock/clients/go v0.1.0
 	github.com/redis/go-redis/v9 v9.7.3
 )
 
