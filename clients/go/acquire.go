@@ -12,8 +12,8 @@ import (
 const (
 	// replyGrace is the extra time for the reply to a call that waits in the server.
 	replyGrace = time.Second
-	// retryPause and maxRetryPause are the first and the longest pause before a call is repeated. reconnectPause and
-	// maxRetryPause limit the first and the longest random pause of the reader after a failure.
+	// retryPause and maxRetryPause are the first and the longest pause before a call is repeated.
+	// reconnectPause and maxRetryPause limit the reader's first and its longest random pause.
 	retryPause, reconnectPause, maxRetryPause = 50 * time.Millisecond, 500 * time.Millisecond, time.Second
 )
 

@@ -21,7 +21,7 @@ import { ms, type Request } from './request.js';
 const EVENTS_BLOCK = 1000;
 /** Maximum number of events in a reply. A full reply confirms nothing (R2). */
 const EVENTS_COUNT = 1000;
-/** The pause before a call is repeated, and the limits of the first and the longest random pause of the reader after a failure. */
+/** The pause before a call is repeated, and the limits of the reader's first and its longest random pause after a failure. */
 const [RETRY_PAUSE, RECONNECT_PAUSE, MAX_RETRY_PAUSE] = [50, 500, 1000];
 /** Limit for the last calls of a session. */
 const CLOSE_TIMEOUT = 1000;

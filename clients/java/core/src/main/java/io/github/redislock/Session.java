@@ -34,7 +34,7 @@ final class Session {
     static final long REPLY_GRACE = TimeUnit.SECONDS.toNanos(1);
     /** The pause before a call is repeated. */
     static final long RETRY_PAUSE = TimeUnit.MILLISECONDS.toNanos(50);
-    /** The limits of the first and the longest random pause of the reader after a failure. */
+    /** The limits of the reader's first and its longest random pause after a failure. */
     static final long RECONNECT_PAUSE = TimeUnit.MILLISECONDS.toNanos(500);
 
     static final long MAX_RETRY_PAUSE = TimeUnit.SECONDS.toNanos(1);
