@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 
 use fleet::{Begin, Fleet, Node};
 use queue::{waits, Load, Request, Spread};
-use shard::{recover, Costs, Failure, Jitter, Storm, FIRST_PAUSE};
+use shard::{recover, Costs, Failure, Pauses, Storm};
 use support::caller::Caller;
 use support::machine::{pin, raise_open_files, Cores};
 use support::results::{measure_parts, Results, Target, Unit};
@@ -220,9 +220,9 @@ fn fleet(results: &mut Results) -> Outcome<()> {
     ] {
         results.value(&format!("scale: server's time for {what}"), Unit::Micros, cost * 1e6);
     }
-    let none = Jitter { first: 0.0, share: 0.0 };
-    let second = Jitter { first: 1.0, share: 0.5 };
-    for (what, failure, backlog, jitter) in [
+    let none = Pauses::WITHOUT_JITTER;
+    let second = Pauses { jitter: 0.5, extra: 1.0, ..none };
+    for (what, failure, backlog, pauses) in [
         ("sessions continue", Failure::Connections, 4_096, none),
         ("sessions are gone", Failure::Crash, 4_096, none),
         ("sessions are gone, tcp-backlog 511", Failure::Crash, 511, none),
@@ -240,7 +240,8 @@ fn fleet(results: &mut Results) -> Outcome<()> {
             round_trip: 1e-4,
             backlog,
             costs,
-            jitter,
+            pauses,
+            asks_first: false,
             ttl: 30.0,
             grace,
             lease: 30.0,
@@ -256,11 +257,11 @@ fn fleet(results: &mut Results) -> Outcome<()> {
             while nodes[0].info("connected_clients")? != "1" || nodes[0].info("lock_sessions")? != sessions {
                 fleet.run(Duration::from_millis(50))?;
             }
-            let begin = if jitter.first == 0.0 { Begin::Stalled(&nodes[0]) } else { Begin::Running };
+            let begin = if pauses.extra == 0.0 { Begin::Stalled(&nodes[0]) } else { Begin::Running };
             let before = nodes[0].cpu()?;
-            let resumed = fleet.resume(0, jitter, begin)?;
+            let resumed = fleet.resume(0, pauses, begin)?;
             cpu.0.push((nodes[0].cpu()? - before).as_secs_f64() * 1e6 / SESSIONS as f64);
-            (storm.stall, storm.spread) = (resumed.stall, (resumed.stall - FIRST_PAUSE).max(0.0));
+            (storm.stall, storm.spread) = (resumed.stall, (resumed.stall - pauses.first).max(0.0));
             let calculated = recover(storm, 1);
             eprintln!(
                 "{what}: connected within {:.2} s, {} attempts given up, {} calculated",
@@ -317,7 +318,7 @@ fn start_fleet(cores: &Cores, storm: &Storm) -> Outcome<(Vec<Server>, Fleet)> {
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Some seconds.
     let mut fleet = Fleet::new(endpoints, storm.sessions, (storm.grace * 1e3) as u64)?;
     for node in 0..nodes.len() {
-        fleet.resume(node, Jitter { first: 1.0, share: 0.0 }, Begin::Running)?;
+        fleet.resume(node, Pauses { extra: 1.0, ..Pauses::WITHOUT_JITTER }, Begin::Running)?;
     }
     Ok((nodes, fleet))
 }

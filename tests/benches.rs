@@ -16,7 +16,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use queue::{waits, Load, Request, Spread};
-use shard::{recover, Costs, Failure, Jitter, Storm};
+use shard::{recover, Costs, Failure, Pauses, Storm};
 use support::callgrind::{slope, Part};
 use support::program::Program;
 use support::race_result::{self, RaceAnswer};
@@ -164,7 +164,8 @@ const STORM: Storm = Storm {
     round_trip: 0.0,
     backlog: 1_000,
     costs: Costs { connect: 10e-6, open: 20e-6, declare: 30e-6, heartbeat: 0.0 },
-    jitter: Jitter { first: 0.0, share: 0.0 },
+    pauses: Pauses::WITHOUT_JITTER,
+    asks_first: false,
     ttl: 30.0,
     grace: 3.0,
     lease: 30.0,
@@ -179,6 +180,9 @@ fn sessions_are_resumed_one_after_the_other() {
     // A server that is busy at first begins later. Its kernel accepts meanwhile.
     let recovery = recover(Storm { stall: 0.5, spread: 0.4, ..STORM }, 1);
     assert!((recovery.total() - (0.5 + 1_000.0 * 60e-6)).abs() < 1e-9, "{}", recovery.total());
+    // The clients ask for their events first, and pause for 50 and then for 100 ms.
+    let recovery = recover(Storm { asks_first: true, ..STORM }, 1);
+    assert!((recovery.total() - (0.05 + 0.1 + 1_000.0 * 60e-6)).abs() < 0.01, "{}", recovery.total());
     // Sessions that continue need no `OPEN` and no declaration.
     let recovery = recover(Storm { failure: Failure::Connections, ..STORM }, 1);
     assert!((recovery.total() - (0.05 + 1_000.0 * 10e-6)).abs() < 1e-9, "{}", recovery.total());
@@ -191,7 +195,8 @@ fn jitter_keeps_accept_queues_short() {
     // All but a hundred requests come again after a second, and then all but two hundred.
     assert!(recovery.dropped >= 900 + 800, "{}", recovery.dropped);
     assert!(recovery.given_up >= 800 && recovery.total() > 2.0, "{} s", recovery.total());
-    let recovery = recover(Storm { jitter: Jitter { first: 1.0, share: 0.0 }, ..storm }, 1);
+    let pauses = Pauses { extra: 1.0, ..storm.pauses };
+    let recovery = recover(Storm { pauses, ..storm }, 1);
     assert_eq!((recovery.dropped, recovery.given_up), (0, 0));
     assert!(recovery.longest_queue < 20 && recovery.total() < 1.1, "{}", recovery.longest_queue);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-//! Thousands of clients with a session on each node of a cluster, in one thread. They reconnect as the packages do, with the
-//! limits and pauses of `examples/fleet/shard.rs`. Included by `scale` only.
+//! Thousands of clients with a session on each node of a cluster, in one thread. They reconnect with the limits of
+//! `examples/fleet/shard.rs`, and with given pauses. Included by `scale` only.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -14,7 +14,7 @@ use mio::{Events, Interest, Poll, Token};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-use crate::shard::{Jitter, CONNECT_LIMIT, FIRST_PAUSE, LONGEST_PAUSE, REPLY_LIMIT};
+use crate::shard::{Pauses, CONNECT_LIMIT, LONGEST_PAUSE, REPLY_LIMIT};
 use crate::support::server::Server;
 use crate::support::session::session_id;
 use crate::support::wire::Wire;
@@ -49,7 +49,7 @@ struct Client {
     /// The number of replies until the next phase.
     missing: usize,
     pause: f64,
-    jitter: Jitter,
+    jitter: f64,
     /// Increases with each phase. A timer of an earlier step means nothing.
     step: u32,
 }
@@ -105,8 +105,8 @@ impl Fleet {
             input: Vec::new(),
             phase: Phase::Idle,
             missing: 0,
-            pause: FIRST_PAUSE,
-            jitter: Jitter { first: 0.0, share: 0.0 },
+            pause: 0.0,
+            jitter: 0.0,
             step: 0,
         };
         let all = (0..nodes.len()).flat_map(|node| (0..clients).map(move |number| (node, number)));
@@ -130,14 +130,14 @@ impl Fleet {
     }
 
     /// Lets all clients of a node connect and resume their sessions, as if they had just lost their connections.
-    pub(crate) fn resume(&mut self, node: usize, jitter: Jitter, server: Begin<'_>) -> Outcome<Resumed> {
+    pub(crate) fn resume(&mut self, node: usize, pauses: Pauses, server: Begin<'_>) -> Outcome<Resumed> {
         (self.resumed, self.attempts, self.given_up) = (Vec::new(), 0, 0);
         let begin = Instant::now();
         let numbers: Vec<usize> =
             (0..self.clients.len()).filter(|&number| self.clients[number].node == node).collect();
         for &number in &numbers {
-            let extra = jitter.first * self.random.random::<f64>();
-            (self.clients[number].pause, self.clients[number].jitter) = (FIRST_PAUSE, jitter);
+            let extra = pauses.extra * self.random.random::<f64>();
+            (self.clients[number].pause, self.clients[number].jitter) = (pauses.first, pauses.jitter);
             self.pause(number, begin + Duration::from_secs_f64(extra));
         }
         let mut stall = 0.0;
@@ -170,7 +170,7 @@ impl Fleet {
 
     fn pause(&mut self, number: usize, from: Instant) {
         let client = &mut self.clients[number];
-        let pause = client.pause * (1.0 - client.jitter.share * self.random.random::<f64>());
+        let pause = client.pause * (1.0 - client.jitter * self.random.random::<f64>());
         client.pause = LONGEST_PAUSE.min(2.0 * client.pause);
         client.stream = None;
         client.phase = Phase::Idle;

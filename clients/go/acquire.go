@@ -13,7 +13,8 @@ const (
 	// replyGrace is the extra time for the reply to a call that waits in the server.
 	replyGrace = time.Second
 	// retryPause and maxRetryPause are the first and the longest pause before a call is repeated.
-	retryPause, maxRetryPause = 50 * time.Millisecond, time.Second
+	// After failures the reader pauses for a random time. It is limited by reconnectPause at first, then by maxRetryPause.
+	retryPause, reconnectPause, maxRetryPause = 50 * time.Millisecond, 500 * time.Millisecond, time.Second
 )
 
 // A state of an acquire. Replies, events and the clock move it forward, and never back.

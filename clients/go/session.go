@@ -5,6 +5,7 @@ package lock
 import (
 	"cmp"
 	"context"
+	"math/rand"
 	"slices"
 	"time"
 
@@ -151,13 +152,14 @@ func (s *session) exchange(ctx context.Context, client *redis.Client, calls ...*
 func (s *session) read() {
 	defer close(s.ended)
 	defer s.locks.lock()()
-	for pause := retryPause; !s.isClosed; {
+	first := max(retryPause, min(reconnectPause, s.locks.grace/3))
+	for pause := first; !s.isClosed; {
 		err := s.turn()
 		if err != nil && s.err == nil {
 			s.failing = time.Now()
 		}
 		if s.err = err; err == nil {
-			pause = retryPause
+			pause = first
 			continue
 		}
 		if err.is("NOSESSION", "LATE") {
@@ -181,7 +183,7 @@ func (s *session) read() {
 			delete(s.locks.sessions, s.name)
 			s.close()
 		}
-		_ = s.locks.wait(context.Background(), s.closing, time.Now().Add(pause))
+		_ = s.locks.wait(context.Background(), s.closing, time.Now().Add(time.Duration(rand.Int63n(int64(pause)))))
 		pause = min(2*pause, maxRetryPause)
 	}
 	s.endAll()

@@ -18,7 +18,7 @@ use rand::rngs::StdRng;
 use rand::seq::index::sample;
 use rand::SeedableRng;
 
-use shard::{recover, Costs, Failure, Jitter, Recovery, Storm, HEARTBEAT};
+use shard::{recover, Costs, Failure, Pauses, Recovery, Storm, HEARTBEAT};
 
 /// Each numeric option with its default and its unit. Costs are from `cargo bench --bench scale -- fleet`, and memory is from
 /// `cargo bench --bench memory` and `cargo bench --bench sessions -- memory`.
@@ -44,12 +44,12 @@ const OPTIONS: [(&str, f64, &str); 19] = [
     ("--connection-bytes", 2_268.0, "bytes"),
 ];
 
-/// The compared pauses: those of the packages, and three with randomness.
-const JITTERS: [(&str, Jitter); 4] = [
-    ("none", Jitter { first: 0.0, share: 0.0 }),
-    ("half of a pause", Jitter { first: 0.0, share: 0.5 }),
-    ("all of a pause", Jitter { first: 0.0, share: 1.0 }),
-    ("1 s before the first", Jitter { first: 1.0, share: 0.5 }),
+/// The compared pauses: those of the packages, and others.
+const PAUSES: [(&str, Pauses); 4] = [
+    ("the packages", Pauses { first: 0.5, jitter: 1.0, extra: 0.0 }),
+    ("no jitter", Pauses::WITHOUT_JITTER),
+    ("from 0.05 s on", Pauses { jitter: 1.0, ..Pauses::WITHOUT_JITTER }),
+    ("up to 1 s at first", Pauses { jitter: 0.5, extra: 1.0, ..Pauses::WITHOUT_JITTER }),
 ];
 
 fn main() -> ExitCode {
@@ -130,7 +130,7 @@ impl Fleet {
         sessions.into_iter().max().unwrap_or(0)
     }
 
-    fn storm(&self, sessions: usize, jitter: Jitter) -> Storm {
+    fn storm(&self, sessions: usize, pauses: Pauses) -> Storm {
         let micros = |name| self.get(name) / 1e6;
         Storm {
             failure: self.failure,
@@ -147,7 +147,8 @@ impl Fleet {
                 declare: micros("--declare"),
                 heartbeat: micros("--heartbeat"),
             },
-            jitter,
+            pauses,
+            asks_first: true,
             ttl: self.get("--ttl"),
             grace: self.get("--grace"),
             lease: self.get("--lease"),
@@ -181,10 +182,10 @@ impl Fleet {
             return ExitCode::FAILURE;
         }
         println!(
-            "jitter                resumed after  longest queue  dropped  given up  in jeopardy     lost"
+            "pauses                resumed after  longest queue  dropped  given up  in jeopardy     lost"
         );
-        for (name, jitter) in JITTERS {
-            let recovery = recover(self.storm(sessions, jitter), 1);
+        for (name, pauses) in PAUSES {
+            let recovery = recover(self.storm(sessions, pauses), 1);
             let Recovery { longest_queue, dropped, given_up, in_jeopardy, lost, .. } = recovery;
             println!(
                 "{name:20} {:12.2} s {longest_queue:14} {dropped:8} {given_up:9} {in_jeopardy:12} {lost:8}",

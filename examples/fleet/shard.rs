@@ -6,8 +6,8 @@
 //! then executes the calls that have arrived. If the accept queue is full, the kernel drops a connection request, and the
 //! client's kernel repeats it after a second.
 //!
-//! The clients follow `clients/spec/README.md`: they try again after 50 ms, then after twice that pause, up to a second. A client
-//! gives up an attempt that takes too long, but the server still does its work.
+//! The clients follow `clients/spec/README.md`, with any [`Pauses`]. A client gives up an attempt that takes too long, but the
+//! server still does its work.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BinaryHeap, VecDeque};
@@ -15,8 +15,7 @@ use std::collections::{BinaryHeap, VecDeque};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-/// `RETRY_PAUSE` and `MAX_RETRY_PAUSE` of the packages.
-pub(crate) const FIRST_PAUSE: f64 = 0.05;
+/// The longest pause between two attempts: `MAX_RETRY_PAUSE`.
 pub(crate) const LONGEST_PAUSE: f64 = 1.0;
 
 /// Limit for an attempt to connect: `CALL_TIMEOUT`.
@@ -58,13 +57,19 @@ pub(crate) enum Failure {
     Connections,
 }
 
-/// Randomness in the pauses between two attempts.
+/// The pauses of a client before its attempts.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Jitter {
-    /// The maximum of an additional pause before the first attempt.
+pub(crate) struct Pauses {
+    /// The first pause. Each further one is twice as long, up to [`LONGEST_PAUSE`].
     pub(crate) first: f64,
     /// Each pause is shortened by a random part of up to this share.
-    pub(crate) share: f64,
+    pub(crate) jitter: f64,
+    /// The maximum of an additional, random pause before the first attempt.
+    pub(crate) extra: f64,
+}
+
+impl Pauses {
+    pub(crate) const WITHOUT_JITTER: Pauses = Pauses { first: 0.05, jitter: 0.0, extra: 0.0 };
 }
 
 /// A shard and its failure. All times are in seconds.
@@ -84,7 +89,9 @@ pub(crate) struct Storm {
     /// The length of the accept queue: `tcp-backlog`, and at most `net.core.somaxconn`.
     pub(crate) backlog: usize,
     pub(crate) costs: Costs,
-    pub(crate) jitter: Jitter,
+    pub(crate) pauses: Pauses,
+    /// Whether a client learns only from a reply that its session is gone. It pauses once more after that reply.
+    pub(crate) asks_first: bool,
     pub(crate) ttl: f64,
     pub(crate) grace: f64,
     pub(crate) lease: f64,
@@ -164,6 +171,8 @@ struct Session {
     lease_end: f64,
     /// Whether the client has the id of a session that the server knows.
     is_open: bool,
+    /// Whether the client knows whether its session is gone.
+    is_informed: bool,
     pause: f64,
     /// Increases whenever the client sends something, or gives up.
     step: u32,
@@ -210,7 +219,7 @@ pub(crate) fn recover(storm: Storm, seed: u64) -> Recovery {
 impl Simulation {
     /// Adds a session, which notices the failure and makes its first pause.
     fn interrupt_session(&mut self) {
-        let Storm { failure, jitter, lease, spread, .. } = self.storm;
+        let Storm { failure, pauses, asks_first, lease, spread, .. } = self.storm;
         // Heartbeats are spread over time, and so are renewals: a third of a lease is between them.
         let confirmed = -HEARTBEAT * self.random.random::<f64>();
         let lease_end = lease * (1.0 - self.random.random::<f64>() / 3.0);
@@ -219,23 +228,35 @@ impl Simulation {
             Failure::Crash | Failure::Connections => spread * self.random.random::<f64>(),
         };
         let is_open = failure == Failure::Connections;
-        let (pause, sent, bound) = (FIRST_PAUSE, noticed, f64::INFINITY);
-        let session =
-            Session { confirmed, lease_end, is_open, pause, step: 0, sent, bound, is_resumed: false };
-        self.sessions.push(session);
-        let extra = jitter.first * self.random.random::<f64>();
+        self.sessions.push(Session {
+            confirmed,
+            lease_end,
+            is_open,
+            is_informed: is_open || !asks_first,
+            pause: pauses.first,
+            step: 0,
+            sent: noticed,
+            bound: f64::INFINITY,
+            is_resumed: false,
+        });
+        let extra = pauses.extra * self.random.random::<f64>();
         self.pause(self.sessions.len() - 1, noticed + extra);
     }
 
     /// Ends the attempt of a session. The next one begins after a pause.
     fn pause(&mut self, session: usize, from: f64) {
-        let shortened = 1.0 - self.storm.jitter.share * self.random.random::<f64>();
+        let begin = self.end_of_pause(session, from);
+        let step = self.sessions[session].step;
+        self.events.push(Reverse(Event { at: begin, kind: Kind::Begin, session, step }));
+    }
+
+    fn end_of_pause(&mut self, session: usize, from: f64) -> f64 {
+        let shortened = 1.0 - self.storm.pauses.jitter * self.random.random::<f64>();
         let state = &mut self.sessions[session];
-        let begin = from + state.pause * shortened;
+        let end = from + state.pause * shortened;
         state.pause = LONGEST_PAUSE.min(2.0 * state.pause);
         state.step += 1;
-        let step = state.step;
-        self.events.push(Reverse(Event { at: begin, kind: Kind::Begin, session, step }));
+        end
     }
 
     /// Receives all that has arrived, accepts, and executes. Returns false if nothing is left to do.
@@ -322,7 +343,10 @@ impl Simulation {
     fn execute(&mut self, call: Event) {
         let Storm { costs, holds, round_trip, .. } = self.storm;
         let Event { session, step, .. } = call;
-        let Session { is_open, is_resumed, .. } = self.sessions[session];
+        let Session { is_open, is_informed, is_resumed, .. } = self.sessions[session];
+        if !is_informed {
+            return self.refuse(call);
+        }
         let opens = !is_open;
         let declares = is_open && !is_resumed && self.storm.failure != Failure::Connections;
         self.work(if opens { costs.open } else { costs.heartbeat });
@@ -345,6 +369,21 @@ impl Simulation {
         }
         state.is_resumed = true;
         self.finish(session, replied);
+    }
+
+    /// Answers `NOSESSION`. After a pause the client opens a session on the same connection.
+    fn refuse(&mut self, call: Event) {
+        let Event { session, step, .. } = call;
+        self.work(self.storm.costs.heartbeat);
+        let travel = self.storm.round_trip / 2.0;
+        let (replied, state) = (self.now + travel, &mut self.sessions[session]);
+        if state.step == step && replied <= state.sent + REPLY_LIMIT {
+            state.is_informed = true;
+            let sent = self.end_of_pause(session, replied);
+            let step = self.sessions[session].step;
+            self.events.push(Reverse(Event { at: sent + travel, kind: Kind::Call, session, step }));
+            self.send(session, sent);
+        }
     }
 
     /// Records a session that is resumed.

@@ -21,9 +21,8 @@ import { ms, type Request } from './request.js';
 const EVENTS_BLOCK = 1000;
 /** Maximum number of events in a reply. A full reply confirms nothing (R2). */
 const EVENTS_COUNT = 1000;
-/** The first and the longest pause before a call is repeated. */
-const RETRY_PAUSE = 50;
-const MAX_RETRY_PAUSE = 1000;
+/** The pause before a call is repeated, and the limits of the reader's first and its longest random pause after a failure. */
+const [RETRY_PAUSE, RECONNECT_PAUSE, MAX_RETRY_PAUSE] = [50, 500, 1000];
 /** Limit for the last calls of a session. */
 const CLOSE_TIMEOUT = 1000;
 /** Ends of a hold that a release without a reply may have caused. */
@@ -58,6 +57,8 @@ export class Session {
   #error: LockError | undefined;
   /** When the present failures began. */
   #failing = Infinity;
+  /** The limit of the last random pause, or 0 without a failure. */
+  #pause = 0;
   /** Granted by an event. The callers continue once the next `LOCK.EVENTS` is sent (R1). */
   #granted: Acquire[] = [];
   #beat = 0;
@@ -323,7 +324,7 @@ export class Session {
     while (!this.closed) {
       try {
         await this.#turn();
-        [this.#failing, this.#error] = [Infinity, undefined];
+        [this.#failing, this.#pause, this.#error] = [Infinity, 0, undefined];
       } catch (error) {
         await this.#fail(error instanceof LockError ? error : new UnavailableError('the session failed', { cause: error }));
       }
@@ -351,9 +352,9 @@ export class Session {
       this.core.relocate(this.#all);
       if (this.#all.length === 0) this.core.leave(this);
     }
-    // Doubles the pause with each failure.
-    const pause = Math.min(MAX_RETRY_PAUSE, Math.max(RETRY_PAUSE, now() - this.#failing));
-    if (!this.closed) await this.#closing.wait(now() + pause);
+    const first = Math.max(RETRY_PAUSE, Math.min(RECONNECT_PAUSE, this.core.options.grace / 3));
+    this.#pause = Math.min(2 * this.#pause || first, MAX_RETRY_PAUSE);
+    if (!this.closed) await this.#closing.wait(now() + Math.random() * this.#pause);
   }
 
   /** Declares, undoes and polls, in this order and in one round trip (R3, R6, R13). */

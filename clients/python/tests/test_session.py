@@ -78,7 +78,7 @@ def test_a_hold_that_is_lost_here_is_released_there(server, proxy, flavor):
     # The session survives on the server, because its heartbeat arrives late.
     locks = flavor.locks(proxy.port, ttl=1.5, grace=0.6, patience=0.5)
     hold = locks.lock("a").acquire()
-    server.admin.execute_command("CLIENT", "PAUSE", 3500)
+    server.admin.execute_command("CLIENT", "PAUSE", 4500)
     assert hold.wait_lost(10)
     with pytest.raises(Lost):
         hold.release()
@@ -247,7 +247,8 @@ def test_a_hold_keeps_its_place_beside_one_that_is_undone(durable, durable_proxy
         call.end()
     durable.restart()
     durable_proxy.frozen.clear()
-    until(lambda: kept.valid_for() > 0)
+    # The new session declares the hold.
+    until(lambda: durable.calls("lock.renew") > 0 and kept.valid_for() > 0)
     assert durable.holder("a")["holds"] == 1 and not released.lost
     kept.release()
     assert not durable.held("a")

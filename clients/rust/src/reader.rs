@@ -24,14 +24,17 @@ const EVENTS_BLOCK: Duration = Duration::from_secs(1);
 const EVENTS_COUNT: usize = 1000;
 /// Limit for the last calls of a session.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+/// Limit for the first random pause after a failure. [`MAX_RETRY_PAUSE`] limits the later ones.
+const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
 
 impl Core {
     /// Keeps the session on a node alive, until the locks are closed or the node is gone for long.
     pub(crate) async fn read(self: Arc<Self>, node: Arc<Node>, _alive: mpsc::Sender<()>) {
-        let mut pause = RETRY_PAUSE;
+        let first_pause = (self.settings.grace / 3).clamp(RETRY_PAUSE, RECONNECT_PAUSE);
+        let mut pause = first_pause;
         while !self.closing.is_open() {
             let Err(error) = self.turn(&node).await else {
-                pause = RETRY_PAUSE;
+                pause = first_pause;
                 continue;
             };
             if let Some(on_error) = &self.settings.on_error {
@@ -68,7 +71,7 @@ impl Core {
             if is_gone.is_some() {
                 return node.disconnect().await;
             }
-            self.closing.limit(sleep(pause)).await;
+            self.closing.limit(sleep(pause * uuid::Uuid::new_v4().as_fields().0 / u32::MAX)).await;
             pause = MAX_RETRY_PAUSE.min(2 * pause);
         }
         self.end_all(&node).await;

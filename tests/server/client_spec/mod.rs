@@ -86,6 +86,7 @@ scenarios!([
     s39_a_late_call_does_no_harm,
     s40_a_slow_script_ends_nothing,
     s41_failing_connections_cause_no_storm,
+    s42_clients_reconnect_at_random_times,
 ], {
     python: Python,
     long_python_async: PythonAsync,

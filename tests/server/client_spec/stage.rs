@@ -15,13 +15,15 @@
 //! * `server`, `says`: a command on the test's own connection, and its reply.
 //! * `calls` of a command since the scenario began: `at_least` waits for that number, `at_most` checks it.
 //! * `connections` of a driver since the scenario began: `at_most` is checked.
+//! * `reconnections` of a driver, `vary_by`: breaks its connections until the times to its next `LOCK.EVENTS` differ by that
+//!   time in ms.
 //! * `fault`: `freeze`, `freeze old`, `thaw`, `break`, `sick`, `well`, and `lose the reply to` a `command` affect the
 //!   connections of a driver. A `sick` connection ends with its first call. `kill` affects the driver's process. `restart`,
 //!   `failover`, `stall`, `resume` and `busy` (with a script, `for` a time in ms) affect the server.
 //! * `repeat`, `steps`: plays the steps that number of times. `pause`: waits that time in ms before an absence is checked.
 
 use std::collections::{BTreeMap, HashMap};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -152,6 +154,20 @@ impl Stage {
         } else if let Some(driver) = text("connections") {
             let (made, most) = (self.drivers[driver].1.connections_made(), step["at_most"].as_u64().unwrap());
             assert!(made <= most, "{driver} made {made} connections");
+        } else if let Some(driver) = text("reconnections") {
+            let (mut shortest, mut longest) = (Duration::MAX, Duration::ZERO);
+            let wanted = Duration::from_millis(step["vary_by"].as_u64().unwrap());
+            until(&format!("reconnections vary by {wanted:?}"), || {
+                let before = calls_of(&mut self.client, "lock.events");
+                let broken = Instant::now();
+                self.drivers[driver].1.break_all();
+                until("the reader reconnects", || calls_of(&mut self.client, "lock.events") > before);
+                let pause = broken.elapsed();
+                (shortest, longest) = (shortest.min(pause), longest.max(pause));
+                // The first call confirms, and the second one waits in the server.
+                until("the reader waits", || calls_of(&mut self.client, "lock.events") > before + 1);
+                longest - shortest >= wanted
+            });
         } else if let Some(ms) = step["pause"].as_u64() {
             std::thread::sleep(Duration::from_millis(ms));
         } else if let Some(fault) = text("fault") {

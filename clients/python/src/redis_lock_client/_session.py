@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from random import uniform
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
 
@@ -27,8 +28,8 @@ EVENTS_BLOCK = 1.0
 EVENTS_COUNT = 1000
 # Extra time for the reply to a call that waits in the server.
 REPLY_GRACE = 1.0
-# The first and the longest pause before a call is repeated.
-RETRY_PAUSE, MAX_RETRY_PAUSE = 0.05, 1.0
+# The pause before a call is repeated, and the limits of the reader's first and its longest random pause after a failure.
+RETRY_PAUSE, RECONNECT_PAUSE, MAX_RETRY_PAUSE = 0.05, 0.5, 1.0
 # Limit for the last calls of a session.
 CLOSE_TIMEOUT = 1.0
 
@@ -371,12 +372,13 @@ class Session:
 
     async def _read(self) -> None:
         """Heartbeat, events and losses: the only loop."""
-        failing, pause = math.inf, RETRY_PAUSE
+        first_pause = max(RETRY_PAUSE, min(RECONNECT_PAUSE, self.options.grace / 3))
+        failing, pause = math.inf, first_pause
         try:
             while not self.closed:
                 try:
                     await self._turn()
-                    failing, pause, self._error, self._failed = math.inf, RETRY_PAUSE, None, False
+                    failing, pause, self._error, self._failed = math.inf, first_pause, None, False
                     continue
                 except NoSession:
                     self._forget_id()
@@ -402,7 +404,7 @@ class Session:
                 if self.io.node.name:
                     await self._leave_node()
                 if not self.closed:
-                    await self.io.sleep(pause)
+                    await self.io.sleep(uniform(0, pause))
                     pause = min(2 * pause, MAX_RETRY_PAUSE)
             await self._end_all()
             await self.io.close()

@@ -32,8 +32,10 @@ final class Session {
     static final long CALL_TIMEOUT = TimeUnit.SECONDS.toNanos(2);
     /** Extra time for the reply to a call that waits in the server. */
     static final long REPLY_GRACE = TimeUnit.SECONDS.toNanos(1);
-    /** The first and the longest pause before a call is repeated. */
+    /** The pause before a call is repeated. */
     static final long RETRY_PAUSE = TimeUnit.MILLISECONDS.toNanos(50);
+    /** The limits of the reader's first and its longest random pause after a failure. */
+    static final long RECONNECT_PAUSE = TimeUnit.MILLISECONDS.toNanos(500);
 
     static final long MAX_RETRY_PAUSE = TimeUnit.SECONDS.toNanos(1);
     /** Limit for the last call of a session. */
@@ -338,11 +340,12 @@ final class Session {
 
     /** Heartbeat, events and losses: the only loop. */
     private void read() {
-        long pause = RETRY_PAUSE;
+        long first = Math.max(RETRY_PAUSE, Math.min(RECONNECT_PAUSE, locks.settings.grace / 3));
+        long pause = first;
         while (!locks.locked(() -> isClosed)) {
             try {
                 turn();
-                pause = RETRY_PAUSE;
+                pause = first;
                 if (hasMoved) {
                     hasMoved = false;
                     relocate();
@@ -358,7 +361,7 @@ final class Session {
             if (locks.connector.isCluster()) {
                 relocate();
             }
-            LockSupport.parkNanos(pause);
+            LockSupport.parkNanos((long) (Math.random() * pause));
             pause = Math.min(2 * pause, MAX_RETRY_PAUSE);
         }
         node.reader().close();
