@@ -241,7 +241,6 @@ fn fleet(results: &mut Results) -> Outcome<()> {
             backlog,
             costs,
             pauses,
-            asks_first: false,
             ttl: 30.0,
             grace,
             lease: 30.0,

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use queue::{waits, Load, Request, Spread};
 use shard::{recover, Costs, Failure, Pauses, Storm};
-use support::callgrind::{slope, Part};
+use support::callgrind::Part;
 use support::program::Program;
 use support::race_result::{self, RaceAnswer};
 use support::samples::{time, Samples};
@@ -70,12 +70,6 @@ fn redis_replies_end_at_their_last_byte() {
 fn postgres_replies_end_with_ready_for_query() {
     assert_reply(Wire::Postgres, b"2\0\0\0\x04C\0\0\0\x0dSELECT 1\0Z\0\0\0\x05I");
     assert!(Wire::Postgres.first_reply(b"E\0\0\0\x05\0").is_err());
-}
-
-#[test]
-fn slopes_exclude_start_and_end() {
-    let total = |calls: u32| (calls, 30_000_000 + 15_000 * u64::from(calls));
-    assert_eq!(slope(total(300), total(2300)), 15_000.0);
 }
 
 #[test]
@@ -165,7 +159,6 @@ const STORM: Storm = Storm {
     backlog: 1_000,
     costs: Costs { connect: 10e-6, open: 20e-6, declare: 30e-6, heartbeat: 0.0 },
     pauses: Pauses::WITHOUT_JITTER,
-    asks_first: false,
     ttl: 30.0,
     grace: 3.0,
     lease: 30.0,
@@ -180,9 +173,6 @@ fn sessions_are_resumed_one_after_the_other() {
     // A server that is busy at first begins later. Its kernel accepts meanwhile.
     let recovery = recover(Storm { stall: 0.5, spread: 0.4, ..STORM }, 1);
     assert!((recovery.total() - (0.5 + 1_000.0 * 60e-6)).abs() < 1e-9, "{}", recovery.total());
-    // The clients ask for their events first, and pause for 50 and then for 100 ms.
-    let recovery = recover(Storm { asks_first: true, ..STORM }, 1);
-    assert!((recovery.total() - (0.05 + 0.1 + 1_000.0 * 60e-6)).abs() < 0.01, "{}", recovery.total());
     // Sessions that continue need no `OPEN` and no declaration.
     let recovery = recover(Storm { failure: Failure::Connections, ..STORM }, 1);
     assert!((recovery.total() - (0.05 + 1_000.0 * 10e-6)).abs() < 1e-9, "{}", recovery.total());

@@ -154,6 +154,7 @@ func (s *session) read() {
 	defer s.locks.lock()()
 	first := max(retryPause, min(reconnectPause, s.locks.grace/3))
 	for pause := first; !s.isClosed; {
+		isOpen := s.id != ""
 		err := s.turn()
 		if err != nil && s.err == nil {
 			s.failing = time.Now()
@@ -182,6 +183,10 @@ func (s *session) read() {
 			// Perhaps the node is gone for ever.
 			delete(s.locks.sessions, s.name)
 			s.close()
+		}
+		if isOpen && err.is("NOSESSION") {
+			// A new session opens at once, after the pause of the connection.
+			continue
 		}
 		_ = s.locks.wait(context.Background(), s.closing, time.Now().Add(time.Duration(rand.Int63n(int64(pause)))))
 		pause = min(2*pause, maxRetryPause)

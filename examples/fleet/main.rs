@@ -148,7 +148,6 @@ impl Fleet {
                 heartbeat: micros("--heartbeat"),
             },
             pauses,
-            asks_first: true,
             ttl: self.get("--ttl"),
             grace: self.get("--grace"),
             lease: self.get("--lease"),

@@ -90,8 +90,6 @@ pub(crate) struct Storm {
     pub(crate) backlog: usize,
     pub(crate) costs: Costs,
     pub(crate) pauses: Pauses,
-    /// Whether a client learns only from a reply that its session is gone. It pauses once more after that reply.
-    pub(crate) asks_first: bool,
     pub(crate) ttl: f64,
     pub(crate) grace: f64,
     pub(crate) lease: f64,
@@ -171,8 +169,6 @@ struct Session {
     lease_end: f64,
     /// Whether the client has the id of a session that the server knows.
     is_open: bool,
-    /// Whether the client knows whether its session is gone.
-    is_informed: bool,
     pause: f64,
     /// Increases whenever the client sends something, or gives up.
     step: u32,
@@ -219,7 +215,7 @@ pub(crate) fn recover(storm: Storm, seed: u64) -> Recovery {
 impl Simulation {
     /// Adds a session, which notices the failure and makes its first pause.
     fn interrupt_session(&mut self) {
-        let Storm { failure, pauses, asks_first, lease, spread, .. } = self.storm;
+        let Storm { failure, pauses, lease, spread, .. } = self.storm;
         // Heartbeats are spread over time, and so are renewals: a third of a lease is between them.
         let confirmed = -HEARTBEAT * self.random.random::<f64>();
         let lease_end = lease * (1.0 - self.random.random::<f64>() / 3.0);
@@ -232,7 +228,6 @@ impl Simulation {
             confirmed,
             lease_end,
             is_open,
-            is_informed: is_open || !asks_first,
             pause: pauses.first,
             step: 0,
             sent: noticed,
@@ -245,18 +240,13 @@ impl Simulation {
 
     /// Ends the attempt of a session. The next one begins after a pause.
     fn pause(&mut self, session: usize, from: f64) {
-        let begin = self.end_of_pause(session, from);
-        let step = self.sessions[session].step;
-        self.events.push(Reverse(Event { at: begin, kind: Kind::Begin, session, step }));
-    }
-
-    fn end_of_pause(&mut self, session: usize, from: f64) -> f64 {
         let shortened = 1.0 - self.storm.pauses.jitter * self.random.random::<f64>();
         let state = &mut self.sessions[session];
-        let end = from + state.pause * shortened;
+        let at = from + state.pause * shortened;
         state.pause = LONGEST_PAUSE.min(2.0 * state.pause);
         state.step += 1;
-        end
+        let step = state.step;
+        self.events.push(Reverse(Event { at, kind: Kind::Begin, session, step }));
     }
 
     /// Receives all that has arrived, accepts, and executes. Returns false if nothing is left to do.
@@ -343,10 +333,7 @@ impl Simulation {
     fn execute(&mut self, call: Event) {
         let Storm { costs, holds, round_trip, .. } = self.storm;
         let Event { session, step, .. } = call;
-        let Session { is_open, is_informed, is_resumed, .. } = self.sessions[session];
-        if !is_informed {
-            return self.refuse(call);
-        }
+        let Session { is_open, is_resumed, .. } = self.sessions[session];
         let opens = !is_open;
         let declares = is_open && !is_resumed && self.storm.failure != Failure::Connections;
         self.work(if opens { costs.open } else { costs.heartbeat });
@@ -369,21 +356,6 @@ impl Simulation {
         }
         state.is_resumed = true;
         self.finish(session, replied);
-    }
-
-    /// Answers `NOSESSION`. After a pause the client opens a session on the same connection.
-    fn refuse(&mut self, call: Event) {
-        let Event { session, step, .. } = call;
-        self.work(self.storm.costs.heartbeat);
-        let travel = self.storm.round_trip / 2.0;
-        let (replied, state) = (self.now + travel, &mut self.sessions[session]);
-        if state.step == step && replied <= state.sent + REPLY_LIMIT {
-            state.is_informed = true;
-            let sent = self.end_of_pause(session, replied);
-            let step = self.sessions[session].step;
-            self.events.push(Reverse(Event { at: sent + travel, kind: Kind::Call, session, step }));
-            self.send(session, sent);
-        }
     }
 
     /// Records a session that is resumed.

@@ -322,16 +322,19 @@ export class Session {
   /** Heartbeat, events and losses: the only loop. */
   async #read(): Promise<void> {
     while (!this.closed) {
+      const wasOpen = this.id !== '';
       try {
         await this.#turn();
         [this.#failing, this.#pause, this.#error] = [Infinity, 0, undefined];
       } catch (error) {
-        await this.#fail(error instanceof LockError ? error : new UnavailableError('the session failed', { cause: error }));
+        this.#fail(error instanceof LockError ? error : new UnavailableError('the session failed', { cause: error }));
+        // A new session opens at once, after the pause of the connection.
+        if (!wasOpen || !(error instanceof NoSession)) await this.#sleep();
       }
     }
   }
 
-  async #fail(error: LockError): Promise<void> {
+  #fail(error: LockError): void {
     this.#failing = Math.min(this.#failing, now());
     this.#wake(this.#granted.splice(0));
     if (error instanceof NoSession || error instanceof Late) {
@@ -352,6 +355,9 @@ export class Session {
       this.core.relocate(this.#all);
       if (this.#all.length === 0) this.core.leave(this);
     }
+  }
+
+  async #sleep(): Promise<void> {
     const first = Math.max(RETRY_PAUSE, Math.min(RECONNECT_PAUSE, this.core.options.grace / 3));
     this.#pause = Math.min(2 * this.#pause || first, MAX_RETRY_PAUSE);
     if (!this.closed) await this.#closing.wait(now() + Math.random() * this.#pause);

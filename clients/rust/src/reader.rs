@@ -33,6 +33,8 @@ impl Core {
         let first_pause = (self.settings.grace / 3).clamp(RETRY_PAUSE, RECONNECT_PAUSE);
         let mut pause = first_pause;
         while !self.closing.is_open() {
+            let was_open =
+                self.update(|state| state.session(&node).is_some_and(|session| !session.id.is_empty()));
             let Err(error) = self.turn(&node).await else {
                 pause = first_pause;
                 continue;
@@ -70,6 +72,10 @@ impl Core {
             });
             if is_gone.is_some() {
                 return node.disconnect().await;
+            }
+            if was_open && error.is("NOSESSION") {
+                // A new session opens at once, after the pause of the connection.
+                continue;
             }
             self.closing.limit(sleep(pause * uuid::Uuid::new_v4().as_fields().0 / u32::MAX)).await;
             pause = MAX_RETRY_PAUSE.min(2 * pause);

@@ -376,11 +376,13 @@ class Session:
         failing, pause = math.inf, first_pause
         try:
             while not self.closed:
+                was_open, is_gone = bool(self.id), False
                 try:
                     await self._turn()
                     failing, pause, self._error, self._failed = math.inf, first_pause, None, False
                     continue
                 except NoSession:
+                    is_gone = True
                     self._forget_id()
                     # The connections for calls may lead to a former primary.
                     await self.io.disconnect()
@@ -403,7 +405,8 @@ class Session:
                 self._check_clock()
                 if self.io.node.name:
                     await self._leave_node()
-                if not self.closed:
+                # A new session opens at once, after the pause of the connection.
+                if not self.closed and not (was_open and is_gone):
                     await self.io.sleep(uniform(0, pause))
                     pause = min(2 * pause, MAX_RETRY_PAUSE)
             await self._end_all()

@@ -343,6 +343,8 @@ final class Session {
         long first = Math.max(RETRY_PAUSE, Math.min(RECONNECT_PAUSE, locks.settings.grace / 3));
         long pause = first;
         while (!locks.locked(() -> isClosed)) {
+            boolean isGone = false;
+            boolean wasOpen = locks.locked(() -> id != null);
             try {
                 turn();
                 pause = first;
@@ -356,10 +358,15 @@ final class Session {
                 if (error.is("")) {
                     node.reader().close();
                 }
+                isGone = error.is("NOSESSION");
                 locks.update(() -> fail(error));
             }
             if (locks.connector.isCluster()) {
                 relocate();
+            }
+            if (wasOpen && isGone) {
+                // A new session opens at once, after the pause of the connection.
+                continue;
             }
             LockSupport.parkNanos((long) (Math.random() * pause));
             pause = Math.min(2 * pause, MAX_RETRY_PAUSE);
