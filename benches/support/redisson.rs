@@ -75,17 +75,19 @@ impl Jvm {
         Version::V4_7_0.is_installed()
     }
 
-    /// Connects one client with default settings, for many threads, and many clients for one thread each.
+    /// Connects one client with default pools, for many threads, and many clients for one thread each.
     pub fn connect(server: &Server, cores: &Cores) -> Jvm {
         let mut java = Command::new("java");
         java.args(["-Xmx512m", "-XX:-UsePerfData", "-Dorg.slf4j.simpleLogger.defaultLogLevel=off"]);
         machine::tie(&mut java, &cores.loaders);
         let jvm = Redisson::start_with(Version::V4_7_0, java);
-        jvm.connect("shared", &format!("single {}", server.url()));
+        // On a slow machine, 200 clients exceed the default time limit of a call, 3 s.
+        let single = format!("single {} timeout=30000", server.url());
+        jvm.connect("shared", &single);
         for number in 0..PROCESSES {
             let settings = "threads=2 nettyThreads=1 connectionMinimumIdleSize=1 connectionPoolSize=2 \
                 subscriptionConnectionMinimumIdleSize=1 subscriptionConnectionPoolSize=1";
-            jvm.connect(&format!("client-{number}"), &format!("single {} {settings}", server.url()));
+            jvm.connect(&format!("client-{number}"), &format!("{single} {settings}"));
         }
         Jvm(jvm)
     }
