@@ -139,7 +139,7 @@ porcupine: ## Checks histories of plain locks also with Porcupine, an independen
 soak: setup servers ## Uses every feature on one server for SECONDS=900, and checks that nothing grows
 	SOAK_SECONDS=$(or $(SECONDS),900) python3 tests/scripts/run.py all soak::nothing_grows::redis_7
 
-evidence: ready ## Runs all checks of docs/evidence.md; WORDS=soak selects some by name
+evidence: ready ## Runs all checks of docs/evidence.md, with LONG=1 for many hours; WORDS=soak selects some by name
 	@($(call install,go)) || true
 	$(call install,c++ tls)
 	python3 tests/scripts/evidence.py $(WORDS)
@@ -154,6 +154,7 @@ bench: ## Runs all benchmarks, and prints one table; QUICK=1 gives rough results
 		strace) ($(call install,strace)) ;;
 		esac || echo "SKIPPED: $$what cannot be installed" >&2
 	done
+	sh tests/scripts/setup-servers.sh
 	sh tests/scripts/setup-redisson.sh
 	sh benches/peers/setup.sh
 	cargo build --release

@@ -103,6 +103,7 @@ fn main() -> Outcome<()> {
         compare(empty, bare, Target::None);
         compare(module, empty, Target::None);
         compare(waiter, empty, Target::AtMost(1.1));
+        compare(waiter, bare, Target::None);
     }
     results.finish(&mut Setup::new().without_module().start()?)
 }

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT
 
-//! The end of `make bench`: one table of all results in `target/bench`, and a description of the machine.
+//! The end of `make bench`: prints one table of all results in `target/bench`, with a description of the machine, and writes it
+//! to `target/bench/results.txt`.
 
 mod support;
 
 use support::machine::machine;
-use support::results::{self, print_table, Results};
+use support::results::{self, table, Results};
 use support::{is_requested, Outcome};
 
 const BENCHES: [&str; 14] = [
@@ -42,15 +43,19 @@ fn main() -> Outcome<()> {
             Err(error) => println!("no results of {bench}: {error}"),
         }
     }
-    println!();
-    print_table(&rows);
-    println!("\nredis-lock {} on {}; {}", env!("CARGO_PKG_VERSION"), servers.join("; "), machine());
     let with = |verdict: &str| rows.iter().filter(|row| row[5] == verdict).count();
-    println!(
-        "{} targets are met, {} are not; pictures are in {}",
+    let text = format!(
+        "redis-lock {} on {}; {}\n{} targets are met, {} are not\n\n{}",
+        env!("CARGO_PKG_VERSION"),
+        servers.join("; "),
+        machine(),
         with("yes"),
         with("NO"),
-        results::dir()?.display()
+        table(&rows)
     );
+    print!("\n{text}");
+    let dir = results::dir()?;
+    std::fs::write(dir.join("results.txt"), text)?;
+    println!("\nthis table and pictures are in {}", dir.display());
     Ok(())
 }

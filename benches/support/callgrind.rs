@@ -14,7 +14,7 @@ use super::machine::cores;
 use super::paths::Path;
 use super::{unless_quick, Outcome};
 
-/// Number of calls before counting begins, so that the first allocations are not counted.
+/// Number of rounds before counting begins, so that the first allocations are not counted.
 pub const WARM_UP: u32 = 100;
 
 /// The number of parts of equal length that are counted.

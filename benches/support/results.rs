@@ -153,14 +153,14 @@ impl Results {
             machine::machine()
         );
         println!("load of the last minute {}\n", machine::load());
-        print_table(&self.rows);
+        print!("{}", table(&self.rows));
         Ok(())
     }
 
     /// Prints the rows.
     pub fn print(&self) {
         println!("\nload of the last minute {}\n", machine::load());
-        print_table(&self.rows);
+        print!("{}", table(&self.rows));
     }
 
     /// Reads the results of a benchmark: the server it ran on, and the rows.
@@ -188,9 +188,9 @@ pub fn dir() -> Outcome<PathBuf> {
 /// The maximum width of the column of names. It keeps lines within 130 characters.
 const NAME_WIDTH: usize = 50;
 
-/// Prints rows as a table, with columns as wide as needed. A long name is broken into several lines, and its
+/// Formats rows as a table, with columns as wide as needed. A long name is broken into several lines, and its
 /// numbers are on the last line.
-pub fn print_table(rows: &[Row]) {
+pub fn table(rows: &[Row]) -> String {
     let head = ["", "measured", "baseline", "ratio", "target", "met"].map(str::to_owned);
     let mut lines: Vec<Row> = Vec::new();
     for row in std::iter::once(&head).chain(rows) {
@@ -207,6 +207,7 @@ pub fn print_table(rows: &[Row]) {
     }
     let width = |column: usize| lines.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: [usize; 6] = std::array::from_fn(width);
+    let mut text = String::new();
     for row in &lines {
         let mut line = String::new();
         for (column, (cell, width)) in row.iter().zip(widths).enumerate() {
@@ -215,8 +216,10 @@ pub fn print_table(rows: &[Row]) {
                 _ => format!("{cell:width$}  "),
             };
         }
-        println!("{}", line.trim_end());
+        text += line.trim_end();
+        text += "\n";
     }
+    text
 }
 
 /// Breaks a name into lines that fit into its column. All lines but the first are indented.

@@ -154,7 +154,7 @@ func (s *session) read() {
 	defer s.locks.lock()()
 	first := max(retryPause, min(reconnectPause, s.locks.grace/3))
 	for pause := first; !s.isClosed; {
-		isOpen := s.id != ""
+		hasPaused := s.id != "" && pause > first
 		err := s.turn()
 		if err != nil && s.err == nil {
 			s.failing = time.Now()
@@ -184,8 +184,8 @@ func (s *session) read() {
 			delete(s.locks.sessions, s.name)
 			s.close()
 		}
-		if isOpen && err.is("NOSESSION") {
-			// A new session opens at once, after the pause of the connection.
+		if hasPaused && err.is("NOSESSION") {
+			// The pause before this connection was enough.
 			continue
 		}
 		_ = s.locks.wait(context.Background(), s.closing, time.Now().Add(time.Duration(rand.Int63n(int64(pause)))))

@@ -32,6 +32,9 @@ if [ "$now" != "$(cat "$out/.built" 2>/dev/null)" ]; then
     echo "$now" >"$out/.built"
 fi
 [ "${1:-}" != build ] || exit 0
+# The tests do not write where others build.
+exec 9>"$out/.lock-tests"
+flock 9 2>/dev/null || true
 
 # This build has more compiler checks than a user's build. A separate folder is needed: compiled files are not checked again.
 target=$out/checked

@@ -26,26 +26,33 @@ major=$(node -p 'process.versions.node.split(".")[0]')
 exec 9>"$out/.lock"
 flock 9
 
-sources="src test driver.mjs bench.mjs eslint.config.mjs package.json package-lock.json tsconfig.json tsconfig.cjs.json README.md"
-for source in $sources; do
-    rm -rf "${out:?}/$source"
-    cp -R "clients/node/$source" "$out"
-done
-# In this folder, the examples find the package and its dependencies.
-mkdir -p "$out/examples"
-for example in examples/*.mjs; do
-    [ ! -f "$example" ] || cp "$example" "$out/examples"
-done
-cd "$out"
-now="$(cat package-lock.json) $(node --version)"
-if [ "$now" != "$(cat .installed 2>/dev/null)" ]; then
-    npm ci --no-audit --no-fund --ignore-scripts --loglevel error >why 2>&1 ||
-        skip "its packages cannot be downloaded: $(tail -n 1 why)"
-    echo "$now" >.installed
+now=$({ find clients/node examples/*.mjs -type f | LC_ALL=C sort | xargs cksum; cat "$0"; node --version; } | cksum)
+if [ "$now" != "$(cat "$out/.built" 2>/dev/null)" ]; then
+    for source in src test driver.mjs bench.mjs eslint.config.mjs package.json package-lock.json tsconfig.json \
+        tsconfig.cjs.json README.md; do
+        rm -rf "${out:?}/$source"
+        cp -R "clients/node/$source" "$out"
+    done
+    # In this folder, the examples find the package and its dependencies.
+    mkdir -p "$out/examples"
+    cp examples/*.mjs "$out/examples"
+    cd "$out"
+    installed="$(cat package-lock.json) $(node --version)"
+    if [ "$installed" != "$(cat .installed 2>/dev/null)" ]; then
+        npm ci --no-audit --no-fund --ignore-scripts --loglevel error >why 2>&1 ||
+            skip "its packages cannot be downloaded: $(tail -n 1 why)"
+        echo "$installed" >.installed
+    fi
+    rm -rf dist
+    npm run --silent build
+    echo "$now" >.built
+    cd ../..
 fi
-rm -rf dist
-npm run --silent build
 [ "${1:-}" != build ] || exit 0
+# The tests do not write where others build.
+exec 9>"$out/.lock-tests"
+flock 9
+cd "$out"
 
 command -v redis-server >/dev/null || skip "redis-server is missing"
 [ -f "$REDIS_LOCK_MODULE" ] || skip "$REDIS_LOCK_MODULE is missing"

@@ -3,7 +3,8 @@
 """Runs the checks that docs/evidence.md describes, in three parallel lanes: many checks are idle most of the time.
 
     tests/scripts/evidence.py                  all steps
-    tests/scripts/evidence.py soak mutants     the steps with one of these words in their names
+    tests/scripts/evidence.py soak mutants     the steps whose names contain one of these words
+    LONG=1 tests/scripts/evidence.py           longer steps, and all tests on all servers
 
 The output of each step is in target/evidence/. The last lines show the result and the duration of each step.
 """
@@ -25,6 +26,8 @@ class Step(NamedTuple):
     command: str
 
 
+LONG = os.environ.get("LONG") == "1"
+
 # Steps that use the same sources or the same build share a lane.
 LANES = (
     (
@@ -32,24 +35,26 @@ LANES = (
         Step("mutants-in-histories", "python3 tests/mutants/histories.py"),
     ),
     (
-        Step("small-worlds", "EXPLORE_STEPS=400000 cargo test --lib every_short -- --nocapture"),
+        Step("small-worlds", f"EXPLORE_STEPS={4_000_000 if LONG else 400_000} cargo test --lib every_short -- --nocapture"),
         Step("sanitize", "python3 tests/scripts/sanitize.py"),
-        Step("fuzz", "make fuzz SECONDS=120"),
+        Step("fuzz", f"make fuzz SECONDS={600 if LONG else 120}"),
     ),
     (
         Step("histories", "HISTORY_SECONDS=60 python3 tests/scripts/run.py all histories:: migration_histories:: partitions::"),
+        *([Step("ten-million-calls", "python3 tests/scripts/long_histories.py 10000000")] if LONG else []),
         Step(
             "failovers",
             "HISTORY_SECONDS=20 cargo test --test server table_of_overlapping_holds::redis_7 -- --ignored --nocapture",
         ),
-        Step("porcupine", "python3 tests/scripts/porcupine.py"),
-        Step("soak", "make soak"),
+        Step("porcupine", f"python3 tests/scripts/porcupine.py {'40 30' if LONG else ''}"),
+        Step("soak", f"make soak SECONDS={3600 if LONG else 900}"),
         Step(
             "protocol",
             "cargo test --release --manifest-path tests/protocol/Cargo.toml"
             " && cargo run --release --manifest-path tests/protocol/Cargo.toml",
         ),
-        Step("random-calls", "WORDS_SECONDS=300 python3 tests/scripts/run.py all random_calls::+redis_7"),
+        Step("random-calls", f"WORDS_SECONDS={1800 if LONG else 300} python3 tests/scripts/run.py all random_calls::+redis_7"),
+        *([Step("matrix", "make test-matrix")] if LONG else []),
     ),
 )
 

@@ -54,9 +54,10 @@ class Verdict(NamedTuple):
 
 
 def build():
-    """Builds the load and this project's checker, and Porcupine if Go is installed."""
-    command = [CARGO, "build", "--release", "--package", "redis-lock-history", "--bin", "history"]
-    subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, "CARGO_TARGET_DIR": str(TARGET)})
+    """Builds the module, the load and this project's checker, and Porcupine if Go is installed."""
+    for what in ["--lib"], ["--package", "redis-lock-history", "--bin", "history"]:
+        command = [CARGO, "build", "--release", *what]
+        subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, "CARGO_TARGET_DIR": str(TARGET)})
     if shutil.which("go") is None:
         print("SKIPPED: Porcupine needs Go, which is not installed", flush=True)
         return
@@ -64,13 +65,13 @@ def build():
 
 
 @contextlib.contextmanager
-def server(module):
+def server(module, program="redis-server"):
     """Starts an empty server with this module. Gives its port."""
     with tempfile.TemporaryDirectory() as folder, socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
         probe.close()
-        command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--loadmodule", str(module)]
+        command = [program, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--loadmodule", str(module)]
         with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
             try:
                 # Reading the log, not connecting, excludes another program that took the port meanwhile.
@@ -132,8 +133,6 @@ def judge(command, timeout, stops=None):
 
 def main(loads=4, seconds=15):
     build()
-    command = [CARGO, "build", "--release", "--lib"]
-    subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, "CARGO_TARGET_DIR": str(TARGET)})
     failed = 0
     first = int(os.environ.get("HISTORY_SEED", time.time()))
     for number in range(loads + 1):

@@ -29,7 +29,6 @@ PLACES = [
 ]
 
 
-
 def main(wanted=None):
     wrong, write = [], wanted is not None
     if write and not re.fullmatch(VERSION, wanted):

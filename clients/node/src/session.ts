@@ -322,14 +322,14 @@ export class Session {
   /** Heartbeat, events and losses: the only loop. */
   async #read(): Promise<void> {
     while (!this.closed) {
-      const wasOpen = this.id !== '';
+      const hasPaused = this.id !== '' && this.#pause > 0;
       try {
         await this.#turn();
         [this.#failing, this.#pause, this.#error] = [Infinity, 0, undefined];
       } catch (error) {
         this.#fail(error instanceof LockError ? error : new UnavailableError('the session failed', { cause: error }));
-        // A new session opens at once, after the pause of the connection.
-        if (!wasOpen || !(error instanceof NoSession)) await this.#sleep();
+        // The pause before this connection was enough.
+        if (!hasPaused || !(error instanceof NoSession)) await this.#sleep();
       }
     }
   }

@@ -33,8 +33,8 @@ impl Core {
         let first_pause = (self.settings.grace / 3).clamp(RETRY_PAUSE, RECONNECT_PAUSE);
         let mut pause = first_pause;
         while !self.closing.is_open() {
-            let was_open =
-                self.update(|state| state.session(&node).is_some_and(|session| !session.id.is_empty()));
+            let has_paused = pause > first_pause
+                && self.update(|state| state.session(&node).is_some_and(|session| !session.id.is_empty()));
             let Err(error) = self.turn(&node).await else {
                 pause = first_pause;
                 continue;
@@ -73,8 +73,8 @@ impl Core {
             if is_gone.is_some() {
                 return node.disconnect().await;
             }
-            if was_open && error.is("NOSESSION") {
-                // A new session opens at once, after the pause of the connection.
+            if has_paused && error.is("NOSESSION") {
+                // The pause before this connection was enough.
                 continue;
             }
             self.closing.limit(sleep(pause * uuid::Uuid::new_v4().as_fields().0 / u32::MAX)).await;

@@ -29,7 +29,7 @@ static OTHER_MODULES: ServerCell<Cell<OtherModules>> = ServerCell::new(Cell::new
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum OtherModules {
-    /// This is the only module.
+    /// No other module can receive events.
     None,
     Possible,
     /// The server has to be queried.
@@ -58,23 +58,32 @@ pub(crate) fn skip_unreceived(ctx: Ctx<'_>, server: Version) {
 pub(in crate::server) fn has_receivers(ctx: Ctx<'_>) -> bool {
     let other_modules = OTHER_MODULES.get(ctx);
     if other_modules.get() == OtherModules::Unknown {
-        other_modules.set(if is_only_module(ctx) { OtherModules::None } else { OtherModules::Possible });
+        other_modules.set(if has_only_built_in_modules(ctx) {
+            OtherModules::None
+        } else {
+            OtherModules::Possible
+        });
     }
     // SAFETY: the function only reads a setting.
     other_modules.get() != OtherModules::None || unsafe { call!(RedisModule_GetNotifyKeyspaceEvents()) } != 0
 }
 
-/// The modules that are parts of the server: vector sets in Redis 8, and the scripting engine in Valkey 9.1. By their
+/// The module that is a part of this server: vector sets in Redis 8, and the scripting engine in Valkey 9.1. By their
 /// sources, they subscribe to no keyspace events.
-fn is_built_in(module: &[u8]) -> bool {
-    module == if version::is_redis() { b"vectorset".as_slice() } else { b"lua".as_slice() }
+fn built_in_module() -> Option<&'static [u8]> {
+    let (since, name) = match version::is_redis() {
+        true => (Version::new(8, 0, 0), b"vectorset".as_slice()),
+        false => (Version::new(9, 1, 0), b"lua".as_slice()),
+    };
+    version::server_version().filter(|version| *version >= since).map(|_| name)
 }
 
 /// Whether every module other than this one is built in.
-fn is_only_module(ctx: Ctx<'_>) -> bool {
+fn has_only_built_in_modules(ctx: Ctx<'_>) -> bool {
+    let built_in = built_in_module();
     let modules = calls::modules(ctx);
     modules.iter().any(|name| name == b"lock")
-        && modules.iter().all(|name| name == b"lock" || is_built_in(name))
+        && modules.iter().all(|name| name == b"lock" || Some(&name[..]) == built_in)
 }
 
 /// Reports to `WATCH` and client-side caches that the key has changed.

@@ -42,6 +42,8 @@ class Session:
 
     def __init__(self, core: Core, io: Io) -> None:
         self.core, self.io, self.options, self.mutex = core, io, core.options, core.mutex
+        # Ends the pauses of the reader.
+        self._closing = io.signal()
         # Empty while the session is not open.
         self.id = b""
         # Whether the holds of the session are declared (R3), and LOCK.EVENTS has confirmed them.
@@ -376,7 +378,7 @@ class Session:
         failing, pause = math.inf, first_pause
         try:
             while not self.closed:
-                was_open, is_gone = bool(self.id), False
+                has_paused, is_gone = bool(self.id) and pause > first_pause, False
                 try:
                     await self._turn()
                     failing, pause, self._error, self._failed = math.inf, first_pause, None, False
@@ -405,9 +407,9 @@ class Session:
                 self._check_clock()
                 if self.io.node.name:
                     await self._leave_node()
-                # A new session opens at once, after the pause of the connection.
-                if not self.closed and not (was_open and is_gone):
-                    await self.io.sleep(uniform(0, pause))
+                # The pause before this connection was enough.
+                if not self.closed and not (has_paused and is_gone):
+                    await self._closing.wait(uniform(0, pause))
                     pause = min(2 * pause, MAX_RETRY_PAUSE)
             await self._end_all()
             await self.io.close()
@@ -550,6 +552,7 @@ class Session:
     async def close(self) -> None:
         """Ends all waits and renewed holds. A hold with a lease of its own remains until its lease ends."""
         self.closed = True
+        self._closing.set()
         if self._started or self.id:
             await self._end_all()
             await self.io.close()

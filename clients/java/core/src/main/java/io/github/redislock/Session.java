@@ -344,7 +344,7 @@ final class Session {
         long pause = first;
         while (!locks.locked(() -> isClosed)) {
             boolean isGone = false;
-            boolean wasOpen = locks.locked(() -> id != null);
+            boolean hasPaused = pause > first && locks.locked(() -> id != null);
             try {
                 turn();
                 pause = first;
@@ -364,8 +364,8 @@ final class Session {
             if (locks.connector.isCluster()) {
                 relocate();
             }
-            if (wasOpen && isGone) {
-                // A new session opens at once, after the pause of the connection.
+            if (hasPaused && isGone) {
+                // The pause before this connection was enough.
                 continue;
             }
             LockSupport.parkNanos((long) (Math.random() * pause));

@@ -1,0 +1,99 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""Runs loads with sessions and faults on all servers of the tests, until the clients have made CALLS calls:
+
+    tests/scripts/long_histories.py 10000000
+    tests/scripts/long_histories.py 100000 redis-server    only this server
+
+A load takes 30 s on an empty server, and uses every feature. Eight clients make calls, three of them with a session. Clients are
+killed, unblocked and paused. In every second load of a server, SIGSTOP also suspends the clients. The checker of tests/history
+judges each history. A wrong one is kept, and ends the run.
+"""
+
+import concurrent.futures
+import itertools
+import os
+import random
+import re
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import porcupine
+from porcupine import ROOT, TARGET
+
+SECONDS = 30
+# A load keeps its server and its clients busy for half of the time.
+CONCURRENT = 2 * (os.cpu_count() or 1)
+REPORT = re.compile(
+    r"(?P<calls>\d+) calls on (?P<locks>\d+) locks, (?P<grants>\d+) grants, (?P<unknown>\d+) outcomes unknown; "
+    r"(?P<holds>\d+) certain holds, (?P<pairs>\d+) pairs compared, .* (?P<violations>\d+) violations"
+)
+
+
+def programs():
+    """The servers of the list that can run the module and are installed here."""
+    text = (ROOT / "tests/kit/src/server/list.rs").read_text()
+    listed = re.findall(r"^ *\{ \w+ +\w+ +\w+ +\"([^\"]+)\".* (\w+) +\}$", text, re.MULTILINE)
+    paths = [str(TARGET / "servers" / path) if "/" in path else path for path, run in listed if run != "too_old"]
+    found = [path for path in paths if shutil.which(path)]
+    print("\n".join(f"SKIPPED: {path} is not installed" for path in paths if path not in found))
+    assert found, "no servers"
+    return found
+
+
+def one_load(program, seed, suspends):
+    """The figures of a load. Raises an error if its history is wrong."""
+    folder = tempfile.mkdtemp(prefix="history-")
+    history = Path(folder, "history.jsonl")
+    options = ("--sessions", "3", "--scenes", "1", "--faults")
+    with porcupine.server(TARGET / "release/libredis_lock.so", program) as port:
+        verdict = porcupine.load(port, seed, SECONDS, history, *options, stops=random.Random(seed) if suspends else None)
+    report = REPORT.search(verdict.last_line())
+    if not verdict.passed or not report or int(report["grants"]) < porcupine.MIN_GRANTS * SECONDS:
+        raise RuntimeError(f"{program}, seed {seed}, {history}:\n{verdict.output}")
+    shutil.rmtree(folder)
+    return {name: int(number) for name, number in report.groupdict().items()}
+
+
+def main(calls, *only):
+    porcupine.build()
+    servers = only or programs()
+    first = int(os.environ.get("HISTORY_SEED", time.time()))
+    numbers, totals, wrong, lock = itertools.count(), defaultdict(Counter), [], threading.Lock()
+
+    def next_number():
+        with lock:
+            is_done = wrong or sum(total["calls"] for total in totals.values()) >= calls
+            return None if is_done else next(numbers)
+
+    def work():
+        while (number := next_number()) is not None:
+            lap, place = divmod(number, len(servers))
+            try:
+                figures = one_load(servers[place], first + number, suspends=lap % 2 == 1)
+                with lock:
+                    totals[servers[place]].update(figures, loads=1)
+            except Exception as error:
+                wrong.append(str(error))
+
+    started = time.monotonic()
+    with concurrent.futures.ThreadPoolExecutor(CONCURRENT) as pool:
+        for _ in range(CONCURRENT):
+            pool.submit(work)
+    everything = Counter()
+    for program, total in totals.items():
+        everything.update(total)
+        print(f"{program.removeprefix(f'{TARGET}/servers/')}: {', '.join(f'{total[name]:,} {name}' for name in total)}")
+    print(f"together: {', '.join(f'{everything[name]:,} {name}' for name in everything)}")
+    print(f"{len(wrong)} failed loads, in {(time.monotonic() - started) / 60:.0f} min")
+    print("\n".join(wrong))
+    return not wrong
+
+
+if __name__ == "__main__":
+    sys.exit(0 if main(int(sys.argv[1]), *sys.argv[2:]) else 1)
