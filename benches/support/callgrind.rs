@@ -12,13 +12,14 @@ use std::sync::Mutex;
 
 use super::machine::cores;
 use super::paths::Path;
+use super::server::Server;
 use super::{unless_quick, Outcome};
 
 /// Number of rounds before counting begins, so that the first allocations are not counted.
-pub const WARM_UP: u32 = 100;
+const WARM_UP: u32 = 100;
 
 /// The number of parts of equal length that are counted.
-pub const PARTS: u32 = 4;
+const PARTS: u32 = 4;
 
 /// Returns the instructions of each path.
 pub fn measure(paths: &[&Path]) -> Outcome<Vec<f64>> {
@@ -42,14 +43,30 @@ pub fn measure(paths: &[&Path]) -> Outcome<Vec<f64>> {
 fn per_round(path: &Path) -> Outcome<f64> {
     let mut stage = path.stage.prepare()?;
     let mut play = stage.player(path.calls)?;
-    play(0..WARM_UP)?;
-    let rounds = unless_quick(2000, 400) / PARTS;
-    let mut least = u64::MAX;
-    for part in 0..PARTS {
-        let first = WARM_UP + part * rounds;
-        least = least.min(stage.server.count(|| play(first..first + rounds))?.instructions);
+    let mut played = 0;
+    let (part, rounds) = least_part(&mut stage.server, unless_quick(2000, 400), |rounds| {
+        let first = played;
+        played += rounds;
+        play(first..played)
+    })?;
+    Ok(part.instructions as f64 / f64::from(rounds))
+}
+
+/// Lets `play` some rounds for warming up, and then this number of rounds in parts. Returns the part with the fewest
+/// instructions, and the number of its rounds.
+pub fn least_part(
+    server: &mut Server,
+    rounds: u32,
+    mut play: impl FnMut(u32) -> Outcome<()>,
+) -> Outcome<(Part, u32)> {
+    play(WARM_UP)?;
+    let rounds = rounds / PARTS;
+    let mut least: Option<Part> = None;
+    for _ in 0..PARTS {
+        let part = server.count(|| play(rounds))?;
+        least = least.into_iter().chain([part]).min_by_key(|part| part.instructions);
     }
-    Ok(least as f64 / f64::from(rounds))
+    Ok((least.ok_or("no part was counted")?, rounds))
 }
 
 /// The instructions and function calls of a part of a run, from a profile of callgrind.

@@ -209,25 +209,26 @@ pub const PAIR_LOGGED: Path = Path { name: "ACQUIRE + RELEASE, AOF and replica",
 pub const PAIR_LOGGED_QUIET: Path =
     Path { name: "ACQUIRE + RELEASE, AOF and replica, no message", stage: LoggedQuiet, calls: LOCK };
 
-/// A pair and the commands that replace the compare-and-delete script on newer servers, if these servers are present.
-pub const NEWER: [(Flavor, Path, Path); 2] = [
+/// A server, the pair on it, and the commands that replace the compare-and-delete script there.
+pub type Newer = (Flavor, Path, Path);
+
+const fn newer(flavor: Flavor, pair: &'static str, other: (&'static str, &'static [&'static str])) -> Newer {
     (
+        flavor,
+        Path { name: pair, stage: WithModuleOf(flavor), calls: LOCK },
+        Path { name: other.0, stage: BareOf(flavor), calls: OneClient(other.1) },
+    )
+}
+pub const NEWER: [Newer; 2] = [
+    newer(
         Flavor::Redis8_6,
-        Path { name: "ACQUIRE + RELEASE, Redis 8.6", stage: WithModuleOf(Flavor::Redis8_6), calls: LOCK },
-        Path {
-            name: "SET NX PX + DELEX IFEQ, Redis 8.6",
-            stage: BareOf(Flavor::Redis8_6),
-            calls: OneClient(&["SET k $owner NX PX 30000", "DELEX k IFEQ $owner"]),
-        },
+        "ACQUIRE + RELEASE, Redis 8.6",
+        ("SET NX PX + DELEX IFEQ, Redis 8.6", &["SET k $owner NX PX 30000", "DELEX k IFEQ $owner"]),
     ),
-    (
+    newer(
         Flavor::Valkey9,
-        Path { name: "ACQUIRE + RELEASE, Valkey 9", stage: WithModuleOf(Flavor::Valkey9), calls: LOCK },
-        Path {
-            name: "SET NX PX + DELIFEQ, Valkey 9",
-            stage: BareOf(Flavor::Valkey9),
-            calls: OneClient(&["SET k $owner NX PX 30000", "DELIFEQ k $owner"]),
-        },
+        "ACQUIRE + RELEASE, Valkey 9",
+        ("SET NX PX + DELIFEQ, Valkey 9", &["SET k $owner NX PX 30000", "DELIFEQ k $owner"]),
     ),
 ];
 

@@ -6,7 +6,7 @@
 //!
 //! Each call is sent while the server sleeps, as with [`Pace::WhenServerSleeps`](super::ring::Pace).
 
-use super::callgrind::{Part, PARTS, WARM_UP};
+use super::callgrind::least_part;
 use super::clients::owner;
 use super::machine;
 use super::server::{Server, Setup};
@@ -99,14 +99,8 @@ impl SessionRing {
 pub fn count(clients: usize, locks: u64) -> Outcome<HandOver> {
     let mut server = Contender::Module.start(Setup::new().under_callgrind())?;
     let mut ring = SessionRing::start(&server, clients, locks)?;
-    ring.hand_over(WARM_UP)?;
-    let times = u32::try_from(clients)?.max(unless_quick(2000, 400)) / PARTS;
-    let mut least: Option<Part> = None;
-    for _ in 0..PARTS {
-        let part = server.count(|| ring.hand_over(times))?;
-        least = least.into_iter().chain([part]).min_by_key(|part| part.instructions);
-    }
-    let part = least.ok_or("no part was counted")?;
+    let times = u32::try_from(clients)?.max(unless_quick(2000, 400));
+    let (part, times) = least_part(&mut server, times, |times| ring.hand_over(times))?;
     let each = |total: u64| total as f64 / (f64::from(times) * locks as f64);
     Ok(HandOver { instructions: each(part.instructions), cycles: each(part.calls_of("epoll_wait")) })
 }

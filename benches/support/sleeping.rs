@@ -3,7 +3,7 @@
 //! The server's cost of a hand-over among sleeping programs: clients sleep until they get a reply, and the server sleeps
 //! between any two calls. Compares redis-lock with the floor, a module that only queues clients and unblocks them.
 
-use super::callgrind::{Part, PARTS, WARM_UP};
+use super::callgrind::least_part;
 use super::clients::{floor_calls, native_calls, renewed_calls};
 use super::ring::{Pace, Ring};
 use super::server::{floor_module, Server, Setup};
@@ -68,14 +68,8 @@ pub fn count(contender: Contender, clients: usize) -> Outcome<HandOver> {
     let mut server = contender.start(Setup::new().under_callgrind())?;
     let mut ring = contender.ring(&mut server, clients)?;
     let pace = Pace::WhenServerSleeps(server.id());
-    ring.hand_over(WARM_UP, pace)?;
-    let times = u32::try_from(clients)?.max(unless_quick(2000, 400)) / PARTS;
-    let mut least: Option<Part> = None;
-    for _ in 0..PARTS {
-        let part = server.count(|| ring.hand_over(times, pace))?;
-        least = least.into_iter().chain([part]).min_by_key(|part| part.instructions);
-    }
-    let part = least.ok_or("no part was counted")?;
+    let times = u32::try_from(clients)?.max(unless_quick(2000, 400));
+    let (part, times) = least_part(&mut server, times, |times| ring.hand_over(times, pace))?;
     let each = |total: u64| total as f64 / f64::from(times);
     let cycles = each(part.calls_of("epoll_wait"));
     // The release and the next acquire take one iteration each.

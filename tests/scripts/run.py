@@ -67,12 +67,17 @@ class Result(NamedTuple):
         return f"{self.seconds:6.1f} s {self.cpu:6.1f} s  {self.test.name}"
 
 
+def server_list():
+    """The words about each server in list.rs: name, variant, kind, program, package, necessity and run."""
+    lines = (ROOT / "tests/kit/src/server/list.rs").read_text().splitlines()
+    found = [line.replace('"', "").split()[1:-1] for line in lines if re.match(r" *\{ [a-z0-9_]+ .*\}$", line)]
+    assert found, "no servers in the list"
+    return found
+
+
 def servers(run):
     """The names of the servers in list.rs that belong to a run, in their order."""
-    lines = (ROOT / "tests/kit/src/server/list.rs").read_text().splitlines()
-    found = [line.split() for line in lines if re.match(r" *\{ [a-z0-9_]+ .*\}$", line)]
-    assert found, "no servers in the list"
-    return [words[1] for words in found if words[-2] == run]
+    return [words[0] for words in server_list() if words[-1] == run]
 
 
 # Maps a server's run in list.rs to the runs of SMOKE files, of other tests, and of tests that start clients.
