@@ -13,7 +13,7 @@ const (
 	// replyGrace is the extra time for the reply to a call that waits in the server.
 	replyGrace = time.Second
 	// retryPause and maxRetryPause are the first and the longest pause before a call is repeated.
-	// After failures the reader pauses for a random time. It is limited by reconnectPause at first, then by maxRetryPause.
+	// The reader pauses for a random time. After a failure without a reply, the limit of the first pause is reconnectPause.
 	retryPause, reconnectPause, maxRetryPause = 50 * time.Millisecond, 500 * time.Millisecond, time.Second
 )
 

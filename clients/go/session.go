@@ -152,15 +152,14 @@ func (s *session) exchange(ctx context.Context, client *redis.Client, calls ...*
 func (s *session) read() {
 	defer close(s.ended)
 	defer s.locks.lock()()
-	first := max(retryPause, min(reconnectPause, s.locks.grace/3))
-	for pause := first; !s.isClosed; {
-		hasPaused := s.id != "" && pause > first
+	var pause, last time.Duration
+	for !s.isClosed {
 		err := s.turn()
 		if err != nil && s.err == nil {
 			s.failing = time.Now()
 		}
 		if s.err = err; err == nil {
-			pause = first
+			last = 0
 			continue
 		}
 		if err.is("NOSESSION", "LATE") {
@@ -184,12 +183,16 @@ func (s *session) read() {
 			delete(s.locks.sessions, s.name)
 			s.close()
 		}
-		if hasPaused && err.is("NOSESSION") {
-			// The pause before this connection was enough.
-			continue
+		first := retryPause
+		if err.is("") {
+			// Other clients may have lost their connections at the same moment.
+			first = max(first, min(reconnectPause, s.locks.grace/3))
+		}
+		pause = min(2*pause, maxRetryPause)
+		if first != last {
+			pause, last = first, first
 		}
 		_ = s.locks.wait(context.Background(), s.closing, time.Now().Add(time.Duration(rand.Int63n(int64(pause)))))
-		pause = min(2*pause, maxRetryPause)
 	}
 	s.endAll()
 }

@@ -57,8 +57,9 @@ export class Session {
   #error: LockError | undefined;
   /** When the present failures began. */
   #failing = Infinity;
-  /** The limit of the last random pause, or 0 without a failure. */
+  /** The limit of the last random pause, and of the first one after the same kind of failure: 0 without a failure. */
   #pause = 0;
+  #firstPause = 0;
   /** Granted by an event. The callers continue once the next `LOCK.EVENTS` is sent (R1). */
   #granted: Acquire[] = [];
   #beat = 0;
@@ -322,14 +323,12 @@ export class Session {
   /** Heartbeat, events and losses: the only loop. */
   async #read(): Promise<void> {
     while (!this.closed) {
-      const hasPaused = this.id !== '' && this.#pause > 0;
       try {
         await this.#turn();
-        [this.#failing, this.#pause, this.#error] = [Infinity, 0, undefined];
+        [this.#failing, this.#firstPause, this.#error] = [Infinity, 0, undefined];
       } catch (error) {
         this.#fail(error instanceof LockError ? error : new UnavailableError('the session failed', { cause: error }));
-        // The pause before this connection was enough.
-        if (!hasPaused || !(error instanceof NoSession)) await this.#sleep();
+        await this.#sleep(error instanceof NoReply);
       }
     }
   }
@@ -357,9 +356,11 @@ export class Session {
     }
   }
 
-  async #sleep(): Promise<void> {
-    const first = Math.max(RETRY_PAUSE, Math.min(RECONNECT_PAUSE, this.core.options.grace / 3));
-    this.#pause = Math.min(2 * this.#pause || first, MAX_RETRY_PAUSE);
+  async #sleep(isDisconnected: boolean): Promise<void> {
+    // Other clients may have lost their connections at the same moment.
+    const first = isDisconnected ? Math.max(RETRY_PAUSE, Math.min(RECONNECT_PAUSE, this.core.options.grace / 3)) : RETRY_PAUSE;
+    this.#pause = first === this.#firstPause ? Math.min(2 * this.#pause, MAX_RETRY_PAUSE) : first;
+    this.#firstPause = first;
     if (!this.closed) await this.#closing.wait(now() + Math.random() * this.#pause);
   }
 

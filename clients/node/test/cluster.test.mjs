@@ -104,8 +104,9 @@ for (const [name, library] of Object.entries(CLIENTS)) {
       await assert.rejects(locks.lock([LOW, HIGH]).acquire(), { kind: 'misuse' });
     });
 
-    test('a key without a node delays no other hold', async () => {
+    test('a key without a node delays no other hold', async (context) => {
       const impatient = new Locks(client, { ttl: 700, grace: 200 });
+      context.after(() => impatient.close());
       const slot = await nodes[0].admin.call('CLUSTER', 'KEYSLOT', LOW);
       const [low, kept] = [
         await impatient.lock(LOW, { lease: 60_000 }).acquire(), await impatient.lock(KEPT, { lease: 60_000 }).acquire(),
@@ -119,7 +120,6 @@ for (const [name, library] of Object.entries(CLIENTS)) {
       await nodes[0].admin.call('CLUSTER', 'ADDSLOTS', slot);
       await until(() => low.validFor > 0, 'the declaration of the other hold');
       await Promise.all([low.release(), kept.release()]);
-      await impatient.close();
     });
 
     test('a failover of a node keeps a hold and a wait', async () => {
@@ -172,23 +172,24 @@ for (const [name, library] of Object.entries(CLIENTS)) {
       await moveSlot(nodes[1], nodes[0], LOW);
     });
 
-    test('an old wait without a limit follows its slot', async () => {
-      const impatient = new Locks(client, { patience: 1000 });
+    test('an old wait without a limit follows its slot', async (context) => {
+      const impatient = new Locks(client, { patience: 3000 });
+      context.after(() => impatient.close());
       const hold = await impatient.lock(LOW).acquire();
       const wait = impatient.lock(LOW).acquire();
       wait.catch(() => undefined);
       // The wait is older than the patience.
-      await sleep(1100);
+      await sleep(3100);
       await moveSlot(nodes[0], nodes[1], LOW);
       await until(async () => (await nodes[1].waiters(LOW)) === 1, 'the wait at the new node');
       await hold.release();
       await (await wait).release();
-      await impatient.close();
       await moveSlot(nodes[1], nodes[0], LOW);
     });
 
-    test('a new node that confirms late loses no hold', async () => {
+    test('a new node that confirms late loses no hold', async (context) => {
       const fresh = new Locks(client);
+      context.after(() => fresh.close());
       const hold = await fresh.lock(LOW).acquire();
       const refused = async () => Number(/NOREPLICAS:count=(\d+)/.exec(await nodes[1].admin.info('errorstats'))?.[1] ?? 0);
       const before = await refused();
@@ -198,7 +199,6 @@ for (const [name, library] of Object.entries(CLIENTS)) {
       await nodes[1].writes(true);
       await until(() => hold.validFor > 0, 'the declaration');
       await hold.release();
-      await fresh.close();
       await moveSlot(nodes[1], nodes[0], LOW);
     });
 

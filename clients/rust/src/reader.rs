@@ -24,19 +24,16 @@ const EVENTS_BLOCK: Duration = Duration::from_secs(1);
 const EVENTS_COUNT: usize = 1000;
 /// Limit for the last calls of a session.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
-/// Limit for the first random pause after a failure. [`MAX_RETRY_PAUSE`] limits the later ones.
+/// Limit for the first random pause after a failure without a reply.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
 
 impl Core {
     /// Keeps the session on a node alive, until the locks are closed or the node is gone for long.
     pub(crate) async fn read(self: Arc<Self>, node: Arc<Node>, _alive: mpsc::Sender<()>) {
-        let first_pause = (self.settings.grace / 3).clamp(RETRY_PAUSE, RECONNECT_PAUSE);
-        let mut pause = first_pause;
+        let (mut pause, mut last) = (Duration::ZERO, Duration::ZERO);
         while !self.closing.is_open() {
-            let has_paused = pause > first_pause
-                && self.update(|state| state.session(&node).is_some_and(|session| !session.id.is_empty()));
             let Err(error) = self.turn(&node).await else {
-                pause = first_pause;
+                last = Duration::ZERO;
                 continue;
             };
             if let Some(on_error) = &self.settings.on_error {
@@ -73,12 +70,14 @@ impl Core {
             if is_gone.is_some() {
                 return node.disconnect().await;
             }
-            if has_paused && error.is("NOSESSION") {
-                // The pause before this connection was enough.
-                continue;
-            }
+            let first = match error.code() {
+                Some(_) => RETRY_PAUSE,
+                // Other clients may have lost their connections at the same moment.
+                None => (self.settings.grace / 3).clamp(RETRY_PAUSE, RECONNECT_PAUSE),
+            };
+            pause = if first == last { MAX_RETRY_PAUSE.min(2 * pause) } else { first };
+            last = first;
             self.closing.limit(sleep(pause * uuid::Uuid::new_v4().as_fields().0 / u32::MAX)).await;
-            pause = MAX_RETRY_PAUSE.min(2 * pause);
         }
         self.end_all(&node).await;
     }

@@ -374,17 +374,16 @@ class Session:
 
     async def _read(self) -> None:
         """Heartbeat, events and losses: the only loop."""
-        first_pause = max(RETRY_PAUSE, min(RECONNECT_PAUSE, self.options.grace / 3))
-        failing, pause = math.inf, first_pause
+        reconnect_pause = max(RETRY_PAUSE, min(RECONNECT_PAUSE, self.options.grace / 3))
+        failing, pause, first = math.inf, 0.0, 0.0
         try:
             while not self.closed:
-                has_paused, is_gone = bool(self.id) and pause > first_pause, False
+                last, first = first, RETRY_PAUSE
                 try:
                     await self._turn()
-                    failing, pause, self._error, self._failed = math.inf, first_pause, None, False
+                    failing, first, self._error, self._failed = math.inf, 0.0, None, False
                     continue
                 except NoSession:
-                    is_gone = True
                     self._forget_id()
                     # The connections for calls may lead to a former primary.
                     await self.io.disconnect()
@@ -395,6 +394,9 @@ class Session:
                         self._end_renewed("late")
                 except Exception as failure:
                     error = failure
+                    if isinstance(error, NoReply):
+                        # Other clients may have lost their connections at the same moment.
+                        first = reconnect_pause
                     if not isinstance(error, LockError):
                         log.exception("the session failed")
                         error = Unavailable(f"the session failed: {error}")
@@ -407,10 +409,9 @@ class Session:
                 self._check_clock()
                 if self.io.node.name:
                     await self._leave_node()
-                # The pause before this connection was enough.
-                if not self.closed and not (has_paused and is_gone):
+                if not self.closed:
+                    pause = min(2 * pause, MAX_RETRY_PAUSE) if first == last else first
                     await self._closing.wait(uniform(0, pause))
-                    pause = min(2 * pause, MAX_RETRY_PAUSE)
             await self._end_all()
             await self.io.close()
         finally:

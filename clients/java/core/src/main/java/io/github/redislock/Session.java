@@ -34,9 +34,9 @@ final class Session {
     static final long REPLY_GRACE = TimeUnit.SECONDS.toNanos(1);
     /** The pause before a call is repeated. */
     static final long RETRY_PAUSE = TimeUnit.MILLISECONDS.toNanos(50);
-    /** The limits of the reader's first and its longest random pause after a failure. */
+    /** The limit of the reader's first random pause after a failure without a reply. */
     static final long RECONNECT_PAUSE = TimeUnit.MILLISECONDS.toNanos(500);
-
+    /** The limit of its later pauses. */
     static final long MAX_RETRY_PAUSE = TimeUnit.SECONDS.toNanos(1);
     /** Limit for the last call of a session. */
     static final long CLOSE_TIMEOUT = TimeUnit.SECONDS.toNanos(1);
@@ -340,14 +340,13 @@ final class Session {
 
     /** Heartbeat, events and losses: the only loop. */
     private void read() {
-        long first = Math.max(RETRY_PAUSE, Math.min(RECONNECT_PAUSE, locks.settings.grace / 3));
-        long pause = first;
+        long pause = 0;
+        long last = 0;
         while (!locks.locked(() -> isClosed)) {
-            boolean isGone = false;
-            boolean hasPaused = pause > first && locks.locked(() -> id != null);
+            long first = RETRY_PAUSE;
             try {
                 turn();
-                pause = first;
+                last = 0;
                 if (hasMoved) {
                     hasMoved = false;
                     relocate();
@@ -357,19 +356,20 @@ final class Session {
                 LockException error = locks.connector.error(thrown);
                 if (error.is("")) {
                     node.reader().close();
+                    // Other clients may have lost their connections at the same moment.
+                    first = Math.max(first, Math.min(RECONNECT_PAUSE, locks.settings.grace / 3));
                 }
-                isGone = error.is("NOSESSION");
                 locks.update(() -> fail(error));
             }
             if (locks.connector.isCluster()) {
                 relocate();
             }
-            if (hasPaused && isGone) {
-                // The pause before this connection was enough.
-                continue;
+            pause = first == last ? Math.min(2 * pause, MAX_RETRY_PAUSE) : first;
+            last = first;
+            // The call may have used up the wake-up by `close`.
+            if (!locks.locked(() -> isClosed)) {
+                LockSupport.parkNanos((long) (Math.random() * pause));
             }
-            LockSupport.parkNanos((long) (Math.random() * pause));
-            pause = Math.min(2 * pause, MAX_RETRY_PAUSE);
         }
         node.reader().close();
         ended.complete(null);
