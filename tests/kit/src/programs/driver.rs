@@ -151,8 +151,9 @@ impl Package {
 /// Adds the options of Java and the class path. The options make the start faster, because many drivers run at once.
 fn java(command: &mut Command) {
     let built = root().join("target/client-java/redis-lock-driver");
-    command.args(["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto", "-cp"]);
-    command.arg(format!("{0}/classes:{0}/dependency/*", built.display()));
+    command.args(["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto"]);
+    command.arg(format!("-XX:SharedArchiveFile={}/classes.jsa", built.display()));
+    command.args(["-cp", &format!("{0}/*:{0}/dependency/*", built.display())]);
 }
 
 /// A running driver. Dropping this value kills it.
