@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Runs loads with sessions and faults on all servers of the tests, until the clients have made CALLS calls:
+"""Runs loads with sessions and faults on all servers of the tests, until their histories have CALLS calls:
 
     tests/scripts/long_histories.py 10000000
     tests/scripts/long_histories.py 100000 redis-server    only this server
 
-A load takes 30 s on an empty server, and uses every feature. Eight clients make calls, three of them with a session. Clients are
-killed, unblocked and paused. In every second load of a server, SIGSTOP also suspends the clients. The checker of tests/history
-judges each history. A wrong one is kept, and ends the run.
+A load takes 30 s on an empty server. Three of its clients have sessions. Three kinds of loads take turns, see LOADS. The checker
+of tests/history judges each history. A wrong one is kept, and ends the run.
 """
 
 import concurrent.futures
@@ -30,6 +29,14 @@ from porcupine import TARGET
 SECONDS = 30
 # A load keeps its server and its clients busy for half of the time.
 CONCURRENT = 2 * (os.cpu_count() or 1)
+# The options of each kind of load, the delay in milliseconds that the checker tolerates, and whether SIGSTOP suspends the clients.
+FAULTS = ("--scenes", "1", "--faults")
+LOADS = (
+    (FAULTS, 10_000, False),
+    (FAULTS, 10_000, True),
+    # After a fault, any wait may be long. So only a load without faults shows waits that nobody wakes. Its holds last eight seconds.
+    (("--clients", "2", "--scenes", "3"), 2_000, False),
+)
 REPORT = re.compile(
     r"(?P<calls>\d+) calls on (?P<locks>\d+) locks, (?P<grants>\d+) grants, (?P<unknown>\d+) outcomes unknown; "
     r"(?P<holds>\d+) certain holds, (?P<pairs>\d+) pairs compared, .* (?P<violations>\d+) violations"
@@ -46,16 +53,17 @@ def programs():
     return [path for path in paths if shutil.which(path)]
 
 
-def one_load(program, seed, suspends):
+def one_load(program, seed, kind):
     """The figures of a load. Raises an error if its history is wrong."""
-    folder = tempfile.mkdtemp(prefix="history-")
-    history = Path(folder, "history.jsonl")
-    options = ("--sessions", "3", "--scenes", "1", "--faults")
+    options, late, suspends = LOADS[kind]
     with porcupine.server(TARGET / "release/libredis_lock.so", program) as port:
-        verdict = porcupine.load(port, seed, SECONDS, history, *options, stops=random.Random(seed) if suspends else None)
+        folder = tempfile.mkdtemp(prefix="history-")
+        history = Path(folder, "history.jsonl")
+        stops = random.Random(seed) if suspends else None
+        verdict = porcupine.load(port, seed, SECONDS, history, "--sessions", "3", *options, late=late, stops=stops)
     report = REPORT.search(verdict.last_line())
     if not verdict.passed or not report or int(report["grants"]) < porcupine.MIN_GRANTS * SECONDS:
-        raise RuntimeError(f"{program}, seed {seed}, {history}:\n{verdict.output}")
+        raise RuntimeError(f"{program}, load {kind}, seed {seed}, {history}:\n{verdict.output}")
     shutil.rmtree(folder)
     return {name: int(number) for name, number in report.groupdict().items()}
 
@@ -63,6 +71,7 @@ def one_load(program, seed, suspends):
 def main(calls, *only):
     porcupine.build()
     servers = only or programs()
+    assert servers, "no servers"
     first = int(os.environ.get("HISTORY_SEED", time.time()))
     numbers, totals, wrong, lock = itertools.count(), defaultdict(Counter), [], threading.Lock()
 
@@ -75,9 +84,10 @@ def main(calls, *only):
         while (number := next_number()) is not None:
             lap, place = divmod(number, len(servers))
             try:
-                figures = one_load(servers[place], first + number, suspends=lap % 2 == 1)
+                figures = one_load(servers[place], first + number, lap % len(LOADS))
                 with lock:
                     totals[servers[place]].update(figures, loads=1)
+                print(f"load {number}, {servers[place]}: {figures}", flush=True)
             except Exception as error:
                 wrong.append(str(error))
 

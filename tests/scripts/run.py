@@ -47,8 +47,8 @@ RETRIED = ROOT / "tests/retried.txt"
 REPEATS = 3
 MAX_FLAKY = 2
 
-# In seconds. The slowest test takes less, even on a busy machine, except for the soak test with its own duration.
-TIMEOUT = 900 + int(os.environ.get("SOAK_SECONDS", "0"))
+# In seconds. The slowest test takes less, even on a busy machine, except for tests with a duration of their own.
+TIMEOUT = 900 + sum(int(os.environ.get(duration, "0")) for duration in ("SOAK_SECONDS", "WORDS_SECONDS"))
 
 
 class Test(NamedTuple):

@@ -510,11 +510,6 @@ fn every_short_history_matches_the_model() {
 }
 
 #[test]
-fn long_every_history_matches_the_model() {
-    explore_all(30_000);
-}
-
-#[test]
 fn weekly_every_history_matches_the_model() {
     explore_all(80_000);
 }

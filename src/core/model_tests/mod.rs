@@ -386,16 +386,6 @@ fn histories(cases: u32) -> ProptestConfig {
 }
 
 proptest! {
-    #![proptest_config(histories(20_000))]
-
-    /// The comparison of `the_core_is_the_model`, for rarer combinations.
-    #[test]
-    fn long_the_core_is_the_model(ops in prop::collection::vec(op(), 1..120), notifies_owners in any::<bool>()) {
-        compare(&ops, notifies_owners)?;
-    }
-}
-
-proptest! {
     #![proptest_config(histories(60_000))]
 
     /// The comparison of `the_core_is_the_model`, for combinations that occur in one of ten thousand

@@ -303,19 +303,9 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(histories(5_000))]
-
-    /// The comparison of `sessions_are_the_model`, for rarer combinations.
-    #[test]
-    fn long_sessions_are_the_model(ops in prop::collection::vec(op(), 1..120), notifies_owners in any::<bool>()) {
-        compare(&ops, notifies_owners)?;
-    }
-}
-
-proptest! {
     #![proptest_config(histories(15_000))]
 
-    /// The comparison of `sessions_are_the_model`, for combinations that are rarer still.
+    /// The comparison of `sessions_are_the_model`, for rarer combinations.
     #[test]
     fn weekly_sessions_are_the_model(ops in prop::collection::vec(op(), 1..120), notifies_owners in any::<bool>()) {
         compare(&ops, notifies_owners)?;
