@@ -106,6 +106,8 @@ impl Jvm {
         let (warm_up_ms, ms) = (warm_up.as_millis(), time.as_millis());
         let race = format!("race {locks} {clients} {threads} {warm_up_ms} {ms}");
         let thread = self.0.thread_of("shared", "main");
-        RaceAnswer::parse(&thread.start(&race).with_more_time(warm_up + time).wait())
+        // At the end, each thread still gets its lock once.
+        let rest = warm_up + time + Duration::from_millis(500) * u32::try_from(threads)?;
+        RaceAnswer::parse(&thread.start(&race).with_more_time(rest).wait())
     }
 }

@@ -89,9 +89,10 @@ var transientCodes = []string{
 func classify(err error) *Error {
 	var reply redis.Error
 	switch {
-	case err == nil || errors.Is(err, redis.Nil):
+	case err == nil || err == redis.Nil:
 		return nil
-	case !errors.As(err, &reply):
+	// A Sentinel without the primary causes an error that contains Nil.
+	case errors.Is(err, redis.Nil) || !errors.As(err, &reply):
 		return noReply(err)
 	}
 	text := reply.Error()

@@ -9,3 +9,6 @@ func (l *Locks) UseClient(client *redis.ClusterClient) {
 	defer l.lock()()
 	l.clientOf, l.cluster = client.MasterForKey, client
 }
+
+// IsReply returns whether an error of go-redis is a reply, and not an error.
+func IsReply(err error) bool { return classify(err) == nil }

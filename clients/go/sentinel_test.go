@@ -17,6 +17,13 @@ import (
 	lock "github.com/redis-lock/redis-lock/clients/go"
 )
 
+// Newer versions of go-redis make such an error if a Sentinel does not know the primary.
+func TestErrorAroundNilIsNoReply(t *testing.T) {
+	if !lock.IsReply(redis.Nil) || lock.IsReply(fmt.Errorf("redis: all sentinels are unreachable: %w", redis.Nil)) {
+		t.Fatal("only Nil itself is a reply")
+	}
+}
+
 // A failover client leads to whichever server is the primary.
 func TestItFollowsThePrimary(t *testing.T) {
 	primary := start(t)

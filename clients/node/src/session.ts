@@ -21,7 +21,7 @@ import { ms, type Request } from './request.js';
 const EVENTS_BLOCK = 1000;
 /** Maximum number of events in a reply. A full reply confirms nothing (R2). */
 const EVENTS_COUNT = 1000;
-/** The pause before a call is repeated, and the limits of the reader's first and its longest random pause after a failure. */
+/** The first pause before a call is repeated, that of a reader without a reply, and the longest one. Those of a reader are random. */
 const [RETRY_PAUSE, RECONNECT_PAUSE, MAX_RETRY_PAUSE] = [50, 500, 1000];
 /** Limit for the last calls of a session. */
 const CLOSE_TIMEOUT = 1000;
@@ -57,7 +57,7 @@ export class Session {
   #error: LockError | undefined;
   /** When the present failures began. */
   #failing = Infinity;
-  /** The limit of the last random pause, and of the first one after the same kind of failure: 0 without a failure. */
+  /** The limit of the last random pause, and that of the first one after failures of the same kind. */
   #pause = 0;
   #firstPause = 0;
   /** Granted by an event. The callers continue once the next `LOCK.EVENTS` is sent (R1). */

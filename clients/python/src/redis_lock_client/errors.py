@@ -3,7 +3,8 @@
 
 from typing import Optional
 
-from redis.exceptions import AuthenticationError, LockError, LockNotOwnedError, RedisClusterException, RedisError, ResponseError
+from redis.exceptions import AuthenticationError, BusyLoadingError, LockError, LockNotOwnedError, RedisClusterException
+from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 __all__ = ["Busy", "Cancelled", "Deadlock", "LockError", "Lost", "Misuse", "TimedOut", "Unavailable"]
@@ -110,6 +111,8 @@ def of(error: BaseException) -> LockError:
         return error
     if isinstance(error, AuthenticationError):
         return Misuse(str(error))
+    if isinstance(error, BusyLoadingError):
+        return Transient(f"LOADING {error}")
     if not isinstance(error, ResponseError):
         return NoReply(f"no reply from the server: {error}")
     code = code_of(error)

@@ -60,7 +60,7 @@ impl Package {
                 vec!["node".into(), at("target/client-node/driver.mjs")]
             }
             Package::JavaLettuce | Package::JavaJedis => {
-                vec!["java".into(), at("target/client-java/redis-lock-driver/classes")]
+                vec!["java".into(), at("target/client-java/redis-lock-driver/classes.jsa")]
             }
         };
         program.iter().filter(|path| path.is_absolute()).all(|path| path.exists()).then_some(program)
