@@ -35,7 +35,10 @@ LANES = (
         Step("mutants-in-histories", "python3 tests/mutants/histories.py"),
     ),
     (
-        Step("small-worlds", f"EXPLORE_STEPS={4_000_000 if LONG else 400_000} cargo test --lib every_short_history_matches -- --nocapture"),
+        Step(
+            "small-worlds",
+            f"EXPLORE_STEPS={4_000_000 if LONG else 400_000} cargo test --lib every_short_history_matches -- --nocapture",
+        ),
         Step(
             "small-worlds-of-sessions",
             f"EXPLORE_SESSION_STEPS={400_000 if LONG else 40_000} cargo test --lib every_short_history_of -- --nocapture",

@@ -29,12 +29,12 @@ from porcupine import TARGET
 SECONDS = 30
 # A load keeps its server and its clients busy for half of the time.
 CONCURRENT = 2 * (os.cpu_count() or 1)
-# The options of each kind of load, the delay in milliseconds that the checker tolerates, and whether SIGSTOP suspends the clients.
+# The options of each kind of load, the delay that the checker tolerates, in milliseconds, and whether SIGSTOP suspends clients.
 FAULTS = ("--scenes", "1", "--faults")
 LOADS = (
     (FAULTS, 10_000, False),
     (FAULTS, 10_000, True),
-    # After a fault, any wait may be long. So only a load without faults shows waits that nobody wakes. Its holds last eight seconds.
+    # After a fault, any wait may be long. So only a load without faults shows a wait that nobody ends. Its holds last 8 s.
     (("--clients", "2", "--scenes", "3"), 2_000, False),
 )
 REPORT = re.compile(

@@ -21,7 +21,7 @@ import { ms, type Request } from './request.js';
 const EVENTS_BLOCK = 1000;
 /** Maximum number of events in a reply. A full reply confirms nothing (R2). */
 const EVENTS_COUNT = 1000;
-/** The first pause before a call is repeated, that of a reader without a reply, and the longest one. Those of a reader are random. */
+/** The first pause before a call is repeated, that of a reader without a reply, and the longest one. A reader's are random. */
 const [RETRY_PAUSE, RECONNECT_PAUSE, MAX_RETRY_PAUSE] = [50, 500, 1000];
 /** Limit for the last calls of a session. */
 const CLOSE_TIMEOUT = 1000;

@@ -28,7 +28,7 @@ EVENTS_BLOCK = 1.0
 EVENTS_COUNT = 1000
 # Extra time for the reply to a call that waits in the server.
 REPLY_GRACE = 1.0
-# The first pause before a call is repeated, that of a reader without a reply, and the longest pause. Those of a reader are random.
+# The first pause before a call is repeated, that of a reader without a reply, and the longest one. A reader's are random.
 RETRY_PAUSE, RECONNECT_PAUSE, MAX_RETRY_PAUSE = 0.05, 0.5, 1.0
 # Limit for the last calls of a session.
 CLOSE_TIMEOUT = 1.0
