@@ -3,8 +3,8 @@
 
 from typing import Optional
 
-from redis.exceptions import AuthenticationError, BusyLoadingError, LockError, LockNotOwnedError, RedisClusterException
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import AuthenticationError, LockError, LockNotOwnedError, RedisClusterException, RedisError, ResponseError
+from redis.exceptions import BusyLoadingError as ServerLoadingError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 __all__ = ["Busy", "Cancelled", "Deadlock", "LockError", "Lost", "Misuse", "TimedOut", "Unavailable"]
@@ -111,7 +111,7 @@ def of(error: BaseException) -> LockError:
         return error
     if isinstance(error, AuthenticationError):
         return Misuse(str(error))
-    if isinstance(error, BusyLoadingError):
+    if isinstance(error, ServerLoadingError):
         return Transient(f"LOADING {error}")
     if not isinstance(error, ResponseError):
         return NoReply(f"no reply from the server: {error}")
