@@ -155,7 +155,8 @@ func (s *session) read() {
 	var pause, last time.Duration
 	for !s.isClosed {
 		err := s.turn()
-		if err != nil && s.err == nil {
+		// With NOSESSION, the server answers again.
+		if err != nil && (s.err == nil || err.is("NOSESSION")) {
 			s.failing = time.Now()
 		}
 		if s.err = err; err == nil {

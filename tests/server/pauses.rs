@@ -66,11 +66,13 @@ fn a_pause_delays_grants(flavor: Flavor) {
 fn waits_time_out_during_a_pause(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
-        a.call("LOCK.ACQUIRE k a PX 50");
-        let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 200");
+        a.call("LOCK.ACQUIRE k a PX 100000");
+        let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 500");
         let c = world.waiting("LOCK.ACQUIRE k c BLOCK 0");
         let mut d = world.waiting("LOCK.ACQUIRE k d BLOCK 0");
-        a.call("CLIENT PAUSE 100000 WRITE");
+        // The lease ends during the pause.
+        a.send_at_once(&["PEXPIRE k 50", "CLIENT PAUSE 100000 WRITE"]);
+        assert_eq!((a.recv(), a.recv()), ("1".into(), "OK".into()));
         assert_eq!(b.recv(), "nil");
         c.close();
         until("c has left", || a.call("LOCK.WAITERS k").matches("owner").count() == 1);

@@ -338,6 +338,8 @@ export class Session {
     this.#wake(this.#granted.splice(0));
     if (error instanceof NoSession || error instanceof Late) {
       [this.id, this.#isUp, this.#safeUntil] = ['', false, -Infinity];
+      // The server answers again.
+      [this.#failing, this.#error] = [now(), undefined];
       // R16: another process uses the id.
       if (error instanceof Late) this.#endRenewed('late');
       for (const acquire of this.#all) if (acquire.isKnown) this.adopt(acquire, 'restarted');

@@ -42,7 +42,9 @@ impl Core {
             let is_ended = error.is("NOSESSION") || error.is("LATE");
             self.update(|state| {
                 let Some(session) = state.session(&node) else { return };
-                let since = session.failure.as_ref().map_or_else(now, |(since, _)| *since);
+                // With `NOSESSION`, the server answers again.
+                let earlier = session.failure.as_ref().filter(|_| !error.is("NOSESSION"));
+                let since = earlier.map_or_else(now, |(since, _)| *since);
                 session.failure = Some((since, error.clone()));
                 if is_ended {
                     (session.id, session.is_up) = ("".into(), false);

@@ -384,6 +384,8 @@ class Session:
                     failing, first, self._error, self._failed = math.inf, 0.0, None, False
                     continue
                 except NoSession:
+                    # The server answers again.
+                    failing, self._error = math.inf, None
                     self._forget_id()
                     # The connections for calls may lead to a former primary.
                     await self.io.disconnect()

@@ -380,7 +380,8 @@ final class Session {
             return;
         }
         failure = error;
-        failing = Math.min(failing, Locks.now());
+        // With NOSESSION, the server answers again.
+        failing = error.is("NOSESSION") ? Locks.now() : Math.min(failing, Locks.now());
         isLong = Locks.now() - failing >= locks.settings.patience;
         if (error.is("NOSESSION") || error.is("LATE")) {
             id = null;

@@ -118,6 +118,11 @@ class SideBySideTest extends OneServerFixture {
     /** A process that counts to a value in the server without an atomic command, and prints how often it did. */
     static final class Counting {
         public static void main(String[] words) {
+            // After an error, Redisson's threads would keep the process alive.
+            Thread.setDefaultUncaughtExceptionHandler((thread, error) -> {
+                error.printStackTrace();
+                Runtime.getRuntime().halt(1);
+            });
             Config config = new Config();
             single(config, words[0]);
             RedissonClient plain = Redisson.create(config);
@@ -157,13 +162,17 @@ class SideBySideTest extends OneServerFixture {
                     .redirectError(ProcessBuilder.Redirect.INHERIT)
                     .start());
         }
-        int total = 0;
-        for (Process each : all) {
-            String said = new String(each.getInputStream().readAllBytes(), java.nio.charset.StandardCharsets.UTF_8);
-            int count = Integer.parseInt(said.split("count ", 2)[1].strip());
-            assertTrue(count > 0);
-            total += count;
+        try {
+            int total = 0;
+            for (Process each : all) {
+                String said = new String(each.getInputStream().readAllBytes(), java.nio.charset.StandardCharsets.UTF_8);
+                int count = Integer.parseInt(said.split("count ", 2)[1].strip());
+                assertTrue(count > 0);
+                total += count;
+            }
+            assertEquals("" + total, server.jedis.get("total"));
+        } finally {
+            all.forEach(Process::destroyForcibly);
         }
-        assertEquals("" + total, server.jedis.get("total"));
     }
 }

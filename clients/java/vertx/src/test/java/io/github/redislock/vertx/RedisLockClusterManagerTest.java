@@ -25,7 +25,8 @@ public class RedisLockClusterManagerTest extends ClusteredAsynchronousLockTest {
     public static void nothingStays() throws Exception {
         Assert.assertEquals("0", server.info("lock_waiters"));
         Assert.assertTrue(server.jedis.keys("vertx:*").isEmpty());
-        Assert.assertNotEquals("0", server.info("lock_waiters_granted"));
+        // If a test is repeated, it is the only one, and perhaps has no waits.
+        Assert.assertTrue(server.jedis.info("commandstats").contains("cmdstat_lock.acquire:"));
         server.close();
     }
 
