@@ -47,10 +47,10 @@ def programs():
     """The servers of the list that can run the module and are installed here."""
     listed = [words[3] for words in tests.server_list() if words[-1] != "too_old"]
     paths = [str(TARGET / "servers" / path) if "/" in path else path for path in listed]
-    for path in paths:
-        if not shutil.which(path):
-            print(f"SKIPPED: {path} is not installed")
-    return [path for path in paths if shutil.which(path)]
+    installed = [path for path in paths if shutil.which(path)]
+    for path in sorted({*paths} - {*installed}):
+        print(f"SKIPPED: {path} is not installed")
+    return installed
 
 
 def one_load(program, seed, kind):
