@@ -83,6 +83,8 @@ pub(crate) enum Error {
     CannotRenew,
     /// Leases are due for renewal, and the call cannot wait for it.
     RenewalsDue,
+    /// `CLIENT UNBLOCK` has ended the wait for a due renewal.
+    Unblocked,
     /// The server refused to block the client.
     CannotBlock,
 }
@@ -213,6 +215,9 @@ impl fmt::Display for Error {
             }
             Error::CannotRenew => {
                 f.write_str("MISCONF server refuses writes, so leases are not renewed; see its log, try again later")
+            }
+            Error::Unblocked => {
+                f.write_str("UNBLOCKED client was unblocked while leases are due for renewal; call LOCK.EVENTS again")
             }
             Error::RenewalsDue => f.write_str("ERR leases are due for renewal; call LOCK.EVENTS outside of MULTI"),
             Error::CannotBlock => f.write_str("ERR client cannot be blocked; call without BLOCK"),

@@ -26,6 +26,7 @@ crate::on_every_server!(
     a_pause_ends_no_session,
     a_long_script_ends_no_session,
     events_wait_for_due_renewals,
+    unblocked_events_confirm_no_due_renewal,
     a_stall_above_the_lease_is_reported,
     events_report_that_renewals_fail,
     refused_writes_end_no_session,
@@ -387,6 +388,42 @@ fn a_stall_above_the_lease_is_reported(flavor: Flavor) {
         assert_eq!(session.recv_events(), Ok(vec![format!("lost {n} expired")]));
         assert_eq!(session.safe_holds(), 0);
         assert_eq!(a.info("lock", "lock_watchdogs"), "0");
+    });
+}
+
+/// R4. A stall delays a renewal, and an operator ends the wait of EVENTS before it. The client may neither rely on the hold,
+/// nor take the error as a second process with its ID.
+fn unblocked_events_confirm_no_due_renewal(flavor: Flavor) {
+    if !flavor.may_unblock() {
+        return;
+    }
+    with_sessions(flavor, |world| {
+        let (mut operator, mut stalls) = (world.client(), world.client());
+        let mut session = Session::open(world, TTL, 1_000);
+        let n = session.acquire("k", "s", "WATCHDOG PX 6000").0;
+        let unblock = format!("CLIENT UNBLOCK {}", session.reader.id);
+        // During the first stall, the calls arrive. The server then runs them without serving its timers in between. If it
+        // runs the operator's call first, nothing is blocked yet.
+        until("EVENTS is unblocked", || {
+            let mut probe = world.client();
+            stalls.send("DEBUG SLEEP 0.5");
+            until_stalled(&mut probe);
+            session.reader.send("DEBUG SLEEP 3");
+            session.send_events(300);
+            operator.send(&unblock);
+            assert_eq!([stalls.recv(), session.reader.recv()], ["OK", "OK"]);
+            let (is_unblocked, reply) = (operator.recv() == "1", session.recv_events());
+            if is_unblocked {
+                let error = reply.unwrap_err();
+                assert!(error.starts_with("UNBLOCKED client was unblocked while leases are due"), "{error}");
+            } else {
+                assert_eq!(reply, Ok(Vec::new()));
+            }
+            is_unblocked
+        });
+        assert_eq!(session.events(0), [""; 0]);
+        assert!(operator.number("PTTL k") > 4_000, "EVENTS confirms a hold before its renewal");
+        assert_eq!(session.release(n), "0");
     });
 }
 

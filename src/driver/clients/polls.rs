@@ -42,6 +42,8 @@ pub(crate) enum PollOutcome {
     Events,
     /// A newer EVENTS of the session has replaced it while a renewal was due.
     Late,
+    /// `CLIENT UNBLOCK` has ended it while a renewal was due.
+    Unblocked,
     /// The client has left, or already has a reply.
     Gone,
     NoSession,

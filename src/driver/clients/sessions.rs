@@ -178,33 +178,47 @@ fn begin_event(ctx: Ctx<'_>, seq: u64, kind: &[u8], n: u64) {
     ctx.reply_integer(n.cast_signed());
 }
 
+/// Replies to a blocked EVENTS that has ended.
+fn reply_outcome(driver: &mut Driver, ctx: Ctx<'_>, session: SessionKey, count: usize, outcome: PollOutcome) {
+    let error = match outcome {
+        PollOutcome::Events => return reply_events(driver, ctx, session, count),
+        PollOutcome::Waiting | PollOutcome::Gone => return,
+        PollOutcome::Late => Error::Late,
+        PollOutcome::Unblocked => Error::Unblocked,
+        PollOutcome::NoSession => Error::NoSession,
+        PollOutcome::Demoted => Error::Demoted,
+        PollOutcome::CannotRenew => Error::CannotRenew,
+    };
+    ctx.reply_error(&error.to_string());
+}
+
 /// The server's callbacks for blocked EVENTS calls.
 struct Callbacks;
 
 impl BlockedClient for Callbacks {
     fn reply(ctx: Ctx<'_>, token: u64) {
         with(ctx, |driver| {
-            let Some((session, count, outcome)) = driver.polls.call(token) else { return };
-            let error = match outcome {
-                PollOutcome::Events => return reply_events(driver, ctx, session, count),
-                PollOutcome::Waiting | PollOutcome::Gone => return,
-                PollOutcome::Late => Error::Late,
-                PollOutcome::NoSession => Error::NoSession,
-                PollOutcome::Demoted => Error::Demoted,
-                PollOutcome::CannotRenew => Error::CannotRenew,
-            };
-            ctx.reply_error(&error.to_string());
+            if let Some((session, count, outcome)) = driver.polls.call(token) {
+                reply_outcome(driver, ctx, session, count, outcome);
+            }
         });
     }
 
     fn timed_out(ctx: Ctx<'_>, handle: ClientHandle) {
-        with(ctx, |driver| match driver.polls.session_of(handle) {
-            Some((session, count)) if !driver.locks.renewals_are_due(ctx.now()) => {
-                reply_events(driver, ctx, session, count);
+        with(ctx, |driver| {
+            if let Some((session, count, outcome)) = driver.polls.call(handle.token()) {
+                let outcome = match outcome {
+                    // The client may not rely on its holds while a renewal is due (R4).
+                    PollOutcome::Waiting if driver.locks.renewals_are_due(ctx.now()) => {
+                        PollOutcome::Unblocked
+                    }
+                    PollOutcome::Waiting => PollOutcome::Events,
+                    ended => ended,
+                };
+                reply_outcome(driver, ctx, session, count, outcome);
             }
-            _ => ctx.reply_error(&Error::Late.to_string()),
+            leave(driver, handle);
         });
-        with(ctx, |driver| leave(driver, handle));
     }
 
     fn disconnected(ctx: Ctx<'_>, handle: ClientHandle) {
