@@ -61,6 +61,8 @@ pub(crate) enum Error {
     Cancelled,
     /// A call for several locks has an ID that was used with other keys.
     OtherKeys,
+    /// Only some of the locks have a grant of this request: it had other keys, or a connection has ended its other holds.
+    GrantedInPart,
     /// Waiting would never end; the text is the cycle.
     Deadlock(String),
     /// An argument is wrong; the text is the whole error without its prefix.
@@ -189,6 +191,9 @@ impl fmt::Display for Error {
                 "UNBLOCKED the same request was sent again on another connection; wait for the reply there",
             ),
             Error::Cancelled => f.write_str(CANCELLED),
+            Error::GrantedInPart => f.write_str(
+                "ERR ID was used before with other keys, or one of its holds ended with a connection; use another ID",
+            ),
             Error::OtherKeys => f.write_str("ERR ID was used before with other keys; use another ID"),
             Error::Deadlock(cycle) => write!(f, "DEADLOCK waiting could never end: {cycle}"),
             Error::Argument(text) => write!(f, "ERR {text}"),

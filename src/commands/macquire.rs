@@ -143,7 +143,7 @@ fn check_locks(ctx: Ctx<'_>, call: &Call<'_>, patience: WaitPolicy, now: Now) ->
     }
     match busy {
         _ if replies.len() == call.keys.len() => Ok(Availability::Repeats(replies)),
-        _ if !replies.is_empty() => Err(Error::OtherKeys),
+        _ if !replies.is_empty() => Err(Error::GrantedInPart),
         Some(at) => Ok(Availability::Busy { at, quarantined: !known_busy, is_full: any_full }),
         None => Ok(Availability::Available),
     }

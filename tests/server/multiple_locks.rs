@@ -31,6 +31,7 @@ crate::on_every_server!(
     a_handed_over_lock_is_not_announced,
     macquire_combines_with_other_options,
     a_retry_counts_once,
+    a_retry_after_the_end_of_some_holds_is_refused,
     cancel_ends_the_wait_or_releases,
     cancel_after_the_reply_releases_one_lock,
     cancel_before_the_reply_releases_all,
@@ -396,6 +397,28 @@ fn a_retry_counts_once(flavor: Flavor) {
         assert_eq!(a.call("LOCK.MACQUIRE 2 a b me PX 100000 ID 3"), "[1, 1]");
         assert!(behind.has_nothing());
         behind.close();
+    });
+}
+
+/// The owner's hold of one lock ends with a connection, so a retry there would be a new call. The other hold stays.
+fn a_retry_after_the_end_of_some_holds_is_refused(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let (mut a, mut first) = (world.client(), world.client());
+        let acquire = "LOCK.MACQUIRE 2 a b me PX 100000 ID 1";
+        assert_eq!(first.call("LOCK.ACQUIRE b me PX 100000 EPHEMERAL"), "1");
+        assert_eq!(first.call(acquire), "[1, 2]");
+        first.close();
+        until("the holds of b have ended", || a.call("EXISTS b") == "0");
+        for _ in 0..2 {
+            let reply = a.call(acquire);
+            assert!(
+                reply.starts_with("ERR ID was used before with other keys, or one of its holds ended"),
+                "{reply}"
+            );
+            assert_eq!([a.call("EXISTS b"), a.call("LOCK.CHECK a OWNER me")], ["0", "1"]);
+        }
+        assert_eq!([a.call("LOCK.CANCEL a me ID 1"), a.call("LOCK.CANCEL b me ID 1")], ["1", "0"]);
+        assert_eq!(a.call("LOCK.MACQUIRE 2 a b me PX 100000 ID 2"), "[1, 1]");
     });
 }
 

@@ -192,8 +192,26 @@ pub(super) struct History<'a> {
     pub(super) connections: HashMap<u64, Connection>,
     pub(super) faults: Vec<&'a Fault>,
     pub(super) sessions: Sessions<'a>,
+    /// Calls with `EPHEMERAL`, by owner and lock.
+    ephemeral: HashMap<(&'a str, &'a str), Vec<&'a Call>>,
     /// Times at which owners were seen waiting, by lock, owner and ID of the connection.
     sightings: HashMap<(&'a str, &'a str, i64), Times>,
+}
+
+/// The calls that make a hold end with their connection, by owner and lock.
+fn ephemeral<'a>(calls: &[&'a Call]) -> HashMap<(&'a str, &'a str), Vec<&'a Call>> {
+    let mut found: HashMap<_, Vec<&Call>> = HashMap::new();
+    for call in calls.iter().copied().filter(|call| call.command.session().is_none()) {
+        let (ephemeral, owner, keys) = match &call.command {
+            Command::Renew(renew) => (renew.ephemeral, &renew.owner, &renew.keys),
+            Command::Acquire(acquire) => (acquire.ephemeral, &acquire.owner, &acquire.keys),
+            _ => continue,
+        };
+        for key in keys.iter().filter(|_| ephemeral) {
+            found.entry((owner.as_str(), key.as_str())).or_default().push(call);
+        }
+    }
+    found
 }
 
 impl<'a> History<'a> {
@@ -205,6 +223,7 @@ impl<'a> History<'a> {
             connections: HashMap::new(),
             faults: Vec::new(),
             sessions: Sessions::default(),
+            ephemeral: HashMap::new(),
             sightings: HashMap::new(),
         };
         for record in records {
@@ -218,6 +237,7 @@ impl<'a> History<'a> {
         history.calls.sort_by_key(|call| (call.sent, call.number));
         history.connections = connections(records, &history.calls);
         history.sessions = Sessions::new(records, &history.calls);
+        history.ephemeral = ephemeral(&history.calls);
         history.sort_by_lock();
         history
     }
@@ -261,17 +281,9 @@ impl<'a> History<'a> {
     pub(super) fn may_have_disconnected(&self, acquire: &Acquire, calls: &[&Call], by: Micros) -> bool {
         let made = calls.iter().filter_map(|call| reply(call)?.get("owner")?.as_str());
         let owners: Vec<&str> = std::iter::once(acquire.owner.as_str()).chain(made).collect();
-        self.calls.iter().take_while(|call| call.sent <= by).any(|call| {
-            let (ephemeral, owner, keys) = match &call.command {
-                command if command.session().is_some() => return false,
-                Command::Renew(renew) => (renew.ephemeral, &renew.owner, &renew.keys),
-                Command::Acquire(other) => (other.ephemeral, &other.owner, &other.keys),
-                _ => return false,
-            };
-            ephemeral
-                && owners.contains(&owner.as_str())
-                && keys.iter().any(|key| acquire.keys.contains(key))
-                && self.open_until(call.connection) <= by
+        owners.iter().any(|owner| {
+            let of_owner = acquire.keys.iter().filter_map(|key| self.ephemeral.get(&(*owner, key.as_str())));
+            of_owner.flatten().any(|call| call.sent <= by && self.open_until(call.connection) <= by)
         })
     }
 

@@ -205,8 +205,9 @@ pub(super) fn check_calls(history: &History<'_>, limits: &Limits, report: &mut R
                     let cancelled = |key: &String| {
                         cancels.contains_key(&(key.as_str(), acquire.owner.as_str(), id.clone()))
                     };
-                    let in_part = acquire.ephemeral || acquire.keys.iter().any(cancelled);
-                    acquire.several && in_part && error.contains("with this ID was made before")
+                    let in_part = history.may_have_disconnected(acquire, &[call], until)
+                        || acquire.keys.iter().any(cancelled);
+                    acquire.several && in_part && error.contains("ID was used before")
                 }
                 command if is_of_session(command) => in_session(history, call, word),
                 // Its lease may have expired before replicas acknowledged it.
