@@ -6,8 +6,6 @@ import (
 	"context"
 	"errors"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -84,7 +82,7 @@ func TestReadmeRunsAsWritten(t *testing.T) {
 	if len(blocks) != 6 {
 		t.Fatal(len(blocks), "blocks")
 	}
-	compile(t, blocks[0][1])
+	// tests/scripts/first_use.py compiles and runs the first one.
 	for _, block := range blocks[1:] {
 		for _, line := range strings.Split(unindented(block[1]), "\n") {
 			if !strings.Contains(compiled, line) {
@@ -105,22 +103,6 @@ func TestReadmeRunsAsWritten(t *testing.T) {
 	}
 	if counted != 3 || stored[0] == 0 || s.ask("GET", "result") != "42" || !s.isFree("order:42") {
 		t.Fatal(counted, stored)
-	}
-}
-
-// compile compiles a program in an empty module, with the commands of the README, but without a network.
-func compile(t *testing.T, program string) {
-	t.Helper()
-	folder := t.TempDir()
-	if err := os.WriteFile(filepath.Join(folder, "main.go"), []byte(program), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	commands := regexp.MustCompile("(?s)```sh\n(.*?)```").FindStringSubmatch(string(must(os.ReadFile("README.md"))))[1]
-	commands = strings.ReplaceAll(commands, "../redis-lock/clients/go", must(filepath.Abs(".")))
-	shell := exec.Command("sh", "-ec", "go mod init example.test/empty\n"+commands+"go vet .\ngo build -o program .")
-	shell.Dir, shell.Env = folder, append(os.Environ(), "GOFLAGS=-buildvcs=false", "GOPROXY=off", "GOSUMDB=off", "GOWORK=off")
-	if output, err := shell.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, output)
 	}
 }
 
