@@ -192,6 +192,8 @@ lint: ## Checks format, clippy, pyflakes, documentation, English, licenses, vers
 	cargo fmt --all --check
 	cargo fmt --check --manifest-path tests/protocol/Cargo.toml
 	cargo clippy --workspace --all-targets -- -D warnings
+	# The fuzzer includes sources of the module.
+	cargo check --lib --no-default-features --manifest-path tests/fuzz/Cargo.toml --target-dir "$${CARGO_TARGET_DIR:-target}"
 	# A module has no public items, so its documentation links to private ones.
 	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" cargo doc --workspace --no-deps --document-private-items
 

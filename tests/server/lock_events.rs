@@ -433,10 +433,10 @@ fn an_event_does_not_break_a_reply(flavor: Flavor) {
 fn thousands_of_events_arrive_once_each(flavor: Flavor) {
     const LOCKS: usize = 5_000;
     with_events(flavor, |_, a, events| {
-        let mut calls: Vec<String> =
-            (0..LOCKS).map(|key| format!("LOCK.ACQUIRE k{key} o{key} PX 1500")).collect();
-        calls.push("FLUSHALL".to_owned());
-        for (end, calls) in [("expired", &calls[..LOCKS]), ("deleted", &calls)] {
+        for (end, lease, last) in [("expired", 1_500, "PING"), ("deleted", 600_000, "FLUSHALL")] {
+            let mut calls: Vec<String> =
+                (0..LOCKS).map(|key| format!("LOCK.ACQUIRE k{key} o{key} PX {lease}")).collect();
+            calls.push(last.to_owned());
             for some in calls.chunks(1000) {
                 a.send_at_once(&some.iter().map(String::as_str).collect::<Vec<_>>());
                 some.iter().for_each(|_| drop(a.recv()));

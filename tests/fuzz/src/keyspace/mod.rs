@@ -6,10 +6,10 @@
 mod layout;
 #[path = "../../../../src/keyspace/names.rs"]
 mod names;
-#[path = "../../../../src/keyspace/record.rs"]
+#[path = "../../../../src/keyspace/request_record.rs"]
 mod record;
 
-use layout::{fields, has_field, parse, Field};
+use layout::{fields_for, has_field, parse, Field};
 use record::Record;
 
 use crate::core::{Hold, RequestId};
@@ -39,7 +39,7 @@ pub fn read(mut bytes: &[u8]) {
     assert!(holds.iter().all(|hold| hold.expires_at <= EXPIRES_AT), "a lease outlives its key: {stored:?}");
     let exclusive = holds.iter().filter(|hold| hold.exclusive > 0).count();
     assert!(exclusive == 0 || (exclusive == 1 && holds.len() == 1), "an exclusive hold beside another: {stored:?}");
-    let written: Vec<Field> = fields(&holds).into_iter().map(|wanted| wanted.field).collect();
+    let written: Vec<Field> = fields_for(&holds).into_iter().map(|wanted| wanted.field).collect();
     assert!(written.iter().all(|(name, _)| has_field(&holders, name)), "{stored:?} {written:?}");
     // A lease that ends with the key does so after writing, too.
     let again = parse(&written, EXPIRES_AT);
