@@ -65,6 +65,12 @@ class FailoverTest extends Fixture {
         until("the replica follows", () -> replica.info("master_link_status").equals("up"));
     }
 
+    private static void untilReplicated(Server primary, Server replica) throws Exception {
+        until(
+                "the holds are replicated",
+                () -> info(primary, "master_repl_offset").equals(info(replica, "slave_repl_offset")));
+    }
+
     private void startSentinel() throws Exception {
         Server primary = server();
         untilFollows(server("--replicaof", "127.0.0.1 " + primary.port));
@@ -232,9 +238,7 @@ class FailoverTest extends Fixture {
         Server old = servers.get(failing);
         Server replica = servers.get(next);
         until("it waits", () -> info(old, "lock_waiters").equals("1"));
-        until(
-                "the holds are replicated",
-                () -> info(old, "master_repl_offset").equals(info(replica, "slave_repl_offset")));
+        untilReplicated(old, replica);
         old.kill();
         promote.accept(replica);
         until("it waits at the new primary", () -> info(replica, "lock_waiters").equals("1"));
@@ -261,12 +265,13 @@ class FailoverTest extends Fixture {
             renewed.unlock();
             return true;
         });
-        until("it waits", () -> info(servers.get(failing), "lock_waiters").equals("1"));
+        Server old = servers.get(failing);
+        Server replica = servers.get(next);
+        until("it waits", () -> info(old, "lock_waiters").equals("1"));
+        untilReplicated(old, replica);
         until("the hand-over begins", begin);
-        until("the primary follows", () -> info(servers.get(failing), "role").equals("slave"));
-        until(
-                "it waits at the new primary",
-                () -> info(servers.get(next), "lock_waiters").equals("1"));
+        until("the primary follows", () -> info(old, "role").equals("slave"));
+        until("it waits at the new primary", () -> info(replica, "lock_waiters").equals("1"));
         until("the lock is still held", () -> holds(renewed));
         renewed.unlock();
         assertTrue(wait.get(40, SECONDS));
