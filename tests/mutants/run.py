@@ -39,7 +39,7 @@ BUILD = TARGET / "mutants/build"
 CARGO = os.environ.get("CARGO", "cargo")
 
 # In seconds. Without a bug, the slowest of the named tests needs ten seconds of processor time.
-TIMEOUT = 300
+TIMEOUT = 120
 
 ENVIRONMENT = {
     **os.environ,

@@ -391,8 +391,8 @@ fn a_stall_above_the_lease_is_reported(flavor: Flavor) {
     });
 }
 
-/// R4. A stall delays a renewal, and an operator ends the wait of EVENTS before it. The client may neither rely on the hold,
-/// nor take the error as a second process with its ID.
+/// R4. `CLIENT UNBLOCK` ends a blocked EVENTS while a renewal is due. The reply confirms no hold. It is not LATE, as that would
+/// mean that two processes share the session.
 fn unblocked_events_confirm_no_due_renewal(flavor: Flavor) {
     if !flavor.may_unblock() {
         return;
@@ -402,8 +402,8 @@ fn unblocked_events_confirm_no_due_renewal(flavor: Flavor) {
         let mut session = Session::open(world, TTL, 1_000);
         let n = session.acquire("k", "s", "WATCHDOG PX 6000").0;
         let unblock = format!("CLIENT UNBLOCK {}", session.reader.id);
-        // During the first stall, the calls arrive. The server then runs them without serving its timers in between. If it
-        // runs the operator's call first, nothing is blocked yet.
+        // The calls arrive during the first stall, so no timer runs between them. If CLIENT UNBLOCK runs first, nothing is
+        // blocked yet.
         until("EVENTS is unblocked", || {
             let mut probe = world.client();
             stalls.send("DEBUG SLEEP 0.5");
