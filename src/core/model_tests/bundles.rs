@@ -133,9 +133,13 @@ impl Plain {
 
     fn should_be_granted(&self, at: usize) -> bool {
         let wait = &self.waits[at];
-        wait.locks
-            .iter()
-            .all(|lock| self.admits(wait.owner, *lock, wait.mode) && self.ahead(at, *lock).is_empty())
+        // A wait stays behind later ones that have overtaken it, but only while its owner waits in another call.
+        let waits_elsewhere = self.waits.iter().filter(|other| other.owner == wait.owner).count() > 1;
+        let blocks = |lock: usize, first: usize| {
+            waits_elsewhere || self.position(first, lock) < self.position(at, lock)
+        };
+        let is_next = |lock: usize| !self.ahead(at, lock).iter().any(|first| blocks(lock, *first));
+        wait.locks.iter().all(|lock| self.admits(wait.owner, *lock, wait.mode) && is_next(*lock))
     }
 
     fn grant(&mut self, owner: usize, locks: &BTreeSet<usize>, mode: Mode) {

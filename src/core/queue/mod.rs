@@ -13,7 +13,8 @@
 //!    limited member blocks every newcomer behind it. A shared member without a limit blocks exclusive
 //!    requests only.
 //! 6. To resolve a deadlock, a waiter may overtake a member that arrived earlier
-//!    ([`WaitQueue::overtake`](wait_queue::WaitQueue::overtake)). The member is then behind that waiter.
+//!    ([`WaitQueue::overtake`](wait_queue::WaitQueue::overtake)). The member is then behind that waiter, as
+//!    long as its owner waits in another call or for another lock of the bundle.
 //!
 //! Example: `h` holds the lock. Behind it wait the reader `r1`, a bundle with the exclusive member `m`, the
 //! reader `r2` and the writer `w`. When `h` releases, `r1` is granted: it is first and admitted. `m` must

@@ -83,13 +83,17 @@ impl WaitQueue {
         self.places.front().is_none_or(|first| position < first.position)
     }
 
-    /// The wait to serve next. `decidable` returns whether a wait could be decided now. All waits of holders
-    /// are candidates, because they do not block each other. A newcomer is a candidate only if no place ahead
-    /// blocks it.
-    pub(in crate::core) fn next(&self, mut decidable: impl FnMut(WaiterId) -> bool) -> Option<WaiterId> {
+    /// The wait to serve next. `waits_elsewhere` returns whether the owner of a member waits in another call,
+    /// and `decidable` whether a wait could be decided now. All waits of holders are candidates, because they
+    /// do not block each other. A newcomer is a candidate only if no place ahead blocks it.
+    pub(in crate::core) fn next(
+        &self,
+        waits_elsewhere: impl Fn(WaiterId) -> bool,
+        mut decidable: impl FnMut(WaiterId) -> bool,
+    ) -> Option<WaiterId> {
         let first = self.places.front()?;
         if self.members > 0 {
-            return self.next_among_members(decidable);
+            return self.next_among_members(waits_elsewhere, decidable);
         }
         if !first.position.is_holder() {
             return decidable(first.id).then_some(first.id);
@@ -99,14 +103,18 @@ impl WaitQueue {
     }
 
     #[cold]
-    fn next_among_members(&self, mut decidable: impl FnMut(WaiterId) -> bool) -> Option<WaiterId> {
+    fn next_among_members(
+        &self,
+        waits_elsewhere: impl Fn(WaiterId) -> bool,
+        mut decidable: impl FnMut(WaiterId) -> bool,
+    ) -> Option<WaiterId> {
         let mut must_wait = false;
         for (at, place) in self.places.iter().enumerate() {
             let in_turn = place.position.is_holder()
                 || match place.wants.mode {
                     Mode::Exclusive => at == 0,
                     Mode::Shared => !must_wait,
-                } && !self.is_overtaken(place);
+                } && !self.stays_behind(place, &waits_elsewhere);
             if in_turn && decidable(place.id) {
                 return Some(place.id);
             }
@@ -125,21 +133,32 @@ impl WaitQueue {
         // A member that could be granted makes its bundle due, so `decidable` comes last for members. For
         // other waits, `decidable` is the faster check, and the lock is usually unavailable.
         let can_go = |place: &&Place| match place.is_member {
-            true => !self.must_wait(place.position) && decidable(place.id),
-            false => decidable(place.id) && !self.must_wait(place.position),
+            true => !self.must_wait(place.position, &waits_elsewhere) && decidable(place.id),
+            false => decidable(place.id) && !self.must_wait(place.position, &waits_elsewhere),
         };
         overtaking.find(can_go).map(|place| place.id)
     }
 
-    /// Whether a later wait has overtaken this member.
-    fn is_overtaken(&self, member: &Place) -> bool {
-        member.is_member && self.overtakes.of_member(member.id).is_some()
+    /// Whether this member stays behind a later wait that has overtaken it. Not if its owner waits in no other
+    /// call: once its bundle gets all locks, the owner waits for nobody.
+    fn stays_behind(&self, member: &Place, waits_elsewhere: impl Fn(WaiterId) -> bool) -> bool {
+        member.is_member && self.is_overtaken(member.id) && waits_elsewhere(member.id)
     }
 
-    /// Whether a place ahead blocks the wait at this position.
-    pub(in crate::core) fn must_wait(&self, position: Position) -> bool {
+    /// Whether a later wait has overtaken this member.
+    pub(in crate::core) fn is_overtaken(&self, member: WaiterId) -> bool {
+        self.overtakes.of_member(member).is_some()
+    }
+
+    /// Whether the wait at this position must not be served yet, because of another place. `waits_elsewhere`
+    /// returns whether the owner of a member waits in another call.
+    pub(in crate::core) fn must_wait(
+        &self,
+        position: Position,
+        waits_elsewhere: impl Fn(WaiterId) -> bool,
+    ) -> bool {
         let Some(place) = self.place_at(position).filter(|_| !position.is_holder()) else { return false };
-        if self.is_overtaken(place) {
+        if self.stays_behind(place, waits_elsewhere) {
             return true;
         }
         if let Some(overtaken) = self.overtaken_by(place.id) {

@@ -250,6 +250,13 @@ impl Waiters {
         self.by_owner.get(owner).into_iter().flat_map(OwnerWaits::iter).map(|(_, id)| id)
     }
 
+    /// Whether the owner of this wait also waits in another call.
+    pub(in crate::core) fn waits_elsewhere(&self, id: WaiterId) -> bool {
+        let first_wait = self.first_wait_of(id);
+        let owner = self.get(id).map(|wait| wait.request.owner.as_bytes());
+        owner.is_some_and(|owner| self.of_owner(owner).any(|other| self.first_wait_of(other) != first_wait))
+    }
+
     /// The queued waits of an owner for one lock, in order of arrival.
     pub(in crate::core) fn of_owner_at(
         &self,

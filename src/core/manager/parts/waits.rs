@@ -120,7 +120,26 @@ impl Parts {
         if let Some(state) = self.table.get_mut(wait.lock()) {
             state.forget_unwanted_hold();
         }
+        if !self.waiters.bundles.is_empty() {
+            self.recheck_overtaken(&wait.request().owner);
+        }
         Some(wait)
+    }
+
+    /// Makes locks ready whose queues may go on, as this owner now waits in one call only: the members of that
+    /// call no longer stay behind the waits that have overtaken them.
+    #[cold]
+    fn recheck_overtaken(&mut self, owner: &Owner) {
+        let Some(left) = self.waiters.of_owner(owner.as_bytes()).next() else { return };
+        if self.demoted || self.waiters.waits_elsewhere(left) {
+            return;
+        }
+        for member in self.waiters.together(left) {
+            let Some(lock) = self.waiters.queued(member).map(Wait::lock) else { continue };
+            if self.state(lock).is_some_and(|state| state.queue().is_overtaken(member)) {
+                self.table.set_ready(lock);
+            }
+        }
     }
 
     /// Adds a wait to the queue of its lock.
@@ -165,6 +184,10 @@ impl Parts {
         };
         let Unqueued { place, crossing, waits_more, waited } = ended;
         self.leave_queue(id, place, crossing);
+        if waits_more && !self.waiters.bundles.is_empty() {
+            let owner = self.waiters.get(id).map(|wait| wait.request().owner.clone());
+            owner.iter().for_each(|owner| self.recheck_overtaken(owner));
+        }
         (waited, waits_more)
     }
 

@@ -234,7 +234,8 @@ impl Step<'_> {
         let (lock, position, request) = (wait.lock(), wait.position(), wait.request().clone());
         let state = self.parts.state(lock)?;
         let is_left_free = self.holders.is_free() && state.yields(MonoUs::MAX, self.now);
-        if self.is_unfinished || is_left_free || state.queue().must_wait(position) {
+        let waits_elsewhere = |id| self.parts.waiters.waits_elsewhere(id);
+        if self.is_unfinished || is_left_free || state.queue().must_wait(position, waits_elsewhere) {
             return Some(Verdict::Busy { quarantined: false });
         }
         Some(self.may_grant(&request))

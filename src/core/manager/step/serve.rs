@@ -91,7 +91,8 @@ impl Step<'_> {
     /// The next wait that can be decided. Makes a bundle due if one of its members could be granted.
     pub(super) fn next_to_serve(&mut self, lock: LockIdx) -> Option<WaiterId> {
         let mut due = SmallVec::<[WaiterId; 4]>::new();
-        let next = self.parts.state(lock)?.queue().next(|id| {
+        let waits_elsewhere = |id| self.parts.waiters.waits_elsewhere(id);
+        let next = self.parts.state(lock)?.queue().next(waits_elsewhere, |id| {
             let Some(wait) = self.parts.waiters.get(id) else { return false };
             let Request { owner, wants, .. } = wait.request();
             if wait.is_over(self.now) || self.parts.is_passed_over(wait) {
