@@ -192,7 +192,7 @@ impl fmt::Display for Error {
             ),
             Error::Cancelled => f.write_str(CANCELLED),
             Error::GrantedInPart => f.write_str(
-                "ERR ID was used before with other keys, or one of its holds ended with a connection; use another ID",
+                "ERR ID was used before with other keys, or lacks some of its holds; cancel it with each key, and use another ID",
             ),
             Error::OtherKeys => f.write_str("ERR ID was used before with other keys; use another ID"),
             Error::Deadlock(cycle) => write!(f, "DEADLOCK waiting could never end: {cycle}"),

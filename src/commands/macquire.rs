@@ -119,6 +119,7 @@ impl Command for Macquire {
 /// Checks whether all locks are available. Changes nothing except expired holds and due grants.
 fn check_locks(ctx: Ctx<'_>, call: &Call<'_>, patience: WaitPolicy, now: Now) -> Result<Availability, Error> {
     let (mut replies, mut busy, mut known_busy, mut any_full) = (Vec::new(), None, false, false);
+    let mut was_cancelled = false;
     for (at, key) in call.keys.iter().enumerate() {
         let CheckedLock { verdict, is_full } =
             super::update_one_of_several(ctx, Target::of_owner(key, &call.owner), now, |lock, known| {
@@ -138,12 +139,15 @@ fn check_locks(ctx: Ctx<'_>, call: &Call<'_>, patience: WaitPolicy, now: Now) ->
                 busy.get_or_insert(at);
                 known_busy |= !quarantined;
             }
+            // The call may still hold the lock of another key.
+            Verdict::Refused(Refusal::Cancelled) => was_cancelled = true,
             Verdict::Refused(refusal) => return Err(Error::Refused(refusal)),
         }
     }
     match busy {
         _ if replies.len() == call.keys.len() => Ok(Availability::Repeats(replies)),
         _ if !replies.is_empty() => Err(Error::GrantedInPart),
+        _ if was_cancelled => Err(Error::Refused(Refusal::Cancelled)),
         Some(at) => Ok(Availability::Busy { at, quarantined: !known_busy, is_full: any_full }),
         None => Ok(Availability::Available),
     }

@@ -26,6 +26,7 @@ crate::on_every_server!(
     true_deadlocks_are_found,
     an_indirect_blocker_overtakes_too,
     a_later_blocker_overtakes_too,
+    an_overtaken_call_waits_only_for_its_blockers,
     a_temporary_deadlock_hides_no_other,
     a_changed_retry_unblocks_others,
     a_handed_over_lock_is_not_announced,
@@ -315,6 +316,38 @@ fn a_blocking_owner_overtakes_without_detection(flavor: Flavor) {
     assert_blocking_owners_overtake(flavor, &["--lock.deadlock-detection", "no"]);
 }
 
+/// A call for several locks that was overtaken does not stay behind once it could get its locks.
+fn an_overtaken_call_waits_only_for_its_blockers(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        for end in ["LOCK.RELEASE a t", "LOCK.BREAK a", "LOCK.RENEW a t PX 1"] {
+            a.call("LOCK.ACQUIRE c x PX 100000");
+            a.call("LOCK.ACQUIRE a t PX 100000");
+            let mut p = world.waiting("LOCK.MACQUIRE 2 a b p BLOCK 0 PX 100000");
+            // Overtakes at b, because p waits for t at a.
+            let mut t = world.waiting("LOCK.MACQUIRE 2 b c t BLOCK 0 PX 100000");
+            a.call(end);
+            assert_eq!(p.recv(), "[1, 1]", "{end}");
+            a.call("LOCK.RELEASE c x");
+            a.call("LOCK.MRELEASE 2 a b p");
+            assert_eq!(t.recv(), "[1, 1]", "{end}");
+            a.call("LOCK.MRELEASE 2 b c t");
+        }
+        a.call("LOCK.MACQUIRE 3 b c d x PX 100000");
+        let mut two = world.waiting("LOCK.MACQUIRE 1 c two BLOCK 0 PX 100000");
+        let one = world.waiting("LOCK.MACQUIRE 2 b c one BLOCK 0 PX 100000");
+        let one_at_d = world.waiting("LOCK.ACQUIRE d one BLOCK 0");
+        // Waits behind `one` at d, so `one` overtakes at c.
+        let two_at_d = world.waiting("LOCK.ACQUIRE d two BLOCK 0");
+        a.call("LOCK.RELEASE c x");
+        // Otherwise, each of them would get a lock that the other waits for.
+        assert_eq!(a.call("EXISTS c"), "0");
+        two_at_d.close();
+        assert_eq!(two.recv(), "[1]");
+        [one, one_at_d].into_iter().for_each(Client::close);
+    });
+}
+
 fn true_deadlocks_are_found(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
@@ -412,13 +445,24 @@ fn a_retry_after_the_end_of_some_holds_is_refused(flavor: Flavor) {
         for _ in 0..2 {
             let reply = a.call(acquire);
             assert!(
-                reply.starts_with("ERR ID was used before with other keys, or one of its holds ended"),
+                reply.starts_with("ERR ID was used before with other keys, or lacks some of its holds"),
                 "{reply}"
             );
             assert_eq!([a.call("EXISTS b"), a.call("LOCK.CHECK a OWNER me")], ["0", "1"]);
         }
         assert_eq!([a.call("LOCK.CANCEL a me ID 1"), a.call("LOCK.CANCEL b me ID 1")], ["1", "0"]);
         assert_eq!(a.call("LOCK.MACQUIRE 2 a b me PX 100000 ID 2"), "[1, 1]");
+        for [cancelled, left] in [["a", "b"], ["b", "a"]] {
+            a.call("LOCK.MRELEASE 2 a b me");
+            let acquire = format!("LOCK.MACQUIRE 2 a b me PX 100000 ID {cancelled}");
+            assert_eq!(a.call(&acquire), "[1, 1]");
+            assert_eq!(a.call(&format!("LOCK.CANCEL {cancelled} me ID {cancelled}")), "1");
+            let reply = a.call(&acquire);
+            assert!(reply.starts_with("ERR ID was used before"), "{left} is still held: {reply}");
+            assert_eq!(a.call(&format!("LOCK.CANCEL {left} me ID {cancelled}")), "1");
+            assert_eq!(prefix(&a.call(&acquire)), "UNBLOCKED", "nothing is held");
+            assert_eq!(a.call("LOCK.MACQUIRE 2 a b me PX 100000"), "[1, 1]");
+        }
     });
 }
 
