@@ -13,6 +13,7 @@ on_every_server!(
     cancel_releases_a_hold,
     a_later_acquire_is_refused,
     an_unsent_grant_is_undone,
+    a_late_cancel_spares_a_later_hold,
     bindings_of_the_request_end,
     a_cancel_survives_a_restart,
     bad_arguments_change_nothing,
@@ -123,6 +124,19 @@ fn an_unsent_grant_is_undone(flavor: Flavor) {
         assert_eq!((client.recv(), client.recv()), ("0".to_owned(), "1".to_owned()));
         assert_eq!((third.recv(), fourth.recv()), (CANCELLED.to_owned(), "1".to_owned()));
         assert_eq!(client.info("lock", "lock_waiters"), "0");
+    });
+}
+
+/// The connection has ended the hold of the cancelled call, and the owner has acquired the lock again.
+fn a_late_cancel_spares_a_later_hold(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let (mut client, mut bound) = (world.client(), world.client());
+        assert_eq!(bound.call("LOCK.ACQUIRE k a PX 60000 EPHEMERAL ID 1"), "1");
+        bound.close();
+        until("the hold has ended", || client.call("EXISTS k") == "0");
+        assert_eq!(client.call("LOCK.ACQUIRE k a PX 60000"), "1");
+        assert_eq!(client.call("LOCK.CANCEL k a ID 1"), "0");
+        assert_eq!(client.call("LOCK.CHECK k OWNER a"), "1");
     });
 }
 
