@@ -39,18 +39,28 @@ pub(super) const LIMITS: Limits = Limits { slack: 5 * MS, late: 10_000 * MS };
 pub(super) const MODULE_ARGS: [&str; 4] = ["lock.default-lease", "400", "lock.request-ttl", "3000"];
 
 /// Minimum number of grants for a history to be meaningful.
-pub(super) const MIN_GRANTS: u32 = 20;
+const MIN_GRANTS: u32 = 20;
+
+fn environment_number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|value| value.parse().unwrap())
+}
 
 pub(super) fn settings() -> Settings {
-    let number = |name: &str| std::env::var(name).ok().map(|value| value.parse::<u64>().unwrap());
+    let brief = brief_settings();
+    match environment_number("HISTORY_SECONDS") {
+        Some(seconds) => Settings { calls: u32::MAX, at_most: Duration::from_secs(seconds), ..brief },
+        None => brief,
+    }
+}
+
+fn brief_settings() -> Settings {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
-    let seconds = number("HISTORY_SECONDS");
     Settings {
         scenes: 1,
-        seed: number("HISTORY_SEED").unwrap_or(u64::from(now.subsec_nanos())),
-        calls: if seconds.is_some() { u32::MAX } else { 100 },
+        seed: environment_number("HISTORY_SEED").unwrap_or(u64::from(now.subsec_nanos())),
+        calls: 100,
         grants: 2 * MIN_GRANTS,
-        at_most: Duration::from_secs(seconds.unwrap_or(10)),
+        at_most: Duration::from_secs(10),
         calls_per_key: 50,
         default_lease: Duration::from_millis(400),
         request_ttl: Duration::from_secs(3),
@@ -230,8 +240,7 @@ fn grants(records: &[Record]) -> Vec<(usize, Call, Acquire)> {
 fn a_wrong_history_is_refused(flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
     // Each try checks the whole history, so a short one is enough.
-    let brief = Settings { calls: 100, at_most: Duration::from_secs(10), ..settings() };
-    let records = run(brief, address(&server), |_| ());
+    let records = run(brief_settings(), address(&server), |_| ());
     let finds =
         |report: &Report, rule: Rule| report.violations.iter().any(|violation| violation.rule == rule);
     let (mut doubled, mut aged, mut tried) = (0, 0, 0);

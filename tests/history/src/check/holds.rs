@@ -376,9 +376,28 @@ impl<'a> View<'a> {
         last.saturating_add(limit).saturating_add(self.limits.late)
     }
 
-    /// The interval in which an operation may have given its owner a hold. It assumes that the server notices its clients'
-    /// actions in time, so only rules about time may use it.
+    /// The interval in which an operation may have given its owner a hold, or prolonged one. It assumes that the server notices
+    /// its clients' actions in time, so only rules about time may use it.
     pub(super) fn possible_hold(&self, one: &'a Operation<'a>) -> Option<(Micros, Micros)> {
+        let (from, until) = self.possible_lease(one)?;
+        let over = self.certainly_over(one);
+        let overlaps = |other: &Operation<'_>| {
+            self.possible_lease(other)
+                .is_some_and(|(begin, end)| begin < over && end.min(self.certainly_over(other)) > from)
+        };
+        // The release or the cancel of one hold leaves its lease to the owner's other holds.
+        let is_alone = || !self.of(one.owner).iter().any(|other| !is_same(other, one) && overlaps(other));
+        Some((from, if over < until && is_alone() { over } else { until }))
+    }
+
+    /// Time after which the hold of an operation is known to be over: it was released by its number, or cancelled.
+    fn certainly_over(&self, one: &Operation<'_>) -> Micros {
+        let over = one.session().and_then(|number| self.history.sessions.over(number));
+        over.into_iter().chain(one.void_after).min().unwrap_or(NEVER)
+    }
+
+    /// The interval in which the lease of an operation may last.
+    fn possible_lease(&self, one: &Operation<'_>) -> Option<(Micros, Micros)> {
         let is_relevant = matches!(one.kind, Kind::Acquire(_) | Kind::Renew(_)) || one.lease().is_some();
         if !is_relevant || !one.may_be_done() {
             return None;
@@ -417,8 +436,6 @@ impl<'a> View<'a> {
                 self.lock.breaks.iter().filter(|other| other.count.is_some() && other.call.sent > end);
             until = broken.filter_map(|other| other.call.answered).fold(until, Micros::min);
         }
-        let over = one.session().and_then(|number| self.history.sessions.over(number));
-        until = until.min(over.unwrap_or(NEVER));
-        Some((one.first_sent, until.min(one.void_after.unwrap_or(NEVER))))
+        Some((one.first_sent, until))
     }
 }

@@ -215,11 +215,12 @@ pub(super) enum Bound {
 /// The session of the hold that `of` proves, and the end of its safe time.
 pub(super) fn bound(view: &View<'_>, of: &Operation<'_>) -> Bound {
     let last = binds(view, of);
-    // A query may have seen a grant that its client never got, for example because no replica had it.
+    // A query may have seen a grant before its event arrived, or one that its client never got, for example because no replica
+    // had it.
     let is_unseen = view.of(of.owner).iter().any(|one| {
-        let is_pending =
-            matches!(one.kind, Kind::Acquire(_)) && one.session().is_some() && one.count().is_none();
-        is_pending && Some(one.sent) < of.end && last.is_none_or(|last| one.sent > last.sent)
+        let is_acquire = matches!(one.kind, Kind::Acquire(_)) && one.session().is_some();
+        let is_pending = one.count().is_none() || one.end.is_none_or(|end| end > of.sent);
+        is_acquire && is_pending && Some(one.sent) < of.end && last.is_none_or(|last| one.sent > last.sent)
     });
     if is_unseen && of.session().is_none() {
         return Bound::Renewed(0);

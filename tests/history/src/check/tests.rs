@@ -530,6 +530,11 @@ fn free_locks_must_be_granted() {
     refuses(Rule::Free, &format!("{free}2 5..9000 ACQUIRE k b BLOCK 0 = 1"));
     refuses(Rule::Free, &format!("{free}2 5..9000 ACQUIRE k b BLOCK 0 = ?\nclose 2 9000"));
     refuses(Rule::Free, &format!("{free}2 20..21 ACQUIRE k b = nil"));
+    // A cancel leaves its lease to the owner's other holds.
+    let cancelled =
+        "1 2..2 ACQUIRE k a PX 500 ID x = ?\n3 4..5 CANCEL k a ID x = 1\n2 100..101 ACQUIRE k b = nil";
+    refuses(Rule::Free, cancelled);
+    accepts(&format!("1 0..1 ACQUIRE k a PX 50 = 1\n{cancelled}"));
     // A hold that had to end with its connection, and readers that wait only for themselves.
     let bound = "1 0..1 ACQUIRE k a PX 20000 EPHEMERAL = 1\n2 5..9000 ACQUIRE k b BLOCK 0 = 1\n";
     accepts(&format!("{bound}close 1 8000"));

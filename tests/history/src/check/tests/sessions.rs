@@ -133,6 +133,10 @@ fn holds_without_proof_exclude_nobody() {
     let again =
         after("2 120..121 RELEASE k a SESSION s 1 = 0\n2 122..123 ACQUIRE k a SESSION s 2 QUEUE 100 = 0\n");
     accepts(&format!("{again}2 130..131 CHECK k OWNER a = 1\n3 132..133 ACQUIRE k b PX 50 = 1"));
+    // The query saw a grant with a lease of its own, whose event arrived after the query.
+    let leased = again.replace("a SESSION s 2", "a PX 20 SESSION s 2");
+    let seen = "2 130..131 CHECK k OWNER a = 1\n1 125..132 EVENTS s 4 = granted:2:1\n";
+    accepts(&format!("{leased}{seen}3 160..161 ACQUIRE k b PX 50 = 1"));
     // The lease is over, which the session does not renew.
     accepts(
         "1 0..1 OPEN 1 = s\n1 2..3 EVENTS s 2 = none\n2 10..11 ACQUIRE k a PX 100 SESSION s 1 = 1\n\
