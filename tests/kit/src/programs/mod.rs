@@ -85,8 +85,11 @@ impl Run {
         self.child.try_wait().unwrap().is_some()
     }
 
-    /// Interrupts the program as Ctrl-C does.
+    /// Interrupts the program as Ctrl-C does, once its main thread sleeps. Python handles a signal that arrives right before a
+    /// blocking system call only after that call.
     pub fn interrupt(&self) {
+        let stat = format!("/proc/{}/stat", self.child.id());
+        crate::until("the main thread sleeps", || fs::read_to_string(&stat).unwrap().contains(") S "));
         self.signal(libc::SIGINT);
     }
 
