@@ -39,9 +39,9 @@ const OPTIONS: [(&str, f64, &str); 19] = [
     ("--open", 22.0, "µs"),
     ("--declare", 19.0, "µs"),
     ("--heartbeat", 16.0, "µs"),
-    ("--session-bytes", 879.0, "bytes"),
-    ("--hold-bytes", 2_721.0, "bytes"),
-    ("--connection-bytes", 2_268.0, "bytes"),
+    ("--session-bytes", 634.0, "bytes"),
+    ("--hold-bytes", 2_754.0, "bytes"),
+    ("--connection-bytes", 2_256.0, "bytes"),
 ];
 
 /// The compared pauses: those of the packages, and others.
