@@ -127,10 +127,20 @@ fn an_unsent_grant_is_undone(flavor: Flavor) {
     });
 }
 
-/// The connection has ended the hold of the cancelled call, and the owner has acquired the lock again.
+/// The hold of the cancelled call has ended, and the owner has acquired the lock again.
 fn a_late_cancel_spares_a_later_hold(flavor: Flavor) {
     in_world(flavor, |world| {
-        let (mut client, mut bound) = (world.client(), world.client());
+        let mut client = world.client();
+        for end in ["LOCK.RELEASE k a", "LOCK.BREAK k", "DEL k"] {
+            let mut bound = world.client();
+            assert_eq!(bound.call("LOCK.ACQUIRE k a PX 60000 EPHEMERAL ID 1"), "1");
+            client.call(end);
+            assert_eq!(client.call("LOCK.ACQUIRE k a PX 60000"), "1");
+            assert_eq!(client.call("LOCK.CANCEL k a ID 1"), "0", "{end}");
+            assert_eq!(client.call("LOCK.CHECK k OWNER a"), "1", "{end}");
+            client.call("FLUSHALL");
+        }
+        let mut bound = world.client();
         assert_eq!(bound.call("LOCK.ACQUIRE k a PX 60000 EPHEMERAL ID 1"), "1");
         bound.close();
         until("the hold has ended", || client.call("EXISTS k") == "0");
