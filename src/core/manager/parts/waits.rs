@@ -126,8 +126,8 @@ impl Parts {
         Some(wait)
     }
 
-    /// Makes locks ready whose queues may go on, as this owner now waits in one call only: the members of that
-    /// call no longer stay behind the waits that have overtaken them.
+    /// Call it when a wait of this owner has ended. If the owner now waits in one call only, the members of that
+    /// call no longer stay behind the waits that have overtaken them. Their locks become ready.
     #[cold]
     fn recheck_overtaken(&mut self, owner: &Owner) {
         let Some(left) = self.waiters.of_owner(owner.as_bytes()).next() else { return };
