@@ -223,7 +223,7 @@ fn recovery_of_a_fleet_is_calculated() {
     let (status, printed) = calculate("--shards 3 --clients 1000 --shards-per-client 3 --heartbeat 10");
     assert_eq!(status, Some(0), "{printed}");
     let load = "3000 sessions on 3 shards: 1000 on a shard, 1000 on the fullest, which has\n  \
-        1000 heartbeats a second, 1.0 % of a core\n  2000 connections; 8.1 MB of memory for";
+        1000 heartbeats a second, 1.0 % of a core\n  2000 connections; 7.9 MB of memory for";
     assert!(printed.stdout.starts_with(load), "{printed}");
     let (status, printed) = calculate("--shards 1 --clients 1000 --shards-per-client 1 --heartbeat 1000");
     assert_eq!(status, Some(1), "{printed}");
