@@ -19,7 +19,8 @@ use redis_lock_history::load::{self, Features, Promise, Settings, Shared};
 use redis_lock_history::record::{Disturbance, Record};
 
 use super::histories::{
-    address, assert_no_state_left, assert_right, record_fault, save_history, settings, LIMITS, MODULE_ARGS,
+    address, assert_no_state_left, assert_right, record_fault, save_history, settings, LIMITS, MIN_GRANTS,
+    MODULE_ARGS,
 };
 use crate::support::cluster::Cluster;
 use crate::support::proxy::Proxy;
@@ -203,7 +204,7 @@ pub(super) fn load(
     let records = records.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
     let report = check(&records, &LIMITS);
     eprintln!("{promise:?} {module_args:?} {kinds:?}: {failovers} failovers, seed {seed}: {report}");
-    assert!(failovers > 0, "{report}");
+    assert!(failovers > 0 && report.grants > MIN_GRANTS as usize, "{report}");
     // Tokens and guarded writes must be right with every kind of acknowledgement.
     if report.violations.iter().any(|one| one.rule != Rule::Exclusion) {
         let file = save_history(seed, &records);

@@ -39,7 +39,7 @@ pub(super) const LIMITS: Limits = Limits { slack: 5 * MS, late: 10_000 * MS };
 pub(super) const MODULE_ARGS: [&str; 4] = ["lock.default-lease", "400", "lock.request-ttl", "3000"];
 
 /// Minimum number of grants for a history to be meaningful.
-const MIN_GRANTS: u32 = 20;
+pub(super) const MIN_GRANTS: u32 = 20;
 
 fn environment_number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|value| value.parse().unwrap())

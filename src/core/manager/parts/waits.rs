@@ -185,8 +185,9 @@ impl Parts {
         let Unqueued { place, crossing, waits_more, waited } = ended;
         self.leave_queue(id, place, crossing);
         if waits_more && !self.waiters.bundles.is_empty() {
-            let owner = self.waiters.get(id).map(|wait| wait.request().owner.clone());
-            owner.iter().for_each(|owner| self.recheck_overtaken(owner));
+            if let Some(owner) = self.waiters.get(id).map(|wait| wait.request().owner.clone()) {
+                self.recheck_overtaken(&owner);
+            }
         }
         (waited, waits_more)
     }
