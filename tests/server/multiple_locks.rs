@@ -21,6 +21,7 @@ crate::on_every_server!(
     a_call_joins_and_leaves_queues_together,
     only_compatible_newcomers_pass,
     every_way_of_freeing_grants,
+    a_new_call_of_a_waiting_owner_makes_no_deadlock,
     a_blocking_owner_overtakes,
     a_blocking_owner_overtakes_without_detection,
     true_deadlocks_are_found,
@@ -345,6 +346,26 @@ fn an_overtaken_call_waits_only_for_its_blockers(flavor: Flavor) {
         two_at_d.close();
         assert_eq!(two.recv(), "[1]");
         [one, one_at_d].into_iter().for_each(Client::close);
+    });
+}
+
+/// An owner's new call for several locks stands ahead of a call that the owner's earlier call waits for.
+fn a_new_call_of_a_waiting_owner_makes_no_deadlock(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        a.call("LOCK.ACQUIRE d z PX 100000");
+        a.call("LOCK.ACQUIRE c t SHARED PX 100000");
+        a.call("LOCK.ACQUIRE b u PX 100000");
+        let mut t = world.waiting("LOCK.MACQUIRE 2 a b t BLOCK 0 PX 100000");
+        let mut u = world.waiting("LOCK.MACQUIRE 2 c d u BLOCK 0 SHARED PX 100000");
+        // Is ahead of `u` at c, because `t` holds c. But `t` waits for `u` at b.
+        let mut t_again = world.waiting("LOCK.MACQUIRE 2 a c t BLOCK 0 PX 100000");
+        a.call("LOCK.RELEASE d z");
+        assert_eq!(u.recv(), "[1, 1]");
+        a.call("LOCK.RELEASE b u");
+        assert_eq!(t.recv(), "[1, 1]");
+        a.call("LOCK.MRELEASE 2 c d u");
+        assert_eq!(t_again.recv(), "[2, 2]");
     });
 }
 

@@ -243,6 +243,74 @@ fn doing() -> impl Strategy<Value = Action> {
     ]
 }
 
+/// A call of owners that wait in several calls, for these locks.
+fn waits(owner: usize, locks: &[usize], shared: bool) -> Action {
+    Action::Acquire { owner, locks: locks.to_vec(), shared, blocks: true }
+}
+
+fn holds(owner: usize, locks: &[usize], shared: bool) -> Action {
+    Action::Acquire { owner, locks: locks.to_vec(), shared, blocks: false }
+}
+
+/// A holder's new call stands ahead of the others. Its owner's earlier call is searched, too.
+#[test]
+fn a_new_call_makes_an_earlier_one_wait() {
+    let histories = [
+        vec![
+            holds(2, &[3], false),
+            holds(0, &[2], true),
+            holds(1, &[1], false),
+            waits(0, &[0, 1], false),
+            waits(1, &[2, 3], true),
+            waits(0, &[0, 2], false),
+        ],
+        vec![
+            holds(2, &[2], false),
+            holds(3, &[0], true),
+            waits(3, &[1, 2], false),
+            waits(2, &[0, 1], true),
+            holds(0, &[0], true),
+            waits(3, &[0, 1], false),
+        ],
+    ];
+    for history in &histories {
+        for portion in [None, Some(1), Some(10)] {
+            check_history(history, portion).unwrap();
+        }
+    }
+}
+
+/// A wait does not overtake a member if another call of the same owner stays ahead of it.
+#[test]
+fn a_useless_swap_makes_no_deadlock() {
+    let history = [
+        holds(1, &[2], false),
+        waits(0, &[0, 2], false),
+        waits(3, &[0], false),
+        waits(3, &[0, 3], false),
+        waits(1, &[0], true),
+    ];
+    check_history(&history, None).unwrap();
+    assert_eq!(World::play(Late::Ends, None, &history).1, 0, "refused without a reason");
+}
+
+/// A search that is interrupted after it found a wait that may overtake does not use it later.
+#[test]
+fn an_interrupted_search_moves_no_ended_wait() {
+    let history = [
+        holds(3, &[1], false),
+        waits(1, &[1, 2], false),
+        waits(0, &[0, 2], false),
+        waits(1, &[0, 1, 2], false),
+        waits(2, &[0], false),
+        waits(2, &[0], false),
+        waits(1, &[0, 1], false),
+        waits(2, &[0], false),
+        Action::Leave { which: 7 },
+    ];
+    check_history(&history, Some(10)).unwrap();
+}
+
 /// Operations of a few owners on two locks. When an owner's wait is granted, its other waits for that lock
 /// move ahead of newcomers.
 fn overtaking() -> impl Strategy<Value = Action> {

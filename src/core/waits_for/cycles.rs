@@ -12,7 +12,7 @@
 use foldhash::{HashMap, HashSet};
 use smallvec::SmallVec;
 
-use super::view::{belongs_to_another_thread, service_position, Ahead, WaitView, Waiting};
+use super::view::{belongs_to_another_thread, can_overtake, service_position, Ahead, WaitView, Waiting};
 use crate::core::queue::position::Position;
 use crate::core::table::LockIdx;
 use crate::core::{Holders, LockId, Mode, Now, Owner, WaiterId};
@@ -107,7 +107,7 @@ impl CycleSearch {
         let endless = self.endless();
         if self.from.iter().any(|id| endless.contains(id)) {
             let soft = |(by, member): &&(WaiterId, WaiterId)| {
-                !waits.has_ever_overtaken(*by, *member)
+                can_overtake(waits, *by, *member, now)
                     && endless.contains(by)
                     && waits.together(*member).iter().any(|id| endless.contains(id))
             };

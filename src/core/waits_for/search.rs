@@ -9,7 +9,7 @@ use smallvec::{smallvec, SmallVec};
 
 use super::blockers::{blockers, relevant_holders, Blocker, Found, Seen, Sought, MAX_NAMED_OWNERS};
 use super::cycles::{self, CycleSearch};
-use super::view::{belongs_to_another_thread, WaitView};
+use super::view::{belongs_to_another_thread, can_overtake, WaitView};
 use crate::core::table::LockIdx;
 use crate::core::{Holders, LockId, Now, Owner, WaiterId};
 
@@ -197,6 +197,10 @@ impl Search {
         }
         while let Some(visit) = self.todo.front().copied() {
             if self.left == 0 && self.only.is_none() {
+                if !self.soft.is_empty() {
+                    // After an interruption, these waits may have ended.
+                    break;
+                }
                 self.was_interrupted = true;
                 return Progress::Later;
             }
@@ -291,7 +295,7 @@ impl Search {
         let way = self.way_to(edge);
         let can_swap = |edge: &Edge| {
             let member = edge.soft?;
-            (!waits.has_ever_overtaken(edge.by, member)).then_some((edge.by, member))
+            can_overtake(waits, edge.by, member, now).then_some((edge.by, member))
         };
         // One swap per path suffices.
         if let Some(soft) = way.iter().find_map(can_swap) {

@@ -125,6 +125,26 @@ pub(super) fn belongs_to_another_thread(
     }
 }
 
+/// Whether a wait may still overtake this member. Not if another wait of the member's owner stays ahead of it: it
+/// would wait for that owner as before.
+pub(super) fn can_overtake(waits: &impl WaitView, overtaker: WaiterId, member: WaiterId, now: Now) -> bool {
+    let may = |member| !waits.has_ever_overtaken(overtaker, member);
+    let (Some(wait), Some(ahead)) = (waits.waiting(overtaker, now), waits.waiting(member, now)) else {
+        return false;
+    };
+    let overtaken = waits.overtaken_by(wait.lock, overtaker);
+    let served_at = service_position(waits, &wait, now);
+    let stays_ahead = |other: WaiterId| {
+        waits.waiting(other, now).is_some_and(|first| {
+            let blocks = first.wants.blocks_all() || wait.wants.blocks_all();
+            let is_behind = overtaken.is_some_and(|overtaken| overtaken.contains(&other));
+            blocks && first.position < served_at && !is_behind && !(first.is_member && may(other))
+        })
+    };
+    // With `once`, each wait belongs to a thread of its own.
+    may(member) && (ahead.wants.once || !waits.waits_at(wait.lock, ahead.owner).any(stays_ahead))
+}
+
 /// Position at which this wait is served: that of its owner's first wait for the lock. The first grant also
 /// admits the owner's other waits, except those with `once`.
 pub(super) fn service_position(waits: &impl WaitView, wait: &Waiting<'_>, now: Now) -> Position {

@@ -165,9 +165,15 @@ impl Parts {
         if deadline.is_some() && first_wait.is_none_or(|first_wait| first_wait == id) {
             self.deadlines.set(&id, deadline);
         }
+        let among_bundles = (!self.waiters.bundles.is_empty()).then(|| new.request.owner.clone());
         let crossing = self.waiters.queue(id, new);
         self.statistics.record_waiters(self.waiters.queued_len());
         self.mark_crossing(crossing);
+        // A call for several locks that arrived earlier may now wait behind this wait, if its owner holds the lock.
+        // Then the owner's other calls may be in a new cycle.
+        if let Some(owner) = among_bundles.filter(|_| self.waiters.waits_elsewhere(id)) {
+            self.search_waits_of(&owner);
+        }
     }
 
     /// Moves a wait from its queue to the grants in flight. Returns its duration, and whether its owner has
