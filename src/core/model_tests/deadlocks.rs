@@ -172,12 +172,7 @@ fn judge_few_waits(every: usize) {
     for holders in holders {
         let held: Vec<Action> = (0..LOCKS.len())
             .filter(|lock| holders[*lock] < HOLDERS)
-            .map(|lock| Action::Acquire {
-                owner: holders[lock],
-                locks: vec![lock],
-                shared: false,
-                blocks: false,
-            })
+            .map(|lock| holds(holders[lock], &[lock], false))
             .collect();
         let free = holders.iter().filter(|owner| **owner == HOLDERS).count();
         // Free locks sort last.
@@ -187,19 +182,15 @@ fn judge_few_waits(every: usize) {
         }
         let calls = HOLDERS * sets.len();
         for n in (0..calls.pow(3)).step_by(every) {
-            let waits = [n % calls, n / calls % calls, n / calls / calls]
+            let requests = [n % calls, n / calls % calls, n / calls / calls]
                 .map(|call| (call % HOLDERS, &sets[call / HOLDERS]));
-            let owners = holders[..LOCKS.len() - free].iter().copied().chain(waits.map(|(owner, _)| owner));
+            let owners =
+                holders[..LOCKS.len() - free].iter().copied().chain(requests.map(|(owner, _)| owner));
             if !is_ordered(&owners.collect::<Vec<_>>()) {
                 continue;
             }
-            let waits = waits.map(|(owner, locks)| Action::Acquire {
-                owner,
-                locks: locks.clone(),
-                shared: false,
-                blocks: true,
-            });
-            let history: Vec<Action> = held.iter().cloned().chain(waits).collect();
+            let waiting = requests.map(|(owner, locks)| waits(owner, locks, false));
+            let history: Vec<Action> = held.iter().cloned().chain(waiting).collect();
             count += 1;
             if let Err(error) = check_history(&history, None) {
                 panic!("{error}: {history:#?}");
@@ -243,11 +234,12 @@ fn doing() -> impl Strategy<Value = Action> {
     ]
 }
 
-/// A call of owners that wait in several calls, for these locks.
+/// A call that waits until it gets these locks.
 fn waits(owner: usize, locks: &[usize], shared: bool) -> Action {
     Action::Acquire { owner, locks: locks.to_vec(), shared, blocks: true }
 }
 
+/// A call that gets these locks at once, or not at all.
 fn holds(owner: usize, locks: &[usize], shared: bool) -> Action {
     Action::Acquire { owner, locks: locks.to_vec(), shared, blocks: false }
 }

@@ -107,9 +107,9 @@ impl CycleSearch {
         let endless = self.endless();
         if self.from.iter().any(|id| endless.contains(id)) {
             let soft = |(by, member): &&(WaiterId, WaiterId)| {
-                can_overtake(waits, *by, *member, now)
-                    && endless.contains(by)
+                endless.contains(by)
                     && waits.together(*member).iter().any(|id| endless.contains(id))
+                    && can_overtake(waits, *by, *member, now)
             };
             if let Some((by, member)) = self.soft.iter().find(soft) {
                 return CycleProgress::Soft(*by, *member);
@@ -142,9 +142,7 @@ impl CycleSearch {
         let ahead = ahead.chain(waits.overtakers(wait.lock, id));
         for other in ahead.filter(|other| *other != id && !wait.is_unordered()) {
             let Some(ahead) = waits.waiting(other, now) else { continue };
-            let is_overtaken =
-                waits.overtaken_by(wait.lock, id).is_some_and(|overtaken| overtaken.contains(&other));
-            if is_overtaken || !wait.must_not_pass(&ahead) {
+            if waits.overtakes(wait.lock, id, other) || !wait.must_not_pass(&ahead) {
                 continue;
             }
             if ahead.is_member {

@@ -198,7 +198,7 @@ impl Search {
         while let Some(visit) = self.todo.front().copied() {
             if self.left == 0 && self.only.is_none() {
                 if !self.soft.is_empty() {
-                    // After an interruption, these waits may have ended.
+                    // Reports them now, because they may have ended when the search goes on.
                     break;
                 }
                 self.was_interrupted = true;

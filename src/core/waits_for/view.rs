@@ -50,6 +50,10 @@ pub(crate) trait WaitView {
     fn overtakers(&self, lock: LockIdx, member: WaiterId) -> impl Iterator<Item = WaiterId>;
     /// The members that this wait overtakes, if it overtakes any.
     fn overtaken_by(&self, lock: LockIdx, overtaker: WaiterId) -> Option<&HashSet<WaiterId>>;
+    /// Whether this wait overtakes that member.
+    fn overtakes(&self, lock: LockIdx, overtaker: WaiterId, member: WaiterId) -> bool {
+        self.overtaken_by(lock, overtaker).is_some_and(|overtaken| overtaken.contains(&member))
+    }
     /// Returns false only if no owner that blocks this wait can be waiting for it. Decided without a search.
     /// `holders` are the lock's holders.
     fn may_be_in_cycle(&self, id: WaiterId, holders: &Holders) -> bool;
@@ -128,21 +132,27 @@ pub(super) fn belongs_to_another_thread(
 /// Whether a wait may still overtake this member. Not if another wait of the member's owner stays ahead of it: it
 /// would wait for that owner as before.
 pub(super) fn can_overtake(waits: &impl WaitView, overtaker: WaiterId, member: WaiterId, now: Now) -> bool {
-    let may = |member| !waits.has_ever_overtaken(overtaker, member);
+    if waits.has_ever_overtaken(overtaker, member) {
+        return false;
+    }
     let (Some(wait), Some(ahead)) = (waits.waiting(overtaker, now), waits.waiting(member, now)) else {
         return false;
     };
-    let overtaken = waits.overtaken_by(wait.lock, overtaker);
+    // With `once`, each wait belongs to a thread of its own.
+    if ahead.wants.once {
+        return true;
+    }
     let served_at = service_position(waits, &wait, now);
     let stays_ahead = |other: WaiterId| {
         waits.waiting(other, now).is_some_and(|first| {
             let blocks = first.wants.blocks_all() || wait.wants.blocks_all();
-            let is_behind = overtaken.is_some_and(|overtaken| overtaken.contains(&other));
-            blocks && first.position < served_at && !is_behind && !(first.is_member && may(other))
+            let is_passable = first.is_member
+                && (waits.overtakes(wait.lock, overtaker, other)
+                    || !waits.has_ever_overtaken(overtaker, other));
+            blocks && first.position < served_at && !is_passable
         })
     };
-    // With `once`, each wait belongs to a thread of its own.
-    may(member) && (ahead.wants.once || !waits.waits_at(wait.lock, ahead.owner).any(stays_ahead))
+    !waits.waits_at(wait.lock, ahead.owner).any(stays_ahead)
 }
 
 /// Position at which this wait is served: that of its owner's first wait for the lock. The first grant also

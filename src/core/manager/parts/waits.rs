@@ -165,13 +165,23 @@ impl Parts {
         if deadline.is_some() && first_wait.is_none_or(|first_wait| first_wait == id) {
             self.deadlines.set(&id, deadline);
         }
-        let among_bundles = (!self.waiters.bundles.is_empty()).then(|| new.request.owner.clone());
         let crossing = self.waiters.queue(id, new);
         self.statistics.record_waiters(self.waiters.queued_len());
         self.mark_crossing(crossing);
-        // A call for several locks that arrived earlier may now wait behind this wait, if its owner holds the lock.
-        // Then the owner's other calls may be in a new cycle.
-        if let Some(owner) = among_bundles.filter(|_| self.waiters.waits_elsewhere(id)) {
+        if !self.waiters.bundles.is_empty() {
+            self.search_other_calls(id);
+        }
+    }
+
+    /// Schedules searches for the other calls of a new wait's owner. If the owner holds the lock, earlier members
+    /// now stand behind the new wait. In all cases, such a search finds swaps that an interrupted search of the new
+    /// wait may miss.
+    #[cold]
+    fn search_other_calls(&mut self, id: WaiterId) {
+        if !self.waiters.waits_elsewhere(id) {
+            return;
+        }
+        if let Some(owner) = self.waiters.queued(id).map(|wait| wait.request().owner.clone()) {
             self.search_waits_of(&owner);
         }
     }
