@@ -149,7 +149,7 @@ pub(super) struct Case {
     pub(super) stretch: u32,
     /// Number of calls after which a client switches to new locks.
     pub(super) calls_per_key: u32,
-    /// Length of the run, unless `HISTORY_SECONDS` is set.
+    /// Minimum length of the run, unless `HISTORY_SECONDS` is set.
     pub(super) length: Duration,
 }
 
@@ -181,8 +181,10 @@ pub(super) fn load(
 ) -> Outcome {
     let Case { promise, names_once, module_args, kinds, stretch, calls_per_key, .. } = case;
     let all = settings();
-    let at_most = all.at_most.min(if all.calls == u32::MAX { Duration::MAX } else { case.length });
-    let load = Settings { features: Features::UNBOUND, scenes: 0, calls: u32::MAX, at_most, ..all };
+    let at_least = if all.calls == u32::MAX { all.at_most } else { case.length };
+    // A busy machine needs more time for enough grants.
+    let at_most = at_least + Duration::from_secs(60);
+    let load = Settings { features: Features::UNBOUND, scenes: 0, calls: 0, at_least, at_most, ..all };
     // The holds of a session are promised once replicas have them.
     let sessions = u32::from(matches!(promise, Promise::Replicas(_)));
     let load = Settings { sessions, ..load };

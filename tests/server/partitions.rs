@@ -30,7 +30,7 @@ const CUT_OFF: Case = Case {
     interval: Duration::from_millis(1500),
     stretch: 3,
     calls_per_key: 10_000,
-    length: Duration::from_secs(12),
+    length: Duration::from_secs(10),
     ..TWO_REPLICAS
 };
 
@@ -103,7 +103,6 @@ const QUARANTINE: Case = Case {
     module_args: &["lock.quarantine", "3500", "lock.max-lease", "2400"],
     names_once: true,
     interval: Duration::from_secs(4),
-    length: Duration::from_secs(12),
     ..CUT_OFF
 };
 

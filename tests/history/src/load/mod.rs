@@ -42,6 +42,8 @@ pub struct Settings {
     pub calls: u32,
     /// Minimum number of granted acquires before the load ends, as refused calls finish at once.
     pub grants: u32,
+    /// Minimum length of the load. It ends once its calls, its grants and this length are reached.
+    pub at_least: Duration,
     /// No calls start after this time.
     pub at_most: Duration,
     /// Prefix of every lock name: a hash tag if all locks must share a slot.
@@ -162,6 +164,7 @@ impl Default for Settings {
             scenes: 0,
             calls: 400,
             grants: 0,
+            at_least: Duration::ZERO,
             at_most: Duration::from_secs(30),
             prefix: "",
             keys: 4,
@@ -202,7 +205,7 @@ pub struct Shared {
     granted: AtomicU32,
     open: Mutex<Vec<i64>>,
     disturbed: Mutex<()>,
-    ends: Instant,
+    began: Instant,
 }
 
 impl Shared {
@@ -216,7 +219,7 @@ impl Shared {
             granted: AtomicU32::new(0),
             open: Mutex::default(),
             disturbed: Mutex::default(),
-            ends: Instant::now() + settings.at_most,
+            began: Instant::now(),
             settings,
         }
     }
@@ -242,12 +245,14 @@ impl Shared {
     }
 
     fn is_late(&self) -> bool {
-        Instant::now() >= self.ends
+        self.began.elapsed() >= self.settings.at_most
     }
 
     /// Whether a client has made enough calls.
     fn is_enough(&self, calls: u32) -> bool {
-        calls >= self.settings.calls && self.granted.load(Ordering::Relaxed) >= self.settings.grants
+        calls >= self.settings.calls
+            && self.granted.load(Ordering::Relaxed) >= self.settings.grants
+            && self.began.elapsed() >= self.settings.at_least
     }
 
     fn rng(&self, client: u32) -> StdRng {
