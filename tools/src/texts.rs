@@ -36,13 +36,17 @@ pub fn requested() -> Option<Text> {
 /// # Errors
 ///
 /// If the standard output cannot be written.
-pub fn write(text: Text, mut command: Command, more: &str) -> io::Result<()> {
+pub fn write(text: Text, command: Command, more: &str) -> io::Result<()> {
+    io::stdout().write_all(&generated(text, command, more)?)
+}
+
+fn generated(text: Text, mut command: Command, more: &str) -> io::Result<Vec<u8>> {
     let mut made = Vec::new();
     let shell = match text {
         Text::Man => {
             clap_mangen::Man::new(command).render(&mut made)?;
             made.extend_from_slice(more.as_bytes());
-            return io::stdout().write_all(&made);
+            return Ok(made);
         }
         Text::Bash => Shell::Bash,
         Text::Fish => Shell::Fish,
@@ -50,5 +54,25 @@ pub fn write(text: Text, mut command: Command, more: &str) -> io::Result<()> {
     };
     let name = command.get_name().to_owned();
     clap_complete::generate(shell, &mut command, name, &mut made);
-    io::stdout().write_all(&made)
+    if shell == Shell::Zsh {
+        // With two colons, zsh takes the first positional argument for the command, such as the key of `lockrun`.
+        made = String::from_utf8_lossy(&made).replace("'*::", "'*:::").into_bytes();
+    }
+    Ok(made)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{Arg, ValueHint};
+
+    use super::*;
+
+    #[test]
+    fn zsh_completes_only_the_last_words_as_a_command() {
+        let command = Arg::new("command").num_args(1..).trailing_var_arg(true);
+        let command = command.value_hint(ValueHint::CommandWithArguments);
+        let tool = Command::new("tool").arg(Arg::new("key")).arg(command);
+        let script = String::from_utf8(generated(Text::Zsh, tool, "").unwrap()).unwrap();
+        assert!(script.contains("'*:::command:_cmdambivalent'"), "{script}");
+    }
 }
