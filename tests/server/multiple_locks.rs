@@ -673,7 +673,7 @@ fn releases_and_renewals_are_all_or_none(flavor: Flavor) {
         assert!(a.number("PTTL a") > 190_000 && a.number("PTTL b") > 190_000);
         assert_eq!(a.call("LOCK.MRELEASE 2 a b me ALL"), "[0, 0]");
         a.call("LOCK.MACQUIRE 2 a b me SHARED PX 100000");
-        assert_eq!(a.call("LOCK.MRENEW 2 a b me PX 200 WATCHDOG"), "[1, 1]");
+        assert_eq!(a.call("LOCK.MRENEW 2 a b me PX 600 WATCHDOG"), "[1, 1]");
         until("both leases are renewed", || {
             a.info("lock", "lock_watchdog_renewals").parse::<i64>().unwrap() >= 4
         });

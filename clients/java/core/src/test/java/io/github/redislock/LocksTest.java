@@ -472,7 +472,7 @@ class LocksTest extends Fixture {
     @Test
     void handedOverHoldIsNotAwaited() throws Exception {
         Locks locks = locks(Library.LETTUCE);
-        Hold hold = locks.lock("k").lease(Duration.ofMillis(300)).acquire();
+        Hold hold = locks.lock("k").lease(Duration.ofSeconds(1)).acquire();
         hold.handOver();
         assertTimeoutPreemptively(Duration.ofSeconds(5), () -> assertFalse(hold.awaitLost(LONG)));
         until("the lease has ended", () -> !server.jedis.exists("k"));
