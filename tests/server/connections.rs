@@ -365,7 +365,7 @@ fn another_owners_hold_is_untouched(flavor: Flavor) {
         ];
         for (how, commands) in ends {
             let mut a = world.client();
-            a.call("LOCK.ACQUIRE k a WATCHDOG EPHEMERAL PX 150");
+            a.call("LOCK.ACQUIRE k a WATCHDOG EPHEMERAL PX 300");
             let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0 PX 100000");
             for command in commands {
                 watcher.call(command);
@@ -380,8 +380,8 @@ fn another_owners_hold_is_untouched(flavor: Flavor) {
             assert_eq!(bound(world), (0, 0), "{how}");
             // Renewals of another lock show that enough time has passed.
             let mut c = world.client();
-            c.call("LOCK.ACQUIRE clock c WATCHDOG PX 150");
-            (0..4).for_each(|_| until_renewed(&mut watcher, "clock"));
+            c.call("LOCK.ACQUIRE clock c WATCHDOG PX 600");
+            (0..2).for_each(|_| until_renewed(&mut watcher, "clock"));
             a.close();
             c.close();
             until("both are gone", || bound(world) == (0, 0));

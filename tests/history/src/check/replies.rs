@@ -161,6 +161,7 @@ pub(super) fn check_calls(history: &History<'_>, limits: &Limits, report: &mut R
                     && !repeated
                     && cancel.is_none()
                     && !is_disturbed(history, call)
+                    && !lost_the_cluster(history, call)
                 {
                     report.add(
                         Rule::Error,
@@ -332,6 +333,15 @@ fn is_disturbed(history: &History<'_>, call: &Call) -> bool {
         Disturbance::Restart { .. } | Disturbance::Failover | Disturbance::Move => true,
         Disturbance::Clock { by } => *by < 0,
         Disturbance::Pause | Disturbance::Paused | Disturbance::Stop | Disturbance::MemoryFull => false,
+    })
+}
+
+/// Whether a node has considered the cluster down during this call, as on a busy machine. It then ends waits.
+fn lost_the_cluster(history: &History<'_>, call: &Call) -> bool {
+    let until = call.answered.unwrap_or(Micros::MAX);
+    history.calls.iter().any(|other| {
+        let is_down = matches!(&other.outcome, Outcome::Error(error) if error.starts_with("CLUSTERDOWN"));
+        is_down && other.sent <= until && other.answered.is_some_and(|at| at >= call.sent)
     })
 }
 

@@ -677,6 +677,15 @@ fn impossible_errors_are_refused() {
     accepts(
         "fault move 4..5\n1 0..1 ACQUIRE k a = !MOVED 1 127.0.0.1:1\n1 2..6 ACQUIRE k a BLOCK 0 = !UNBLOCKED",
     );
+    let cluster_is_down = |at| {
+        let ended = "1 10..20 ACQUIRE k a BLOCK 0 = !UNBLOCKED slot of the lock has moved";
+        format!(
+            "fault failover 90..91\n{ended}\n2 {at}..{} ACQUIRE k b = !CLUSTERDOWN The cluster is down",
+            at + 2
+        )
+    };
+    accepts(&cluster_is_down(19));
+    refuses(Rule::Error, &cluster_is_down(21));
     accepts("fault unblock 1 4..5\n2 0..0 ACQUIRE k b = ?\n1 0..9 ACQUIRE k a BLOCK 0 = !UNBLOCKED");
     accepts("3 0..1 ACQUIRE k b PX 500 = 1\nclose 1 8\n1 2..9 ACQUIRE k a BLOCK 0 = !UNBLOCKED");
     accepts(
