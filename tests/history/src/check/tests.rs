@@ -651,6 +651,9 @@ fn server_reports_are_checked() {
     refuses(Rule::Report, &format!("{held}9 5..6 INFO k = exclusive b"));
     refuses(Rule::Exclusion, &format!("{held}2 2..7 ACQUIRE k b BLOCK 0 = ?\n9 5..6 INFO k = exclusive a b"));
     accepts(&format!("{held}9 5..6 INFO k = exclusive a\n1 7..8 RELEASE k a = 0\n9 9..10 INFO k = nil"));
+    let moved = format!("{held}fault move 5..9\n");
+    accepts(&format!("{moved}9 6..7 INFO k = nil"));
+    refuses(Rule::Report, &format!("{moved}9 10..11 INFO k = nil"));
     // A wait is granted, revoked, and reported as not granted.
     let told = "3 0..1 ACQUIRE k b PX 5 = 1\nclose 1 8\n1 2..9 ACQUIRE k a BLOCK 0 = !UNBLOCKED\n";
     accepts(&format!("{told}9 10..11 INFO k = exclusive a"));
