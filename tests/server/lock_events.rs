@@ -117,7 +117,7 @@ fn an_expired_lease_is_reported(flavor: Flavor) {
 
 fn each_reader_gets_its_own_event(flavor: Flavor) {
     with_events(flavor, |world, a, events| {
-        for (reader, lease) in [("a", 40), ("b", 100), ("c", 100_000)] {
+        for (reader, lease) in [("a", 40), ("b", 1_000), ("c", 100_000)] {
             assert_eq!(a.call(&format!("LOCK.ACQUIRE k {reader} SHARED PX {lease}")), "1");
         }
         events.expects(&["k: expired a"]);

@@ -429,7 +429,9 @@ fn a_replica_joins_and_leaves(flavor: Flavor) {
     assert_eq!(hosts[2].client().call("LOCK.ACQUIRE own carol"), "1");
     follow_the_page("add a replica", &mut hosts, None);
     assert_eq!(hosts[2].client().call("EXISTS own"), "0");
-    assert_eq!(primary.call("LOCK.ACQUIRE on:both bob REPLICAS 2 WITHIN 10000"), "1");
+    until("the primary sends to both", || {
+        primary.call("LOCK.ACQUIRE on:both bob REPLICAS 2 WITHIN 10000") == "1"
+    });
     restart_all(&mut hosts, "a");
     let mut primary = hosts[0].client();
     assert_locks_remain(&mut primary, before);
