@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn zsh_completes_only_the_last_words_as_a_command() {
+    fn zsh_completes_the_command() {
         let command = Arg::new("command").num_args(1..).trailing_var_arg(true);
         let command = command.value_hint(ValueHint::CommandWithArguments);
         let tool = Command::new("tool").arg(Arg::new("key")).arg(command);
